@@ -1,1 +1,1 @@
-"""What router and engine agree on: names of blocks, text of tokens, stop strings, structured output. No torch."""
+"""Rules that router and engine share: block names, sampling, detokeniser, stop strings, structured output. No torch."""

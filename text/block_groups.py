@@ -1,10 +1,10 @@
-"""Which blocks a sequence needs where its model's layers lie in several groups of blocks, their names and charge. Pure.
+"""Blocks that a sequence needs, their names and charge, for models whose layers form several groups of blocks. Pure.
 
-Where some layers see all tokens and others only a window, their KV lies in blocks apart, and a block that a window has
-passed is given back. Some tokens of a sequence, a column of its block table, take a block of each group. All blocks of
-a pool have one size, so that one free list serves all.
+If some layers attend to all tokens and others only to a window, their KV is in separate blocks, and a block behind the
+window is released. A column of a block table covers `block_tokens` tokens and has one block per group. All blocks of a
+pool have one size, so one free list serves all groups.
 
-The idea: vLLM's hybrid KV cache manager, and Jenga (arXiv:2503.18292).
+After vLLM's hybrid KV cache manager and Jenga (arXiv:2503.18292).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,49 +14,49 @@ from typing import NamedTuple
 
 
 class BlockLink(NamedTuple):
-    """The name of a block, and that of the one without which it is of no use."""
+    """Name of a block, and of the block without which it is useless."""
 
     name: bytes
-    parent: bytes | None  # None: of a prompt's first block
+    parent: bytes | None  # None for a prompt's first block
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:
-    """So many groups keep the blocks of all tokens, and so many others those of a window. In this order."""
+    """Numbers of groups: first those that keep the blocks of all tokens, then those of a window."""
 
     whole: int = 1
     windowed: int = 0
-    window_tokens: int = 0  # that a query sees, itself included; of all windowed groups
-    block_tokens: int = 0  # of a column; with windowed groups
+    window_tokens: int = 0  # tokens that a query attends to, itself included
+    block_tokens: int = 0  # tokens per column; set with windowed groups
 
     @property
     def count(self) -> int:
         return self.whole + self.windowed
 
     def first_live(self, tokens: int) -> int:
-        """The first column that windows still read once so many tokens are computed, the last one of them again too."""
+        """Return the first column in a window after `tokens` computed tokens, even if the last one is recomputed."""
         return max(0, tokens - self.window_tokens) // self.block_tokens if self.windowed else 0
 
     def first_live_behind(self, columns: int) -> int:
-        """As `first_live`, of complete columns."""
+        """Return the first column in a window after `columns` complete columns."""
         return self.first_live(columns * self.block_tokens)
 
     def blocks(self, columns: int, first_live: int = 0) -> int:
-        """Of so many columns, those that are needed."""
+        """Return the number of needed blocks in `columns` columns."""
         return self.whole * columns + self.windowed * max(0, columns - first_live)
 
     def complete_columns(self, blocks: int, first_live: int) -> int:
-        """Columns whose needed blocks are all among the first so many, column after column."""
+        """Return the number of leading columns whose needed blocks are all among the first `blocks`."""
         if blocks <= self.whole * first_live:
             return blocks // self.whole
         return first_live + (blocks - self.whole * first_live) // self.count
 
     def name(self, block_hash: bytes, group: int) -> bytes:
-        """Of a group's block of the column that has this hash."""
+        """Return the name of a group's block in the column with this hash."""
         return bytes((block_hash[0] ^ group,)) + block_hash[1:] if group else block_hash
 
     def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[BlockLink]:
-        """Of one column, group after group. Whole groups are a chain, windowed ones hang on its end."""
+        """Yield the links of one column by group. Whole groups form a chain, windowed ones hang on its end."""
         parent = None if parent_hash is None else self.name(parent_hash, self.whole - 1)
         for group in range(self.count):
             name = self.name(block_hash, group)
@@ -65,29 +65,30 @@ class BlockGroups:
                 parent = name
 
     def links(self, hashes: Sequence[bytes]) -> list[BlockLink]:
-        """Of all blocks that a sequence needs to go on behind these columns. The windows' come first: the others are of
-        no use without them, and not the other way round.
+        """Return the links of all blocks that a sequence needs to continue after these columns.
+
+        Blocks of windows come first: the others are useless without them, but not the reverse.
         """
         first, parents = self.first_live_behind(len(hashes)), (None, *hashes)
-        if self.count == 1:  # as mostly, and prompts are long
+        if self.count == 1:  # the usual case, with long prompts
             return list(map(BlockLink, hashes, parents))
         columns = [list(self.column_links(*column)) for column in zip(hashes, parents, strict=False)]
         windows = [link for column in columns[first:] for link in column[self.whole :]]
         return windows + [link for column in columns for link in column[: self.whole]]
 
     def names(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Those of `links`."""
+        """Return the names in `links`."""
         if self.whole > 1:
             return [link.name for link in self.links(hashes)]
         live = hashes[self.first_live_behind(len(hashes)) :] if self.windowed else ()
         return [*(self.name(each, group) for each in live for group in range(1, self.count)), *hashes]
 
     def windowed_links(self, columns: int) -> int:
-        """How many of `links` are windows'."""
+        """Return the number of windowed blocks in `links`."""
         return self.windowed * (columns - self.first_live_behind(columns))
 
     def chain_of(self, names: Sequence[bytes]) -> Sequence[bytes]:
-        """The hashes of the columns whose `links` have these names, in this order; none where there are no such."""
+        """Return the column hashes whose `links` have these names, in order; empty if there are none."""
         most = len(names) // self.whole
         columns = next((c for c in range(most + 1) if self.blocks(c, self.first_live_behind(c)) == len(names)), 0)
         return names[self.windowed_links(columns) :: self.whole][:columns]
@@ -95,10 +96,10 @@ class BlockGroups:
     def known_columns(
         self, hashes: Sequence[bytes], has: Callable[[bytes], bool], first_live: int | None = None
     ) -> int:
-        """The longest prefix of `hashes` of which all needed blocks are had.
+        """Return the length of the longest prefix of `hashes` whose needed blocks are all known.
 
-        `first_live`: windows need their blocks from this column on, however long the prefix is; None: as of a sequence
-        that goes on behind the prefix.
+        `first_live`: windows need their blocks from this column on; None: from where a sequence that continues after
+        the prefix needs them.
         """
 
         def has_whole(block_hash: bytes) -> bool:
@@ -118,27 +119,27 @@ class BlockGroups:
             lacking = next((c for c in reversed(range(first, columns)) if not has_windows(hashes[c])), None)
             if lacking is None:
                 break
-            columns = lacking  # every prefix between would need that column
+            columns = lacking  # a longer prefix would need that column
         return columns
 
 
 ONE_GROUP = BlockGroups()
 
 CHARGED_ANSWER_TOKENS = 256
-"""An answer counts with at most so many tokens; a decode worker preempts where it grows beyond.
+"""Maximum answer length that is charged; a decode worker preempts if answers grow beyond.
 
-Most answers end long before max_tokens, which is the whole context where a client leaves it out: charged in full, a
-pool would stand nearly empty.
+Most answers are far shorter than max_tokens, whose default is the complete context: charging it would leave the pool
+almost empty.
 """
 
 
 def charged_blocks(
     prompt_tokens: int, max_tokens: int, choices: int, block_tokens: int, groups: BlockGroups = ONE_GROUP
 ) -> int:
-    """The charge of a request on a decode worker: one rule for the router that charges and the worker that lends.
+    """Return the charge of a request on a decode worker, for the router that charges and the worker that lends.
 
-    Complete blocks of the prompt once, and for each choice the blocks that an answer of the charged length adds;
-    without those that windows have passed by its end.
+    Complete blocks of the prompt count once, blocks of the charged answer once per choice; blocks behind windows do not
+    count.
     """
     end_tokens = prompt_tokens + min(max_tokens, CHARGED_ANSWER_TOKENS)
     first_live = groups.first_live(end_tokens)

@@ -1,4 +1,4 @@
-"""Names of KV blocks: a chain of SHA-256 over the tokens, rooted in all that makes KV differ for equal tokens."""
+"""Names of KV blocks: a chain of SHA-256 over the tokens, whose root covers everything else that changes KV."""
 
 import hashlib
 import sys
@@ -9,10 +9,10 @@ HASH_BYTES = 32
 
 
 def root_hash(fingerprint: bytes, dtype: str, adapter: str = "", cache_salt: str = "", key_salt: bytes = b"") -> bytes:
-    """The parent of a prompt's first block. Every part is preceded by its length, so that no two mixes coincide.
+    """Return the parent of a prompt's first block.
 
-    `dtype`: the one that the model computes in. `key_salt`: that of the API key, whose holder cannot choose it;
-    without keys there is no such part.
+    Each part is preceded by its length, so that no two combinations coincide. `dtype`: compute dtype. `key_salt`: salt
+    of the API key, which its owner cannot choose; omitted without keys.
     """
     digest = hashlib.sha256(b"baton.kv.v1")
     parts = (fingerprint, dtype.encode(), adapter.encode(), cache_salt.encode())
@@ -23,22 +23,22 @@ def root_hash(fingerprint: bytes, dtype: str, adapter: str = "", cache_salt: str
 
 
 def block_hashes(root: bytes, token_ids: Sequence[int], block_tokens: int) -> tuple[bytes, ...]:
-    """SHA-256(parent, token ids as little-endian uint32) of every complete block of `token_ids`, in order."""
+    """Return SHA-256(parent, token ids as little-endian uint32) of every complete block, in order."""
     chain = HashChain(root, block_tokens)
     return tuple(chain.first(len(token_ids) // block_tokens, token_ids))
 
 
 class HashChain:
-    """The names of one growing sequence's complete blocks, in order."""
+    """Names of a growing sequence's complete blocks."""
 
     def __init__(self, root: bytes, block_tokens: int, known: Sequence[bytes] = ()) -> None:
-        """`known` are the names of the first blocks, where they have been computed already."""
+        """Start with the `known` names of the first blocks."""
         self._root = root
         self._block_tokens = block_tokens
         self._hashes = list(known)
 
     def first(self, blocks: int, token_ids: Sequence[int]) -> list[bytes]:
-        """The names of the first `blocks` blocks of a sequence that begins with `token_ids`, all of them complete."""
+        """Return the names of the first `blocks` blocks of a sequence that begins with `token_ids`."""
         begin = len(self._hashes) * self._block_tokens
         raw = memoryview(_words(token_ids[begin : blocks * self._block_tokens]))
         parent = self._hashes[-1] if self._hashes else self._root

@@ -1,4 +1,4 @@
-"""How long threads have waited for a core, by the statistics of Linux's scheduler. Elsewhere all of it is 0."""
+"""Time that threads waited for a CPU core, from Linux's scheduler statistics; 0 on other systems."""
 
 import errno
 import os
@@ -6,35 +6,35 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-TASKS = "/proc/self/task"  # of each thread `schedstat` has ns on a core, ns in the queue for one, turns
+TASKS = "/proc/self/task"  # per thread, `schedstat` has ns running, ns waiting, time slices
 NS = 1e-9
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-LOOKING_SHARE = 0.002  # of the time
-LONG_AGO_S = 0.15  # a wait since then may have been at any time
+LOOKING_SHARE = 0.002  # share of the time that may be spent reading
+LONG_AGO_S = 0.15  # older readings say nothing about the present
 
 
 class QueueTime:
-    """Of one thread of this process. A reading takes about 1 us."""
+    """Waiting time of one thread of this process. A reading takes about 1 µs."""
 
     def __init__(self, thread: int) -> None:
-        """`thread`: its native id."""
+        """Open the statistics of a thread, by its native id."""
         path = Path(TASKS, str(thread), "schedstat")
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.exists() else None
 
     def read_s(self) -> float:
-        """Seconds since it began. A wait counts when it has ended."""
+        """Return the waiting time in seconds since the thread's start. A wait counts once it is over."""
         return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) * NS
 
     def close(self) -> None:
-        """To be called once."""
+        """Close the file; call once."""
         if self._file is not None:
             os.close(self._file)
 
 
 class ProcessQueue:
-    """Of the threads of this process by which something passes one after another.
+    """Waiting times of the threads of this process, through two of which each token passes.
 
-    A look takes about 2 us a thread, and all looks together `LOOKING_SHARE` of the time at most.
+    A reading takes about 2 µs per thread, and all readings at most `LOOKING_SHARE` of the time.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -45,9 +45,9 @@ class ProcessQueue:
         self._share = 0.0
 
     def share(self) -> float:
-        """Of the time since the look before: what the two threads waited that waited longest, as all wait at once.
+        """Return the share of time since the last reading that the two longest waiting threads waited.
 
-        0 where that look was long ago. Without a new look, what the last one saw, where that was just now.
+        Return 0 if that reading is over LONG_AGO_S old, and the last share if a new reading is not due yet.
         """
         now_s = self._now_s()
         if now_s < self._due_s:
@@ -61,13 +61,13 @@ class ProcessQueue:
         return self._share
 
     def close(self) -> None:
-        """To be called once."""
+        """Close all files; call once."""
         for file in self._files.values():
             os.close(file)
         self._files.clear()
 
     def _threads(self) -> Sequence[str]:
-        """All threads; without a free descriptor those that are known."""
+        """Return all threads; only the known ones if no file descriptor is free."""
         try:
             return os.listdir(TASKS)  # noqa: PTH208 -- a third of the time
         except OSError as error:
@@ -78,7 +78,7 @@ class ProcessQueue:
             return list(self._files)
 
     def _read_ns(self) -> dict[str, int]:
-        """By thread."""
+        """Return the waiting time by thread."""
         waits_ns = {}
         for thread in self._threads():
             try:
@@ -86,7 +86,7 @@ class ProcessQueue:
                     self._files[thread] = os.open(f"{TASKS}/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
                 waits_ns[thread] = int(os.pread(self._files[thread], 64, 0).split()[1])
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended since it was listed, or the system has no such file
+                continue  # the thread has exited, or the system has no such file
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTOR:
                     raise

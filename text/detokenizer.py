@@ -1,8 +1,8 @@
-"""Token ids to text, one token at a time: the pieces add up to decoding all of them at once. Pure.
+"""Conversion of token ids to text, token by token: the pieces add up to decoding all tokens together. Pure.
 
-`tokenizers.decoders.DecodeStream` does nearly this, but gives a character of byte-fallback tokens out before the run of
-bytes has ended. The decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid
-prefix", and text that it has returned cannot be taken back. Here a run of byte tokens waits for its end.
+`tokenizers.decoders.DecodeStream` is similar, but emits a character of byte-fallback tokens before their run ends. The
+decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid prefix", and its output
+cannot be withdrawn. Here a run of byte tokens waits for its end.
 """
 
 from collections.abc import Sequence
@@ -11,29 +11,29 @@ from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _MOST_WITHHELD = 64
-"""Tokens whose text is withheld: a character has four bytes at most, so that so many are no beginning of one."""
+"""Maximum of tokens with withheld text. A character has at most four bytes, so more are no incomplete character."""
 _SETTLED_BY = 8
-"""Tokens, and so bytes, behind a place that no character can lie across any more."""
+"""Tokens, and so bytes, after a position across which no character can extend."""
 
 
 def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """By text."""
+    """Return the ids of special tokens by text."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: token_id for token_id, token in added.items() if token.special}
 
 
 def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> frozenset[int]:
-    """Tokens that do not end a run of bytes: byte-fallback tokens, and special ones where they are left out."""
+    """Return the tokens that do not end a run of bytes: byte-fallback tokens, and skipped special ones."""
     spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     silent = frozenset(token_id for token_id in spelled if token_id is not None)
     return silent.union(special_token_ids(tokenizer).values()) if skip_special_tokens else silent
 
 
 class Detokenizer:
-    """The text of one choice.
+    """Text of one choice.
 
-    Only a window is decoded again: from the last place but one at which text came out (a decoder may treat the very
-    first token differently, so a window must not begin with the new one) to the newest token.
+    Only a window is decoded again, from the last but one position with output to the newest token. A decoder may treat
+    the very first token differently, so a window must not begin with the new one.
     """
 
     def __init__(
@@ -43,20 +43,21 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         left_out: frozenset[int] = frozenset(),
     ) -> None:
-        """`silent` is `silent_token_ids(tokenizer, skip_special_tokens)`, made once per tokenizer.
+        """Start an empty text.
 
-        `left_out`: tokens that have no text, where not all special ones are skipped.
+        `silent`: result of silent_token_ids(tokenizer, skip_special_tokens), computed once per tokenizer. `left_out`:
+        tokens without text, if not all special ones are skipped.
         """
         self._tokenizer = tokenizer
         self._silent = silent
         self._skip_special_tokens = skip_special_tokens
         self._left_out = left_out
         self._window: list[int] = []
-        self._said_tokens = 0  # tokens of the window whose text came out
-        self._said = ""  # their text, as decoded within the window
+        self._said_tokens = 0  # tokens of the window whose text was returned
+        self._said = ""  # text of those tokens, decoded within the window
 
     def push(self, token_id: int) -> str:
-        """The text that became certain with this token; empty while a character or a run of bytes is incomplete."""
+        """Return the text completed by this token; empty while a character or a run of bytes is incomplete."""
         if token_id in self._left_out:
             return ""
         self._window.append(token_id)
@@ -66,7 +67,7 @@ class Detokenizer:
         return text
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """The text that became certain with these; over time the same as of `push` one by one."""
+        """Return the text completed by these tokens. In total, the text equals that of `push` one by one."""
         if len(token_ids) > 1 and self._silent.isdisjoint(token_ids) and self._left_out.isdisjoint(token_ids):
             text = self._say([*self._window, *token_ids])
             if text:
@@ -74,13 +75,14 @@ class Detokenizer:
         return "".join(map(self.push, token_ids))
 
     def finish(self) -> str:
-        """The text that was withheld; incomplete characters become U+FFFD, as when decoding everything at once."""
+        """Return the withheld text. Incomplete characters become U+FFFD, as when decoding all tokens together."""
         text = self._decode(self._window)
         return text[len(self._said) :]
 
     def _settle(self) -> str:
-        """The text of bytes that are no characters, up to a place where the window may be cut: decoding all of it with
-        each token would take quadratic time.
+        """Return the text of bytes that are no characters, up to a position where the window may be cut.
+
+        Decoding all of them with each token would take quadratic time.
         """
         whole = self._decode(self._window)
         for place in range(len(self._window) - _SETTLED_BY, len(self._window) - 2 * _SETTLED_BY, -1):
@@ -95,7 +97,7 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _say(self, window: list[int]) -> str:
-        """A window's text beyond what was returned, if it ends with a whole character: then it is the window."""
+        """Return a window's text beyond what was returned, if it ends with a complete character, and advance."""
         text = self._decode(window)
         if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
             return ""

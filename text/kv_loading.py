@@ -1,16 +1,16 @@
-"""Whether blocks of a prompt are loaded from files or computed. Pure.
+"""Decision whether blocks of a prompt are loaded from files or computed. Pure.
 
-A worker decides so for its prompts, and a router expects it to: both by this function, of the same rates.
+A worker decides for its prompts, and a router predicts the decision, both with this function and the same rates.
 """
 
 from dataclasses import dataclass
 
-FIXED_S = 0.004  # of a load: two turns on the engine's thread, and the threads that read and copy
+FIXED_S = 0.004  # fixed time per load: two turns on the engine's thread, and reading and copying threads
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCosts:
-    """As they are known when a prompt arrives. None: not known."""
+    """Rates known when a prompt arrives. None: unknown."""
 
     block_tokens: int
     block_bytes: int
@@ -26,6 +26,6 @@ class LoadCosts:
         return None if not rate else blocks * self.block_tokens / rate
 
     def favour_loading(self, blocks: int) -> bool:
-        """Where either cost is not known, it is tried."""
+        """Return whether loading is faster. If either cost is unknown, loading is tried."""
         load_s, compute_s = self.load_s(blocks), self.compute_s(blocks)
         return load_s is None or compute_s is None or load_s < compute_s

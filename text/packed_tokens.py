@@ -1,16 +1,16 @@
-"""Token ids as protobuf packs them in a message: base 128, the lowest seven bits first. Pure.
+"""Token ids as protobuf packs them: base 128, lowest seven bits first. Pure.
 
-What is packed can be joined: of a prompt that continues a known one, only the new part is packed. Source:
-https://protobuf.dev/programming-guides/encoding (packed repeated fields, and how embedded messages merge).
+Packed parts can be concatenated: of a prompt that continues a known one, only the new part is packed. Source:
+https://protobuf.dev/programming-guides/encoding (packed repeated fields, and merging of embedded messages).
 """
 
 from collections.abc import Iterable
 
-BYTES = 2  # the wire type of all that has a length
+BYTES = 2  # wire type of values with a length
 
 
 def varint(number: int) -> bytes:
-    """`number`: at least 0."""
+    """Return a number of at least 0 in base 128."""
     packed = bytearray()
     while number > 0x7F:
         packed.append(number & 0x7F | 0x80)
@@ -20,7 +20,7 @@ def varint(number: int) -> bytes:
 
 
 class TokenPacker(dict[int, bytes]):
-    """Packs many prompts of one vocabulary: each token is packed once."""
+    """Packer for many prompts of one vocabulary, which packs each token once."""
 
     def __missing__(self, token_id: int) -> bytes:
         packed = self[token_id] = varint(token_id)
@@ -31,5 +31,5 @@ class TokenPacker(dict[int, bytes]):
 
 
 def field(number: int, content: bytes) -> bytes:
-    """A field of a message: packed numbers, an embedded message or bytes."""
+    """Return a field of a message: packed numbers, an embedded message or bytes."""
     return varint(number << 3 | BYTES) + varint(len(content)) + content

@@ -1,7 +1,7 @@
-"""What a checkpoint's files say of its vectors and scores: `config.json`, `modules.json` and the folders that it names.
+"""Vectors and scores of a checkpoint, as described by `config.json`, `modules.json` and the folders that it names.
 
-A decoder without them is pooled at its last token, and its vectors are normalised: so decoders are trained to embed.
-An encoder without them has the mean of all tokens, as sentence-transformers has it then.
+A decoder without these files is pooled at its last token and its vectors are normalised, as decoders are trained. An
+encoder without them has the mean of all tokens, the default of sentence-transformers.
 https://sbert.net/docs/package_reference/sentence_transformer/modules.html and .../cross_encoder/modules.html.
 """
 
@@ -19,14 +19,14 @@ FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "p
 FLAG_PREFIX = "pooling_mode_"
 LAST_TOKEN = Pooling()
 ENCODERS = frozenset({"bert", "camembert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
-"""Values of `model_type`: each token attends to all of its text, before and behind it."""
+"""Values of `model_type` whose tokens attend to all tokens, before and after them."""
 ENCODERS_WITH_HEADS = ENCODERS - {"modernbert", "nomic_bert"}
 CLASSIFIER = "ForSequenceClassification"
 ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}
 
 
 class ModelKind(StrEnum):
-    """What a checkpoint is for. Only a language model answers."""
+    """Purpose of a checkpoint. Only a language model answers."""
 
     LANGUAGE_MODEL = "a language model"
     ENCODER = "an encoder, which makes vectors and no answers"
@@ -34,14 +34,16 @@ class ModelKind(StrEnum):
 
 
 def model_kind(config: Mapping[str, Any]) -> ModelKind:
-    """`config`: of config.json."""
+    """Return the kind of a checkpoint from the content of config.json."""
     if any(str(name).endswith(CLASSIFIER) for name in config.get("architectures") or ()):
         return ModelKind.RERANKER
     return ModelKind.ENCODER if config.get("model_type") in ENCODERS else ModelKind.LANGUAGE_MODEL
 
 
 def kind_of(folder: Path) -> ModelKind:
-    """A language model where config.json cannot be read: an error of its loading says more."""
+    """Return the kind of a checkpoint; a language model if config.json is unreadable, since loading reports that
+    better.
+    """
     try:
         return _kind_of(folder)
     except PoolingRefused:
@@ -49,41 +51,41 @@ def kind_of(folder: Path) -> ModelKind:
 
 
 class PoolingRefused(FileRefused, ValueError):
-    """The checkpoint's vectors are made in a way that is not served. The message names file and field."""
+    """Unsupported pooling of a checkpoint. The message names file and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitScore:
-    """A reranker's score: the logit of one token behind query and document, less that of another where there is one.
+    """Score of a reranker: the logit of one token after query and document, minus that of another one if given.
 
-    Of a classification head `token_ids` has its one label, and the two texts are tokenised as a `pair`.
+    With a classification head, `token_ids` has its one label, and the two texts are tokenised as a `pair`.
     """
 
     token_ids: tuple[int, ...]
     kind: PoolingKind = PoolingKind.LAST
-    pair: bool = False  # else they go through the chat template
-    is_probability: bool = True  # else the score is the logit itself
+    pair: bool = False  # False: they go through the chat template
+    is_probability: bool = True  # False: the score is the logit
 
     @property
     def pooling(self) -> Pooling:
         return Pooling(self.kind, self.token_ids)
 
     def value(self, logits: tuple[float, ...]) -> float:
-        """`logits`: one for each of `token_ids`."""
+        """Return the score from the logits of `token_ids`."""
         log_odds = logits[0] - (logits[1] if len(logits) > 1 else 0.0)
         return sigmoid(log_odds) if self.is_probability else log_odds
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts that stand before a text, by their names in config_sentence_transformers.json."""
+    """Texts put before an input, by their names in config_sentence_transformers.json."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    default: str | None = None  # a name
-    refusal: str = ""  # why none of them is put before a text; empty: there is no reason
+    default: str | None = None  # name of the default text
+    refusal: str = ""  # why they cannot be used; empty if they can
 
     def text(self, name: str | None) -> str:
-        """None: the default one. Raises: ValueError, naming the field."""
+        """Return a text by name; None: the default. Raises: ValueError, naming the field."""
         chosen = self.default if name is None else name
         if chosen is None:
             return ""
@@ -97,18 +99,18 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """Of one checkpoint. With a `score` it is a reranker and makes no vectors."""
+    """Pooling of one checkpoint. With a `score` it is a reranker and computes no vectors."""
 
     pooling: Pooling = LAST_TOKEN
     normalises: bool = True
-    dimensions: tuple[int, ...] = ()  # that vectors may be cut to; empty: any
+    dimensions: tuple[int, ...] = ()  # supported sizes of cut vectors; empty: any
     score: LogitScore | None = None
-    size: int | None = None  # of the whole vector, where config.json names it in the usual way
+    size: int | None = None  # size of the uncut vector, if config.json has the usual field
     prompts: Prompts = Prompts()
     kind: ModelKind = ModelKind.LANGUAGE_MODEL
 
     def check_dimensions(self, dimensions: int, size: int | None) -> None:
-        """`size`: of the whole vector, where it is known. Raises: ValueError."""
+        """Check the size of a cut vector; `size`: size of the uncut vector, if known. Raises: ValueError."""
         if dimensions < 1 or (size is not None and dimensions > size):
             allowed = "at least 1" if size is None else f"from 1 to {size}"
             raise ValueError(f"dimensions: must be {allowed}, not {dimensions}")
@@ -124,7 +126,7 @@ def _kind_of(folder: Path) -> ModelKind:
 
 @reads(PoolingRefused)
 def read_pooler(folder: Path) -> Pooler:
-    """Raises: PoolingRefused."""
+    """Read the pooling of a checkpoint. Raises: PoolingRefused."""
     config = _read(folder / "config.json")
     kind, stated = model_kind(config), config.get("hidden_size")
     size = stated if isinstance(stated, int) else None
@@ -176,7 +178,7 @@ def _prompts(folder: Path) -> Prompts:
 
 
 def head_score(config: Mapping[str, Any]) -> LogitScore:
-    """As sentence-transformers' CrossEncoder takes it from config.json. Raises: PoolingRefused."""
+    """Return the score as sentence-transformers' CrossEncoder reads it from config.json. Raises: PoolingRefused."""
     family = config.get("model_type")
     labels = len(config["id2label"]) if config.get("id2label") else config.get("num_labels", 2)
     if labels != 1:

@@ -1,6 +1,6 @@
-"""One vector of a prompt in place of an answer: how its tokens are pooled, and what is made of the vector.
+"""Pooling of a prompt's tokens to one vector, and what is computed from vectors. No torch.
 
-Which of them a checkpoint wants is in its files (`text/pooler_files.py`). Without torch.
+`text/pooler_files.py` reads the pooling that a checkpoint wants.
 """
 
 import enum
@@ -10,35 +10,39 @@ from dataclasses import dataclass
 from operator import mul
 
 MAX_INPUTS = 2048
-"""Of one call for vectors or scores."""
+"""Maximum number of inputs of one call for vectors or scores."""
 
 
 class PoolingKind(enum.Enum):
-    LAST = "last"  # the last token
-    MEAN = "mean"  # of all tokens
-    FIRST = "cls"  # the first token
+    """Tokens that are pooled."""
+
+    LAST = "last"  # last token
+    MEAN = "mean"  # mean of all tokens
+    FIRST = "cls"  # first token
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What one prompt is pooled to: the model's last hidden state, normalised by its last norm, of some tokens.
+    """Pooling of one prompt: the last hidden state of some tokens, after the model's last norm.
 
-    With `head_token_ids` it is the logits of these tokens there instead: of one token alone. Where the checkpoint has
-    a classification head, they are numbers of its labels.
+    With `head_token_ids` the result is the logits of these tokens at one position. With a classification head, the ids
+    are numbers of its labels.
     """
 
     kind: PoolingKind = PoolingKind.LAST
     head_token_ids: tuple[int, ...] = ()
-    second_from: int | None = None  # of a pair of texts, the token that the second one begins with; None: one text
+    second_from: int | None = None  # index of the first token of the second text of a pair; None for one text
 
     @property
     def reuses_prefix(self) -> bool:
-        """The last token is always computed; the others are not where their KV is cached."""
+        """Return whether cached tokens need no computation: only the last token is always computed."""
         return self.kind is PoolingKind.LAST
 
     def rows(self, start: int, end: int, prompt_tokens: int) -> range:
-        """Which of the tokens at [start, end) take part, counted from `start`. Their sum over all chunks, divided by
-        `divisor`, is the result."""
+        """Return the pooled tokens among [start, end), counted from `start`.
+
+        The sum over all chunks divided by `divisor` is the result.
+        """
         match self.kind:
             case PoolingKind.LAST:
                 return range(end - start - 1, end - start) if end == prompt_tokens else range(0)
@@ -52,12 +56,12 @@ class Pooling:
 
 
 def second_text(type_ids: Sequence[int]) -> int | None:
-    """Where the tokens of the second of two texts begin, whose type is 1; None where the tokenizer gives no types."""
+    """Return the index of the first token of the second text, whose type is 1; None without token types."""
     return type_ids.index(1) if 1 in type_ids else None
 
 
 def finish_vector(vector: Sequence[float], normalises: bool, dimensions: int | None = None) -> list[float]:
-    """The first `dimensions` of a pooled vector (arXiv:2205.13147), then of length 1 where it `normalises`."""
+    """Return the first `dimensions` numbers of a pooled vector (arXiv:2205.13147), of length 1 if `normalises`."""
     kept = list(vector if dimensions is None else vector[:dimensions])
     if not normalises:
         return kept
@@ -66,7 +70,7 @@ def finish_vector(vector: Sequence[float], normalises: bool, dimensions: int | N
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """0 where one of them has no direction."""
+    """Return the cosine of two vectors, 0 if one of them is zero."""
     lengths = math.hypot(*first) * math.hypot(*second)
     return math.fsum(map(mul, first, second)) / lengths if lengths else 0.0
 

@@ -1,11 +1,11 @@
-"""What a request may say of speculative decoding: how many tokens are drafted. It changes none. Pure."""
+"""Number of tokens to draft, as a request states it. Drafting changes no token. Pure."""
 
 METHODS = ("ngram", "draft_model", "off")
-MOST_SPECULATIVE_TOKENS = 64  # of one answer in a step
+MOST_SPECULATIVE_TOKENS = 64  # drafts per sequence and step
 
 
 class SpeculationRefused(ValueError):
-    """`field` of the public object `speculative` has no such value."""
+    """Invalid value of `field` in the public object `speculative`."""
 
     def __init__(self, field: str, wanted: str) -> None:
         super().__init__(f"speculative.{field}: {wanted}")
@@ -14,7 +14,7 @@ class SpeculationRefused(ValueError):
 
 
 def most_drafted(method: str, num_speculative_tokens: int | None) -> int | None:
-    """Tokens to draft for an answer in one step; None: as many as the worker would. Raises: SpeculationRefused."""
+    """Return the maximum number of drafts per step; None: the worker's own. Raises: SpeculationRefused."""
     if method not in METHODS:
         raise SpeculationRefused("method", f"must be {' or '.join(METHODS)}, not {method!r}")
     if num_speculative_tokens is not None and num_speculative_tokens not in range(1, MOST_SPECULATIVE_TOKENS + 1):

@@ -1,7 +1,7 @@
-"""Stop strings: which tokens may go out now, which are held back, and where the answer ends. Pure.
+"""Stop strings: which tokens may be sent now, which are withheld, and where the answer ends. Pure.
 
-Tokens and their text are held together. A token belongs to the answer when its text begins before the stop does;
-a token whose text is not known yet (part of a character, or a special token) begins where the known text ends.
+Tokens and their text are withheld together. A token belongs to the answer if its text begins before the stop string. A
+token without text yet (part of a character, or a special token) begins at the end of the known text.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class PassedTokens(NamedTuple):
-    """Tokens that may go out, with the text that may go out with them."""
+    """Tokens that may be sent, with their text."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -18,26 +18,28 @@ class PassedTokens(NamedTuple):
 
 class _Held(NamedTuple):
     token_id: int
-    begin: int  # where its text begins, in characters from the start of the answer
+    begin: int  # start of its text, in characters from the start of the answer
 
 
 class Stop(NamedTuple):
-    begin: int  # in the text
+    begin: int  # start in the text
     text: str
 
 
 def find_stop(text: str, known: int, stops: Sequence[str]) -> Stop | None:
-    """The stop string complete first in `text`, of several the longest. None ends in the first `known` characters."""
+    """Return the stop string that is complete first in `text`, the longest of several.
+
+    None of them ends within the first `known` characters.
+    """
     found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop, max(0, known - len(stop) + 1))) >= 0)
     return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
 
 class StopFilter:
-    """Passes one choice's tokens through until the first stop string.
+    """Filter that passes one choice's tokens until the first stop string.
 
-    The first is the one that is complete first; of several complete at the same character, the longest. So the result
-    does not depend on how the text was cut into pieces. The first `min_tokens` tokens, with the text that became known
-    with them, are never part of a stop.
+    The first one is complete first, the longest of several, so the result does not depend on how the text was cut. The
+    first `min_tokens` tokens and their text are never part of a stop string.
     """
 
     def __init__(self, stops: tuple[str, ...], min_tokens: int = 0) -> None:
@@ -45,19 +47,19 @@ class StopFilter:
         self._exempt_tokens = min_tokens
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held: deque[_Held] = deque()
-        self._text = ""  # known, not gone out
-        self._gone = 0  # characters that went out
+        self._text = ""  # known but withheld text
+        self._gone = 0  # characters passed so far
         self.matched: str | None = None
 
     @property
     def passes_all(self) -> bool:
-        """There is nothing to stop at: tokens and text may go out as they come, without a push."""
+        """Return whether there are no stop strings, so that tokens need no `push`."""
         return not self._stops
 
     def push(self, token_id: int, text: str) -> PassedTokens:
-        """Takes the next token and the text that became known with it; returns the piece that may go out.
+        """Add the next token and the text completed by it; return what may be sent.
 
-        After a match nothing more goes out, and further tokens are dropped.
+        After a match nothing is sent, and further tokens are dropped.
         """
         if self.matched is not None:
             return PassedTokens((), "")
@@ -71,7 +73,7 @@ class StopFilter:
         return self._take(text)
 
     def finish(self, tail: str) -> PassedTokens:
-        """The sequence has ended; `tail` is text that was still withheld. Returns all that is left of the answer."""
+        """Add the last text and return the rest of the answer."""
         if self.matched is not None:
             return PassedTokens((), "")
         if not self._stops:
@@ -94,7 +96,7 @@ class StopFilter:
         return piece
 
     def _release(self, characters: int, everything: bool) -> PassedTokens:
-        """Lets the first `characters` of the held text go, and the tokens that begin before their end."""
+        """Pass the first `characters` of the withheld text, and the tokens that begin before their end."""
         boundary = self._gone + characters
         token_ids: list[int] = []
         while self._held and (everything or self._held[0].begin < boundary):
@@ -104,7 +106,7 @@ class StopFilter:
         return PassedTokens(tuple(token_ids), text)
 
     def _possible_beginning(self) -> int:
-        """Length of the longest end of the held text that a stop string may begin with."""
+        """Return the length of the longest suffix that may begin a stop string."""
         for length in range(min(self._longest - 1, len(self._text)), 0, -1):
             end = self._text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

@@ -57,7 +57,7 @@ def _walk(matcher: Matcher, vocabulary: Vocabulary, chance: random.Random) -> No
         texts = int.from_bytes(next_tokens(matcher), "little") & vocabulary.text_bits
         if not texts:
             if not matcher.is_accepting():
-                raise GrammarFailed("there is no token to go on with")
+                raise GrammarFailed("no token can follow")
             return
         take_tokens(matcher, [_some_bit(texts, chance.randrange(vocabulary.size))])
 

@@ -94,7 +94,7 @@ def asked_to_think(
     if template is not None and THINKING in template.variables:
         return otherwise if asked is None else asked
     if asked and not thinks(template):
-        raise InvalidArgument(field, "this model does not think before it answers")
+        raise InvalidArgument(field, "this model does not reason before it answers")
     if asked is False and thinks(template):
         raise InvalidArgument(field, "this model always thinks before it answers")
     return None

@@ -1,1 +1,1 @@
-"""What every process takes from the machine it runs on: files that others wrote, and memory."""
+"""Access to the machine: files written by others, and memory."""

@@ -1,4 +1,4 @@
-"""Files that others wrote: read within bounds. Any fault of reading one becomes a refusal that names the file."""
+"""Bounded reading of files written by others. Any failure becomes an error that names the file."""
 
 import json
 import os
@@ -11,14 +11,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 MAX_JSON_BYTES = 64 << 20  # an index of 140 000 tensors has 16 MB
 MAX_TOKENIZER_BYTES = 256 << 20
-MAX_DEPTH = 64  # lists and objects inside each other
+MAX_DEPTH = 64  # nested lists and objects
 MESSAGE_CHARACTERS = 1000
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
 class FileRefused(Exception):
-    """A file cannot be used. The message names it: one printable line of at most MESSAGE_CHARACTERS."""
+    """Unusable file. The message names it: one printable line of at most MESSAGE_CHARACTERS."""
 
     def __init__(self, message: str) -> None:
         line = "".join(each if each.isprintable() else _spelled(each) for each in message[: MESSAGE_CHARACTERS + 1])
@@ -31,7 +31,7 @@ def _spelled(unprintable: str) -> str:
 
 @contextmanager
 def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
-    """Turn whatever the reading of `path` raises into a `refusal` that names it, or a file that `path` leads to."""
+    """Turn any exception from reading `path` into a `refusal` that names it, or a file that `path` refers to."""
     try:
         yield
     except FileRefused as error:
@@ -42,7 +42,7 @@ def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
             raise refusal(str(error)) from error
         raise (type(error) if own else refusal)(f"{path}: {error}") from error
     except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # panic of a Rust library
             raise
         raise refusal(f"{path}: {_reason(error)}") from error
 
@@ -64,7 +64,7 @@ def _reason(error: BaseException) -> str:
 def reads(
     refusal: type[FileRefused], name: str = ""
 ) -> Callable[[Callable[Concatenate[Path, Parameters], Result]], Callable[Concatenate[Path, Parameters], Result]]:
-    """Decorate a function of a folder: see `reading`. `name`: of the file in the folder that refusals blame."""
+    """Decorate a function of a folder with `reading`. `name`: file in the folder that errors name."""
 
     def decorated(function: Callable[Concatenate[Path, Parameters], Result]) -> Any:
         @wraps(function)
@@ -79,7 +79,7 @@ def reads(
 
 
 def _check_entries(folder: Path) -> None:
-    """Refuse pipes, sockets and devices: libraries open them by name, and would wait for ever. Raises: FileRefused."""
+    """Reject pipes, sockets and devices: libraries open them by name and would block. Raises: FileRefused."""
     if folder.is_dir():
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -88,7 +88,7 @@ def _check_entries(folder: Path) -> None:
 
 
 def check_file(path: Path, most_bytes: int | None = None) -> int:
-    """Return the size of a regular file. Raises: FileRefused for any other and for a larger one; OSError."""
+    """Return the size of a regular file. Raises: FileRefused for other and larger files; OSError."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise FileRefused(f"{path}: not a regular file")
@@ -104,7 +104,7 @@ def read_file(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, refusal: type[FileRefused], kind: type[Result]) -> Result:
-    """Return a file's JSON, which must be a `kind`: dict or list. Raises: `refusal`."""
+    """Return the JSON of a file, a dict or list as `kind` says. Raises: `refusal`."""
     with reading(path, refusal):
         try:
             loaded = json.loads(read_file(path))

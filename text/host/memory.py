@@ -1,4 +1,4 @@
-"""Memory of this machine, or of the control groups that confine this process. Linux; elsewhere the machine's total."""
+"""Memory of the machine, or of the control groups that confine this process. Control groups: Linux only."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,17 +12,17 @@ class GroupMemory(NamedTuple):
     """A control group's memory, in bytes."""
 
     limit: int
-    used: int  # without files that could be dropped
+    used: int  # without reclaimable file pages
 
 
 def total_bytes(root: Path = ROOT) -> int:
-    """Return the memory that this process could have at most. `root`: of the file system that describes it."""
+    """Return the maximum memory of this process. `root`: root of the file system with /proc and /sys."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *(group.limit for group in _groups(root))])
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Return the memory that could be taken now without swapping, by the kernel's estimate."""
+    """Return the memory available without swapping, by the kernel's estimate."""
     try:
         lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         machine = int(lines["MemAvailable"].split()[0]) << 10
@@ -32,7 +32,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 
 def _groups(root: Path) -> Iterator[GroupMemory]:
-    """Control groups with a limit, from this process's own up to the topmost that is visible."""
+    """Yield control groups with a limit, from this process's own to the topmost visible one."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -54,7 +54,7 @@ def _groups(root: Path) -> Iterator[GroupMemory]:
 
 
 def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory | None:
-    """None where the folder describes no limit: it says "max", or is not visible in this container."""
+    """Return a group's memory; None without a limit ("max") or if it is not visible in this container."""
     try:
         bound = int((folder / limit).read_text())
         stat = dict(line.split(" ", 1) for line in (folder / "memory.stat").read_text().splitlines())
@@ -64,7 +64,7 @@ def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory |
 
 
 def shortage(amounts: Mapping[str, int], total: int) -> str:
-    """Return a sentence where amounts exceed `total` together, with what the largest may be; empty where they fit."""
+    """Return an error if the amounts exceed `total`, naming the maximum of the largest; empty if they fit."""
     needed, largest = sum(amounts.values()), max(amounts, key=lambda name: amounts[name])
     if needed <= total:
         return ""

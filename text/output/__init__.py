@@ -1,1 +1,1 @@
-"""What a model writes, taken apart while it comes: its thoughts, its text, and its calls of functions."""
+"""Parsers that split an answer into reasoning, text and calls of functions."""

@@ -1,4 +1,4 @@
-"""How long a model may think, and where the form of its answer begins, as workers read it. Pure."""
+"""Limit of reasoning tokens, and start of structured output, in the form that workers read. Pure."""
 
 from baton.text.output.formats import harmony
 from baton.text.output.formats.choose import Format, Template, format_of
@@ -11,11 +11,11 @@ _COMMENTARY = f"{harmony.CHANNEL}commentary"
 
 
 class NoThoughts(ValueError):
-    """The model does not think, so that nothing can bound its thoughts."""
+    """A limit for a model that does not reason."""
 
 
 def channels_of(template: Template | None) -> Format | None:
-    """The format, where all answers are in its channels."""
+    """Return the format if all its answers are in channels."""
     taught = format_of(template)
     return taught if taught is not None and taught.has_channels else None
 
@@ -23,17 +23,17 @@ def channels_of(template: Template | None) -> Format | None:
 def thoughts_before(
     form: StructuredOutput | None, budget: int | None, template: Template | None, ending: str
 ) -> Thoughts | None:
-    """At most `budget` tokens, and before the form. `ending`: of the prompt. None where nothing is thought.
+    """Return at most `budget` tokens of reasoning before the form; None if the answer has no reasoning.
 
-    Raises: NoThoughts.
+    `ending`: end of the prompt. Raises: NoThoughts.
     """
     if channels_of(template) is not None:
-        # A call of a function ends the thought, where there is no form.
+        # Without a form, a call of a function ends the reasoning.
         closes = (_FINAL,) if form is not None else (_FINAL, _COMMENTARY)
         return Thoughts("", closes, f"{harmony.END}{harmony.START}assistant{_FINAL}", budget, form)
     if template is None or thoughts_of(template.source, "") is None:
-        if budget:  # none at all asks a model that does not think for nothing
-            raise NoThoughts("this model does not think before it answers")
+        if budget:  # a budget of 0 suits a model that does not reason
+            raise NoThoughts("this model does not reason before it answers")
         return None
     ending = ending.rstrip()
     if ending.endswith(CLOSE):

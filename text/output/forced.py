@@ -1,8 +1,8 @@
-"""Calls that have to come, or that may come in place of a form, as a grammar of the model's own format. Pure.
+"""Grammars of the model's own format for calls that are required, or allowed instead of a form. Pure.
 
-A format cannot say everything: where values are text between tags, a text with a pattern or a length, for example, is
-none that a tag could end. Such functions are forced in JSON instead, whatever the format is; where they only may be
-called, their arguments are free.
+Some formats cannot express every schema: if values are text between tags, a string with a pattern or a length cannot be
+bounded by a tag. Required calls of such functions are in JSON, whatever the format; if they are only allowed, their
+arguments are unconstrained.
 """
 
 import json
@@ -19,12 +19,12 @@ from baton.text.structured.output import MAX_BYTES, StructuredKind, StructuredOu
 
 GUIDANCE = "x-guidance"
 _SPACED = {**COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
-"""As templates write it, or without the spaces."""
+"""JSON as templates write it, or without the spaces."""
 _KEY = re.compile(r"[\w.\-]+")
 _OBJECT = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
 """Keywords of a schema whose properties can be written one by one."""
 _PLAIN_TEXT = {"type", "description", "title", "default", "examples"}
-"""Keywords of a text that may be any."""
+"""Keywords of an unconstrained string."""
 _DEFINITIONS = ("$defs", "definitions")
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
@@ -32,18 +32,19 @@ _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 _LARK = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|(?P<start>\bstart\b)|(?P<directive>%(?:ignore|llguidance)\b)'
 )
-"""What a name of a rule is not, in llguidance's Lark."""
+"""Parts of llguidance's Lark that contain no rule names, the start rule, and directives."""
 
 
 class Inexpressible(Exception):
-    """The format has no way to hold a call to this schema."""
+    """Schema of a call that the format cannot express."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """`schemas` of the functions of which one is called, or `several` calls are made of them. `source`: of the chat
-    template, which shows which variant of a format its model knows; `tokens`: added ones of the tokenizer, by text.
-    `otherwise`: the form of an answer that calls nothing; None: it has to call.
+    """Functions of which one is called, or `several` times one of them, by the `schemas` of their arguments.
+
+    `source`: chat template, which shows the variant of a format; `tokens`: added tokens of the tokenizer, by text.
+    `otherwise`: form of an answer without calls; None: a call is required.
     """
 
     schemas: Schemas
@@ -54,19 +55,19 @@ class ForcedCalls:
 
 
 class CallGrammar:
-    """Rules in llguidance's Lark, as they are made."""
+    """Rules in llguidance's Lark under construction."""
 
     def __init__(self, asked: ForcedCalls) -> None:
         self.asked = asked
         self._rules: list[str] = []
 
     def tag(self, text: str) -> str:
-        """A tag is a token where the tokenizer has it as one, else text."""
+        """Return a tag as a token if the tokenizer has it as one, else as text."""
         token_id = self.asked.tokens.get(text)
         return _literal(text) if token_id is None else f"<[{token_id}]>"
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """Its name."""
+        """Add a rule and return its name."""
         name = f"baton{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {expression}")
         return name
@@ -77,18 +78,18 @@ class CallGrammar:
         return self.rule(f"%json {json.dumps({**schema, GUIDANCE: _SPACED}, ensure_ascii=False)}")
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
-        """A JSON object."""
+        """Return the rule of a JSON object. Raises: Inexpressible."""
         if schema.get("type") != "object":
             raise Inexpressible
         return self.json(schema)
 
     def call_object(self, name: str, key: str, schema: Mapping[str, Any]) -> str:
-        """A call that is JSON as a whole."""
+        """Return the expression of a call that is one JSON object."""
         begin = _literal(f'{{"name": {json.dumps(name, ensure_ascii=False)}, "{key}": ')
         return f'{begin} {self.arguments(schema)} "}}"'
 
     def form(self, asked: StructuredOutput) -> str:
-        """An answer that calls nothing. Raises: Inexpressible for a grammar whose directives are for all of a text."""
+        """Return the rule of an answer without calls. Raises: Inexpressible for a grammar with global directives."""
         match asked.kind:
             case StructuredKind.JSON_SCHEMA | StructuredKind.JSON_OBJECT:
                 schema = json.loads(asked.text or ANY_OBJECT)
@@ -105,7 +106,7 @@ class CallGrammar:
         return name
 
     def value(self, schema: Mapping[str, Any], root: Mapping[str, Any], break_before: str, end: str) -> str:
-        """A value that stands as text before a tag: strings as they are, all else as JSON."""
+        """Return the expression of a value before a tag: strings as text, others as JSON. Raises: Inexpressible."""
         texts = schema.get("enum") if "enum" in schema else [schema["const"]] if "const" in schema else None
         ending = f"{_literal(break_before)} {self.tag(end)}" if break_before else self.tag(end)
         if schema.get("type", "string") == "string" and isinstance(texts, list):
@@ -121,14 +122,14 @@ class CallGrammar:
         return f"{self.json(_with_definitions(schema, root))} {ending}"
 
     def text_until(self, break_before: str, end: str) -> str:
-        """Any text: a token ends it by itself, a tag that is text ends it where it comes first."""
+        """Return any text up to a tag: a token ends it, a tag as text ends it at its first occurrence."""
         broken = re.escape(break_before).replace("\n", "n")
         if end in self.asked.tokens:
             return f"{self.rule(f'/(?s:.*){broken}/')} {self.tag(end)}"
         return self.rule(f"/(?s:.*){broken}{_in_slashes(re.escape(end))}/", "[lazy]")
 
     def text(self, calls: str) -> str:
-        """`calls`: what the answer is."""
+        """Return the grammar whose answer is `calls`."""
         return "\n".join([f"start: {calls}", *self._rules])
 
 
@@ -137,8 +138,9 @@ Write = Callable[[CallGrammar, str, Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What stands before all calls, between two of them and behind the last, and how each is written: `free`, with any
-    arguments. `thought`: before calls and answers; `answer`: before an answer.
+    """Syntax around calls: before all, between two, and after the last; `call` and `free` (any arguments) write one.
+
+    `thought`: before calls and answers; `answer`: before an answer.
     """
 
     call: Write
@@ -151,7 +153,7 @@ class _Frame:
     answer: str = ""
 
     def written(self, grammar: CallGrammar, name: str, schema: Mapping[str, Any]) -> str:
-        """Raises: Inexpressible."""
+        """Return the expression of a call. Raises: Inexpressible."""
         try:
             return self.call(grammar, name, schema)
         except Inexpressible:
@@ -161,7 +163,7 @@ class _Frame:
 
 
 def own_form(name: str, asked: ForcedCalls) -> StructuredOutput | None:
-    """Of the format of that name; None where it cannot say it."""
+    """Return the form in the format of that name; None if it cannot express the calls."""
     grammar = CallGrammar(asked)
     try:
         frame = _FRAMES[name](grammar)
@@ -173,13 +175,13 @@ def own_form(name: str, asked: ForcedCalls) -> StructuredOutput | None:
             calls = f"({calls} | {frame.answer} {grammar.form(asked.otherwise)})"
     except Inexpressible:
         return None
-    # Models that think leave a line, or two, between the thought and what follows.
+    # Reasoning models leave one or two line breaks after the reasoning.
     lead = r'("\n\n" | "\n")?' if "</think>" in asked.source else ""
     return _grammar_form(grammar.text(" ".join(part for part in (lead, frame.thought, calls) if part)))
 
 
 def json_form(asked: ForcedCalls, as_objects: Mapping[str, Any]) -> StructuredOutput | None:
-    """Calls in JSON `as_objects`, or the other form; None where there is no grammar of both."""
+    """Return calls in JSON `as_objects` or the other form; None if no grammar has both."""
     grammar = CallGrammar(asked)
     try:
         calls = grammar.form(StructuredOutput(StructuredKind.JSON_SCHEMA, json.dumps(as_objects, ensure_ascii=False)))
@@ -197,7 +199,7 @@ def _grammar_form(text: str) -> StructuredOutput | None:
 
 
 def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a call that is JSON as a whole. References in `schema` stay within it."""
+    """Return the schema of a call that is one JSON object. References in `schema` stay within it."""
     return {
         "type": "object",
         "properties": {"name": {"const": name}, key: {"$id": f"urn:baton:{name}", **schema}},
@@ -212,7 +214,11 @@ def _hermes(grammar: CallGrammar) -> _Frame:
 
 
 def _llama(grammar: CallGrammar) -> _Frame:
-    """Not by `call_object`: a form may begin with the same brace, and a lexeme that begins with one must end there."""
+    """Return the frame of Llama 3.
+
+    `call_object` does not work here: a form may begin with the same brace, and a lexeme starting with one must end
+    there.
+    """
     return _Frame(lambda g, name, schema: g.json(call_schema(name, "parameters", schema)), between='"; "')
 
 
@@ -240,7 +246,7 @@ def _deepseek(grammar: CallGrammar) -> _Frame:
 
 
 def _harmony(grammar: CallGrammar) -> _Frame:
-    """The model may think first. Its end of a call ends the answer, so there is one."""
+    """Return the frame of gpt-oss. The model may reason first. A call ends the answer, so there is only one."""
     channel, message, constrain = map(grammar.tag, (harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN))
     thought = ""
     if grammar.asked.tokens.keys() >= {harmony.END, harmony.MESSAGE}:
@@ -301,7 +307,7 @@ def _pythonic(grammar: CallGrammar) -> _Frame:
                 raise Inexpressible
             words = _PYTHON_WORDS.get(str(of_key.get("type"))) if "enum" not in of_key else None
             argument = f"{_literal(f'{key}=')} {g.rule(words) if words else g.json(_with_definitions(of_key, schema))}"
-            # What follows the first argument that is given begins with a comma.
+            # Arguments after the first given one begin with a comma.
             first, further = (
                 g.rule(f"{argument} {further}" + ("" if required else f" | ({first})" if first else " | ")),
                 g.rule(f'", " {argument} {further}' + ("" if required else f" | ({further})" if further else " | ")),
@@ -327,7 +333,7 @@ _FRAMES: Mapping[str, Callable[[CallGrammar], _Frame]] = {
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """In their order, and whether each must be there."""
+    """Yield name, schema and whether it is required, of each property in order. Raises: Inexpressible."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if schema.get("type") != "object" or schema.keys() - _OBJECT or not isinstance(properties, Mapping):
         raise Inexpressible
@@ -354,7 +360,7 @@ def _named(name: str) -> str:
 
 
 def _in_slashes(pattern: str) -> str:
-    """A regular expression, as it stands between slashes."""
+    """Return a regular expression for use between slashes."""
     return re.sub(
         r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""What an answer is taken apart into, and what takes it apart. Pure."""
+"""Pieces of an answer, and the interface of parsers. Pure."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 Schemas = Mapping[str, Mapping[str, Any]]
-"""JSON schemas of the arguments, by function: of all that the request shows to the model."""
+"""JSON schemas of the arguments, by function, of all functions in the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Thought:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """The `index`-th call of the answer."""
+    """Start of the `index`-th call of the answer."""
 
     index: int
     call_id: str
@@ -30,23 +30,23 @@ class CallArguments:
 
 
 Piece = str | CallStart | CallArguments
-"""A text is content of the answer."""
+"""Text of the answer, or a part of a call."""
 OutputPiece = Piece | Thought
 
 
 class ToolParser(Protocol):
     @property
     def calls(self) -> int:
-        """Calls that have begun."""
+        """Return the number of started calls."""
 
     @property
     def thinks(self) -> bool | None:
-        """What comes next is a thought. None: a format that has no thoughts of its own."""
+        """Return whether the next text is reasoning; None for a format without reasoning."""
 
     def push(self, text: str) -> Sequence[OutputPiece]: ...
 
     def finish(self) -> Sequence[OutputPiece]:
-        """The pieces that were held back, at the end of the answer."""
+        """Return the withheld pieces at the end of the answer."""
 
 
 def new_id() -> str:
@@ -54,6 +54,6 @@ def new_id() -> str:
 
 
 def beginning_of(tag: str, text: str) -> int:
-    """How many characters at the end of `text` may become the tag."""
+    """Return how many characters at the end of `text` may begin the tag."""
     longest = min(len(tag) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(tag[:length])), 0)

@@ -1,9 +1,9 @@
-"""What a model thinks before it answers, apart from the answer, while it comes. Pure.
+"""Reasoning that precedes an answer, separated while it streams. Pure.
 
-Qwen3, DeepSeek-R1, GLM-4.5     <think> thoughts </think> answer
+Qwen3, DeepSeek-R1, GLM-4.5     <think> reasoning </think> answer
 
-Either the model writes the first tag, or its chat template does, at the end of the prompt; a template may also write
-both, so that the model does not think. White space around the tags belongs to neither part.
+The model writes the first tag, or its chat template does at the end of the prompt. A template may also write both, so
+that the model does not reason. White space around the tags belongs to neither part.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ParserState(Enum):
-    BEGIN = auto()  # nothing but white space, or a part of the first tag, has come
+    BEGIN = auto()  # only white space, or part of the first tag
     THOUGHT = auto()
     ANSWER = auto()
 
 
 class ThoughtParser:
-    """A text that does not begin with a tag has no thoughts; one that has no last tag is all thoughts."""
+    """Parser of one answer. Without a first tag there is no reasoning; without a last tag all is reasoning."""
 
     def __init__(self, opened: bool) -> None:
-        """`opened`: the prompt ends with the first tag."""
+        """Start within the reasoning if `opened`: the prompt ends with the first tag."""
         self.at = ParserState.THOUGHT if opened else ParserState.BEGIN
-        self._held = ""  # may be a part of a tag, or white space that nothing follows
-        self._has_text = False  # of the present part
+        self._held = ""  # possible part of a tag, or trailing white space
+        self._has_text = False  # the current part has text
         self.has_thought = opened
 
     def push(self, text: str) -> list[str | Thought]:
@@ -42,7 +42,7 @@ class ThoughtParser:
         return pieces
 
     def finish(self) -> list[str | Thought]:
-        """What was held back, at the end of the answer."""
+        """Return the withheld text at the end of the answer."""
         held, self._held = self._held, ""
         if self.at is ParserState.THOUGHT:
             rest = held.rstrip() if self._has_text else held.strip()
@@ -54,7 +54,7 @@ class ThoughtParser:
         if begun.startswith(OPEN):
             self.at, self._held, self.has_thought = ParserState.THOUGHT, begun[len(OPEN) :], True
         elif begun and not OPEN.startswith(begun):
-            self.at, self._has_text = ParserState.ANSWER, True  # its white space is its own
+            self.at, self._has_text = ParserState.ANSWER, True  # leading white space belongs to the answer
 
     def _think(self) -> list[str | Thought]:
         thought, tag, rest = self._held.partition(CLOSE)
@@ -76,7 +76,10 @@ class ThoughtParser:
 
 
 def thoughts_of(template: str, ending: str) -> Callable[[], ThoughtParser] | None:
-    """`template`: its source; `ending`: what its prompts end with. None: its models do not think."""
+    """Return the parser of a model; None if it does not reason.
+
+    `template`: source of the chat template; `ending`: end of its prompts.
+    """
     if OPEN not in template and CLOSE not in template:
         return None
     opened = ending.rstrip().endswith(OPEN)
@@ -84,27 +87,27 @@ def thoughts_of(template: str, ending: str) -> Callable[[], ThoughtParser] | Non
 
 
 class OutputParser:
-    """Thoughts first; what follows them is text and calls. `None`: there are none of that kind."""
+    """Parser of an answer: reasoning first, then text and calls. Each of the two parsers may be None."""
 
     def __init__(self, thoughts: ThoughtParser | None, tools: ToolParser | None, shows_thoughts: bool = True) -> None:
         self._thoughts = thoughts
         self._tools = tools
         self._shows_thoughts = shows_thoughts
-        self.thought_tokens = 0  # their tags included
-        self._unsettled_tokens = 0  # at the beginning, which may become a tag
+        self.thought_tokens = 0  # tokens of reasoning, tags included
+        self._unsettled_tokens = 0  # first tokens, which may become a tag
 
     @property
     def thinks(self) -> bool:
-        """The model may think."""
+        """Return whether the model may reason."""
         return self._thoughts is not None or (self._tools is not None and self._tools.thinks is not None)
 
     @property
     def calls(self) -> int:
-        """Calls that have begun."""
+        """Return the number of started calls."""
         return 0 if self._tools is None else self._tools.calls
 
     def push(self, text: str, tokens: int) -> list[OutputPiece]:
-        """`tokens`: of which the text is made."""
+        """Return the pieces completed by a text of `tokens` tokens."""
         if self._thoughts is None:
             thought = self._tools is not None and self._tools.thinks
             pieces = self._tell(text)
@@ -121,7 +124,7 @@ class OutputParser:
         return pieces
 
     def finish(self) -> list[OutputPiece]:
-        """The pieces that were held back, at the end of the answer."""
+        """Return the withheld pieces at the end of the answer."""
         pieces = [] if self._thoughts is None else self._apart(self._thoughts.finish())
         return [*pieces, *self._shown(self._tools.finish())] if self._tools is not None else pieces
 

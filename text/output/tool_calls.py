@@ -1,4 +1,4 @@
-"""Calls of functions as JSON, read while they come, and answers that are one call. Pure."""
+"""Calls of functions as JSON, parsed while they stream, and answers that are one call. Pure."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -12,11 +12,11 @@ _SPACE = " \t\r\n"
 
 
 class NotACall(Exception):
-    """The text is no function call; none of it has gone out."""
+    """Text that is no function call, and of which nothing was sent."""
 
 
 class _JsonState(Enum):
-    BEGIN = auto()  # before the brace
+    BEGIN = auto()  # before the opening brace
     KEY = auto()
     COLON = auto()
     VALUE = auto()
@@ -24,30 +24,30 @@ class _JsonState(Enum):
 
 
 class CallObject:
-    """Reads one call as JSON, a character at a time. Arguments go out as the model wrote them.
+    """Parser of one call in JSON, character by character. Arguments are passed on as the model wrote them.
 
-    {"name": "weather", "arguments": {"city": "Rome"}}        `parameters` is the same as `arguments`
+    {"name": "weather", "arguments": {"city": "Rome"}}        `parameters` is a synonym of `arguments`
 
-    `name` is None until call and arguments have begun; then `fresh` has the new characters of the arguments.
+    `name` is None until the call and its arguments have begun; then `fresh` has the new characters of the arguments.
     """
 
     def __init__(self) -> None:
-        self.raw = ""  # everything that was read
+        self.raw = ""  # text parsed so far
         self.name: str | None = None
-        self.fresh = ""  # arguments that have not been taken
+        self.fresh = ""  # arguments not taken yet
         self.closed = False
-        self.failed = False  # it is none after all, and was closed before the last character
+        self.failed = False  # not a call after all; closed before the last character
         self._at = _JsonState.BEGIN
         self._depth = 0
         self._in_string = False
         self._escaped = False
         self._key = ""
-        self._token = ""  # of the key or value that is being read
+        self._token = ""  # current key or value
         self._said_name: str | None = None
-        self._live = False  # the value being read is the arguments, and an object
+        self._live = False  # the current value is the arguments, as an object
 
     def push(self, letter: str) -> None:
-        """Takes one character. Raises: NotACall, unless `name` has been reported."""
+        """Parse one character. Raises: NotACall, unless `name` was reported."""
         self.raw += letter
         if self._in_string:
             self._take(letter)
@@ -79,7 +79,7 @@ class CallObject:
                 self._fail()
 
     def take(self) -> str:
-        """The arguments that are new since the last call."""
+        """Return the new arguments since the last call."""
         fresh, self.fresh = self.fresh, ""
         return fresh
 
@@ -102,7 +102,7 @@ class CallObject:
             return
         if self._depth == 0 and letter in _SPACE:
             return
-        if self._depth == 0 and self._live and self._token:  # behind the arguments
+        if self._depth == 0 and self._live and self._token:  # after the arguments
             self._fail()
             return
         if not self._token and letter == "{" and self._key in _ARGUMENTS and self._said_name is not None:
@@ -129,10 +129,10 @@ class CallObject:
                 self._fail()
                 return
             self._said_name = name
-            if self.fresh and self.name is None:  # the arguments came first
+            if self.fresh and self.name is None:  # the arguments preceded the name
                 self.name = name
         elif key in _ARGUMENTS and not live:
-            # A text holds JSON by itself; null is no arguments.
+            # A string contains JSON itself; null means no arguments.
             value = _parsed(token)
             self.fresh += value if isinstance(value, str) else "{}" if value is None else token
             self.name = self._said_name
@@ -162,13 +162,13 @@ def _parsed(token: str) -> object:
 
 
 def arguments_object(written: str) -> dict[str, Any]:
-    """Arguments that are cut, or no object, are shown as they are, under a name that no schema has."""
+    """Return the arguments as an object. Incomplete or other JSON is put under a name that no schema has."""
     arguments = read_arguments(written or "{}")
     return {"_raw": written} if arguments is None else arguments
 
 
 class NamedParser:
-    """Everything is the arguments of one function."""
+    """Parser for an answer that is the arguments of one function."""
 
     thinks: bool | None = None
 
@@ -186,7 +186,7 @@ class NamedParser:
 
 
 class FirstCall:
-    """One call at most: later calls of the other parser are dropped."""
+    """Parser that drops all calls but the first."""
 
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
@@ -210,13 +210,13 @@ class FirstCall:
 
 
 class CallsOrForm:
-    """Calls where the answer begins with one; else all of it is text, tags in it included."""
+    """Parser for an answer that is calls if it begins with one, else text, tags included."""
 
     def __init__(self, parser: ToolParser, begins: Sequence[str]) -> None:
-        """`begins`: with which calls begin; none where the parser itself takes the whole answer for calls or text."""
+        """Wrap `parser`. `begins`: tags with which calls begin; empty if it distinguishes calls from text itself."""
         self._parser = parser
         self._begins = begins
-        self._held = ""  # as long as it may become either
+        self._held = ""  # text that may still be calls or a form
         self._is_form: bool | None = None if begins else False
 
     @property

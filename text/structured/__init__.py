@@ -1,4 +1,4 @@
-"""The forms of answers: their kinds, their limits, and the library that follows them token by token.
+"""Structured output: kinds and limits of forms, and the library that enforces them token by token.
 
-Knows neither router nor engine, which both use it. The library, llguidance, is imported only where a request asks.
+llguidance is imported only if a request needs it.
 """

@@ -1,7 +1,7 @@
-"""JSON that is a text inside something else: a call's arguments, a schema, an option. Read here and nowhere else. Pure.
+"""Strict reading of JSON embedded in other text: arguments of a call, a schema, an option. Pure.
 
-`json.loads` alone raises RecursionError for deep texts and ValueError for long integers, and it accepts what cannot be
-written again: half a pair of UTF-16, NaN, Infinity, a key that comes twice.
+`json.loads` alone raises RecursionError for deep texts and ValueError for long integers, and accepts what cannot be
+written again: half a surrogate pair, NaN, Infinity, duplicate keys.
 """
 
 import json
@@ -10,22 +10,22 @@ import re
 from itertools import accumulate
 from typing import Any, NoReturn
 
-MAX_DEPTH = 128  # lists and objects within each other
-_MAX_DIGITS = 4300  # of an integer, as Python has it
+MAX_DEPTH = 128  # nested lists and objects
+_MAX_DIGITS = 4300  # digits of an integer, Python's limit
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _ESCAPE = re.compile(
     r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
 )
-"""The group is half a pair without its other half."""
+"""Escapes of a string; the group is half a surrogate pair."""
 
 
 class JsonRefused(ValueError):
-    """The text is not JSON that can be served; the message is the reason."""
+    """Unsupported or invalid JSON; the message is the reason."""
 
 
 def read_json(text: str) -> Any:
-    """Raises: JsonRefused."""
+    """Return the value of a JSON text. Raises: JsonRefused."""
     if is_deep(text):
         raise JsonRefused(f"has more than {MAX_DEPTH} lists and objects within each other")
     if any(match[1] for match in _ESCAPE.finditer(text)):
@@ -37,9 +37,9 @@ def read_json(text: str) -> Any:
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """The arguments that a model wrote, whatever they are: None where they are no object that can be written again.
+    """Return the arguments that a model wrote; None if they are no object that can be written again.
 
-    Half a surrogate pair becomes U+FFFD: a conversation that has one goes on.
+    Half a surrogate pair becomes U+FFFD, so that a conversation with one continues.
     """
     try:
         read = read_json(_ESCAPE.sub(lambda match: r"\ufffd" if match[1] else match[0], text))
@@ -49,7 +49,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
 
 
 def is_deep(text: str) -> bool:
-    """Whether lists and objects are nested deeper than MAX_DEPTH."""
+    """Return whether lists and objects are nested deeper than MAX_DEPTH."""
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
     steps = (_STEPS[letter] for letter in _STRING.sub("", text) if letter in _STEPS)

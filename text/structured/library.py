@@ -1,7 +1,7 @@
-"""llguidance: vocabularies, and grammars compiled for them. The only module that names it, and it does so when asked.
+"""llguidance: vocabularies, and grammars compiled for them. The only module that imports it, on demand.
 
-Its own limits bound what one grammar may cost; they are counts of its steps, so that every process that compiles the
-same text comes to the same end. router/model/form_checker.py bounds time and memory in all.
+The library's limits bound the cost of a grammar as counts of steps, so that every process that compiles a text gets the
+same result. router/model/form_checker.py bounds time and memory.
 """
 
 import json
@@ -21,30 +21,30 @@ COMPACT = {
     "whitespace_flexible": False,
     "item_separator": ",",
     "key_separator": ":",
-    "json_allowed_escapes": 'nrbtf\\"',  # with \\u a key would have two spellings, and so could come twice
+    "json_allowed_escapes": 'nrbtf\\"',  # with \\u a key would have two spellings and could be duplicated
 }
-MAX_STEP_ITEMS = 10_000  # of the parser, per token
-MAX_LEXER_STATES = 50_000  # of 1 to 2 kB each
+MAX_STEP_ITEMS = 10_000  # parser items per token
+MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000
-MAX_FORCED_BYTES = 256  # that are spelled at once
+MAX_FORCED_BYTES = 256  # forced bytes tokenised together
 MESSAGE_CHARACTERS = 300
 
 
 class LibraryMissing(RuntimeError):
-    """llguidance is not installed here: no answer can be held to a form."""
+    """Structured output is unavailable: llguidance is not installed."""
 
 
 class GrammarFailed(RuntimeError):
-    """A grammar that compiled could not be followed to its end: it is too ambiguous, or has no way on."""
+    """Compiled grammar that cannot be followed: too ambiguous, or without a next token."""
 
 
 class Matcher(Protocol):
-    """The beginning of an answer. It stays with one thread at a time. The used part of llguidance's LLMatcher."""
+    """Beginning of an answer, for one thread at a time: the used part of llguidance's LLMatcher."""
 
     def deep_copy(self) -> "Matcher": ...
 
     def is_accepting(self) -> bool:
-        """Whether the beginning is a whole answer."""
+        """Return whether the beginning is a complete answer."""
 
     def compute_bitmask(self) -> bytes: ...
 
@@ -66,10 +66,10 @@ class Matcher(Protocol):
 
 
 class Vocabulary:
-    """A model's tokens as bytes. Read once; any thread may use it."""
+    """Tokens of a model as bytes. Any thread may use it."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        """`vocab_size` is that of the model's logits, which may have rows for which there is no token.
+        """Read the tokenizer. `vocab_size`: number of the model's logits, some of which may have no token.
 
         Raises: LibraryMissing, FormRefused for a tokenizer that the library cannot read.
         """
@@ -85,20 +85,20 @@ class Vocabulary:
             raise FormRefused(f"the model's tokenizer cannot be used: {_short(str(error))}") from error
         self.size = vocab_size
         self.special = frozenset(id for id in range(vocab_size) if self.tokenizer.is_special_token(id)).union(own)
-        """Tokens without a text of their own: they end an answer or never come."""
+        """Tokens without text, which only end an answer."""
         self.text_bits = (1 << vocab_size) - 1 - _bits(self.special)
-        """One bit per token of the vocabulary, the least significant first: those with a text of their own."""
+        """Tokens with text, one bit per token, least significant first."""
 
     def ends(self, stop_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Those by which a complete answer may end; the others are text, and part of an answer. Raises: FormRefused."""
+        """Return the stop tokens that may end a complete answer; other stop tokens are text. Raises: FormRefused."""
         ends = tuple(sorted(self.special.intersection(stop_token_ids)))
         if not ends:
-            raise FormRefused("no token is left that could end the answer: it needs the model's end of sequence")
+            raise FormRefused("no stop token can end the answer: keep the model's end of sequence")
         return ends
 
 
 def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> Vocabulary:
-    """Of a checkpoint. Raises: LibraryMissing, FormRefused."""
+    """Return the vocabulary of a checkpoint. Raises: LibraryMissing, FormRefused."""
     try:
         text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -107,7 +107,7 @@ def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int])
 
 
 def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
-    """A matcher before its first token. Blocks, without the interpreter's lock. Raises: FormRefused."""
+    """Return a matcher before its first token. Blocks without the GIL. Raises: FormRefused."""
     from llguidance import LLMatcher
 
     check_form(output)
@@ -118,9 +118,9 @@ def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
 
 
 def next_tokens(matcher: Matcher) -> bytes:
-    """One bit per token of the vocabulary, the least significant first: those that may come now. Drops the lock.
+    """Return the allowed next tokens, one bit per token, least significant first, without the GIL.
 
-    Tokens that end an answer are among them where the grammar is complete. Raises: GrammarFailed.
+    If the answer may end here, tokens that end it are included. Raises: GrammarFailed.
     """
     bits = matcher.compute_bitmask()
     if matcher.is_error():
@@ -129,16 +129,16 @@ def next_tokens(matcher: Matcher) -> bytes:
 
 
 def fill_next_tokens(matcher: Matcher, address: int, size_bytes: int) -> None:
-    """The same, into memory of the caller's: 4 bytes for every 32 tokens or part of them. Raises: GrammarFailed."""
+    """Write the bits of `next_tokens` to the caller's memory, 4 bytes per 32 tokens. Raises: GrammarFailed."""
     matcher.unsafe_compute_mask_ptr(address, size_bytes)
     if matcher.is_error():
         raise _stuck(matcher)
 
 
 def forced_tokens(matcher: Matcher) -> list[int]:
-    """The tokenizer's spelling of the text that has to follow, as far as it is settled; none where that is long.
+    """Return the tokens of the text that must follow, as far as it is unambiguous; empty if it is long.
 
-    Keeps the lock, a microsecond for every byte. Raises: GrammarFailed.
+    Holds the GIL, about 1 µs per byte. Raises: GrammarFailed.
     """
     if len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
         return []
@@ -149,19 +149,19 @@ def forced_tokens(matcher: Matcher) -> list[int]:
 
 
 def take_tokens(matcher: Matcher, token_ids: Sequence[int]) -> None:
-    """Raises: GrammarFailed."""
+    """Advance by these tokens. Raises: GrammarFailed."""
     if token_ids and not matcher.consume_tokens(list(token_ids)):
         raise _stuck(matcher)
 
 
 def take_back(matcher: Matcher, count: int) -> None:
-    """The newest `count` tokens. Raises: GrammarFailed."""
+    """Remove the newest `count` tokens. Raises: GrammarFailed."""
     if count and not matcher.rollback(count):
         raise _stuck(matcher)
 
 
 def takeable_tokens(matcher: Matcher, token_ids: Sequence[int]) -> int:
-    """How many of them it would take, one after another. Takes none. Raises: GrammarFailed."""
+    """Return how many of these tokens are allowed in sequence, without advancing. Raises: GrammarFailed."""
     count = matcher.validate_tokens(list(token_ids)) if token_ids else 0
     if matcher.is_error():
         raise _stuck(matcher)
@@ -185,11 +185,11 @@ def _grammar(output: StructuredOutput) -> str:
         case StructuredKind.GRAMMAR:
             return LLMatcher.grammar_from_lark(output.text)
         case StructuredKind.THOUGHTS:
-            raise FormRefused("thoughts have no grammar of their own")
+            raise FormRefused("reasoning has no grammar of its own")
 
 
 def _bits(token_ids: Iterable[int]) -> int:
-    """A set of tokens as one number, a bit each."""
+    """Return a set of tokens as one number, a bit per token."""
     ordered = sorted(token_ids)
     bits = bytearray(ordered[-1] // 8 + 1 if ordered else 0)
     for token_id in ordered:
@@ -213,7 +213,7 @@ _LARK_PLACE = re.compile(r"(\d+)\((\d+)\)")
 
 
 def _fault(output: StructuredOutput, message: str) -> str:
-    """Why the library does not take the form, without its words: they are of grammars that a client need not know."""
+    """Return why the library rejects the form, without its own words, which are about internal grammars."""
     if any(word in message for word in _TOO_LARGE):
         return "is too large or too ambiguous to be followed"
     match output.kind:
@@ -230,12 +230,12 @@ def _fault(output: StructuredOutput, message: str) -> str:
 
 
 def _stuck(matcher: Matcher) -> GrammarFailed:
-    """Why the form cannot be followed any further, without the library's words."""
+    """Return the error of a grammar that cannot be followed, without the library's words."""
     is_large = any(word in matcher.get_error() for word in _TOO_LARGE)
-    return GrammarFailed("it is too large or too ambiguous" if is_large else "there is no token to go on with")
+    return GrammarFailed("it is too large or too ambiguous" if is_large else "no token can follow")
 
 
 def _short(message: str) -> str:
-    """The library's words on one line, without the state of its parser."""
+    """Return the library's message on one line, without the state of its parser."""
     words = message.partition("<state>")[0].partition("<non-verbose/>")[0].split()
     return " ".join(words)[:MESSAGE_CHARACTERS] or "no reason is given"

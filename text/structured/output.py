@@ -1,4 +1,4 @@
-"""A form that an answer is to have, as a request states it. Pure: whether a library can follow it is not known here."""
+"""Form of an answer as a request states it. Pure: whether the library supports it is decided elsewhere."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from typing import Any
 from baton.text.structured.json_text import JsonRefused, read_json
 from baton.text.structured.schema import SchemaRefused, enforceable_schema
 
-MAX_BYTES = 1 << 16  # of a pattern, a grammar, all choices together, or a schema without its annotations
-MAX_SCHEMA_BYTES = 1 << 20  # with them
+MAX_BYTES = 1 << 16  # bytes of a pattern, a grammar, all choices, or a schema without annotations
+MAX_SCHEMA_BYTES = 1 << 20  # bytes of a schema with annotations
 MAX_CHOICES = 1000
 
 
 class StructuredKind(Enum):
-    """The values are the names of the public fields."""
+    """Kind of a form; the values are the names of the public fields."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
@@ -26,15 +26,15 @@ class StructuredKind(Enum):
 
 
 class FormRefused(ValueError):
-    """No answer can be held to this form; the message is the reason."""
+    """Form that cannot be enforced; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """`text` by kind: a JSON schema as JSON; empty for any JSON object; a regular expression, which the whole answer
-    matches; a grammar in llguidance's Lark, whose rule `start` the answer is; a JSON list of texts, one of which is it.
+    """A form. `text` depends on the kind: a JSON schema; empty for any JSON object; a regular expression for the
+    complete answer; a grammar in llguidance's Lark with the rule `start`; a JSON list of texts.
 
-    JSON comes without white space between its tokens.
+    JSON answers have no white space between tokens.
     """
 
     kind: StructuredKind
@@ -46,7 +46,7 @@ class StructuredOutput:
 
     @property
     def field(self) -> str:
-        """Of the public schema."""
+        """Return the field of the public schema."""
         return f"sampling.{self.kind.value}"
 
 
@@ -56,7 +56,7 @@ def json_schema(schema: Mapping[str, Any] | str) -> StructuredOutput:
 
 
 def enforceable_form(output: StructuredOutput) -> StructuredOutput:
-    """The form as a grammar holds it, from the form as a client sent it. Raises: FormRefused."""
+    """Return the form that a grammar enforces from the form of a client. Raises: FormRefused."""
     if output.kind is StructuredKind.JSON_SCHEMA:
         if len(output.text) > MAX_SCHEMA_BYTES:
             raise FormRefused(f"at most {MAX_SCHEMA_BYTES} bytes")
@@ -69,7 +69,7 @@ def enforceable_form(output: StructuredOutput) -> StructuredOutput:
 
 
 def check_form(output: StructuredOutput) -> None:
-    """The checks that do not need the library. Raises: FormRefused."""
+    """Check what needs no library. Raises: FormRefused."""
     if len(output.text) > MAX_BYTES or len(output.text.encode()) > MAX_BYTES:
         raise FormRefused(f"at most {MAX_BYTES} bytes")
     match output.kind:
@@ -77,7 +77,7 @@ def check_form(output: StructuredOutput) -> None:
             _read_schema(output.text)
         case StructuredKind.JSON_OBJECT:
             if output.text:
-                raise FormRefused("any JSON object has no text; a schema is a json_schema")
+                raise FormRefused("json_object takes no text; use json_schema for a schema")
         case StructuredKind.CHOICE:
             choices_of(output)
         case StructuredKind.REGEX | StructuredKind.GRAMMAR:
@@ -86,7 +86,7 @@ def check_form(output: StructuredOutput) -> None:
 
 
 def choices_of(output: StructuredOutput) -> tuple[str, ...]:
-    """Raises: FormRefused."""
+    """Return the texts of which the answer is one. Raises: FormRefused."""
     try:
         listed = read_json(output.text)
     except JsonRefused:
@@ -101,7 +101,7 @@ def choices_of(output: StructuredOutput) -> tuple[str, ...]:
 
 
 def _read_schema(text: str) -> dict[str, Any]:
-    """Raises: FormRefused."""
+    """Return the schema. Raises: FormRefused."""
     try:
         schema = read_json(text)
     except JsonRefused as refusal:

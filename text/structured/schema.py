@@ -1,7 +1,7 @@
-"""JSON schemas as they can be held: a grammar lets through only answers that satisfy all that is left of them. Pure.
+"""Conversion of JSON schemas to ones that a grammar enforces completely. Pure.
 
-Annotations are left out, which unknown keywords are too (JSON Schema 2020-12), and formats without a grammar. A keyword
-that cannot be held is refused by its JSON pointer. Of `anyOf` the members that can be held are enough.
+Annotations are dropped, which include unknown keywords (JSON Schema 2020-12), and formats without a grammar. A keyword
+that cannot be enforced is rejected by its JSON pointer. Of `anyOf`, the enforceable members suffice.
 """
 
 import json
@@ -14,9 +14,9 @@ from urllib.parse import unquote
 
 Schema = Mapping[str, Any] | bool
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
-"""Those that the library holds texts to."""
+"""Formats of strings that the library enforces."""
 MOST_LISTS = 400
-"""Lists of distinct values that are written out for `uniqueItems`."""
+"""Maximum number of lists of distinct values that are enumerated for `uniqueItems`."""
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 _UNHELD = (
     *("not", "if", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
@@ -24,31 +24,31 @@ _UNHELD = (
 )
 _MEMBERS = ("anyOf", "oneOf", "allOf")
 _LOOKS = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[1-9k]")
-"""In a pattern: it looks around, or back at a group."""
+"""Lookaround and back references in a pattern."""
 _ATOM = r"[A-Za-z0-9_'+\-]"
 _SAME_PATTERNS = {
-    # zod's of an address: it looks ahead for a dot at the beginning, and for two dots.
+    # zod's pattern of an e-mail address: it looks ahead for a leading dot and for two dots.
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         rf"^({_ATOM}+\.)*{_ATOM}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
     ),
 }
-"""Patterns that many clients send, and those that say the same without looking around."""
+"""Common patterns with lookaround, and equivalent ones without."""
 _NAME_FORMATS = {
     "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "date": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
 }
-"""Of the names of a mapping."""
+"""Patterns of formats for the names of a mapping."""
 
 
 class SchemaRefused(ValueError):
-    """The message names the place that cannot be held, and why."""
+    """Schema that cannot be enforced. The message names pointer and reason."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(f"#{pointer}: {reason}")
 
 
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for all answers that it lets through. Raises: SchemaRefused."""
+    """Return the schema that allows exactly the same answers. Raises: SchemaRefused."""
     return _SchemaConverter(schema).held()
 
 
@@ -82,14 +82,14 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(_COUNTS, (_is_count, "must be a whole number from 0")),
     **dict.fromkeys(_BOUNDS, (_is_number, "must be a number")),
 }
-"""Keywords that have no schemas in them, and what their values are."""
+"""Keywords without nested schemas, with a check of their values and its error."""
 
 
 class _SchemaConverter:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._names: dict[str, str] = {}  # of definitions, by the pointer to each
-        self._held: dict[str, Schema] = {}  # definitions, by name
+        self._names: dict[str, str] = {}  # names of definitions, by pointer
+        self._held: dict[str, Schema] = {}  # converted definitions, by name
 
     def held(self) -> dict[str, Any]:
         root, pointer = self._root, ""
@@ -121,7 +121,7 @@ class _SchemaConverter:
         if "$id" in schema and schema is not self._root:
             raise SchemaRefused(f"{pointer}/$id", "is only served at the root")
         made: dict[str, Any] = {}
-        for keyword, value in schema.items():  # their order is that of the properties
+        for keyword, value in schema.items():  # the order of properties is kept
             if keyword in _VALUES:
                 is_good, wanted = _VALUES[keyword]
                 if not is_good(value):
@@ -177,7 +177,7 @@ class _SchemaConverter:
         return f"#/$defs/{self._names[target]}"
 
     def _target(self, ref: Any, pointer: str) -> tuple[Any, str]:
-        """The schema, and the pointer to it. Raises: SchemaRefused."""
+        """Return the referenced schema and the pointer to it. Raises: SchemaRefused."""
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise SchemaRefused(f"{pointer}/$ref", "must begin with #/: only the schema itself is searched")
         found: Any = self._root
@@ -192,7 +192,7 @@ class _SchemaConverter:
         return found, unquote(ref)[1:]
 
     def _resolved(self, schema: Any) -> Any:
-        """Behind references, of a schema that says nothing else."""
+        """Return the schema after following references of schemas that contain nothing else."""
         for _ in range(100):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
@@ -203,10 +203,10 @@ class _SchemaConverter:
         known = {*_VALUES, *_MEMBERS, *_UNHELD, "properties", "patternProperties", "additionalProperties", "$ref"}
         return schema.keys() & (known | {"items", "prefixItems", "uniqueItems", "propertyNames"})
 
-    # What takes more than a copy
+    # Keywords that need more than a copy
 
     def _hold_one_of(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
-        """Members of which no two can be true are those of anyOf."""
+        """Convert oneOf to anyOf if its members exclude each other."""
         if "oneOf" not in made:
             return
         members = [self._resolved(member) for member in schema["oneOf"]]
@@ -219,7 +219,7 @@ class _SchemaConverter:
             made["anyOf"] = members
 
     def _exclude_each_other(self, one: Any, other: Any) -> bool:
-        """Whether no value satisfies both, as far as their types and the values of a property show."""
+        """Return whether no value matches both, judged by types and by the values of a common property."""
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
             return False
         kinds = self._kinds(one), self._kinds(other)
@@ -235,7 +235,7 @@ class _SchemaConverter:
         return False
 
     def _kinds(self, schema: Mapping[str, Any]) -> set[str]:
-        """Types that a value may have."""
+        """Return the types that a value may have."""
         stated = schema.get("type", sorted(_TYPES))
         kinds = set(stated if isinstance(stated, list) else [stated])
         values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -258,7 +258,7 @@ class _SchemaConverter:
     def _hold_lists(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
         items, prefix = schema.get("items"), schema.get("prefixItems")
         prefix_field = "prefixItems"
-        if isinstance(items, list):  # as drafts before 2020-12 have it
+        if isinstance(items, list):  # syntax of drafts before 2020-12
             prefix, items, prefix_field = items or None, schema.get("additionalItems"), "items"
         if prefix is not None:
             made["prefixItems"] = self._list(prefix, f"{pointer}/{prefix_field}")
@@ -276,7 +276,7 @@ class _SchemaConverter:
         made["enum"] = [each for each in made.get("enum", lists) if each in lists]
 
     def _values(self, schema: Any) -> list[Any] | None:
-        """All that a schema lets through; None where it says something else than that."""
+        """Return all values that a schema allows; None if it constrains anything else."""
         schema = self._resolved(schema)
         if not isinstance(schema, Mapping):
             return None
@@ -311,7 +311,7 @@ class _SchemaConverter:
 
 
 def _hold_counts(made: dict[str, Any], pointer: str) -> None:
-    """Names that are declared come once each; others may come twice, which is no other property."""
+    """Convert minProperties and maxProperties. Declared names occur once; others may be duplicated."""
     if "minProperties" not in made and "maxProperties" not in made:
         return
     required, declared = set(made.get("required", ())), set(made.get("properties", {}))
@@ -342,7 +342,7 @@ def _hold_counts(made: dict[str, Any], pointer: str) -> None:
         ]
         if not 0 < len(chosen) <= MOST_LISTS:
             raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held for so many properties")
-        # With an upper bound each has exactly these; else these at least.
+        # With an upper bound an answer has exactly these names, else at least these.
         made["anyOf"] = [
             {"required": [name for name in (*made["properties"], *required) if name in names]}
             | ({"properties": dict.fromkeys(optional - names, False)} if most != math.inf else {})
@@ -366,7 +366,7 @@ def _kinds_of(value: Any) -> tuple[str, ...]:
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Lists of distinct ones, in any order, or else in this one; None where those are too many too."""
+    """Return all lists of distinct values: in any order, or if those are too many in this order; None if too many."""
     counts = range(least, min(len(values), len(values) if most is None else most) + 1)
     for made, number in ((permutations, math.perm), (combinations, math.comb)):
         if sum(number(len(values), count) for count in counts) <= MOST_LISTS:
@@ -375,7 +375,7 @@ def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[
 
 
 def _is_among(value: Any, others: Sequence[Any]) -> bool:
-    """As JSON: true is not 1."""
+    """Return whether a JSON value is among others; true is not 1."""
     return any(json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True) for other in others)
 
 

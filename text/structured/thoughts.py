@@ -1,6 +1,6 @@
-"""What a model may think before it answers: at most so many tokens, and a form that begins behind them. Pure.
+"""Reasoning before an answer: a limit of tokens, and the form of the answer after it. Pure.
 
-It travels as one more kind of structured output: a worker that does not know it refuses the request by name.
+On the wire it is one more kind of structured output, so that an older worker rejects the request by name.
 """
 
 import json
@@ -14,13 +14,13 @@ MAX_BUDGET = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """The texts are tokenised by themselves, special tokens included."""
+    """Reasoning before an answer. The texts are tokenised separately, special tokens included."""
 
-    open: str  # that begins the thought, where the model does so; empty: the prompt ends within it
-    closes: tuple[str, ...]  # the first of these to come ends it
-    forced: str  # comes once the budget is spent; ends with one of `closes`
-    budget: int | None = None  # tokens between the two
-    form: StructuredOutput | None = None  # of all that follows the thought, or of an answer without one
+    open: str  # tag that begins the reasoning; empty if the prompt ends within it
+    closes: tuple[str, ...]  # tags of which the first one ends it
+    forced: str  # text forced when the budget is used up; ends with one of `closes`
+    budget: int | None = None  # maximum of tokens between the tags
+    form: StructuredOutput | None = None  # form of the answer
 
     def output(self) -> StructuredOutput:
         form = None if self.form is None else [self.form.kind.value, self.form.text]
@@ -29,7 +29,7 @@ class Thoughts:
 
 
 def thoughts_of(output: StructuredOutput) -> Thoughts:
-    """Raises: FormRefused."""
+    """Return the reasoning that a kind THOUGHTS describes. Raises: FormRefused."""
     try:
         opening, closes, forced, budget, form = read_json(output.text)
         inner = None if form is None else StructuredOutput(StructuredKind(form[0]), form[1])
@@ -38,14 +38,14 @@ def thoughts_of(output: StructuredOutput) -> Thoughts:
         good = not nested and bool(found.closes) and all(found.closes) and bool(forced)
         good = good and (budget is None or (isinstance(budget, int) and 0 <= budget <= MAX_BUDGET))
     except (ValueError, TypeError, LookupError) as error:
-        raise FormRefused(f"is no description of thoughts: {error}") from error
+        raise FormRefused(f"invalid reasoning configuration: {error}") from error
     if not good or not any(forced.endswith(close) for close in found.closes):
-        raise FormRefused("is no description of thoughts")
+        raise FormRefused("invalid reasoning configuration")
     return found
 
 
 def form_of(output: StructuredOutput | None) -> StructuredOutput | None:
-    """The form of the answer itself. Raises: FormRefused."""
+    """Return the form of the answer itself. Raises: FormRefused."""
     if output is None or output.kind is not StructuredKind.THOUGHTS:
         return output
     return thoughts_of(output).form

@@ -1,1 +1,1 @@
-"""How models write calls of functions: one file for each format, and which of them a model has."""
+"""Formats of tool calls, one module each."""

@@ -1,4 +1,4 @@
-"""The formats by name, and which of them a model has: the one that its chat template teaches."""
+"""Formats by name, and the format of a model: the one that its chat template teaches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from baton.text.output.pieces import Schemas, ToolParser
 
 
 class Template(Protocol):
-    """A chat template: its text, and the name of the format where that is not to say."""
+    """Chat template: its source, and the name of its format if the router's flag states one."""
 
     @property
     def source(self) -> str: ...
@@ -28,8 +28,10 @@ class Template(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """`marks`: a template that has one of them teaches it. `special`: special tokens that the reader needs as text.
-    `begins`: tags with which calls begin; none where the reader takes the whole answer for calls or for text.
+    """Format of tool calls.
+
+    `marks`: texts in templates that teach it. `special`: special tokens that the reader needs as text. `begins`: tags
+    with which calls begin; empty if the reader itself distinguishes calls from text.
     """
 
     name: str
@@ -37,7 +39,7 @@ class Format:
     marks: tuple[str, ...]
     special: frozenset[str] = frozenset()
     begins: tuple[str, ...] = ()
-    has_channels: bool = False  # all answers are in it, and their thoughts
+    has_channels: bool = False  # all answers and their reasoning are in channels
 
 
 _KNOWN = (
@@ -51,11 +53,11 @@ _KNOWN = (
     Format("llama", LlamaReader, (llama.PYTHON_TAG, '"parameters"'), llama.TOKENS),
 )
 FORMATS: Mapping[str, Format] = {each.name: each for each in _KNOWN}
-"""By name, as `--tool-format` has it. A template's format is the first of which it has a mark."""
+"""Formats by the names of `--tool-format`. The first format with a mark in the template is the model's."""
 
 
 def format_of(template: Template | None) -> Format | None:
-    """The router's flag names it, else the template teaches it; None where it teaches none that is known."""
+    """Return the format named by the router's flag or taught by the template; None if it teaches no known one."""
     if template is not None and template.tool_format:
         return FORMATS[template.tool_format]
     source = template.source if template is not None else ""

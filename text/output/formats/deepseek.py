@@ -20,7 +20,7 @@ TOKENS = frozenset({CALLS, CALLS_END, CALL, CALL_END, SEPARATOR})
 class DeepseekReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
-        self._tag = CALLS  # with which what is being read began
+        self._tag = CALLS  # tag with which the current call began
         self._name = ""
 
     def _text(self) -> bool:
@@ -31,7 +31,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _next(self) -> bool:
-        """A call, or the end of all."""
+        """Parse the next call or the end of all calls."""
         if not self._skip_space():
             return False
         begins, ends = self._comes(CALL), self._comes(CALLS_END)
@@ -48,7 +48,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _kind(self) -> bool:
-        """What stands before the separator: `function`, or the name itself."""
+        """Parse the text before the separator: `function`, or the name itself."""
         found = NAME.match(self._held)
         behind = self._held[found.end() :] if found is not None else self._held
         if found is None or not (behind.startswith(SEPARATOR) or SEPARATOR.startswith(behind)):
@@ -61,7 +61,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _behind_kind(self) -> bool:
-        """The arguments, or a name, and the beginning of a block of code."""
+        """Parse the arguments, or a name and the beginning of a code block."""
         if not self._skip_space():
             return False
         if self._held.startswith("{"):
@@ -105,4 +105,4 @@ class DeepseekReader(FormatReader):
 
     def _end(self) -> None:
         if self._state == self._behind or (self._state == self._next and not self._raw.startswith(self._tag)):
-            self._raw = self._held = ""  # a part of the last tags
+            self._raw = self._held = ""  # part of the last tags

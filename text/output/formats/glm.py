@@ -41,7 +41,7 @@ class GlmReader(TaggedReader):
         return True
 
     def _key(self) -> bool:
-        """The key and the first tag of its value."""
+        """Parse the key and the first tag of its value."""
         key, tag, rest = self._held.partition(KEY_END)
         behind = rest.lstrip()
         if not tag or (not behind.startswith(VALUE) and VALUE.startswith(behind)):

@@ -17,9 +17,9 @@ from baton.text.output.pieces import Schemas
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = frozenset({START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN})
-HEADER_CHARACTERS = 400  # a longer one is none
+HEADER_CHARACTERS = 400  # longer text is no header
 PARAGRAPH = "\n\n"
-_FIRST = (START, CHANNEL, "to=", MESSAGE)  # of a header
+_FIRST = (START, CHANNEL, "to=", MESSAGE)  # possible beginnings of a header
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
 _HEADER = re.compile(
     r"(?:<\|start\|>assistant)?(?:\s*to=(?P<first>[^\s<]+))?\s*"
@@ -35,14 +35,14 @@ class HarmonyReader(FormatReader):
         self._name = ""
         self._in_thought = False
         self._has_thought = self._has_text = False
-        self._gap = ""  # before the text of a message
+        self._gap = ""  # separator before the text of a message
 
     @property
     def thinks(self) -> bool:
         return self._in_thought
 
     def _text(self) -> bool:
-        """The header of a message."""
+        """Parse the header of a message."""
         begun = self._held.lstrip(SPACE)
         if not any(begun.startswith(tag) or tag.startswith(begun) for tag in _FIRST):
             return self._loose()
@@ -69,7 +69,7 @@ class HarmonyReader(FormatReader):
         self._gap = PARAGRAPH if has_some else ""
 
     def _loose(self) -> bool:
-        """Text outside of messages: it has at least one character, so that what is no header is read once."""
+        """Treat one character outside of messages as text, so that a failed header is parsed once."""
         self._say(self._held[0])
         self._held, self._has_text, self._gap = self._held[1:], True, ""
         self._in_thought, self._state = False, self._message
@@ -101,7 +101,7 @@ class HarmonyReader(FormatReader):
         place, tag = self._find(_ENDS)
         if tag is None and not place:
             return False
-        if place:  # something else
+        if place:  # not an object
             self._say(self._raw)
             self._raw, self._gap, self._state = "", "", self._message
             return True
@@ -116,7 +116,7 @@ class HarmonyReader(FormatReader):
         return True
 
     def _ends_with(self, tag: str | None) -> bool:
-        """A message. A model may begin the next one without an end."""
+        """End a message. A model may begin the next one without an end."""
         if tag is None:
             return False
         self._drop(tag if tag in (END, CALL, RETURN) else "")

@@ -25,7 +25,7 @@ class HermesReader(FormatReader):
         return True
 
     def _in_call(self) -> bool:
-        """As long as a name is not there, all of it may be text."""
+        """Parse a call. Until its name is known, all of it may be text."""
         call, begun = self._call, not self._raw
         for place, letter in enumerate(self._held):
             try:
@@ -46,7 +46,7 @@ class HermesReader(FormatReader):
         return True
 
     def _behind(self) -> bool:
-        """The closing tag is no text; a model may leave it out."""
+        """Skip the closing tag, which a model may omit."""
         self._held = self._held.lstrip()
         if not self._held or (comes := self._comes(CLOSE)) is None:
             return False
@@ -55,4 +55,4 @@ class HermesReader(FormatReader):
 
     def _end(self) -> None:
         if self._state == self._behind:
-            self._held = ""  # a part of the closing tag
+            self._held = ""  # part of the closing tag

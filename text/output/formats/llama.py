@@ -1,10 +1,10 @@
-"""Llama 3: the whole answer is calls in JSON, or it is text. So is any form that forces calls.
+"""Llama 3: the complete answer is calls in JSON, or text. So is any form that forces calls.
 
     {"name": "weather", "parameters": {"city": "Rome"}}; {"name": "time", "parameters": {}}
     <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}
     [{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "time", "parameters": {}}]
 
-An object that calls no function that there is may be what the user asked for: it is text.
+An object that calls no known function is text: the user may have asked for it.
 """
 
 from baton.text.output.formats.reader import SPACE, FormatReader
@@ -22,7 +22,7 @@ class LlamaReader(FormatReader):
         self._call = CallObject()
 
     def _text(self) -> bool:
-        """Before a call."""
+        """Parse what precedes a call."""
         rest = self._held.lstrip(_BETWEEN)
         self._take(len(self._held) - len(rest))
         if not rest or (tagged := self._comes(PYTHON_TAG)) is None:
@@ -61,7 +61,7 @@ class LlamaReader(FormatReader):
         return True
 
     def _only_text(self) -> bool:
-        """To the end. All white space of an answer without calls is its own."""
+        """Treat the rest of the answer as text, including all its white space."""
         self._held, self._raw, self._state = self._raw + self._held, "", self._rest
         return True
 
@@ -72,4 +72,4 @@ class LlamaReader(FormatReader):
 
     def _end(self) -> None:
         if self._state == self._text and self.calls and not self._raw.strip(_BETWEEN):
-            self._raw = ""  # what closes a list of calls
+            self._raw = ""  # end of a list of calls

@@ -33,7 +33,7 @@ class MistralReader(FormatReader):
         return True
 
     def _behind_tag(self) -> bool:
-        """A list, or a name."""
+        """Parse the beginning of a list, or a name."""
         if not self._skip_space():
             return False
         if self._held[0] in "[{":
@@ -48,7 +48,7 @@ class MistralReader(FormatReader):
         return True
 
     def _behind_name(self) -> bool:
-        """An id and a mark, which may be missing, then the arguments."""
+        """Parse an optional id and an optional mark, then the arguments."""
         if not self._skip_space():
             return False
         for tag in (CALL_ID, ARGUMENTS):
@@ -79,7 +79,7 @@ class MistralReader(FormatReader):
         return True
 
     def _in_list(self) -> bool:
-        """Before a call, or at the end."""
+        """Parse what precedes a call, or the end of the list."""
         rest = self._held.lstrip(SPACE + ",")
         self._take(len(self._held) - len(rest))
         if not rest:

@@ -25,20 +25,23 @@ _AS_JSON = {"]": "]", "}": "}", ")": "]"}  # a tuple is a list
 
 
 class PythonArguments:
-    """Behind the name and its bracket, a character at a time. Raises NotACall where it is no Python that it knows."""
+    """Parser of arguments after a function's name and bracket, character by character.
+
+    Raises NotACall for Python that it does not support.
+    """
 
     def __init__(self) -> None:
         self.closed = False
-        self._open: list[str] = []  # what closes each list, tuple and dict that is open
+        self._open: list[str] = []  # closing bracket of each open list, tuple and dict
         self._read = self._key_or_end
-        self._word = ""  # a key, a number or a constant
+        self._word = ""  # current key, number or constant
         self._quote = ""
-        self._escape = ""  # an escape sequence, from its backslash
-        self._is_empty = True  # no argument yet
-        self._is_key = False  # the string that is being read is a key of a dict
+        self._escape = ""  # current escape sequence, from its backslash
+        self._is_empty = True  # no argument so far
+        self._is_key = False  # the current string is a key of a dict
 
     def push(self, letter: str) -> str:
-        """Returns what it adds to the JSON."""
+        """Parse one character and return the JSON that it adds."""
         return self._read(letter)
 
     # Arguments.
@@ -59,13 +62,13 @@ class PythonArguments:
         return ""
 
     def _behind(self, letter: str) -> str:
-        """A value: the next one, or an end."""
+        """Parse what follows a value: a comma or a closing bracket."""
         if letter in SPACE:
             return ""
         if letter == ",":
             top = self._open[-1] if self._open else ""
             self._read = self._key_or_end if not top else self._dict_key if top == "}" else self._item
-            self._word = ", " if top else ""  # of a list; it goes out with its next item
+            self._word = ", " if top else ""  # emitted before the next item
             return ""
         return self._close(letter)
 
@@ -81,7 +84,7 @@ class PythonArguments:
     # Values.
 
     def _item(self, letter: str) -> str:
-        """Of a list, or its end."""
+        """Parse an item of a list, or its end."""
         if letter in SPACE:
             return ""
         comma, self._word = self._word, ""
@@ -161,7 +164,7 @@ class PythonArguments:
 
 
 def _json_letters(text: str) -> str:
-    """Within a string. Half a pair of UTF-16 has no other spelling."""
+    """Return characters of a JSON string. Half a surrogate pair is escaped."""
     return json.dumps(text, ensure_ascii=any("\ud800" <= letter <= "\udfff" for letter in text))[1:-1]
 
 
@@ -172,7 +175,7 @@ class PythonicReader(FormatReader):
         self._name = ""
 
     def _text(self) -> bool:
-        """The beginning of the answer, or behind a tag."""
+        """Parse the beginning of the answer, or the text after a tag."""
         if not self._skip_space():
             return False
         if not self._held.startswith("["):
@@ -194,7 +197,7 @@ class PythonicReader(FormatReader):
         return True
 
     def _in_call(self) -> bool:
-        """It goes out with the first part of its arguments."""
+        """Parse arguments. The call is sent with the first part of them."""
         text, self._held = self._held, ""
         for place, letter in enumerate(text):
             try:
@@ -222,7 +225,7 @@ class PythonicReader(FormatReader):
         return True
 
     def _closed(self) -> bool:
-        """All that was taken since the last call is what closes the list."""
+        """Skip the text that closes the list."""
         if not self._skip_space() or (comes := self._comes(CLOSE)) is None:
             return False
         self._drop(CLOSE if comes else "")
@@ -230,7 +233,7 @@ class PythonicReader(FormatReader):
         return True
 
     def _only_text(self) -> bool:
-        """What has not gone out of a call is text, and so is all that follows, but for the tag."""
+        """Treat the unsent part of a call and the rest of the answer as text, except the tag."""
         if self._raw.startswith(OPEN):
             self._no_call(OPEN)
         self._held, self._raw, self._state = self._raw + self._held, "", self._rest

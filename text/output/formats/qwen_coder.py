@@ -53,12 +53,12 @@ class QwenCoderReader(TaggedReader):
         return True
 
     def _key(self) -> bool:
-        """With the line break behind it."""
+        """Parse a key and the line break after it."""
         key, tag, rest = self._held.partition(">")
         return bool(tag and rest) and self._begin_value(key, rest.removeprefix("\n"))
 
     def _closed(self) -> bool:
-        """The tag around the function is no text; a model may leave it out."""
+        """Skip the tag around the function, which a model may omit."""
         if not self._skip_space() or (comes := self._comes(CLOSE)) is None:
             return False
         self._drop(CLOSE if comes else "")
@@ -67,5 +67,5 @@ class QwenCoderReader(TaggedReader):
 
     def _end(self) -> None:
         if self._state == self._closed:
-            self._raw = self._held = ""  # a part of the last tag
+            self._raw = self._held = ""  # part of the last tag
         super()._end()

@@ -1,8 +1,8 @@
-"""What the readers of all formats share: text, white space around calls, and calls that turn out to be none. Pure.
+"""Common part of all formats' readers: text, white space around calls, and text that looks like a call. Pure.
 
-What a reader says depends on the text alone, never on where it was cut: while the text so far allows two readings, a
-state waits. A call goes out once its name and the beginning of its arguments are there. What is no call is text; where
-arguments were already on their way, the text begins after them.
+Output depends on the text alone, never on how it was cut: while the text allows two interpretations, a state waits. A
+call is sent once its name and the beginning of its arguments are known. Anything that is no call is text; if arguments
+were already sent, the text begins after them.
 """
 
 import re
@@ -21,27 +21,27 @@ from baton.text.output.pieces import (
 
 SPACE = " \t\r\n"
 NAME = re.compile(r"[A-Za-z0-9_.\-]+")
-"""Of a function."""
+"""Name of a function."""
 
 
 class FormatReader(ABC):
-    """Reads an answer as states do: each takes what it can of `_held`, and returns whether it got anywhere."""
+    """State machine over an answer: each state consumes what it can of `_held` and returns whether it made progress."""
 
     def __init__(self, schemas: Schemas, new_call_id: Callable[[], str] = new_id) -> None:
         self.calls = 0
         self._schemas = schemas
         self._new_call_id = new_call_id
-        self._held = ""  # not read yet
-        self._raw = ""  # of a call that has not gone out: what it is as text
-        self._space = ""  # behind a text; it is none if a call follows
-        self._behind_call = False  # white space that comes now is no text
+        self._held = ""  # text not parsed yet
+        self._raw = ""  # text of a call that has not been sent
+        self._space = ""  # white space after text; dropped if a call follows
+        self._behind_call = False  # white space that follows is dropped
         self._pieces: list[OutputPiece] = []
         self._state: Callable[[], bool] = self._text
         self._object = ObjectEnd()
 
     @property
     def thinks(self) -> bool | None:
-        """Whether what comes now is a thought; None in a format that has no thoughts of its own."""
+        """Return whether the next text is reasoning; None for a format without reasoning."""
         return None
 
     def push(self, text: str) -> list[OutputPiece]:
@@ -51,7 +51,7 @@ class FormatReader(ABC):
         return self._told()
 
     def finish(self) -> list[OutputPiece]:
-        """The pieces that were held back, at the end of the answer."""
+        """Return the withheld pieces at the end of the answer."""
         self._end()
         rest, self._raw, self._held = self._raw + self._held, "", ""
         self._say(rest)
@@ -61,12 +61,12 @@ class FormatReader(ABC):
 
     @abstractmethod
     def _text(self) -> bool:
-        """The first state, and the one between calls."""
+        """Parse text: the first state, and the state between calls."""
 
     def _end(self) -> None:  # noqa: B027, most have nothing to settle
-        """Whatever the end of the answer settles. What is left as raw or held is text."""
+        """Settle the state at the end of the answer. What remains in `_raw` and `_held` is text."""
 
-    # What goes out.
+    # Output
 
     def _say(self, text: str) -> None:
         if self._behind_call:
@@ -93,21 +93,24 @@ class FormatReader(ABC):
             self._pieces.append(CallArguments(self.calls - 1, arguments))
 
     def _no_call(self, tag: str) -> bool:
-        """What began with `tag` is none: the tag is text, and what follows it is read once more."""
+        """Treat `tag` as text and parse what followed it again."""
         self._held = self._raw[len(tag) :] + self._held
         self._raw, self._state = "", self._text
         self._say(tag)
         return True
 
     def _give_up(self, tag: str) -> bool:
-        """The call goes no further: where it has not gone out it is none, else what follows is text."""
+        """End a call. If it was not sent it is no call; otherwise what follows is text."""
         if self._raw.startswith(tag):
             return self._no_call(tag)
         self._held, self._raw, self._state = self._raw + self._held, "", self._text
         return True
 
     def _begin_object(self, name: str, tag: str) -> bool | None:
-        """A call whose arguments come next, as an object. None while that is open; else whether it has gone out."""
+        """Start a call whose arguments follow as an object.
+
+        Return whether it was sent, None while that is undecided.
+        """
         if not self._skip_space():
             return None
         if not self._held.startswith("{"):
@@ -118,50 +121,50 @@ class FormatReader(ABC):
         return True
 
     def _pass_object(self, *ends: str) -> bool:
-        """Arguments as they come. Returns whether the object has ended, or one of `ends` is next: no object has it."""
+        """Send arguments as they arrive; return whether the object is complete or one of `ends` follows it."""
         place, tag = self._find(ends)
         passed = self._object.read(self._held[:place])
         self._argue(self._held[:passed])
         self._held = self._held[passed:]
         return self._object.has_ended or tag is not None
 
-    # What comes in.
+    # Input
 
     def _comes(self, tag: str) -> bool | None:
-        """Whether it comes next; None while that is open."""
+        """Return whether `tag` is next; None while that is undecided."""
         if self._held.startswith(tag):
             return True
         return None if tag.startswith(self._held) else False
 
     def _take(self, characters: int) -> str:
-        """Of a call: it stays known until the call goes out."""
+        """Move characters of a call to `_raw`, where they stay until the call is sent."""
         taken, self._held = self._held[:characters], self._held[characters:]
         self._raw += taken
         return taken
 
     def _drop(self, tag: str) -> None:
-        """Takes it, and all that was taken of the call so far."""
+        """Skip `tag` and forget `_raw`."""
         self._held, self._raw = self._held[len(tag) :], ""
 
     def _skip_space(self) -> bool:
-        """Whether something else than white space is there."""
+        """Skip white space; return whether anything follows."""
         self._take(len(self._held) - len(self._held.lstrip(SPACE)))
         return bool(self._held)
 
     def _say_until(self, tags: Sequence[str]) -> str | None:
-        """Text up to the first tag, which it takes and returns; None while there is none."""
+        """Send text up to the first tag; take and return the tag, or None if there is none yet."""
         place, tag = self._find(tags)
         self._say(self._held[:place])
         self._held = self._held[place:]
         return self._take(len(tag)) if tag is not None else None
 
     def _find(self, tags: Sequence[str]) -> tuple[int, str | None]:
-        """Where the first of the tags begins; without one, where one may begin at the earliest."""
+        """Return position and name of the first tag; without one, the earliest position where one may begin."""
         found = min(((place, tag) for tag in tags if (place := self._held.find(tag)) >= 0), default=None)
         return found or (len(self._held) - max(beginning_of(tag, self._held) for tag in tags), None)
 
     def _told(self) -> list[OutputPiece]:
-        """What is to go out now, as few pieces as possible."""
+        """Return the pieces to send now, merged into as few as possible."""
         pieces = list[OutputPiece]()
         for piece in self._pieces:
             match pieces[-1:], piece:
@@ -178,7 +181,7 @@ class FormatReader(ABC):
 
 
 class ObjectEnd:
-    """Finds where a JSON object ends that begins with a brace."""
+    """Search for the end of a JSON object that begins with a brace."""
 
     def __init__(self) -> None:
         self.has_ended = False
@@ -187,7 +190,7 @@ class ObjectEnd:
         self._escaped = False
 
     def read(self, text: str) -> int:
-        """How many of these characters, which follow the ones before, are of the object."""
+        """Return how many of the next characters belong to the object."""
         for place, letter in enumerate(text):
             if self._in_string:
                 if self._escaped:

@@ -1,4 +1,4 @@
-"""What readers share whose formats write arguments one by one, each as a key and a value between tags. Pure."""
+"""Common part of readers for formats that write each argument as a key and a value between tags. Pure."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -9,17 +9,17 @@ from baton.text.output.pieces import Schemas, beginning_of
 
 
 class TaggedReader(FormatReader):
-    """A call goes out with its first key, or at its end."""
+    """Reader that sends a call with its first key, or at its end."""
 
     key_tag: ClassVar[str]
     value_end: ClassVar[str]
     last_tag: ClassVar[str]
-    """Behind the arguments of a call."""
+    """Tag after the arguments of a call."""
     line_break: ClassVar[str] = ""
-    """Stands before the end of a value, and is no part of it."""
+    """Line break before the end of a value, not part of it."""
 
     def __init__(self, schemas: Schemas, tag: str) -> None:
-        """`tag`: with which a call begins, unless `_text` finds another one."""
+        """Start before the first call. `tag`: beginning of a call, unless `_text` finds another one."""
         super().__init__(schemas)
         self._name = ""
         self._tag = tag
@@ -27,14 +27,14 @@ class TaggedReader(FormatReader):
 
     @abstractmethod
     def _key(self) -> bool:
-        """Between the first tag of an argument and its value."""
+        """Parse the text between the first tag of an argument and its value."""
 
     def _closed(self) -> bool:
-        """Behind the last tag."""
+        """Parse the text after the last tag."""
         return self._text()
 
     def _next(self) -> bool:
-        """An argument, or the end."""
+        """Parse the next argument or the end."""
         if not self._skip_space():
             return False
         is_key, is_last = self._comes(self.key_tag), self._comes(self.last_tag)
@@ -58,7 +58,7 @@ class TaggedReader(FormatReader):
             self._writer = ArgumentWriter(self._schemas.get(self._name, {}))
 
     def _begin_value(self, key: str, behind: str) -> bool:
-        """`behind`: what has come of the value, and after it."""
+        """Send the key. `behind`: text received after the key."""
         self._begin_named()
         self._argue(self._writer.key(key.strip()))
         self._raw, self._held, self._state = "", behind, self._value

@@ -1,6 +1,6 @@
-"""Arguments that a model writes as text, one after another, as the JSON object that a client gets. Pure.
+"""Conversion of arguments that a model writes as text, one by one, to a JSON object. Pure.
 
-The function's schema says what a text means: a string is passed on while it comes, anything else once it is whole.
+The function's schema gives the type of a text: a string is passed on as it streams, other values once complete.
 """
 
 import json
@@ -13,24 +13,24 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class ArgumentWriter:
-    """Each of its methods returns the next part of the object."""
+    """Writer of the object; each method returns its next part."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         properties = schema.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
         self._is_empty = True
         self._types: frozenset[str] = frozenset()
-        self._text = ""  # of a value that is no plain string
+        self._text = ""  # text of a value that is not a string
 
     def key(self, name: str) -> str:
-        """A value follows."""
+        """Write a key, before its value."""
         begin = "{" if self._is_empty else ", "
         self._is_empty, self._text = False, ""
         self._types = _types(self._properties.get(name))
         return f"{begin}{json.dumps(name, ensure_ascii=False)}: " + ('"' if self._is_string else "")
 
     def part(self, text: str) -> str:
-        """Of the value."""
+        """Write a part of the value."""
         if self._is_string:
             return json.dumps(text, ensure_ascii=False)[1:-1]
         self._text += text
@@ -40,7 +40,7 @@ class ArgumentWriter:
         return '"' if self._is_string else _converted(self._text, self._types)
 
     def cut(self) -> str:
-        """Of a value that has no end, what has not gone out."""
+        """Return the unsent rest of a value without an end."""
         return self._text
 
     def end(self) -> str:
@@ -52,7 +52,7 @@ class ArgumentWriter:
 
 
 def _types(schema: object) -> frozenset[str]:
-    """That a value may have; empty where the schema does not say."""
+    """Return the types that a value may have; empty if the schema states none."""
     if not isinstance(schema, Mapping):
         return frozenset()
     stated = schema.get("type")
@@ -83,7 +83,7 @@ def _type_of(value: object) -> str:
 
 
 def _converted(text: str, types: frozenset[str]) -> str:
-    """As JSON of one of these types where it can be read so, else as a string."""
+    """Return the text as JSON of one of these types if it can be parsed as such, else as a string."""
     given = _PYTHON.get(text.strip(), text.strip())
     try:
         found = _type_of(read_json(given))

@@ -9,8 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from enum import Enum, auto
+from typing import NamedTuple, NoReturn, Protocol
 
 import grpc
 
@@ -145,6 +147,15 @@ class Integrity:
     checksum_mismatches: int = 0  # of those
 
 
+class Outcome(Enum):
+    """State of a pull when it ends: what the source must still be told."""
+
+    GIVEN_UP = auto()  # the source still waits for a reader
+    PINNED = auto()  # confirmed: the source has released the blocks
+    STALE = auto()  # the source reused blocks while they were read
+    REPLACED = auto()  # another process has the source's address
+
+
 class Arrival(NamedTuple):
     message: kv_transfer_pb2.OpenResponse
     at: float  # monotonic seconds
@@ -218,39 +229,28 @@ class TransferReader:
         except PeerFailed as error:
             raise TransferFailed(str(error)) from error
         progress = Progress(opened=time.monotonic())
-        was_pinned = replaced = False
-        transfer_id, request.pool_id = request.transfer_id, peer.pool_id
-        stream = peer.stub.Open(request)
-        confirming: asyncio.Task[None] | None = None
-        if confirmed is not None:
-            asking = keep_confirming(peer.stub, transfer_id, progress, confirmed, self._confirm_period_s)
-            confirming = asyncio.create_task(asking, name="confirm")
+        request.pool_id = peer.pool_id
+        outcome = Outcome.GIVEN_UP
         try:
-            end = await self._follow(peer, stream, transfer_id, destination, progress)
-            if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
-                raise TransferFailed("the source ended the transfer before the prompt was complete")
-            asked = time.monotonic()
-            was_pinned = await self._confirm(peer, transfer_id)
-            progress.round_trip_s = time.monotonic() - asked
+            async with self._opened(peer, request, progress, confirmed) as stream:
+                end = await self._follow(peer, stream, request.transfer_id, destination, progress)
+                if not request.block_hashes and len(progress.source_blocks) != len(destination.blocks):
+                    raise TransferFailed("the source ended the transfer before the prompt was complete")
+                asked = time.monotonic()
+                outcome = Outcome.PINNED if await self._confirm(peer, request.transfer_id) else Outcome.STALE
+                progress.round_trip_s = time.monotonic() - asked
         except grpc.aio.AioRpcError as error:
-            replaced = error.code() is grpc.StatusCode.FAILED_PRECONDITION
-            if replaced or error.code() is grpc.StatusCode.UNAVAILABLE:
-                self._peers.forget(peer)
-            if replaced:
-                raise PoolReplaced(f"another process now listens at {endpoint}") from error
-            kind = TransferFailed if error.code() in TAKEN_BACK else SourceLost
-            raise kind(f"the transfer from {endpoint} broke: {error.code().name} {error.details()}") from error
+            if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                outcome = Outcome.REPLACED
+            self._raise_failure(peer, error)
         except PeerFailed as error:
             raise SourceLost(str(error)) from error
         finally:
-            if confirming is not None:
-                confirming.cancel()
-            stream.cancel()
-            if was_pinned or replaced:
+            if outcome in (Outcome.PINNED, Outcome.REPLACED):
                 self._peers.give_back(peer)
             else:
-                self._give_up(peer, transfer_id)
-        if not was_pinned:
+                self._give_up(peer, request.transfer_id)
+        if outcome is Outcome.STALE:
             raise TransferFailed(f"the KV read from {endpoint} was stale")
         exposed_ms, late_ms = progress.timings_ms(time.monotonic())
         return Pull(
@@ -262,6 +262,37 @@ class TransferReader:
             late_ms,
             peer.transport.name,
         )
+
+    @asynccontextmanager
+    async def _opened(
+        self,
+        peer: Peer,
+        request: kv_transfer_pb2.OpenRequest,
+        progress: Progress,
+        confirmed: ConfirmedBlocks | None,
+    ) -> AsyncIterator[AsyncIterator[kv_transfer_pb2.OpenResponse]]:
+        """Stream of watermarks; until its end, landed blocks are confirmed into `confirmed`, if given."""
+        stream = peer.stub.Open(request)
+        confirming: asyncio.Task[None] | None = None
+        if confirmed is not None:
+            asking = keep_confirming(peer.stub, request.transfer_id, progress, confirmed, self._confirm_period_s)
+            confirming = asyncio.create_task(asking, name="confirm")
+        try:
+            yield stream
+        finally:
+            if confirming is not None:
+                confirming.cancel()
+            stream.cancel()
+
+    def _raise_failure(self, peer: Peer, error: grpc.aio.AioRpcError) -> NoReturn:
+        """Raise the failure that a status of the source means. Forget a peer whose process is gone."""
+        code = error.code()
+        if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE):
+            self._peers.forget(peer)
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise PoolReplaced(f"another process now listens at {peer.endpoint}") from error
+        kind = TransferFailed if code in TAKEN_BACK else SourceLost
+        raise kind(f"the transfer from {peer.endpoint} broke: {code.name} {error.details()}") from error
 
     async def close(self) -> None:
         """Waits until the sources are notified of cancelled pulls; bounded by the timeout of that call."""

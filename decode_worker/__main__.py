@@ -1,4 +1,4 @@
-""".venv/bin/python -m baton.decode_worker: one decode worker, until SIGTERM."""
+"""One decode worker, until SIGTERM: `.venv/bin/python -m baton.decode_worker`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""One Start command on a decode worker, read before anything is done, and the messages to its router. Does no I/O."""
+"""State of one Start command on a decode worker, and the messages to its router. Does no I/O."""
 
 import asyncio
 import time
@@ -21,41 +21,41 @@ from baton.worker.wire import END_REASONS, add_logprobs
 
 @dataclass(frozen=True, slots=True)
 class ReceivedKv:
-    """A prompt's KV that came from a prefill worker, until it is reported to the router."""
+    """KV of a prompt received from a prefill worker, until it is reported to the router."""
 
     pull: Pull
-    cached_tokens: int  # of the prompt, which were here already
+    cached_tokens: int  # prompt tokens cached here before the pull
     validated: float  # monotonic seconds
 
 
 @dataclass(eq=False)
 class Answer(OpenRequest):
-    """One request on a decode worker, from the arrival of its command until its last token or the abort."""
+    """Request on a decode worker, from the arrival of its command until its last token or the abort."""
 
     retained: RetainedOutputs
     running_choices: set[int]
-    searches: bool  # with beams: nothing is sent before all is
-    is_pooled: bool  # its prompt is computed for a vector, and there is no answer
-    charge: Charge  # what its router charges for it
-    last_block: bytes = b""  # hash of the prompt's last complete block; empty: it keeps out of the cache
+    searches: bool  # beam search: output is sent when it is complete
+    is_pooled: bool  # embedding: no tokens are generated
+    charge: Charge  # resources that its router accounts for
+    last_block: bytes = b""  # hash of the prompt's last complete block; empty: not cached
     task: "asyncio.Task[None] | None" = None
     received_kv: ReceivedKv | None = None
-    prefill: PromptProgress | None = None  # of a prompt that is computed here
-    pooled: tuple[float, ...] = ()  # once that is done
-    adopted: bool = False  # its first router is gone
-    confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # of the landed blocks, until all have landed
-    keeps_landed: bool = False  # that much stays in the cache: the same tokens will be tried again
-    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # that prefill made, until they were repeated
-    moments: dict[int, Moment] = field(default_factory=dict)  # of the last token of each choice
+    prefill: PromptProgress | None = None  # None: the prompt is not computed here
+    pooled: tuple[float, ...] = ()  # the computed vector
+    adopted: bool = False  # by another router, after the first one was lost
+    confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # during the pull
+    keeps_landed: bool = False  # confirmed blocks stay cached for another attempt
+    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # from prefill, until repeated
+    moments: dict[int, Moment] = field(default_factory=dict)  # last token of each choice
 
     @property
     def answered_tokens(self) -> int:
-        """Given out by an earlier attempt."""
+        """Number of tokens that earlier attempts have sent."""
         return len(self.retained.answered)
 
     @property
     def confirmed_blocks(self) -> int:
-        """Of a prompt that does not land: they need not be pulled again."""
+        """Number of blocks to keep of an incomplete pull, which need not be pulled again."""
         return self.confirmed.blocks if self.keeps_landed else 0
 
     def land(self, received_kv: ReceivedKv, params: SamplingParams) -> None:
@@ -69,12 +69,12 @@ class Answer(OpenRequest):
             self.retained.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
 
     def adopt(self, session: Session, attempt_id: int) -> None:
-        """Another router takes it over, and is sent all that is retained."""
+        """Move the answer to another router, which receives all retained tokens."""
         self.session, self.attempt_id, self.adopted = session, attempt_id, True
         self.first_tokens.clear()
 
     def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.ConnectResponse | None:
-        """The scores of the prompt's own tokens to send, if any."""
+        """Record a computed chunk; return the message with scores of prompt tokens, if any."""
         if self.prefill is None:
             return None
         tokens = self.prefill.record(computed, timing)
@@ -85,7 +85,7 @@ class Answer(OpenRequest):
         return self.prefill.scores(self.attempt_id, computed)
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
-        """The output for a token; None where it goes with FirstStep."""
+        """Record a generated token; return its output, None if FirstStep carries it."""
         self.retained.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)
@@ -96,7 +96,7 @@ class Answer(OpenRequest):
         return None
 
     def take_beginnings(self, timing: StepTiming) -> Iterator[session_pb2.ConnectResponse]:
-        """With its first step: how the KV came over, or the first tokens of a prompt that was computed here."""
+        """Yield the messages of the first step: timings of received KV, or first tokens of a local prompt."""
         landed, first_step = self.take_landed(timing), self.take_first_step()
         if landed is not None:
             yield session_pb2.ConnectResponse(landed=landed)
@@ -104,7 +104,7 @@ class Answer(OpenRequest):
             yield session_pb2.ConnectResponse(first_step=first_step)
 
     def take_first_step(self) -> session_pb2.FirstStep | None:
-        """Once a prompt is computed here and its first tokens are made; None otherwise, and ever after."""
+        """Return the first tokens once after a prompt was computed here, else None."""
         prefill = self.prefill
         if prefill is None or not prefill.ended:
             return None
@@ -115,7 +115,7 @@ class Answer(OpenRequest):
         return first_step
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
-        """With the first step after the KV was received; None otherwise, and ever after."""
+        """Return the timings of a pull once, with the first step after it, else None."""
         received_kv, self.received_kv = self.received_kv, None
         if received_kv is None:
             return None
@@ -132,7 +132,7 @@ class Answer(OpenRequest):
         )
 
     def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
-        """The first output of a choice repeats the token that prefill sampled, in case the router never got it."""
+        """Build an output. A choice's first one repeats prefill's token, which the router may lack."""
         first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
         tokens = (drawn,) if first is None else (first, drawn)
         output = session_pb2.SequenceOutput(
@@ -149,7 +149,7 @@ class Answer(OpenRequest):
 
 
 def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOutput) -> bool:
-    """Adds the tokens to the last output of the step, if that is of the same choice; else does nothing."""
+    """Append the tokens to the last output of `batch` if it belongs to the same choice; return whether it did."""
     last = batch.outputs[-1] if batch.outputs else None
     if last is None or (last.attempt_id, last.choice) != (output.attempt_id, output.choice):
         return False

@@ -9,7 +9,7 @@ from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
 
 class DecodeConfig(WorkerConfig):
-    """Takes over KV and generates tokens for all its sequences at once."""
+    """Settings of a worker that receives KV and generates tokens."""
 
     max_sequences: int = Field(64, ge=1, le=4096, description="batch slots: most sequences at once")
     tbt_slo_ms: float | None = Field(

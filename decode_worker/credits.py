@@ -1,6 +1,7 @@
-"""How a decode worker is divided among routers: used, an equal part, lent; and what each report says of it. Pure.
+"""Credits: the share of a decode worker's blocks and batch slots that each router may use. Pure.
 
-One router at a time may be lent more, for a request that is larger than its part: then the others share what is left.
+A share is what the router uses plus an equal part of the rest. One router at a time may borrow more, for a request
+larger than its share; the others then share what is left.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -17,7 +18,7 @@ NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What a router charges for a request: complete blocks of the prompt once, and what each answer adds to them."""
+    """Blocks and slots of one request: complete blocks of the prompt once, plus those that each choice adds."""
 
     blocks: int
     slots: int
@@ -30,11 +31,11 @@ class Charge:
 
 
 NO_CHARGE = Charge(blocks=0, slots=0)
-"""Of a prompt that is computed for a vector: no answer keeps its blocks."""
+"""Charge of an embedding, which keeps no blocks."""
 
 
 class Credits(Generic[Router]):
-    """Of one kind: blocks, or places in the batch.
+    """Shares of one resource: blocks or batch slots.
 
     An increase of a router's limit takes effect one report later: until then another router may still use what the
     current report takes from it. So the limits of all routers together never exceed the total, as long as a command
@@ -48,11 +49,10 @@ class Credits(Generic[Router]):
     def deal(
         self, used: Mapping[Router, int], present: frozenset[Router], lent: Mapping[Router, int] = NOTHING
     ) -> dict[Router, int]:
-        """The most that each router may have here; called once for each report.
+        """Return the limit of each router. Call once per report.
 
-        `used`: by router, what it has here now; `present`: routers that receive the report. One that is away for a
-        moment keeps what it uses and no more. `lent`: what one of those present gets beside what it uses, at the cost
-        of the others' shares, though not of what they use.
+        `used`: amount in use, by router. `present`: routers that receive the report; an absent one keeps what it uses
+        and no more. `lent`: extra amount for a present router, taken from the others' shares but not from their use.
         """
         parts = self._divide(used, present)
         for router, more in lent.items():
@@ -71,7 +71,7 @@ class Credits(Generic[Router]):
     def _divide(
         self, used: Mapping[Router, int], present: frozenset[Router], total: int | None = None
     ) -> dict[Router, int]:
-        """The fair shares now, regardless of earlier reports. The router that has least comes first."""
+        """Return fair shares, regardless of earlier reports. The router that uses least comes first."""
         unused = max(0, (self._total if total is None else total) - sum(used.values()))
         each, extra = divmod(unused, max(1, len(present)))
         in_turn = sorted(present, key=lambda router: (used.get(router, 0), hash(router)))
@@ -93,41 +93,41 @@ TURN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CreditLoan(Generic[Router]):
-    """The resources that a router gets beside its own here, as soon as others have released them."""
+    """Extra resources of a router, available as soon as others have released them."""
 
     router: Router
     wanted: Charge
 
 
 class CreditLoans(Generic[Router]):
-    """Which router is lent more than its share: one at a time, in the order in which they asked.
+    """Queue of routers that ask for more than their share: one borrows at a time, in order of arrival.
 
-    A turn ends when the router wants no more, since its request has been placed or given up, and in any case after
-    TURN_S: then the others have the same time in which nothing is lent. So a request that never gets room, however long
-    it waits, keeps no other router from its share for more than half of the time.
+    A turn ends when the router wants no more (its request was placed or cancelled), at the latest after TURN_S. Then
+    nothing is lent for as long. So a request that never fits keeps other routers from their shares at most half of the
+    time.
     """
 
     def __init__(self) -> None:
         self._wanted: dict[Router, Charge] = {}  # in the order of their turn
         self._turn_of: Router | None = None
-        self._until = 0.0  # of the turn, or of the rest after one; monotonic seconds
+        self._until = 0.0  # end of the turn or of the pause after it, monotonic seconds
 
     def ask(self, router: Router, wanted: Charge) -> None:
-        """The newest replaces the one before and keeps its place in the queue; of nothing, it leaves the queue."""
+        """Set what a router wants. A new value keeps its place in the queue; zero leaves the queue."""
         if wanted.blocks or wanted.slots:
             self._wanted[router] = wanted
         else:
             self.forget(router)
 
     def forget(self, router: Router) -> None:
-        """It is gone, or needs nothing any more."""
+        """Remove a router that is gone or needs nothing any more."""
         self._wanted.pop(router, None)
         if self._turn_of == router:
             self._turn_of = None
             self._until = 0.0
 
     def loan(self, present: Collection[Router], now: float) -> CreditLoan[Router] | None:
-        """The loan, if any; called for each report. `present`: routers that receive the report."""
+        """Return the current loan. Call once per report. `present`: routers that receive the report."""
         if self._turn_of is not None and (now >= self._until or self._turn_of not in present):
             self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # it goes to the end of the queue
             self._turn_of = None
@@ -141,10 +141,7 @@ class CreditLoans(Generic[Router]):
 
 
 class WorkerCredits(Generic[Router]):
-    """What each router may have on a decode worker, sent with every report: blocks, and places in the batch.
-
-    `loans`: takes the routers' requests beyond their shares.
-    """
+    """Limits of each router on a decode worker, sent with every report: blocks and batch slots."""
 
     def __init__(self, total_blocks: int, total_slots: int) -> None:
         self._blocks: Credits[Router] = Credits(total_blocks)
@@ -154,7 +151,7 @@ class WorkerCredits(Generic[Router]):
     def deal(
         self, open_here: Iterable[tuple[Router, Charge]], present: Iterable[Router], now: float
     ) -> dict[Router, Limit]:
-        """`open_here`: every request with its router; `present`: routers that receive it. Called for each report."""
+        """Return limits by router. Call once per report. `open_here`: charge of every request; `present`: receivers."""
         blocks: dict[Router, int] = {}
         slots: dict[Router, int] = {}
         for router, charge in open_here:

@@ -13,7 +13,7 @@ from baton.worker.times import RequestTimes
 
 @dataclass(slots=True)
 class _Share:
-    """Of one choice. `output`: its place in `batch`."""
+    """Drafts of one choice. `output`: index in `batch`."""
 
     batch: session_pb2.StepOutputs
     output: int
@@ -23,7 +23,7 @@ class _Share:
 
 
 class StepDrafts:
-    """Of one step with drafted tokens."""
+    """Figures of one step with drafted tokens."""
 
     def __init__(self, step: StepRecord) -> None:
         self._drafted = {(part.request_id, part.choice): part.tokens for part in step.drafts}
@@ -31,7 +31,7 @@ class StepDrafts:
         self._shares: dict[tuple[int, int], _Share] = {}
 
     def take(self, request_id: int, choice: int, batch: session_pb2.StepOutputs, times: RequestTimes) -> None:
-        """A token of a choice was added to the last output of `batch`; all but its first are accepted ones."""
+        """Count a token added to the last output of `batch`; all but the first of a choice are accepted drafts."""
         share = self._shares.get((request_id, choice))
         if share is None:
             drafted_tokens = self._drafted.get((request_id, choice), 0)
@@ -40,7 +40,7 @@ class StepDrafts:
             share.accepted_tokens += 1
 
     def write(self) -> None:
-        """Every token was taken: adds the figures to the batches."""
+        """Add the figures to the batches, after the last `take`."""
         plain_ms, longer_ms = self._prices.plain_s * 1e3, self._prices.longer_s * 1e3
         for share in self._shares.values():
             accepted_tokens = share.accepted_tokens

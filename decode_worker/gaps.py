@@ -1,4 +1,4 @@
-"""Why the next token of an answer came late: the steps since the last one, split into causes. Does no I/O.
+"""Causes of late tokens: the steps between two tokens of an answer, split into causes. Does no I/O.
 
 The time between two tokens is that of the steps between them, end to end. Each step's time is split by its record
 (engine/runner/step_records.py); the time that it computed is compared with usual steps, those lately without prompts,
@@ -16,8 +16,8 @@ import numpy
 from baton.engine.runner.step_records import ChoiceKey, LoopDelay, StepHistory, StepRecord, StepTimeBreakdown
 from baton.text.causes import CausePart, StallCause, joined_causes
 
-LEAST_S = 0.005  # shorter gaps are not explained
-FACTOR = 1.25  # times the usual interval: neither are those that are no longer
+LEAST_S = 0.005  # shortest gap that is explained
+FACTOR = 1.25  # shortest explained gap, as a multiple of the usual interval
 KEPT_USUAL = 128  # steps
 MEASURED_EVERY = 16  # steps
 KEPT_NAMES = 4096
@@ -25,7 +25,7 @@ MOST_BLAMED = 3  # prompts of one step
 
 
 class Moment(NamedTuple):
-    """The end of the step that made an answer's last token."""
+    """End of the step that generated the last token of a choice."""
 
     step: int
     at_s: float
@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Between two tokens of one choice. `usual_ms` and the causes add up to it."""
+    """Time between two tokens of one choice: the sum of `usual_ms` and the causes."""
 
     usual_ms: float
     causes: tuple[CausePart, ...]  # longest first
@@ -44,7 +44,7 @@ class Gap:
 
 
 class _Plain(NamedTuple):
-    """A usual step, as it would have been without drafts. Seconds."""
+    """Duration of a usual step without drafts, in seconds."""
 
     answers: int
     context_tokens: int
@@ -54,7 +54,7 @@ class _Plain(NamedTuple):
 
 
 class _Prices(NamedTuple):
-    """What a usual step pays. Seconds."""
+    """Parts of a usual step, in seconds."""
 
     answer_s: float
     context_token_s: float
@@ -62,13 +62,13 @@ class _Prices(NamedTuple):
 
 @dataclass(slots=True)
 class UsualStep:
-    """How long steps take that only answers share."""
+    """Usual times of steps without prompts."""
 
-    interval_s: float = 0.0  # of any kind of step, the median; 0: not known yet
+    interval_s: float = 0.0  # median of all steps; 0: not known yet
     _plain: deque[_Plain] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _seen: int = 0
-    # Kept for MEASURED_EVERY steps; None: not asked for since.
+    # cached for MEASURED_EVERY steps; None: not computed
     _middle: _Plain | None = None
     _prices: _Prices | None = None
 
@@ -86,7 +86,7 @@ class UsualStep:
             )
 
     def middle(self) -> _Plain:
-        """The median of each."""
+        """Return the median of each part."""
         if not self._plain:
             return _Plain(0, 0, self.interval_s, 0.0, 0.0)
         if self._middle is None:
@@ -96,7 +96,7 @@ class UsualStep:
         return self._middle
 
     def cost_of(self, answers: int, context_tokens: int) -> tuple[float, float]:
-        """Seconds that so many more answers, and so much more context, add to a step: fitted to the usual ones."""
+        """Return the seconds that more answers and more context add to a step, fitted to usual steps."""
         if len(self._plain) < MEASURED_EVERY:
             return 0.0, 0.0
         if self._prices is None:
@@ -113,7 +113,7 @@ def _fitted(steps: Sequence[_Plain]) -> _Prices:
 
 
 class RequestNames:
-    """The public ids of the newest requests, by their numbers on this worker."""
+    """Public ids of the newest requests, by request number."""
 
     def __init__(self) -> None:
         self._names: OrderedDict[int, str] = OrderedDict()
@@ -124,27 +124,27 @@ class RequestNames:
             self._names.popitem(last=False)
 
     def of(self, number: int) -> str:
-        """Empty where it is not known."""
+        """Return the public id, empty if it is not known."""
         return self._names.get(number, "")
 
 
 class StepGaps:
-    """Explains the gaps of one worker's answers. On the event loop."""
+    """Explanations of the gaps of one worker's answers. Lives on the event loop."""
 
     def __init__(self, history: StepHistory, names: RequestNames) -> None:
         self._history = history
         self._names = names
         self._usual = UsualStep()
-        self._shared: dict[int, Gap] = {}  # of answers that had a part in all steps since this one, up to the newest
+        self._shared: dict[int, Gap] = {}  # gaps of answers in every step since this one, by step number
 
     def begin(self, step: StepRecord) -> None:
-        """A step has ended: to be called before `explain` is asked about it. One without a number is of no step."""
+        """Record a finished step before `explain` is called for it. A record without a number is ignored."""
         self._shared.clear()
         if step.number:
             self._usual.add(step)
 
     def explain(self, key: ChoiceKey, last: Moment, step: StepRecord) -> Gap | None:
-        """The gap that `step` ended for a choice, None where it is nothing special."""
+        """Return the gap that `step` ended for a choice, None if it is not late."""
         gap_s = step.ended - last.at_s
         if gap_s < LEAST_S or gap_s < FACTOR * self._usual.interval_s or not self._usual.interval_s:
             return None
@@ -162,21 +162,21 @@ class StepGaps:
                 if isinstance(part, float):
                     usual_s += part
                     continue
-                if part.cause is StallCause.PREEMPTION:  # that of the first step: it may have ended since
+                if part.cause is StallCause.PREEMPTION:  # of the first step; the cause may be over
                     preemptor = preemptor or part.request_id
                     part = part._replace(request_id=preemptor)
                 causes.append(part)
         return Gap(usual_s * 1e3, tuple(joined_causes(causes)))
 
     def held(self, spent: StepTimeBreakdown) -> tuple[CausePart, ...]:
-        """Why the outcomes of a step came late to the event loop; empty where they did not."""
+        """Return why the outcomes of a step reached the event loop late; empty if they did not."""
         if sum(spent) < LEAST_S:
             return ()
         parts = [CausePart(StallCause.WORKER_LOOP, spent.computing_s * 1e3), *_waits(spent)]
         return tuple(joined_causes(parts))
 
     def since(self, since: LoopDelay) -> tuple[CausePart, ...]:
-        """Why a message that was made may have left later; empty where hardly so."""
+        """Return why the previous message may have left late; empty if the delay is small."""
         if sum(since) < LEAST_S:
             return ()
         return tuple(
@@ -190,7 +190,7 @@ class StepGaps:
         )
 
     def _step_parts(self, key: ChoiceKey, step: StepRecord, is_last: bool) -> Iterator[CausePart | float]:
-        """A float is usual time, seconds."""
+        """Split the time; a float is usual time in seconds."""
         absence = self._absence(key, step)
         if absence is not None:
             usual_s = min(self._usual.middle().computing_s, step.interval_s) if is_last else 0.0
@@ -210,7 +210,7 @@ class StepGaps:
         yield from self._excess(step, usual, computing_s - usual_s)
 
     def _excess(self, step: StepRecord, usual: _Plain, excess_s: float) -> Iterator[CausePart]:
-        """Of a step's computing, beyond that of a usual one."""
+        """Split the compute time of a step beyond that of a usual one."""
         if step.drafts:
             drafts_s = min(step.prices.longer_s, excess_s)
             excess_s -= drafts_s
@@ -229,7 +229,7 @@ class StepGaps:
         yield CausePart(StallCause.SLOWER, (excess_s - batch_s - contexts_s) * 1e3)
 
     def _blamed(self, step: StepRecord, seconds: float) -> Iterator[CausePart]:
-        """The largest prompts of a step, each by its share; the last one bears the rest."""
+        """Attribute time to the largest prompts of a step by tokens; the last one gets the rest."""
         prompts = sorted(step.prompts, key=lambda part: -part.tokens)[:MOST_BLAMED]
         total = sum(part.tokens for part in prompts)
         for part in prompts:
@@ -239,7 +239,7 @@ class StepGaps:
             )
 
     def _absence(self, key: ChoiceKey, step: StepRecord) -> CausePart | None:
-        """Why this choice had no part in a step, or had to be computed again in it."""
+        """Return why this choice was not in a step, or was recomputed in it."""
         if key in step.preempted or any(part.request_id == key.request_id for part in step.prompts):
             others = [(tokens, number) for number, tokens in zip(step.answers, step.contexts, strict=True)]
             _, largest = max((each for each in others if each[1] != key.request_id), default=(0, 0))
@@ -250,7 +250,7 @@ class StepGaps:
 
 
 def _is_of_its_own(key: ChoiceKey, step: StepRecord) -> bool:
-    """Whether a step may have meant something else to this choice than to others."""
+    """Return whether the step affected this choice differently from others."""
     return bool(
         step.late
         or step.preempted

@@ -1,4 +1,4 @@
-"""Every answer that is open on a decode worker, and answers that a router takes over from another one.
+"""Open answers of a decode worker, and their adoption by another router.
 
 Does no I/O.
 """
@@ -19,19 +19,19 @@ Send = Callable[[Session, session_pb2.ConnectResponse], None]
 
 
 class AnswerTable(RequestTable[Answer]):
-    """The open answers, by their number and by their router's; and those that ended lately."""
+    """Open answers by request id and by attempt, and finished answers that can still be adopted."""
 
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
-        """`grace_s`: how long an answer that has ended can be asked for again."""
+        """`grace_s`: time for which a finished answer can be adopted."""
         super().__init__()
         self.ended: EndedOutputs[AttemptKey] = EndedOutputs(grace_s, bounds)
 
     def keep(self, answer: Answer, now: float) -> None:
-        """Of an answer that has ended: it can be adopted for a while."""
+        """Retain a finished answer, which can be adopted for the grace period."""
         self.ended.keep(answer.key, answer.retained, now)
 
     def move(self, answer: Answer, session: Session, attempt_id: int) -> None:
-        """To another router, or to another number of the same one."""
+        """Move an answer to another router or attempt id."""
         self.forget(answer)
         answer.adopt(session, attempt_id)
         self.add(answer)
@@ -44,18 +44,18 @@ class AnswerTable(RequestTable[Answer]):
 
 
 class Adoptions:
-    """Gives answers to the router that takes them over, with the tokens so far."""
+    """Adoption of answers by another router, which receives the tokens so far."""
 
     def __init__(self, table: AnswerTable, send: Send) -> None:
         self._table = table
         self._send = send
 
     def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
-        """Moves an answer to `session`, which is sent its tokens so far. None where it is not open, or not here."""
+        """Move an answer to `session` and send it the tokens so far. Return None if it is not open here."""
         old = AttemptKey(command.router_id, command.attempt_id)
         new = AttemptKey(session.router_id, command.as_attempt_id)
         if self._table.of_attempt(new) is not None:
-            logger.error("a router sent attempt %d twice; the second is dropped", new.attempt_id)
+            logger.error("duplicate attempt id %d from a router; the second command is dropped", new.attempt_id)
             return None
         answer = self._table.of_attempt(old)
         if answer is None:
@@ -69,7 +69,7 @@ class Adoptions:
         earlier = answer.session
         self._table.move(answer, session, new.attempt_id)
         reason = session_pb2.FAILURE_REASON_ADOPTED
-        self._send_failed(earlier, old.attempt_id, reason, "another router goes on with it")
+        self._send_failed(earlier, old.attempt_id, reason, "another router adopted the request")
         self.send_again(session, new.attempt_id, answer.retained)
         return answer
 
@@ -86,7 +86,7 @@ class Adoptions:
 
 
 def sent_again(retained: RetainedOutputs, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:
-    """From offset 0 on, choice by choice. The tokens of an earlier attempt come without log-probabilities."""
+    """Yield all outputs from offset 0, by choice. Tokens of earlier attempts have no log-probabilities."""
     for choice, made in retained.choices.items():
         if retained.answered:
             yield session_pb2.SequenceOutput(attempt_id=attempt_id, choice=choice, token_ids=retained.answered)

@@ -1,6 +1,6 @@
-"""The tokens that were given out of answers, so that they can be sent again to a router that takes one over. Pure.
+"""Tokens that were sent, retained so that a router that adopts an answer can receive them again. Pure.
 
-All tokens of a running answer are retained; those of an ended one too, for a while, as far as there is room.
+All tokens of a running answer are retained; those of finished answers within bounds of time, number and tokens.
 """
 
 from array import array
@@ -33,7 +33,7 @@ class RetainedChoice:
 
 
 class RetainedOutputs:
-    """One attempt's part of an answer. `answered`: tokens that earlier attempts made of it."""
+    """Tokens of an answer. `answered`: those of earlier attempts."""
 
     def __init__(self, answered: Sequence[int] = (), with_logprobs: bool = False) -> None:
         self.answered = array("I", answered)
@@ -56,7 +56,7 @@ class RetainedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RetainedBounds:
-    """Of answers that have ended, all together."""
+    """Bounds on all finished answers together."""
 
     answers: int
     tokens: int
@@ -70,7 +70,7 @@ class Ended:
 
 
 class EndedOutputs(Generic[Key]):
-    """Each for `grace_s`, or until they are too many: then the oldest go first."""
+    """Finished answers, each for `grace_s` at most; the oldest is dropped when a bound is exceeded."""
 
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         self._grace_s = grace_s
@@ -89,7 +89,7 @@ class EndedOutputs(Generic[Key]):
             self._drop_oldest()
 
     def take(self, key: Key, now: float) -> RetainedOutputs | None:
-        """None where it is not here, or no longer."""
+        """Remove and return an answer; None if it is not retained."""
         self.expire(now)
         ended = self._ended.pop(key, None)
         if ended is None:

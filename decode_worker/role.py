@@ -1,4 +1,4 @@
-"""Puts the decode role together: engine, pulls, blocks that others may read, sessions."""
+"""Decode role: engine, pulls, blocks that others may read, session service."""
 
 from functools import partial
 
@@ -47,7 +47,7 @@ class DecodeRole(ServingRole):
     """Receive KV and generate tokens for all its sequences in one batch."""
 
     role = WorkerRole.DECODE
-    tier_settle_s = 1.0  # most prompts come from prefill workers of this machine, which write them
+    tier_settle_s = 1.0  # most prompts come from prefill workers of this machine, which write their blocks
 
     def __init__(self, config: DecodeConfig, context: RoleContext) -> None:
         self._config = config
@@ -98,13 +98,13 @@ class DecodeRole(ServingRole):
 
 
 def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
-    """Blocks of host memory for KV of preempted sequences: each rank has its part of them."""
+    """Return the number of host-memory blocks for KV of preempted sequences; each rank has its part of each."""
     ranks = prepared.options.tensor_parallel
     return most_host_slots(int(config.swap_memory) // ranks, shard_layout(prepared.layout, ranks).block_bytes)
 
 
 def make_worker(config: DecodeConfig, prepared: PreparedModel, epoch: int) -> ServedWorker:
-    """Raises: ModelError."""
+    """Build a decode worker. Raises: ModelError."""
     check_answers(prepared)
     rows = config.max_sequences if config.graphs else 0
     slots = swap_slots(config, prepared)
@@ -119,6 +119,6 @@ def main(config: DecodeConfig) -> int:
 
 
 def check_answers(prepared: PreparedModel) -> None:
-    """Raises: ModelError for a model that only prefill workers serve."""
+    """Check that the model generates answers. Raises: ModelError for a model that only prefill workers serve."""
     if not prepared.config.makes_answers:
-        raise ModelError(f"{prepared.config.family}: the model makes no answers; prefill workers alone serve it")
+        raise ModelError(f"{prepared.config.family}: the model generates no answers; only prefill workers serve it")

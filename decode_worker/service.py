@@ -1,18 +1,17 @@
-"""The servicer of a decode worker: answers for routers. Protobuf stops here and in `answer.py`.
+"""Session service of a decode worker: answers for routers. Protobuf stops here and in `answer.py`.
 
-The life of a request on this worker: a Start command waits for blocks, its KV is pulled while prefill still computes,
-its sequences join the running batch once the copy is confirmed, and every engine step sends one message per router with
-the tokens of all its sequences. If a Start names no prefill worker, the prompt is computed here, in chunks beside the
-running batch, and its first tokens go to the router as a prefill worker would send them; so does the vector that a
-prompt is computed for, which ends it. Another router may adopt a request while it is open here, and for a while after
-its answer has ended.
+A Start command waits for blocks, its KV is pulled while prefill still computes, its sequences join the running batch
+once the copy is confirmed, and every engine step sends one message per router with the tokens of all its sequences. If
+a Start names no prefill worker, the prompt is computed here in chunks and the first tokens (or the embedding, which
+ends the request) go to the router as a prefill worker would send them. Another router may adopt an open request, and a
+finished one within a grace period.
 """
 
 import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from baton.decode_worker.admission import Admission, PartialPrefixes
@@ -44,7 +43,36 @@ from baton.worker.wire import (
 logger = logging.getLogger(__name__)
 
 
+class StepMessages:
+    """Outputs of one step, by router, and the answers that they belong to."""
+
+    def __init__(self, step: StepRecord) -> None:
+        self.outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
+        self.drafts = StepDrafts(step) if step.drafts else None
+        self.touched: dict[int, Answer] = {}
+        """Answers with tokens of this step, by request."""
+        self.choice_ended = False
+        """Whether a choice finished and released its blocks, even if others continue."""
+
+    def note(self, answer: Answer, outcome: SchedulerOutcome) -> None:
+        if isinstance(outcome, TokenMade) or (isinstance(outcome, PromptComputed) and outcome.ended):
+            self.touched[answer.request_id] = answer
+        self.choice_ended |= isinstance(outcome, TokenMade) and outcome.end is not None
+
+    def add(self, answer: Answer, output: session_pb2.SequenceOutput, gap: session_pb2.Gap | None) -> None:
+        batch = self.outputs[answer.session]
+        if not extends_last(batch, output):
+            batch.outputs.append(output)
+        if gap is not None:
+            gap.output = len(batch.outputs) - 1
+            batch.gaps.append(gap)
+        if self.drafts is not None:
+            self.drafts.take(answer.request_id, output.choice, batch, answer.times)
+
+
 class DecodeService(SessionService[Answer]):
+    """Session service of the decode role."""
+
     role_name = "decode"
 
     def __init__(
@@ -56,7 +84,7 @@ class DecodeService(SessionService[Answer]):
         reader: TransferReader,
         retained: RetainedBounds,
     ) -> None:
-        """`retained`: bounds of finished answers, each retained for `session_grace_s`."""
+        """Serve answers. `retained`: bounds of finished answers, each kept for `session_grace_s`."""
         self._table = AnswerTable(session_grace_s, retained)
         super().__init__(worker, epoch, session_grace_s, self._table, parts)
         self._reader = reader
@@ -66,10 +94,10 @@ class DecodeService(SessionService[Answer]):
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
         self._gaps = StepGaps(parts.loop.history, self._names)
-        self._tasks: set[asyncio.Task[None]] = set()  # those of the table, and cancelled ones that wait out a copy
+        self._tasks: set[asyncio.Task[None]] = set()  # of open requests, and cancelled ones that wait for a copy
 
     async def close(self) -> None:
-        """Waits for the copies of the requests that end with it too, bounded."""
+        """Close links and their requests, and wait for running copies, bounded."""
         await super().close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
@@ -112,7 +140,7 @@ class DecodeService(SessionService[Answer]):
             answer.task.add_done_callback(partial(self._on_run_ended, answer))
 
     def _takes_adapter(self, answer: Answer, command: session_pb2.Start) -> bool:
-        """False: it has failed, since there is no such adapter."""
+        """Set the adapter of an answer; return False if there is none and the answer has failed."""
         try:
             answer.adapter = self._adapter_number(command)
         except ValueError as error:
@@ -121,7 +149,7 @@ class DecodeService(SessionService[Answer]):
         return True
 
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
-        """Takes a request from its arrival into the running batch. Ends it with a named failure where that fails."""
+        """Bring a request into the running batch, or end it with a named failure."""
         try:
             params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
             request = request_of(answer.request_id, command, params, answer.adapter)
@@ -146,13 +174,13 @@ class DecodeService(SessionService[Answer]):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
 
     async def _bring(self, answer: Answer, request: Request) -> Restored:
-        """The blocks of a prompt that is computed here, as far as files have them."""
+        """Load blocks of a prompt that is computed here from files."""
         hashes = reusable_hashes(request, self._worker.model.block_size)
         restorer = self._kv.restorer_of(hashes)
         return NOTHING_RESTORED if restorer is None else await self._kv.restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
-        """An unexpected exception still ends the request, and is logged."""
+        """Fail the request after an unexpected exception or cancellation, and log it."""
         self._on_task_ended(answer, "an answer failed", task)
         if task.cancelled():
             self._fail_unforeseen(answer)
@@ -172,71 +200,48 @@ class DecodeService(SessionService[Answer]):
         answer.times.cached_tokens = cached_tokens
         answer.times.transfer = TransferTime(began_s, validated_s, command.prefill_endpoint, pull.bytes, pull.transport)
         answer.land(ReceivedKv(pull, cached_tokens, validated=validated_s), request.params)
-        if answer.adopted:  # prefill has sent them to another router
+        if answer.adopted:  # another router has received the first tokens
             answer.first_tokens.clear()
             self._adoptions.send_again(answer.session, answer.attempt_id, answer.retained)
         if not answer.running_choices:
-            self._end(answer)  # prefill's first tokens were the whole answer, and the router has them
+            self._end(answer)  # complete with the first tokens, which the router has
             self._free(answer)
             return
         outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
-        if outcomes:  # a search that was over with its first tokens
+        if outcomes:  # beam search that finished with its first tokens
             now = time.monotonic()
             self.on_outcomes(outcomes, StepRecord(now, now))
 
     def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
-        """A record without a number is of no step."""
+        """Send the outcomes of a step to routers. `step` without a number belongs to no step."""
         self._gaps.begin(step)
-        outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
-        drafts = StepDrafts(step) if step.drafts else None
-        touched: dict[int, Answer] = {}  # with tokens of this step
-        ended = False
+        messages = StepMessages(step)
         for outcome in outcomes:
             answer = self._table.get(outcome.request_id)
-            if answer is None:
-                continue  # cancelled while this step ran
-            if isinstance(outcome, TokenMade) or (isinstance(outcome, PromptComputed) and outcome.ended):
-                touched[answer.request_id] = answer
-            try:
-                self._on_outcome(answer, outcome, step, outputs, drafts)
-            except Exception:  # the edge of one answer: the others of the step go out
-                logger.exception("the outcome of a step could not be sent: request %s", answer.times.request_id)
-                touched.pop(answer.request_id, None)
-                self._fail_unforeseen(answer)
-            # a choice that ends gives back its blocks, even where others continue
-            ended |= isinstance(outcome, TokenMade) and outcome.end is not None
-        if drafts is not None:
-            drafts.write()
-        for answer in tuple(touched.values()):  # before their further tokens
-            try:
-                for beginning in answer.take_beginnings(step):
-                    self._send(answer.session, beginning)
-            except Exception:  # as above
-                logger.exception("the beginning of an answer could not be sent: request %s", answer.times.request_id)
-                del touched[answer.request_id]
-                self._fail_unforeseen(answer)
-        held_us = round(sum(self._loop.held) * 1e6)
-        held = gap_causes(self._gaps.held(self._loop.held)) if outputs else ()
-        since = gap_causes(self._gaps.since(self._loop.since_hand_over)) if outputs else ()
-        for session, batch in outputs.items():
-            batch.made_us, batch.held_us = round(step.ended * 1e6), held_us
-            batch.held.extend(held)
-            batch.since.extend(since)
-            self._send(session, session_pb2.ConnectResponse(step_outputs=batch))
-        for answer in touched.values():
+            if answer is not None:  # None: cancelled while this step ran
+                messages.note(answer, outcome)
+                self._attempt(answer, messages, partial(self._translate, answer, outcome, step, messages))
+        if messages.drafts is not None:
+            messages.drafts.write()
+        for answer in tuple(messages.touched.values()):  # before their further tokens
+            self._attempt(answer, messages, partial(self._send_beginnings, answer, step))
+        self._send_outputs(messages, step)
+        for answer in messages.touched.values():
             if not answer.running_choices:
                 self._end(answer)
-        if ended:
+        if messages.choice_ended:
             self._admission.room_may_have_grown()
 
-    def _on_outcome(
-        self,
-        answer: Answer,
-        outcome: SchedulerOutcome,
-        step: StepRecord,
-        outputs: "defaultdict[Session, session_pb2.StepOutputs]",
-        drafts: StepDrafts | None,
-    ) -> None:
+    def _attempt(self, answer: Answer, messages: StepMessages, work: Callable[[], None]) -> None:
+        """Fail one answer if `work` raises; the other answers of the step continue."""
+        try:
+            work()
+        except Exception:  # the edge of one answer
+            logger.exception("step outcome not sent; the request fails: request %s", answer.times.request_id)
+            messages.touched.pop(answer.request_id, None)
+            self._fail_unforeseen(answer)
+
+    def _translate(self, answer: Answer, outcome: SchedulerOutcome, step: StepRecord, messages: StepMessages) -> None:
         if isinstance(outcome, RequestFailed):
             self._fail(answer, *failure_of(outcome.cause))
             return
@@ -249,19 +254,28 @@ class DecodeService(SessionService[Answer]):
         output = answer.take(outcome)
         answer.times.add_tokens(1, step.ended)
         gap = self._gap(answer, outcome, step)
-        if output is None:
+        if output is not None:
+            messages.add(answer, output, gap)
+
+    def _send_beginnings(self, answer: Answer, step: StepRecord) -> None:
+        for beginning in answer.take_beginnings(step):
+            self._send(answer.session, beginning)
+
+    def _send_outputs(self, messages: StepMessages, step: StepRecord) -> None:
+        """Send each router one message with the tokens of all its answers."""
+        if not messages.outputs:
             return
-        batch = outputs[answer.session]
-        if not extends_last(batch, output):
-            batch.outputs.append(output)
-        if gap is not None:
-            gap.output = len(batch.outputs) - 1
-            batch.gaps.append(gap)
-        if drafts is not None:
-            drafts.take(answer.request_id, outcome.choice, batch, answer.times)
+        held_us = round(sum(self._loop.held) * 1e6)
+        held = gap_causes(self._gaps.held(self._loop.held))
+        since = gap_causes(self._gaps.since(self._loop.since_hand_over))
+        for session, batch in messages.outputs.items():
+            batch.made_us, batch.held_us = round(step.ended * 1e6), held_us
+            batch.held.extend(held)
+            batch.since.extend(since)
+            self._send(session, session_pb2.ConnectResponse(step_outputs=batch))
 
     def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
-        """Why this token came late after the choice's last one, if it did."""
+        """Return why this token came late after the choice's last one, None if it did not."""
         last = answer.moments.get(made.choice)
         answer.moments[made.choice] = Moment(step.number, step.ended)
         if last is None:
@@ -270,10 +284,10 @@ class DecodeService(SessionService[Answer]):
         return None if gap is None else session_pb2.Gap(usual_ms=gap.usual_ms, causes=gap_causes(gap.causes))
 
     def _abandon(self, answer: Answer) -> None:
-        """Ends a request in any phase. Its blocks are freed only when no copy into them is under way."""
+        """End a request in any phase. Its blocks are freed when no copy into them runs any more."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
-            answer.task.cancel()  # `TransferReader.pull` waits for its copy before it lets go
+            answer.task.cancel()  # `TransferReader.pull` waits for its copy
             answer.task.add_done_callback(lambda _: self._free(answer))
             if answer.keeps_landed:
                 self._partial_prefixes.add(answer.last_block, answer.task)
@@ -282,10 +296,10 @@ class DecodeService(SessionService[Answer]):
 
     def _free(self, answer: Answer) -> None:
         self._loop.abort(answer.request_id, answer.confirmed_blocks)
-        self._admission.room_may_have_grown()  # a request that asks now, asks after the abort
+        self._admission.room_may_have_grown()  # the engine carries out the abort before later calls
 
     def _end(self, answer: Answer) -> None:
-        """It is made."""
+        """Close a complete answer and retain its tokens for adoption."""
         self._forget(answer)
         if not answer.is_pooled:
             self._table.keep(answer, time.monotonic())
@@ -295,7 +309,7 @@ class DecodeService(SessionService[Answer]):
         super()._on_session_end(session)
 
     def report(self) -> None:
-        """Each router's also has its share of this worker."""
+        """Send each router a report with its share of this worker."""
         now = time.monotonic()
         self._table.ended.expire(now)
         open_here = ((answer.session, answer.charge) for answer in self._table)

@@ -1,4 +1,4 @@
-""".venv/bin/python -m baton.prefill_worker: one prefill worker, until SIGTERM."""
+"""One prefill worker, until SIGTERM: `.venv/bin/python -m baton.prefill_worker`."""
 
 import sys
 

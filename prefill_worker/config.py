@@ -8,7 +8,7 @@ from baton.process.worker_config import WorkerConfig
 
 
 class PrefillConfig(WorkerConfig):
-    """Computes prompts and keeps their KV until a decode worker has taken it."""
+    """Settings of a worker that computes prompts and keeps their KV until a decode worker has read it."""
 
     tail_tokens: int = Field(
         64,

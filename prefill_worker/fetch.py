@@ -1,8 +1,8 @@
-"""Blocks of another worker's cache, pulled into ours where that is faster than computing them.
+"""Fetches of cached blocks from other workers, where that is faster than computing them.
 
-What the other worker has in files, and not in memory, it loads first where the router has found that worthwhile.
-A fetch can fail, or take too long, and then the prompt is computed as if there had been none. The blocks that it took
-are given back when the copy into them has ended, which may be later than the prompt waits for it.
+Blocks that the other worker has only in files are loaded there first, if the router found that worthwhile. If a fetch
+fails or takes too long, the prompt is computed. The destination blocks are released when the copy into them has
+finished, which may be later than the prompt waits for it.
 """
 
 import asyncio
@@ -22,21 +22,19 @@ from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
 
-DECAY = 0.95  # weight of a step against the one after it: about the last 20 count
+DECAY = 0.95  # weight of a step relative to the next one: about the last 20 steps count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
-"""The fixed time of a fetch, by transport: its calls, and turns on the threads of both engines. Figures:
-lab/benchmarks/results/fetch_break_even-tableqa.json.
-"""
+"""Fixed seconds of a fetch, by transport: its calls, and the wait for both engines. Measured."""
 LATE_LOADS = 2.0
-"""So many times as long as the router expects may the other worker load from files, beside the time of a fetch."""
+"""Bound on the load from files at the other worker, as a multiple of the time that the router expects."""
 LONGEST_LOAD_S = 20.0
-AVOIDED_S = 5.0  # a worker that a fetch failed on is left alone for so long
+AVOIDED_S = 5.0  # time without fetches from a worker after a failure
 
 
 class PrefillRate:
-    """Tokens per second that this worker computes: least squares through the origin, older steps counting less.
+    """Prompt tokens per second of this worker: least squares through the origin, older steps weigh less.
 
-    So a step of few tokens, which takes hardly less time than one of many, weighs next to nothing.
+    Steps of few tokens, whose time is mostly fixed cost, weigh next to nothing.
     """
 
     def __init__(self) -> None:
@@ -49,21 +47,21 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None before the first step."""
+        """Return the rate, None before the first step."""
         return self._tokens_squared / self._tokens_seconds if self._tokens_seconds > 0.0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """The known costs when a prompt with a hint arrives."""
+    """Costs of fetching and computing, as known when a prompt with a hint arrives."""
 
     block_tokens: int
-    block_bytes: int  # of so many tokens, in all layers
-    prefill_tokens_per_s: float | None  # None: nothing was computed yet, and a first prompt is slow
+    block_bytes: int  # in all layers
+    prefill_tokens_per_s: float | None  # None: no step yet
     transport: str
     link_bytes_per_s: float
-    loaded_blocks: int = 0  # that the other worker loads from files first, at most
-    load_bytes_per_s: float = 0.0  # at this rate
+    loaded_blocks: int = 0  # most blocks that the other worker loads from files first
+    load_bytes_per_s: float = 0.0  # rate of that load; 0: not known
 
     def fetch_s(self, blocks: int) -> float:
         fixed_s = FIXED_S.get(self.transport, max(FIXED_S.values()))
@@ -80,28 +78,28 @@ class FetchCosts:
         return None if rate is None else blocks * self.block_tokens / rate
 
     def favour_fetching(self, blocks: int) -> bool:
-        """Whether that many blocks are fetched sooner than computed."""
+        """Return whether fetching `blocks` blocks is faster than computing them."""
         compute_s = self.compute_s(blocks)
         return compute_s is None or self.fetch_s(blocks) < compute_s
 
 
 @dataclass(frozen=True, slots=True)
 class FetchHint:
-    """Where the router believes more of a prompt's blocks to be."""
+    """Worker that has more of a prompt's blocks, as the router believes."""
 
     endpoint: str
     transfer_id: bytes
-    blocks: int  # of the prompt, from its first on
-    loaded_blocks: int = 0  # of those, the last ones: in files there, to be loaded first
-    load_bytes_per_s: float = 0.0  # as far as the router knows
+    blocks: int  # first blocks of the prompt
+    loaded_blocks: int = 0  # the last of those, which are in files there
+    load_bytes_per_s: float = 0.0  # 0: not known
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The result of a fetch, which may be nothing."""
+    """Result of a fetch, possibly of zero tokens."""
 
     duration_ms: float
-    tokens: int = 0  # put into the prefix cache
+    tokens: int = 0  # now in the prefix cache
     bytes: int = 0
     transport: str = ""
 
@@ -113,19 +111,19 @@ NOTHING_FETCHED = Fetched(0.0)
 class FetchOptions:
     block_tokens: int
     block_bytes: int
-    timeout_s: float  # longest that a prompt waits
-    always: bool = False  # also where computing seems cheaper
+    timeout_s: float  # longest wait of a prompt
+    always: bool = False  # even if computing seems faster
 
 
 def longest_wait_s(hint: FetchHint, options: FetchOptions) -> float:
-    """So long a prompt waits for its blocks."""
+    """Return the longest wait of a prompt for its blocks, in seconds."""
     rate = hint.load_bytes_per_s
     load_s = hint.loaded_blocks * options.block_bytes / rate if rate > 0.0 else 0.0
     return options.timeout_s + min(LONGEST_LOAD_S, LATE_LOADS * load_s)
 
 
 class PrefixFetcher:
-    """Fetches blocks of other workers for prompts that come with a hint. Lives on the event loop."""
+    """Fetcher of blocks for prompts that come with a hint. Lives on the event loop."""
 
     def __init__(self, loop: EngineLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
         self._loop = loop
@@ -137,10 +135,10 @@ class PrefixFetcher:
         self._avoided_until: dict[str, float] = {}  # by endpoint, monotonic seconds
 
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
-        """Fetches the blocks of `hashes` that are missing here, those that the prompt could take from the cache.
+        """Fetch the blocks of `hashes` that are not cached here.
 
-        Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
-        be cancelled.
+        Bounded except for the wait for this worker's engine, which the prompt needs anyway. Failures are logged, not
+        raised; may be cancelled.
         """
         began = time.monotonic()
         if self._avoided_until.get(hint.endpoint, began) > began:
@@ -152,11 +150,11 @@ class PrefixFetcher:
                 pull = await self._pull(hint, incoming)
                 tokens = incoming.new_columns(pull.blocks) * self._options.block_tokens
         except TimeoutError:
-            self._avoid(hint.endpoint, f"it took longer than {longest_wait_s(hint, self._options):g} s")
+            self._avoid(hint.endpoint, f"timeout after {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
-        except Exception as fault:  # another process's description: the prompt is computed as if there were none
-            logger.exception("fetching a prefix failed: %s", hint.endpoint)
+        except Exception as fault:  # foreign input: the prompt is computed instead
+            logger.exception("prefix fetch failed: %s", hint.endpoint)
             self._avoid(hint.endpoint, f"{type(fault).__name__}: {fault}")
         duration_ms = (time.monotonic() - began) * 1e3
         if pull is None or tokens == 0:
@@ -164,23 +162,23 @@ class PrefixFetcher:
         return Fetched(duration_ms, tokens, pull.bytes, pull.transport)
 
     async def close(self) -> None:
-        """Waits for the copies that are under way, bounded by the transports."""
+        """Cancel fetches and wait for running copies, bounded by the transports."""
         for pull in self._pulls:
             pull.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self.reader.close()
 
     async def _take_pages(self, hint: FetchHint, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """Takes blocks for those missing, if fetching is worth it. Raises: PeerFailed, EngineStopped, TimeoutError."""
+        """Allocate destination blocks if the fetch is worthwhile. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
-            peer = await self._peers.borrow(hint.endpoint)  # pairs with it, the first time
+            peer = await self._peers.borrow(hint.endpoint)  # the first call pairs with it
         self._peers.give_back(peer)
         worthwhile = self._worthwhile(hint, peer.transport.name, peer.rate.gb_per_s * 1e9)
         asked = self._loop.begin_fetch(hashes, worthwhile)
         try:
             return await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
-            asked.add_done_callback(self._give_back)  # the engine may have taken them already
+            asked.add_done_callback(self._give_back)  # the engine may have allocated blocks already
             raise
 
     def _worthwhile(self, hint: FetchHint, transport: str, link_bytes_per_s: float) -> Callable[[int], bool]:
@@ -202,7 +200,7 @@ class PrefixFetcher:
             self._loop.end_fetch(incoming, 0)
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
-        """Raises: TransferFailed, TimeoutError. The blocks go back when the copy has ended."""
+        """Pull blocks; they are released when the copy has finished. Raises: TransferFailed, TimeoutError."""
         restore = hint.loaded_blocks > 0
         pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes, restore=restore)
         pull = asyncio.create_task(pulling, name="fetch")
@@ -218,13 +216,13 @@ class PrefixFetcher:
         return pull.result()
 
     def _on_pulled(self, incoming: IncomingPrefix, pull: "asyncio.Task[Pull]") -> None:
-        """However it ended, no copy runs any more. Called before its waiter continues."""
+        """Publish or release the blocks of a finished pull, before its waiter continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
         self._loop.end_fetch(incoming, pull.result().blocks if valid else 0)
 
     def _avoid(self, endpoint: str, why: str) -> None:
-        logger.info("fetching a prefix from %s failed, it is computed instead: %s", endpoint, why)
+        logger.info("prefix fetch from %s failed; the prompt is computed instead: %s", endpoint, why)
         now = time.monotonic()
         self._avoided_until = {other: until for other, until in self._avoided_until.items() if until > now}
         self._avoided_until[endpoint] = now + AVOIDED_S

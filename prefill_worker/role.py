@@ -1,4 +1,4 @@
-"""Puts the prefill role together: engine, transfers that others read, blocks fetched from others, sessions."""
+"""Prefill role: engine, blocks that others read, blocks fetched from others, session service."""
 
 from functools import partial
 
@@ -88,11 +88,12 @@ class PrefillRole(ServingRole):
 
 
 def make_worker(config: PrefillConfig, prepared: PreparedModel, epoch: int) -> ServedWorker:
+    """Build a prefill worker."""
     host = EngineHost(config, prepared, TransferOptions.of(config), nice=config.nice)
     return ServedWorker(config, host, epoch, WorkerRole.PREFILL, {WorkerRole.PREFILL: partial(PrefillRole, config)})
 
 
 def main(config: PrefillConfig) -> int:
-    """Returns the exit code: 2 for an error that a restart would not fix."""
+    """Return the exit code: 2 for an error that a restart would not fix."""
     step = LargestStep(config.chunk_tokens, min(config.chunk_tokens, PROMPTS_AT_ONCE))
     return run_worker(config, step, partial(make_worker, config), config.nice)

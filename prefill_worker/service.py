@@ -1,8 +1,8 @@
-"""The servicer of a prefill worker: prompts of routers, and their way from command to the confirmed copy.
+"""Session service of a prefill worker: prompts of routers, from the command to the confirmed copy.
 
-The life of a prompt on this worker: a Prefill command queues it, perhaps after some of its KV was fetched from another
-worker. Chunks are computed, finished blocks are advertised to the transfers, and the first tokens go to the router at
-once. The blocks stay pinned until the decode worker has confirmed its copy, gives up, or its lease ends.
+A Prefill command queues a prompt, possibly after some of its KV was fetched from another worker. Chunks are computed,
+finished blocks are offered to the reader, and the first tokens go to the router immediately. The blocks stay pinned
+until the decode worker has confirmed its copy or gives up, or the lease ends.
 """
 
 import asyncio
@@ -38,20 +38,20 @@ UNQUEUED = "a prompt could not be queued"
 
 @dataclass(eq=False)
 class Prompt(OpenRequest):
-    """One Prefill command, from its arrival until its blocks are unpinned."""
+    """Prompt of a Prefill command, from its arrival until its blocks are unpinned."""
 
     transfer_id: bytes
     progress: PromptProgress
-    with_logprobs: bool  # whether the router wants them
-    searches: bool  # with beams, whose first tokens are not yet an answer's
-    is_pooled: bool  # computed for a vector: there is no transfer
-    answered_tokens: int  # of the answer, given out by an earlier attempt
+    with_logprobs: bool
+    searches: bool  # beam search: first tokens are not yet part of an answer
+    is_pooled: bool  # embedding: no transfer
+    answered_tokens: int  # sent by earlier attempts
     compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
     fetched: Fetched = NOTHING_FETCHED
 
     def first_step(self, computed: PromptComputed) -> session_pb2.FirstStep:
-        """The message with the first token of every choice."""
+        """Return the message with the first token of every choice."""
         first = () if self.searches else computed.first or ()
         message = self.progress.first_step(self.attempt_id, first, self.with_logprobs, self.answered_tokens)
         message.pooled.extend(computed.pooled)
@@ -72,6 +72,8 @@ def _hint(fetch: session_pb2.Fetch) -> FetchHint:
 
 
 class PrefillService(SessionService[Prompt]):
+    """Session service of the prefill role."""
+
     role_name = "prefill"
 
     def __init__(
@@ -84,7 +86,7 @@ class PrefillService(SessionService[Prompt]):
         rate: PrefillRate,
         fetcher: PrefixFetcher | None,
     ) -> None:
-        """`fetcher` None: blocks that are not cached here are computed. `rate` receives each step's prompt tokens."""
+        """Serve prompts. `fetcher` None: blocks that are not cached are computed. `rate` gets each step's tokens."""
         super().__init__(worker, epoch, session_grace_s, RequestTable(), parts)
         self._transfers = transfers
         self._rate = rate
@@ -115,7 +117,7 @@ class PrefillService(SessionService[Prompt]):
             times=self._times(session, command, number),
         )
         if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
-            # not `_fail`, which would end a transfer of that id that is someone else's
+            # not `_fail`, which would end another request's transfer of that id
             reason = session_pb2.FAILURE_REASON_TRANSFER
             prompt.times.failure = "its reader gave up, or its id is in use"
             self.log.end(prompt.times)
@@ -178,9 +180,9 @@ class PrefillService(SessionService[Prompt]):
         restorer: TierRestorer | None,
         doubted: Sequence[bytes],
     ) -> None:
-        """From another worker's memory first, which is faster than files; what is lacking then, from those.
+        """Check cached blocks, fetch from another worker, load the rest from files, then queue the prompt.
 
-        `doubted`: cached blocks to be compared before all that.
+        `doubted`: cached blocks to check.
         """
         await self._kv.check(doubted)
         if hint is not None and self._fetcher is not None:
@@ -202,17 +204,17 @@ class PrefillService(SessionService[Prompt]):
                 continue  # cancelled while this step ran
             try:
                 tokens += self._on_outcome(prompt, outcome, step)
-            except Exception:  # the edge of one prompt: the others of the step go on
-                logger.exception("the outcome of a step could not be sent: request %s", prompt.times.request_id)
+            except Exception:  # the edge of one prompt: the others of the step continue
+                logger.exception("step outcome not sent; the request fails: request %s", prompt.times.request_id)
                 self._fail_unforeseen(prompt)
         self._rate.observe(tokens, step.ended - step.started)
 
     def _on_outcome(self, prompt: Prompt, outcome: SchedulerOutcome, step: StepRecord) -> int:
-        """Returns the prompt's tokens that were computed."""
+        """Send the outcome to the router; return the number of prompt tokens computed."""
         if isinstance(outcome, RequestFailed):
             self._fail(prompt, *failure_of(outcome.cause))
         if not isinstance(outcome, PromptComputed):
-            return 0  # no answers are made here
+            return 0  # no answers are generated here
         computed_tokens = prompt.progress.record(outcome, step)
         prompt.times.add_chunk(step.started, step.ended, computed_tokens)
         if not prompt.is_pooled:
@@ -225,7 +227,7 @@ class PrefillService(SessionService[Prompt]):
         return computed_tokens
 
     def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
-        """To its end. A prompt that was pooled is over with that, and the engine holds nothing of it."""
+        """Send the first tokens of a complete prompt. An embedding is then finished: the engine keeps nothing of it."""
         first_step = prompt.first_step(outcome)
         prompt.times.first_step_s = step.ended
         prompt.times.cached_tokens = outcome.cached_tokens
@@ -235,7 +237,7 @@ class PrefillService(SessionService[Prompt]):
         self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
 
     def on_transfer_ended(self, request_id: int) -> None:
-        """The reader has closed, or its lease has ended: no reader needs these blocks any more."""
+        """Release a prompt whose reader has closed or whose lease has ended."""
         prompt = self._requests.get(request_id)
         if prompt is not None:
             self._forget(prompt)

@@ -5,7 +5,7 @@ import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from baton.cli.commands.offline import PlanOptions
+from baton.cli.offline_options import PlanOptions
 from baton.cli.options import format_bytes
 from baton.engine.kv_cache.sizing import KvSizing
 from baton.launch import CommandFailed

@@ -20,10 +20,10 @@ from typing import Any
 
 from baton import child_environment
 from baton.cli.bundle.redaction import shown_flags, shown_variables
-from baton.cli.commands.up import UpOptions
 from baton.cli.connection import API_KEY_VARIABLE, TLS_CA_VARIABLE
 from baton.cli.options import DEFAULT_TARGET, TARGET_VARIABLE, admin_target_of, format_bytes
 from baton.cli.span_files.places import begin_trace_file, chosen_collector
+from baton.cli.up_options import UpOptions
 from baton.client import AsyncAdminClient, BatonClientError, RetryPolicy
 from baton.elastic_worker.config import ElasticConfig
 from baton.launch import CommandFailed

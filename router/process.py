@@ -20,9 +20,10 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.process.serving.addresses import host_and_port
 from baton.process.serving.grpc_options import PUBLIC_SERVER_OPTIONS
 from baton.process.serving.server import Listener, Running, run, serve
+from baton.process.telemetry.export import open_telemetry
 from baton.process.telemetry.logs import configure_logging
 from baton.process.telemetry.loop_lag import LoopLag
-from baton.process.telemetry.spans import Telemetry, open_telemetry
+from baton.process.telemetry.spans import Telemetry
 from baton.router.admin.explain import Explainer
 from baton.router.admin.service import SERVICE_NAME as ADMIN_SERVICE_NAME
 from baton.router.admin.service import AdminServicer, RequestHistory

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import baton.cli.up
 from baton.cli.__main__ import app
-from baton.cli.commands.up import UpOptions
+from baton.cli.up_options import UpOptions
 from baton.decode_worker.config import DecodeConfig
 from baton.launch.model_source import ModelSource
 from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S

@@ -47,6 +47,9 @@ FORBIDDEN = {
 }
 """What else a folder must do without."""
 
+CIRCULAR = {"lab.sizing.command": {"lab.commands.size"}, "lab.sizing.report": {"lab.commands.size"}}
+"""Imports that close a circle, still to be removed: no entry may be added."""
+
 BARE_MACHINE = {"torch", "triton", "transformers", "safetensors", "grpc"}
 BARE_MACHINE |= {"numpy", "tokenizers", "tqdm", "huggingface_hub", "regex"}  # transformers needs them
 BARE_FOLDERS = {"engine", "kvtransfer", "kernels"}
@@ -131,10 +134,10 @@ def modules() -> dict[str, Path]:
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
-def imported_at_once(path: Path, known: Set[str]) -> set[str]:
-    """Modules of ours that a module imports when it is imported itself."""
+def imported_modules(path: Path, known: Set[str]) -> set[str]:
+    """Modules of ours that a module imports, at load time or inside functions."""
     found = set[str]()
-    for node in imports_of(path).at_once:
+    for node in imports_of(path).at_run_time:
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("baton."):
             own = (node.module or "").removeprefix("baton").removeprefix(".")
             found |= {name if (name := f"{own}.{alias.name}".lstrip(".")) in known else own for alias in node.names}
@@ -151,7 +154,8 @@ def circles(imports: Mapping[str, Set[str]]) -> list[str]:
 
 def test_no_imports_go_in_a_circle() -> None:
     known = modules()
-    assert circles({name: imported_at_once(path, known.keys()) for name, path in known.items()}) == []
+    imports = {name: imported_modules(path, known.keys()) for name, path in known.items()}
+    assert circles({name: wanted - CIRCULAR.get(name, set()) for name, wanted in imports.items()}) == []
 
 
 def test_a_circle_is_found() -> None:

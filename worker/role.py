@@ -21,7 +21,7 @@ from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.transport import CopyStuck
 from baton.process.registry.worker_record import WorkerRole
 from baton.process.serving.watchdog import end_process
-from baton.process.telemetry.spans import open_telemetry
+from baton.process.telemetry.export import open_telemetry
 from baton.process.worker_config import WorkerConfig
 from baton.process.worker_process import end_on_error
 from baton.protos import (

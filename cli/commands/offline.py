@@ -1,39 +1,9 @@
-"""`baton plan` and `baton batch`, which need no server: their flags."""
-
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
+"""`baton plan` and `baton batch`, which need no server."""
 
 import typer
 
-from baton.cli.options import KV_MEMORY_NOTE, Adapters, Json, ModelFolder, flags_of, of_field
-from baton.launch.devices import DeviceChoice
-from baton.process.worker_config import WorkerConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")]
-    max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
-    ] = None
-    kv_memory: int | None = of_field(WorkerConfig, "kv_memory", note=KV_MEMORY_NOTE)
-    dtype: str = of_field(WorkerConfig, "dtype")
-    device: Annotated[
-        DeviceChoice, typer.Option(help="Device that the model would run on; auto: a GPU if there is one.")
-    ] = DeviceChoice.AUTO
-    kv_cache_dtype: str = of_field(WorkerConfig, "kv_cache_dtype")
-    quantize: str = of_field(WorkerConfig, "quantize")
-    batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=16384,
-            help="Tokens per KV block; default: 32, or as many that a state is at most half of a block.",
-        ),
-    ] = None
-    json: Json = False
+from baton.cli.offline_options import BatchOptions, PlanOptions
+from baton.cli.options import flags_of
 
 
 @flags_of
@@ -42,20 +12,6 @@ def plan(options: PlanOptions) -> None:
     from baton.cli.plan import run_plan
 
     raise typer.Exit(run_plan(options))
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchOptions:
-    source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")]
-    target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")]
-    model: ModelFolder = None
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
-    dtype: str = of_field(WorkerConfig, "dtype")
-    max_model_len: int | None = of_field(WorkerConfig, "max_model_len")
-    kv_memory: int | None = of_field(WorkerConfig, "kv_memory", note=KV_MEMORY_NOTE)
-    kv_cache_dtype: str = of_field(WorkerConfig, "kv_cache_dtype")
-    quantize: str = of_field(WorkerConfig, "quantize")
-    adapter: Adapters = None
 
 
 @flags_of

@@ -3,21 +3,16 @@
 Without OpenTelemetry, or with nowhere to send to, all of it is a no-op. Nothing here blocks or fails a request.
 """
 
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Protocol
 
-from baton.process.telemetry.collector import Collector
 from baton.process.telemetry.trace_context import TraceContext, new_trace
 
 AttributeValue = str | bool | int | float | Sequence[str] | Sequence[int] | Sequence[float]
 Attributes = Mapping[str, AttributeValue]
-
-logger = logging.getLogger(__name__)
 
 
 class SpanKind(StrEnum):
@@ -87,18 +82,3 @@ class NoTelemetry:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-def open_telemetry(service_name: str, collector: Collector | None, trace_file: Path | None) -> Telemetry:
-    """Open telemetry to the collector if there is one, else to a file if one is named, else to nowhere."""
-    if collector is None and trace_file is None:
-        return NoTelemetry()
-    try:
-        from baton.process.telemetry.otel import file_telemetry, otlp_telemetry
-
-        if collector is not None:
-            return otlp_telemetry(service_name, collector)
-    except ImportError as error:
-        logger.warning("no traces: %s", error)
-        return NoTelemetry()
-    return file_telemetry(service_name, trace_file) if trace_file is not None else NoTelemetry()

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from baton.cli.batch import CHAT, BatchRequest, read_lines, run_batch
+from baton.cli.batch import run_batch
+from baton.cli.batch_lines import CHAT, BatchRequest, read_lines
 from baton.cli.batch_requests import BatchChat, BatchCompletion, BatchFields, Ready, seed_of
-from baton.cli.commands.offline import BatchOptions
+from baton.cli.offline_options import BatchOptions
 from baton.launch import CommandFailed
 from baton.text.output.thoughts import OutputParser, ThoughtParser
 from tests.fixtures.adapters import ALL_PROJECTIONS, make_adapter

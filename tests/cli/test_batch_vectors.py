@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from baton.cli.batch import BatchRequest, run_batch
+from baton.cli.batch import run_batch
+from baton.cli.batch_lines import BatchRequest
 from baton.cli.batch_requests import MOST_INPUTS, ReadyInputs, _together
 from tests.cli.test_batch_file import answers, options, write_requests
 from tests.fixtures.checkpoints import make_checkpoint

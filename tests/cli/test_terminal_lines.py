@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
-from baton.cli.commands.up import UpOptions
+from baton.cli.up_options import UpOptions
 from baton.launch.processes import shortened
 
 LINE = "router    | 14:44:47.410 {} router baton.router.process: {} trace_id=0af7 request_id=req-1"

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 import baton.cli.up
 from baton.cli.__main__ import app
-from baton.cli.commands.up import UpOptions
 from baton.cli.up import OWN_OPTIONS
+from baton.cli.up_options import UpOptions
 from baton.launch import CommandFailed
 from baton.launch.process_plan import plan_processes
 from baton.launch.processes import ProcessSpec

@@ -12,14 +12,19 @@ from click import Option
 from typer.main import get_command
 
 from baton.cli.__main__ import app
-from baton.cli.commands.up import UpOptions
+from baton.cli.up_options import UpOptions
 from baton.decode_worker.config import DecodeConfig
 from baton.elastic_worker.config import ElasticConfig
+from baton.engine.offline.engine_args import KV_CACHE_DTYPES
+from baton.engine.weights.formats import WeightFormat
+from baton.kvtransfer.description import TransportChoice
 from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
 from baton.launch.processes import Stage
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.config import REQUIRED, ByteSize, ConfigError, FieldInfo, Settings, read_config
+from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
+from baton.text.output.formats.choose import FORMATS
 from tests.fixtures.service_layout import layout, plan
 
 CONFIGS = (RouterConfig, PrefillConfig, DecodeConfig, ElasticConfig)
@@ -180,3 +185,14 @@ def test_configuration_classes_are_all_checked() -> None:
         each for each in subclasses(Settings) if each.__module__.startswith("baton.") and ".cli." not in each.__module__
     }
     assert ours <= known
+
+
+def test_choices_of_settings_are_those_that_the_code_knows() -> None:
+    assert choices(WorkerConfig, "transport") == set(get_args(TransportChoice))
+    assert choices(WorkerConfig, "kv_cache_dtype") == set(KV_CACHE_DTYPES)
+    assert choices(WorkerConfig, "quantize") - {"none"} <= set(WeightFormat)
+    assert choices(RouterConfig, "tool_format") == {"auto", *FORMATS}
+
+
+def choices(config: type[Settings], name: str) -> set[str]:
+    return set(get_args(config.fields[name].annotation))

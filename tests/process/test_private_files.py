@@ -10,7 +10,8 @@ from baton.cli.span_files.places import begin_trace_file
 from baton.launch.log_files import LogFile, begin_logs
 from baton.launch.run_record import RunRecord, kept_secret, write_run_record
 from baton.process.private_files import append_private, older, private_folder, write_private
-from baton.process.telemetry.spans import FinishedSpan, open_telemetry
+from baton.process.telemetry.export import open_telemetry
+from baton.process.telemetry.spans import FinishedSpan
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from baton.process.telemetry.export import open_telemetry
 from baton.process.telemetry.otel import OpenTelemetry, SpanFile
 from baton.process.telemetry.spans import (
     FinishedSpan,
@@ -18,7 +19,6 @@ from baton.process.telemetry.spans import (
     SpanKind,
     Telemetry,
     WallClock,
-    open_telemetry,
 )
 from baton.process.telemetry.trace_context import TraceContext, new_trace
 
@@ -131,7 +131,8 @@ import pathlib
 for path in sorted(pathlib.Path("service").rglob("*.py")):
     if path.stem != "otel":
         __import__("baton." + ".".join(path.with_suffix("").parts))
-from baton.process.telemetry.spans import NoTelemetry, open_telemetry
+from baton.process.telemetry.export import open_telemetry
+from baton.process.telemetry.spans import NoTelemetry
 assert isinstance(open_telemetry("x", None, pathlib.Path("never")), NoTelemetry)
 """
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from baton.process.config import ConfigError, TelemetryConfig, read_config
 from baton.process.telemetry.collector import Collector, Protocol, choose_collector
-from baton.process.telemetry.spans import FinishedSpan, SpanKind, open_telemetry
+from baton.process.telemetry.export import open_telemetry
+from baton.process.telemetry.spans import FinishedSpan, SpanKind
 from baton.versions import RELEASE
 
 RECEIVED_S = 20.0

@@ -9,7 +9,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
-from baton.cli.commands.up import UpOptions
+from baton.cli.up_options import UpOptions
 from baton.decode_worker.config import DecodeConfig
 from baton.launch import CommandFailed
 from baton.process.config import ConfigError, read_config, read_config_or_exit

@@ -1,0 +1,100 @@
+"""Lines of a batch file: each is a request, or says why it is none."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic_core import from_json
+
+from baton.router.http.parse import place_of
+
+CHAT, COMPLETION, EMBEDDING = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+URLS = (CHAT, COMPLETION, EMBEDDING)
+NAMES = ("custom_id", "method", "url", "body")
+_BOM = b"\xef\xbb\xbf"
+
+
+class LineRefused(Exception):
+    """One line cannot be answered; `param` is the field at fault, where it is one."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A line. `custom_id` is unique within its file; `body` is not checked yet; with a `fault` there is none."""
+
+    custom_id: str
+    url: str = COMPLETION
+    body: Mapping[str, Any] = field(default_factory=dict)
+    fault: LineRefused | None = None
+
+    @property
+    def is_chat(self) -> bool:
+        return self.url == CHAT
+
+
+def read_lines(content: bytes) -> list[BatchRequest]:
+    """One for each line that is not empty. A line that is no request has a fault, and the number of its line as id."""
+    texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
+    read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
+    given = {custom_id for _, custom_id, _ in read if custom_id is not None}
+    seen: set[str] = set()
+    requests = []
+    for number, custom_id, request in read:
+        if custom_id is None or custom_id in seen:
+            if custom_id is not None:
+                request = BatchRequest("", fault=LineRefused(f"custom_id: {custom_id!r} comes twice", "custom_id"))
+            custom_id = next(name for name in _line_names(number) if name not in given)
+        seen.add(custom_id)
+        requests.append(replace(request, custom_id=custom_id))
+    return requests
+
+
+def _line_names(number: int) -> Iterator[str]:
+    name = f"line-{number}"
+    while True:
+        yield name
+        name += "'"
+
+
+def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
+    """The id that the line gives, and the rest."""
+    try:
+        line = from_json(text)
+    except ValueError as error:
+        return None, BatchRequest("", fault=LineRefused(f"line {number} is not JSON{place_of(error)}"))
+    if not isinstance(line, dict):
+        return None, BatchRequest("", fault=LineRefused(f"line {number} is not a JSON object"))
+    custom_id = line.pop("custom_id", None)
+    try:
+        if not isinstance(custom_id, str | None):
+            raise LineRefused("custom_id: must be a text", "custom_id")
+        return custom_id, _request(line)
+    except LineRefused as fault:
+        return custom_id if isinstance(custom_id, str) else None, BatchRequest("", fault=fault)
+
+
+def _request(line: dict[str, Any]) -> BatchRequest:
+    """Raises: LineRefused."""
+    method, url = line.pop("method", "POST"), line.pop("url", None)
+    body = line.pop("body", None)
+    if body is None:
+        body = line
+    elif not isinstance(body, dict):
+        raise LineRefused("body: must be an object", "body")
+    elif line:
+        name = next(iter(line))
+        near = get_close_matches(name, NAMES, 1)
+        hint = f"did you mean {near[0]}?" if near else "fields of the request stand in body"
+        raise LineRefused(f"{name}: unknown field; {hint}", name)
+    if method != "POST":
+        raise LineRefused(f"method: is {method!r}, must be POST", "method")
+    if url is None:
+        url = CHAT if "messages" in body else EMBEDDING if "input" in body else COMPLETION
+    if url not in URLS:
+        raise LineRefused(f"url: {url!r} is not served in a batch, but {' and '.join(URLS)}", "url")
+    return BatchRequest("", url, body)

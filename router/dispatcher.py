@@ -39,7 +39,7 @@ from baton.router.request.resume import (
     check_received,
     without_sent,
 )
-from baton.router.request.run import Generation, Scheduling
+from baton.router.request.run import RequestDeps, RequestRunner
 from baton.router.trace.latency import WorkerTokenTimes
 from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
 from baton.router.trace.report import RequestReport, gaps_so_far, is_named, report_of
@@ -234,7 +234,7 @@ class Dispatcher:
     def __init__(
         self,
         readiness: Readiness,
-        scheduling: Scheduling,
+        scheduling: RequestDeps,
         tracer: Tracer,
         limits: DispatcherLimits,
         streams: Streams,
@@ -429,8 +429,8 @@ class Dispatcher:
             if weights == self._weights:
                 return chosen, prepared
 
-    def _generation(self, beginning: Beginning, record: RequestRecord, deadline_s: float) -> Generation:
-        generation = Generation(
+    def _generation(self, beginning: Beginning, record: RequestRecord, deadline_s: float) -> RequestRunner:
+        generation = RequestRunner(
             beginning.request,
             self._scheduling,
             record.timeline,

@@ -32,7 +32,7 @@ from baton.router.admission.key_limits import KeyMeters
 from baton.router.admission.queue import AdmissionLimits, AdmissionQueue
 from baton.router.config import RouterConfig, warnings
 from baton.router.dispatcher import Dispatcher, DispatcherLimits
-from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.fleet import WorkerSessions
 from baton.router.fleet.peers import PeerRouters
 from baton.router.fleet.session import SessionTiming
 from baton.router.placement.cluster import Cluster
@@ -45,7 +45,7 @@ from baton.router.public.service import SERVICE_NAME, BatonServicer
 from baton.router.readiness import Readiness
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import Journal, Streams
-from baton.router.request.run import Scheduling
+from baton.router.request.run import RequestDeps
 from baton.router.roles import RolePlanning, SloTargets
 from baton.router.trace.latency import RecentLatency
 from baton.router.trace.spans import ServerAddress, Tracer
@@ -94,7 +94,7 @@ class RouterProcess:
         router_id = secrets.token_bytes(16)
         tls, secret = config.internal_tls, config.cluster_secret
         self._adapter_store = _adapter_store(config)
-        self._fleet = fleet = Fleet(
+        self._fleet = fleet = WorkerSessions(
             cluster, timing, router_id, tls, secret, self._adapter_store, on_change=self._on_workers_changed
         )
         self._queue = queue = AdmissionQueue(
@@ -104,7 +104,7 @@ class RouterProcess:
             on_fault=self._on_fault,
             on_credit_request=fleet.request_credit,
         )
-        scheduling = Scheduling(cluster, fleet, queue, itertools.count(1), config.attempts)
+        scheduling = RequestDeps(cluster, fleet, queue, itertools.count(1), config.attempts)
         self._readiness = self._make_readiness(scheduling, policy)
         self._queue_time = QueueTime(threading.get_native_id())
         self._process_queue = ProcessQueue()
@@ -147,7 +147,7 @@ class RouterProcess:
         """Workers that there should be, by role; empty with `--planner off`."""
         return {} if self._planning is None else self._planning.desired
 
-    def _make_readiness(self, scheduling: Scheduling, policy: PlacementPolicy) -> Readiness:
+    def _make_readiness(self, scheduling: RequestDeps, policy: PlacementPolicy) -> Readiness:
         config = self._config
         named, known_bytes = (config.model, config.model_name), config.known_prompts_mib << 20
         tool_format = "" if config.tool_format == "auto" else config.tool_format
@@ -345,7 +345,7 @@ def _journal_store(config: RouterConfig, router_id: bytes) -> RedisJournal | Non
 
 
 def _planning(
-    config: RouterConfig, cluster: Cluster, queue: AdmissionQueue, fleet: Fleet, shares: RedisShares | None
+    config: RouterConfig, cluster: Cluster, queue: AdmissionQueue, fleet: WorkerSessions, shares: RedisShares | None
 ) -> RolePlanning | None:
     if config.planner == "off":
         return None

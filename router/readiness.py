@@ -20,7 +20,7 @@ from baton.router.model.defaults import ModelFolderError
 from baton.router.model.served_model import ModelGate, ServedModel, load_served_model
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy
-from baton.router.request.run import Generation, Scheduling
+from baton.router.request.run import RequestDeps, RequestRunner
 from baton.router.trace.record import Timeline
 from baton.router.types.request import Operation, Sampling, TokenPrompt, ValidRequest
 from baton.router.types.response import Delta
@@ -37,7 +37,7 @@ class ProbeFailed(Exception):
     """The path does not work, though its workers are there."""
 
 
-async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float) -> Placement:
+async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float) -> Placement:
     """One short greedy request all the way: prefill, transfer and decode, or a decode worker that computes it all.
 
     Returns which way it went. Raises: ProbeFailed, BatonError.
@@ -56,7 +56,7 @@ async def probe(served: ServedModel, scheduling: Scheduling, time_left_s: float)
     )
     now = time.monotonic()
     timeline = Timeline(arrived_s=now)
-    generation = Generation(
+    generation = RequestRunner(
         await served.prepare(valid, scheduling.fleet.adapters.open_requests.weights),
         scheduling,
         timeline,
@@ -82,7 +82,7 @@ class Readiness:
 
     def __init__(
         self,
-        scheduling: Scheduling,
+        scheduling: RequestDeps,
         policy: PlacementPolicy,
         model_folder: Path | None,
         model_name: str | None,

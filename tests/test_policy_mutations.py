@@ -82,8 +82,8 @@ MUTATIONS = [
     (REPLICAS, "fewer * (1 - SPARE)", "fewer", "replicas_fall_by_one_where_the_most_that_was_wanted_leaves_room"),
     (
         COSTS,
-        "_keep(workers) - 1.0, PATIENCE_MS + min(waits)",
-        "_keep(workers) - 1.0, PATIENCE_MS",
+        "_keep(workers) - 1.0, MAX_AFFINITY_MS + min(waits)",
+        "_keep(workers) - 1.0, MAX_AFFINITY_MS",
         "prompt_computed_again_costs_a_premium_that_the_shortest_wait_bounds",
     ),
     (AT_REST, "if not watch.broken:", "if True:", "block_given_away_while_it_is_summed_raises_no_alarm"),

@@ -15,7 +15,7 @@ from baton.router.admin.requests import limit_of, recent_request
 from baton.router.admin.timeline import Timelines
 from baton.router.admin.wire import ROLES, adapter_status, latency_status, request_totals, router_status, worker_status
 from baton.router.dispatcher import Dispatcher
-from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.fleet import WorkerSessions
 from baton.router.fleet.peers import PeerRouters
 from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Cluster, Worker
@@ -42,7 +42,7 @@ class AdminServicer:
     cluster: Cluster
     dispatcher: Dispatcher
     registry_connected: Callable[[], bool]
-    fleet: Fleet
+    fleet: WorkerSessions
     history: RequestHistory
     peer_routers: PeerRouters | None
     planning: RolePlanning | None

@@ -1,12 +1,12 @@
-"""Whose turn it is among waiting requests: tenants share in tokens, classes of priority follow one another. Pure.
+"""Order of waiting requests: tenants share in tokens, priority classes follow one another. Pure.
 
-Within a class it is start-time fair queueing (Goyal, Vin and Cheng, 1996), all weights equal: a tenant has a virtual
-time, its tokens that were served so far, and the one with the least is next. A tenant that comes (back) begins at the
-time of the tenant that was served last, so that no tenant saves up. Two tenants that wait all the time differ by no
-more than the largest request of each.
+Within a class it is start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights: a tenant's virtual time
+is its served tokens, and the tenant with the least is next. A tenant that comes (back) begins at the time of the tenant
+that was served last, so that no tenant saves up. Two tenants that wait all the time differ by at most the largest
+request of each.
 
-Classes are strict but for SPARE_SHARE of the tokens: that goes to the class, other than the first, whose oldest request
-is the oldest. So no class and no request waits for ever.
+Classes are strict except for SPARE_SHARE of the tokens: that goes to the class, other than the first, whose oldest
+request is the oldest. So no class and no request waits for ever.
 """
 
 import heapq
@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 SPARE_SHARE = 0.1
-"""Of the tokens served while several classes wait: the share that does not go to the first class."""
+"""Share of the tokens that does not go to the first class while several classes wait."""
 
 Item = TypeVar("Item")
 
 
 @dataclass(eq=False, slots=True)
 class Entry(Generic[Item]):
-    """One that waits. `number` counts arrivals."""
+    """One waiting request. `number` counts arrivals."""
 
     item: Item
     tenant: str
@@ -80,7 +80,7 @@ class _Class(Generic[Item]):
             self._left[entry.tenant] = tenant.start
 
     def order(self) -> Iterator[Entry[Item]]:
-        """As they would be served, one after another, if nothing came or went. The class must not change meanwhile."""
+        """Return the waiting requests in order of service, if none came or went. The class must stay the same."""
         ahead = [(tenant.start, tenant.entries[0].number, 0, tenant.entries) for tenant in self.tenants.values()]
         heapq.heapify(ahead)
         while ahead:
@@ -117,7 +117,7 @@ class FairQueue(Generic[Item]):
         return entry
 
     def take(self, entry: Entry[Item]) -> None:
-        """It is served, in its turn or out of it. Raises: KeyError, ValueError if it does not wait."""
+        """Remove a request that is served, in or out of turn. Raises: KeyError, ValueError if it does not wait."""
         if len(self._classes) == 1:
             self._spare = 0.0
         elif entry.priority == min(self._classes):
@@ -127,7 +127,7 @@ class FairQueue(Generic[Item]):
         self._remove(entry, served=True)
 
     def withdraw(self, entry: Entry[Item]) -> None:
-        """It goes unserved. Raises: KeyError, ValueError if it does not wait."""
+        """Remove a request that is not served. Raises: KeyError, ValueError if it does not wait."""
         self._remove(entry, served=False)
 
     def order(self) -> Iterator[Entry[Item]]:
@@ -147,7 +147,9 @@ class FairQueue(Generic[Item]):
         return max((tenant.entries[-1] for tenant in waiting if tenant is not None), key=lambda entry: entry.number)
 
     def tokens_ahead(self, tenant: str, priority: int) -> float:
-        """How many are probably served before a request that came now. Never less for one more that waits."""
+        """Return the tokens that are probably served before a request that came now. One more waiting request never
+        lowers it.
+        """
         ahead = float(sum(each.tokens for earlier, each in self._classes.items() if earlier < priority))
         own = self._classes.get(priority)
         if own is not None:

@@ -1,10 +1,10 @@
-"""How much of its limits each API key has used, here and at the other routers. Pure: `now` is in monotonic seconds.
+"""Use of the limits of each API key, here and at the other routers. Pure: `now` is in monotonic seconds.
 
-Requests and tokens have a bucket each (token bucket: Turner, "New directions in communications", 1986): it holds a
-minute's worth and is filled evenly, so that a key that was idle may take a minute's worth at once. Tokens of an answer
-are charged as they are made; no answer is cut off for them, but the next request waits until the debt is paid. Use at
-the other routers is charged when their report arrives (router/fleet/peers.py): what they and this one admit
-meanwhile is a debt too, so that over the minutes no more is admitted than at one router.
+Requests and tokens have a token bucket each (Turner, "New directions in communications", 1986): it holds a minute's
+worth and fills evenly, so that an idle key may use a minute's worth immediately. Tokens of an answer are charged as
+they are generated; no answer is cut off for them, but the next request waits until the debt is paid. Use at other
+routers is charged when their report arrives (router/fleet/peers.py), as a debt if need be: over minutes, no more is
+admitted than at one router.
 """
 
 from collections import deque
@@ -21,7 +21,7 @@ BUSY_RETRY_S = 1.0
 
 
 class _PeerUse(NamedTuple):
-    """What other routers let through, and when that was reported."""
+    """Use that other routers admitted, and the time of their report."""
 
     at_s: float
     requests: int
@@ -41,7 +41,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: int, now: float) -> float:
-        """Until so much is there, 0 where it is; more than it can hold is there when it is full."""
+        """Return the time until `amount` is there, 0 if it is. More than the capacity is there when full."""
         self._fill(now)
         missing = min(amount, self._per_minute) - self._level
         return max(0.0, missing * MINUTE_S / self._per_minute)
@@ -62,7 +62,7 @@ class Bucket:
 
 
 class Meter:
-    """How much of its limits one API key has used."""
+    """Use of the limits of one API key."""
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0
@@ -89,11 +89,11 @@ class Meter:
 
     @property
     def use(self) -> KeyUse:
-        """Of this router alone."""
+        """Use at this router alone."""
         return KeyUse(self.active, self._begun, self._charged_tokens)
 
     def taken_elsewhere(self, requests: int, tokens: int, now: float) -> None:
-        """Another router let that through."""
+        """Charge what another router admitted."""
         for bucket, amount in ((self._requests, requests), (self._tokens, tokens)):
             if bucket is not None and amount > 0:
                 bucket.take(amount, now)
@@ -106,7 +106,7 @@ class Meter:
             self._peer_use.popleft()
 
     def begin(self, now: float) -> None:
-        """One more request. Raises: RateLimited, and then nothing was taken."""
+        """Charge one request. Raises: RateLimited, without a charge."""
         most = self._limits.concurrency
         if most is not None and self.active + self.active_on_peers >= most:
             raise self._refusal("concurrency", f"{most} requests at once", BUSY_RETRY_S)
@@ -122,7 +122,7 @@ class Meter:
         self._begun += 1
 
     def charge_prompt(self, tokens: int, now: float) -> None:
-        """Raises: RateLimited where they are more than is left; one that is too long for any minute needs all of it."""
+        """Charge a prompt; one longer than a minute's worth needs a full bucket. Raises: RateLimited."""
         if self._tokens is None:
             return
         wait_s = self._tokens.wait_s(tokens, now)
@@ -159,11 +159,11 @@ class KeyMeters:
         return meter
 
     def uses(self) -> dict[str, KeyUse]:
-        """What keys with limits have used at this router, by name."""
+        """Return the use of keys with limits at this router, by name."""
         return {tenant: use for tenant, meter in self._meters.items() if (use := meter.use).requests > 0}
 
     def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
-        """Another router let that through, whose key may never have come here."""
+        """Charge what another router admitted, for a key that may be unknown here."""
         if tenant not in self._meters:
             self._meters[tenant] = Meter(tenant, KeyLimits(), now)
         self._meters[tenant].taken_elsewhere(requests, tokens, now)
@@ -175,7 +175,7 @@ class KeyMeters:
 
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
-    """`taken`: recent use elsewhere, which a new bucket has not seen."""
+    """Return the bucket for a changed limit. `taken`: recent use elsewhere, which a new bucket has not seen."""
     if per_minute is None:
         return None
     if bucket is None:

@@ -37,14 +37,16 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 
 RECENT_S = 10.0
-"""Of waiting time: time that lies further back counts e times less; at least, see RECENT_ENDS."""
+"""Minimum window of waiting time; older time decays by 1/e. See RECENT_ENDS."""
 RECENT_ENDS = 4.0
 """Requests may take minutes each. So many that ended are looked back on, however long ago they did."""
 _GAP_KEPT = 0.7  # of the earlier knowledge of the time between two ends, by each further one
 GUESS_S = 1.0
 """The rate that Little's law gives counts as much as so many seconds of measurement."""
 MOST_COUNTED_S = 1.0
-"""At a time. Workers report several times a second: a longer time is one in which this process was stopped."""
+"""Maximum time counted at once. Workers report several times a second: a longer time is one in which this process stood
+still.
+"""
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
 RETRY_UNKNOWN_S = 1.0
 _KEPT = 0.98  # of the earlier knowledge of stays, by each further one
@@ -71,7 +73,7 @@ class WaitEstimate:
         self._in_flight_tokens += tokens
 
     def ended(self, tokens: int, stayed_s: float | None, now: float) -> None:
-        """Its room is free again. `stayed_s`: since it was dispatched; None where it was not answered to its end."""
+        """Record that a request released its capacity. `stayed_s`: service time, None if it did not complete."""
         self._count(now)
         self._in_flight_tokens -= tokens
         if self._some_wait:
@@ -89,7 +91,7 @@ class WaitEstimate:
         self._some_wait = some
 
     def tokens_per_s(self, now: float) -> float | None:
-        """None while nothing is known."""
+        """Return the rate at which capacity is released; None while unknown."""
         self._count(now)
         if self._stayed_token_s > 0.0 and self._in_flight_tokens > 0:
             little = self._in_flight_tokens * self._stayed_tokens / self._stayed_token_s
@@ -99,12 +101,12 @@ class WaitEstimate:
         return None
 
     def wait_s(self, tokens: float, now: float) -> float | None:
-        """Until so many tokens' room has become free; None while nothing is known."""
+        """Return the time until capacity for `tokens` has been released; None while unknown."""
         rate = self.tokens_per_s(now)
         return None if rate is None else tokens / rate
 
     def stay_s(self, tokens: int) -> float:
-        """How long such a request takes from being dispatched to its end; 0 while nothing is known."""
+        """Return the expected service time of a request of this size; 0 while unknown."""
         return tokens * self._stayed_s / self._stayed_tokens if self._stayed_tokens > 0.0 else 0.0
 
     @property
@@ -112,7 +114,7 @@ class WaitEstimate:
         return round(self._stayed_tokens / self._stays) if self._stays > 0.0 else 0
 
     def retry_after_s(self, tokens: float, now: float) -> float:
-        """When to come back where so many tokens wait: never earlier for more of them."""
+        """Return the time after which a client should retry while `tokens` wait: never shorter for more of them."""
         wait_s = self.wait_s(tokens, now)
         return RETRY_UNKNOWN_S if wait_s is None else min(max(wait_s, RETRY_LEAST_S), RETRY_MOST_S)
 
@@ -130,13 +132,13 @@ class WaitEstimate:
 RETRY_AFTER_S = 1.0
 """RetryInfo's time where no better one is known."""
 BEGUN_PRIORITY = -1000
-"""Of a request that was dispatched before: it goes before all others, and is not refused for a long queue."""
+"""Priority of a request that was dispatched before: ahead of all others, and never rejected for a long queue."""
 PLANNED_SHARE = 0.8
 """The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
 QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
 """Causes of refusals, for counters."""
 SURE_SHARE = 0.8
-"""Of the time that such requests usually take: one that has less left does not go before others that wait."""
+"""Share of the usual service time: a request that has less time left does not overtake others that wait."""
 
 
 ABSENT = {
@@ -144,7 +146,7 @@ ABSENT = {
     NoRoom.NO_DECODE_WORKER: "decode worker",
     NoRoom.NO_POOLING_WORKER: "prefill worker whose release makes vectors",
 }
-"""Why no worker could take a request."""
+"""Missing workers by reason."""
 
 
 def no_workers(reason: NoRoom) -> Unavailable:
@@ -185,7 +187,7 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """`route_began_s`: when its turn came, monotonic."""
+    """Result of an admission. `route_began_s`: start of the placement, in monotonic seconds."""
 
     placement: Placement
     route_began_s: float
@@ -194,7 +196,7 @@ class Admitted:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One that waits, or has just been settled."""
+    """Request that waits, or has just been settled."""
 
     attempt_id: int
     request: PlacementRequest
@@ -221,7 +223,7 @@ class _Stay:
 
 
 class WaitForecast:
-    """How long the requests of one queue will wait, and which of them cannot be served in time."""
+    """Forecast of the waits in one queue, and of the requests that cannot be served in time."""
 
     def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
         self._queue = queue
@@ -231,14 +233,13 @@ class WaitForecast:
         self._stays: dict[int, _Stay] = {}  # by attempt id
 
     def retry_after_s(self) -> float:
-        """For a request that is not even queued."""
+        """Return the retry time for a request that is not even queued."""
         ahead = self._queue.tokens_ahead("", 0) + self._estimate.usual_tokens
         return self._estimate.retry_after_s(ahead, self._clock())
 
     def refuse_late(self, request_class: RequestClass, tokens: int | None = None) -> None:
-        """Raises: ResourceExhausted for a request that came now and could not be served in time.
-
-        `tokens`: its charge; left out before that is known.
+        """Reject a new request that could not be served in time. `tokens`: its charge, if known. Raises:
+        ResourceExhausted.
         """
         if not self._queue or request_class.priority == BEGUN_PRIORITY:
             return
@@ -255,7 +256,7 @@ class WaitForecast:
             raise self.refusal(message, request_class, NO_TIME)
 
     def would_miss_deadline(self, entry: Entry[Ticket], now: float) -> bool:
-        """Its deadline will pass before it is answered, and others wait that can be answered."""
+        """Return whether the deadline will pass before the answer, while others wait that can be answered."""
         needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
         return len(self._queue) > 1 and now + needed_s > entry.item.request_class.deadline_s
 
@@ -264,23 +265,25 @@ class WaitForecast:
         return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()), cause)
 
     def dispatched(self, attempt_id: int, tokens: int, now: float) -> None:
-        """It takes up room from now on."""
+        """Reserve the attempt's capacity."""
         self._stays[attempt_id] = _Stay(tokens, now)
         self._estimate.dispatched(tokens)
 
     def ended(self, attempt_id: int, answered: bool) -> None:
-        """It takes up no room any more. `answered`: to its end."""
+        """Release the attempt's capacity. `answered`: the attempt completed."""
         stay, now = self._stays.pop(attempt_id), self._clock()
         self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
 
     def some_wait(self, waits: bool) -> None:
-        """Whether a request waits for room, and not for workers, whose absence does not show how fast they are."""
+        """Record whether a request waits for capacity, and not for absent workers, which do not show how fast workers
+        are.
+        """
         self._estimate.some_wait(waits, self._clock())
 
 
 OVERTAKING = 1.0
 LOOK_AHEAD = 64
-"""How many entries are searched for one that has room; a full queue is not read from end to end for each answer."""
+"""Maximum number of entries searched for one that fits: a full queue is not scanned for each answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,20 +295,19 @@ class _Need:
     pooled: bool
 
     def covers(self, other: "_Need") -> bool:
-        """Where there was no room for the other one, there is none for this."""
+        """Return whether this request cannot fit if the other one did not."""
         same = self.fingerprint == other.fingerprint and self.adapter == other.adapter and self.pooled == other.pooled
         return same and self.blocks >= other.blocks and self.choices >= other.choices
 
 
 class AdmissionPass:
-    """One pass over the waiting requests: which is tried next, and which may overtake one that has no room.
+    """One pass over the waiting requests: which is tried next, and which may overtake one that does not fit.
 
-    A request that has no room lets smaller ones behind it go first, until they have taken OVERTAKING times what it
-    takes itself. From then on no request goes before it: the room that running requests free is kept for it. So a large
-    request holds up small ones for no longer than the workers need to make room for it, and waits for them no longer
-    than for another of its size.
+    A request that does not fit lets smaller ones overtake it until they have taken OVERTAKING times its size. From then
+    on the capacity that running requests release is kept for it. So a large request delays small ones no longer than
+    the workers need to make room for it, and waits for them no longer than for another of its size.
 
-    An entry from `next` is then placed, taken out of the queue for another reason, or reported as without room.
+    An entry from `next` is then placed, removed for another reason, or reported as not fitting.
     """
 
     def __init__(self, queue: FairQueue[Ticket]) -> None:
@@ -340,12 +342,13 @@ class AdmissionPass:
         self._unmet.append(_need(entry.item.request))
 
     def without_workers(self, entry: Entry[Ticket]) -> None:
-        """No worker could take it: it holds up no other request."""
+        """Skip a request that no worker could take: it delays no other request."""
         self._unserved.add(_kind(entry.item.request))
 
     def served(self, entry: Entry[Ticket]) -> None:
-        """Those that it went before have been overtaken: not by a prompt without an answer, which takes no room where
-        others wait for it."""
+        """Count a served request against those that it overtook, unless it has no answer and so takes no credit that
+        they need.
+        """
         for held in self._held.values():
             if held.item.request.pooled or not entry.item.request.pooled:
                 held.item.overtaken_tokens += entry.tokens
@@ -361,7 +364,7 @@ def _need(request: PlacementRequest) -> _Need:
 
 
 class _Kind(NamedTuple):
-    """Of requests that the same workers can serve."""
+    """Kind of requests that the same workers can serve."""
 
     fingerprint: bytes
     adapter: Adapter | None
@@ -394,7 +397,9 @@ class CreditRequester:
     """
 
     def __init__(self, on_credit_request: Callable[[CreditRequest], None]) -> None:
-        """`on_credit_request` is called with 0 blocks and 0 slots when nothing more is wanted from a worker."""
+        """Create a requester. `on_credit_request` is called with 0 blocks and 0 slots when nothing more is wanted from
+        a worker.
+        """
         self._on_credit_request = on_credit_request
         self._wanted: CreditRequest | None = None
 
@@ -413,7 +418,9 @@ class CreditRequester:
 
 
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
-    """From which worker; None where the request only waits for others of this router. `asked`: the last one asked."""
+    """Return the credit to request; None if the request only waits for others of this router. `asked`: last worker
+    asked.
+    """
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
     workers = [worker for worker in workers if ineligible(request, worker) not in NEVER]
@@ -425,7 +432,7 @@ def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
 
 
 def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
-    """Its need beyond all that this router may have there, as a share of the worker."""
+    """Return the need beyond this router's maximum credit there, as a share of the worker."""
     blocks = (request.charged_on(worker) - worker.limit_blocks) / worker.total_blocks
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
@@ -435,7 +442,7 @@ def _raise(error: Exception) -> None:
 
 
 class AdmissionQueue:
-    """`pump` is called whenever room may have become free."""
+    """Requests that wait for their turn and for capacity. Call `pump` whenever capacity may have been released."""
 
     def __init__(
         self,
@@ -446,7 +453,7 @@ class AdmissionQueue:
         on_fault: Callable[[Exception], None] = _raise,
         on_credit_request: Callable[[CreditRequest], None] = lambda wanted: None,
     ) -> None:
-        """`on_fault` is called with a bug in `pump_soon`, after which the queue cannot continue."""
+        """Create a queue. `on_fault` is called with a bug in `pump_soon`, after which the queue cannot continue."""
         self._cluster = cluster
         self._policy = policy
         self._limits = limits
@@ -470,11 +477,10 @@ class AdmissionQueue:
         request_class: RequestClass,
         on_settled: Callable[[Admitted | BatonError], None],
     ) -> Entry[Ticket]:
-        """It waits for its turn and for room. `on_settled` is called once, perhaps before this returns: the attempt is
-        charged on its workers then, or refused with ResourceExhausted (no room in time), Unavailable (no workers), or
-        InvalidArgument (can never fit).
+        """Queue a request. `on_settled` is called once, perhaps before this returns.
 
-        Raises: ResourceExhausted where it is not even queued.
+        Then the attempt is charged on its workers, or refused with ResourceExhausted (no capacity in time), Unavailable
+        (no workers), or InvalidArgument (can never fit). Raises: ResourceExhausted if it cannot be queued.
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((known_tokens(request, view) for view in views), default=0))
@@ -492,7 +498,7 @@ class AdmissionQueue:
         return entry
 
     def withdraw(self, entry: Entry[Ticket]) -> None:
-        """Its owner has gone: it leaves the queue, or, if it was placed at the same moment, its charge is returned."""
+        """Withdraw an abandoned request from the queue, or release its charge if it has just been placed."""
         ticket = entry.item
         if ticket.patience is not None:
             ticket.patience.cancel()
@@ -521,9 +527,9 @@ class AdmissionQueue:
         self._pump()
 
     def pump_soon(self) -> None:
-        """As `pump`, once for all that happens in this turn of the event loop.
+        """Schedule one `pump` at the end of the current event-loop iteration.
 
-        Where many requests are given up at once, none that is about to be is placed in the room of the others.
+        If many requests are abandoned together, none of them is placed in the capacity of the others.
         """
         if self._pumping is None:
             self._pumping = asyncio.get_running_loop().call_soon(self._pump_now)
@@ -536,7 +542,9 @@ class AdmissionQueue:
             self._on_fault(error)
 
     def _pump(self, newest: Ticket | None = None, seen: Sequence[WorkerView] | None = None) -> None:
-        """`seen`: the workers for the newest request, as they are until another one is placed."""
+        """Place the requests whose turn it is. `seen`: snapshot for the newest request, valid until another one is
+        placed.
+        """
         admission_pass, unmet = AdmissionPass(self._queue), None
         while (entry := admission_pass.next()) is not None:
             ticket, began_s = entry.item, self._clock()
@@ -607,7 +615,7 @@ class AdmissionQueue:
         self._settle(newest, self.forecast.refusal(message, newest.item.request_class, QUEUE_FULL), served=False)
 
     def _be_patient(self, some_without_workers: bool) -> None:
-        """While workers that some wait for are absent, a timer runs."""
+        """Run a timer while requests wait for absent workers."""
         if some_without_workers and self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self._limits.without_workers_s, self._give_up)
         elif not some_without_workers and self._patience is not None:

@@ -27,7 +27,7 @@ from baton.router.fleet import wire as session_wire
 from baton.router.fleet.adapters import AdapterStore, ClusterAdapters
 from baton.router.fleet.session import SessionTiming, WorkerSession
 from baton.router.fleet.wire import Command
-from baton.router.placement.cluster import Cluster, End
+from baton.router.placement.cluster import Cluster, LinkEnd
 from baton.router.placement.decide import Placement
 from baton.router.placement.hand_over import taker
 from baton.router.placement.planner import endpoint_to_change
@@ -150,7 +150,7 @@ class _Connected:
     task: asyncio.Task[None]
 
 
-class Fleet:
+class WorkerSessions:
     """Owns the sessions."""
 
     def __init__(
@@ -303,11 +303,11 @@ class Fleet:
         if attempt is not None and endpoint in attempt.placement.endpoints:
             attempt.inbox.put(event, time.monotonic())
 
-    def on_lost(self, endpoint: str, why: str, end: End) -> None:
+    def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
         now = time.monotonic()
         self._cluster.lost(endpoint, end, now)
         self.adapters.on_lost(endpoint)
-        reason = FailureReason.WORKER_DIED if end is End.GONE else FailureReason.WORKER_LOST
+        reason = FailureReason.WORKER_DIED if end is LinkEnd.GONE else FailureReason.WORKER_LOST
         for attempt_id, attempt in self._attempts.items():
             if endpoint in attempt.placement.endpoints:
                 attempt.inbox.put(Failed(attempt_id, endpoint, reason, why), now)

@@ -29,7 +29,7 @@ from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as session_wire
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Command
-from baton.router.placement.cluster import End
+from baton.router.placement.cluster import LinkEnd
 from baton.router.types.events import AttemptEvent
 from baton.router.types.worker import WorkerDescription, WorkerReport
 from baton.versions import OWN, refusal
@@ -118,7 +118,7 @@ class SessionListener(Protocol):
     def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None: ...
     def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None: ...
     def on_adapter_state(self, endpoint: str, state: session_pb2.AdapterState) -> None: ...
-    def on_lost(self, endpoint: str, why: str, end: End) -> None:
+    def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
         """Commands that were sent there and not answered never will be. The session begins anew by itself."""
 
 
@@ -194,7 +194,7 @@ class WorkerSession:
                 retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
                 await asyncio.sleep(retry_s)
                 if self._grace is not None and await self._refuses(self.endpoint):
-                    self._lose("its process is gone: its port refuses connections", End.GONE)
+                    self._lose("its process is gone: its port refuses connections", LinkEnd.GONE)
         finally:
             if self._grace is not None:
                 self._grace.cancel()
@@ -218,7 +218,7 @@ class WorkerSession:
                     call.cancel()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
-                self._lose("another process is in its place", End.GONE)
+                self._lose("another process is in its place", LinkEnd.GONE)
                 self._listener.on_refused(self.endpoint, None, f"by the worker: {_first_line(error)}")
             self._broken(welcomed, error)
         except _Refused:
@@ -275,7 +275,7 @@ class WorkerSession:
 
     def _refuse(self, description: WorkerDescription | None, why: str) -> NoReturn:
         """A session that is still held was with the process before."""
-        self._lose("another process is in its place", End.GONE)
+        self._lose("another process is in its place", LinkEnd.GONE)
         self._listener.on_refused(self.endpoint, description, why)
         raise _Refused(why)
 
@@ -377,11 +377,11 @@ class WorkerSession:
         if epoch == self._epoch:
             self._lose("it gave the session up")
         elif before is not None and before.is_same_process(description):
-            self._lose(f"it serves as {description.role} now", End.ANNOUNCED)
+            self._lose(f"it serves as {description.role} now", LinkEnd.ANNOUNCED)
         else:
-            self._lose("it restarted", End.GONE)
+            self._lose("it restarted", LinkEnd.GONE)
 
-    def _lose(self, why: str, end: End = End.CUT) -> None:
+    def _lose(self, why: str, end: LinkEnd = LinkEnd.CUT) -> None:
         """Gives the session up: the next connection begins a new one."""
         if self._grace is not None:
             self._grace.cancel()

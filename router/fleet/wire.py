@@ -13,7 +13,6 @@ from baton.router.types.events import (
     Alternative,
     AttemptEvent,
     Drafts,
-    End,
     Failed,
     FailureReason,
     FirstStep,
@@ -21,6 +20,7 @@ from baton.router.types.events import (
     Made,
     PrefillTimings,
     PromptScores,
+    SequenceEnd,
     SequenceOutput,
     TokenLogprob,
     WorkerGap,
@@ -50,7 +50,7 @@ from baton.versions import OWN, Versions, announced
 HandOver = session_pb2.HandOver
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
-_ENDS = {session_pb2.END_REASON_STOP: End.STOP, session_pb2.END_REASON_LENGTH: End.LENGTH}
+_ENDS = {session_pb2.END_REASON_STOP: SequenceEnd.STOP, session_pb2.END_REASON_LENGTH: SequenceEnd.LENGTH}
 BEAM_STOPS = {
     BeamStop.UNPROMISING: sampling_pb2.BEAM_STOP_UNSPECIFIED,
     BeamStop.FULL: sampling_pb2.BEAM_STOP_FULL,

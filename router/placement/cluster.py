@@ -112,8 +112,8 @@ class Charges:
             self.give_back(attempt_id)
 
 
-class End(Enum):
-    """End of the process behind a lost link, as far as known."""
+class LinkEnd(Enum):
+    """LinkEnd of the process behind a lost link, as far as known."""
 
     NONE = auto()  # none was lost
     ANNOUNCED = auto()  # it ends after a drain, or changes its role
@@ -130,22 +130,22 @@ class Departures:
     role_changes: int = 0
     lost_sessions: int = 0  # of processes that may live: silence, or a connection that did not come back in time
 
-    def lost(self, end: End, drained: bool) -> End:
+    def lost(self, end: LinkEnd, drained: bool) -> LinkEnd:
         """A session was lost. Returns how its process ended, given that the worker had `drained`, or not."""
-        if end is End.GONE:
+        if end is LinkEnd.GONE:
             self._gone(drained)
         elif drained:
-            return End.ANNOUNCED
-        elif end is End.CUT:
+            return LinkEnd.ANNOUNCED
+        elif end is LinkEnd.CUT:
             self.lost_sessions += 1
         return end
 
-    def follow(self, end: End, before: WorkerDescription, now: WorkerDescription) -> None:
+    def follow(self, end: LinkEnd, before: WorkerDescription, now: WorkerDescription) -> None:
         """Count the end of the previous link, once another begins with a later epoch."""
         if before.is_same_process(now):
             self.role_changes += before.role is not now.role
-        elif end is not End.GONE:
-            self._gone(end is End.ANNOUNCED)
+        elif end is not LinkEnd.GONE:
+            self._gone(end is LinkEnd.ANNOUNCED)
 
     def _gone(self, drained: bool) -> None:
         if drained:
@@ -279,7 +279,7 @@ class Worker:
     epoch: int = 0
     report: WorkerReport | None = None
     charges: Charges = field(default_factory=Charges)
-    end: End = End.NONE  # of its last session
+    end: LinkEnd = LinkEnd.NONE  # of its last session
     died_s: float | None = None  # when its process was last noticed to be gone, monotonic
     progress: StallDetector = field(default_factory=StallDetector)
     stalled: bool = False  # it has work and takes no steps
@@ -372,7 +372,7 @@ class Cluster:
             worker.report = None
             if worker.description is not None:
                 self.departures[worker.description.worker_id].follow(worker.end, worker.description, description)
-        worker.end, worker.refused = End.NONE, None
+        worker.end, worker.refused = LinkEnd.NONE, None
         self.caches.connected(endpoint)
         worker.connected = worker.held = True
         worker.description, worker.epoch = description, epoch
@@ -406,11 +406,11 @@ class Cluster:
             self.caches.disconnected(endpoint)
             self.tiers.disconnected(endpoint)
 
-    def lost(self, endpoint: str, end: End = End.CUT, now: float = 0.0) -> None:
+    def lost(self, endpoint: str, end: LinkEnd = LinkEnd.CUT, now: float = 0.0) -> None:
         """Record a lost worker: nothing sent there will be answered. `now`: monotonic seconds."""
         worker = self._workers.get(endpoint)
         if worker is not None:
-            worker.died_s = now if end is End.GONE else worker.died_s
+            worker.died_s = now if end is LinkEnd.GONE else worker.died_s
             drained = worker.report is not None and worker.report.draining and not worker.charges
             worker.end = self.departures[self.name_of(endpoint)].lost(end, drained)
             self._available = None

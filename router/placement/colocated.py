@@ -93,8 +93,7 @@ class LocalPrefills:
     def error(self, prompt_tokens: int) -> PredictionError | None:
         """Return the error for prompts of about that length, or of all; None without any.
 
-        A rest of few tokens is quickly computed, and takes what the way there and back takes: it says nothing of a
-        long prompt.
+        A remainder of few tokens takes little more than a round trip, and says nothing about a long prompt.
         """
         low, high = prompt_tokens / ALIKE_FACTOR, prompt_tokens * ALIKE_FACTOR
         alike = [each for each in self._measured if low <= each.prompt_tokens <= high] or self._measured

@@ -1,9 +1,9 @@
 """Decision which workers serve a request: a pure function of the request and a snapshot of the cluster.
 
-A policy computes the cost of each candidate, and the cheapest is taken. Only decode workers with credit are
-candidates, so that no prompt is computed without room for its answer. A decode worker computes the prompt itself if
-there is no prefill worker for it, if so little of it is uncached there that the way over a prefill worker would take
-longer, or, with `cache_aware`, if prefill workers are too busy. Beside answers it computes at the rate that they leave.
+A policy computes the cost of each candidate, and the cheapest one wins. Only decode workers with credit are candidates,
+so that no prompt is computed without room for its answer. A decode worker computes the prompt itself if there is no
+prefill worker, if nearly all of the prompt is cached there, or, with `cache_aware`, if the prefill workers are too
+busy. While it generates answers it computes prompts at the rate that they leave.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ from baton.router.placement.rates import (
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
 
-KEEP, KEEP_SHARED = 40.0, 4.0
-PATIENCE_MS = 10_000.0
-BALANCE = 0.2
+REUSE_PREMIUM, SHARED_REUSE_PREMIUM = 40.0, 4.0
+MAX_AFFINITY_MS = 10_000.0
+RECENT_LOAD_WEIGHT = 0.2
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """A decode worker takes the prompt, although it slows other answers down, when it would produce the first token at
 least 2x and 1 s sooner than the best prefill worker."""
@@ -139,14 +139,15 @@ class CacheAware(Policy):
     """Costs are milliseconds: expected ones, and additions that weigh later requests.
 
     By expected time alone, a conversation leaves its cache whenever its worker is a moment busier than another, and the
-    next turns are computed again as well: hits fall by a sixth to a third (docs/routing.md). So each token that would
-    be computed again, though some worker has it, costs KEEP times its time. PATIENCE_MS bounds that premium, so that a
-    prefix which more requests want than one worker can serve is computed on another, and then on a third. The shortest
-    wait is added to the bound, since under overload computing twice gains nothing. A prefix that every worker has makes
-    no difference. What a worker loads from files sooner than it would compute it counts as had, and costs its loading.
+    next turns are computed again as well: hits fall by a sixth to a third (docs/routing.md). So a token that would be
+    computed again, though some worker has it, costs REUSE_PREMIUM times its time. MAX_AFFINITY_MS bounds that premium,
+    so that a prefix which more requests want than one worker can serve is computed on another, and then on a third. The
+    shortest wait is added to the bound, since under overload computing twice gains nothing. A prefix that every worker
+    has makes no difference. Tokens that a worker loads from files sooner than it would compute them count as cached,
+    and cost their loading.
 
-    Recent work counts a little (BALANCE): among idle workers the one that did least of it is next, which also keeps
-    their evictions equally old.
+    Recent work counts a little (RECENT_LOAD_WEIGHT): among idle workers the one that did least of it is next, which
+    also keeps their evictions equally old.
     """
 
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
@@ -187,7 +188,7 @@ def _prompt_costs(
             hit_tokens += loaded.blocks * block_tokens
             loads[len(totals)] = exposed_load_ms(loaded, worker, waiting * pace)
         wait_ms, compute_ms = waiting * pace, (prompt_tokens - hit_tokens) * pace
-        balance_ms = BALANCE * worker.recent_tokens * pace
+        balance_ms = RECENT_LOAD_WEIGHT * worker.recent_tokens * pace
         totals.append(wait_ms + compute_ms + balance_ms)
         waits.append(wait_ms)
         computes.append(compute_ms)
@@ -199,10 +200,10 @@ def _prompt_costs(
         totals = list(map(add, totals, terms["load_ms"]))
     best_tokens = max(hits)
     if request.session is not None:
-        return _with_affinity(totals, terms, _away(request.session, PATIENCE_MS + min(waits), workers))
+        return _with_affinity(totals, terms, _away(request.session, MAX_AFFINITY_MS + min(waits), workers))
     if best_tokens == min(hits):
         return Costs(totals, terms)
-    extra, longest_ms, affinities = _keep(workers) - 1.0, PATIENCE_MS + min(waits), []
+    extra, longest_ms, affinities = _keep(workers) - 1.0, MAX_AFFINITY_MS + min(waits), []
     for hit_tokens, pace in zip(hits, paces, strict=True):
         again_ms = extra * (best_tokens - hit_tokens) * pace
         affinities.append(again_ms if again_ms < longest_ms else longest_ms)
@@ -230,7 +231,7 @@ def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], pref
     terms = {"first_token_ms": [first_ms] * len(workers), "transfer_ms": transfers, "answer_ms": answers}
     if request.session is None:
         return Costs(totals, terms)
-    return _with_affinity(totals, terms, _away(request.session, PATIENCE_MS, workers))
+    return _with_affinity(totals, terms, _away(request.session, MAX_AFFINITY_MS, workers))
 
 
 def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]], affinities: Sequence[float]) -> Costs:
@@ -240,7 +241,7 @@ def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]]
 def _keep(workers: Sequence[WorkerView]) -> float:
     """The less, the more prompts diverge where the known part of this one ends."""
     best = max(workers, key=_found_blocks)
-    return max(KEEP_SHARED, KEEP / (1 + best.branches))
+    return max(SHARED_REUSE_PREMIUM, REUSE_PREMIUM / (1 + best.branches))
 
 
 def _found_blocks(worker: WorkerView) -> int:

@@ -1,6 +1,6 @@
 """Decision whether a prefill worker fetches blocks that are in files of a directory that it does not read. Pure.
 
-A worker that reads them loads them into its pool, from where they come as cached blocks do.
+A worker that reads the files loads the blocks into its pool, and they are fetched from there.
 """
 
 from collections.abc import Sequence

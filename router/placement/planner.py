@@ -1,10 +1,10 @@
 """Decision whether a worker should serve in the other role, by load against SLOs. Pure.
 
-A pressure of 1 is as much as the SLOs allow. Moving one worker divides the load of its old role by fewer workers, and
-that of its new role by more; a part that no further worker would shorten (a prompt's own computation, a step of one
-sequence) stays. A change is worth it where the higher of both pressures is beyond 1, would fall, and is at least
-GAIN above the pressure that the worker's old role would have: under the same load the way back is then never worth it,
-so that roles do not oscillate. This must hold for `hold_s`, and after a change there is none for `cool_down_s`.
+A pressure of 1 is what the SLOs allow. Moving a worker divides the load of its old role by fewer workers, and that of
+its new role by more; a part that no further worker would shorten (a prompt's own computation, a step of one sequence)
+stays. A change is worth it if the higher of both pressures is above 1, would fall, and is at least GAIN above the
+pressure that the old role would have: under the same load the way back is then never worth it, so roles do not
+oscillate. This must hold for `hold_s`, and after a change there is none for `cool_down_s`.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ LEAST_HELP = 0.5
 class Pressure:
     """Pressure of a role. `level` now; `floor` is the part of it that more workers would not change.
 
-    `shared`: the level of what comes, which more workers divide exactly, with what has piled up spread over a while.
+    `shared`: level of the incoming load, which more workers divide exactly; the backlog is spread over a while.
     """
 
     level: float

@@ -1,7 +1,7 @@
 """Rates of each worker, learned from its reports, and the latency that a request may expect. Pure, no clock.
 
-Newer measurements count for more: each new one reduces the weight of all before it by a tenth. A worker that was not
-measured yet, or hardly, or long ago, is taken to be as the others.
+Newer measurements count for more: each one reduces the weight of all before it by a tenth. A worker without enough
+recent measurements is assumed to be like the others.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.types.placement import UNMEASURED, Measured, PlacementRequest, WorkerRates, WorkerView
 from baton.text.kv_loading import LoadCosts
 
-FADING = 0.9
+DECAY = 0.9
 PRIOR_MS = 50.0
 """A worker is taken to have computed for so long already as fast as all do: its first short prompt says little."""
-AGING = 0.98
+UNSEEN_DECAY = 0.98
 """Decay of what is known of the worker that was measured longest ago, at each measurement of others: one that was found
 slow gets no prompts, and no measurement that could correct it.
 """
@@ -57,8 +57,8 @@ class Ratio:
     below: float = 0.0
 
     def add(self, above: float, below: float) -> None:
-        self.above = self.above * FADING + above
-        self.below = self.below * FADING + below
+        self.above = self.above * DECAY + above
+        self.below = self.below * DECAY + below
 
     @property
     def is_known(self) -> bool:
@@ -69,11 +69,11 @@ class Ratio:
         return (self.above + prior * unknown) / (self.below + prior) if self.is_known else unknown
 
     def age(self) -> None:
-        self.above, self.below = self.above * AGING, self.below * AGING
+        self.above, self.below = self.above * UNSEEN_DECAY, self.below * UNSEEN_DECAY
 
 
 @dataclass(slots=True)
-class FadingLine:
+class DecayingLine:
     """Line y = base + slope * x by least squares over decaying measurements; neither is ever negative."""
 
     count: float = 0.0
@@ -83,9 +83,9 @@ class FadingLine:
     xy: float = 0.0
 
     def add(self, x: float, y: float) -> None:
-        self.count = self.count * FADING + 1
-        self.x, self.y = self.x * FADING + x, self.y * FADING + y
-        self.xx, self.xy = self.xx * FADING + x * x, self.xy * FADING + x * y
+        self.count = self.count * DECAY + 1
+        self.x, self.y = self.x * DECAY + x, self.y * DECAY + y
+        self.xx, self.xy = self.xx * DECAY + x * x, self.xy * DECAY + x * y
 
     def fit(self, base: float, slope: float) -> tuple[float, float]:
         """(base, slope); the given ones where nothing was measured, the given slope where x hardly varied."""
@@ -104,11 +104,11 @@ class RateLedger:
 
     def __init__(self) -> None:
         self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds, the one that was looked at last is the last
-        self._gaps: dict[str, FadingLine] = {}  # milliseconds over tokens in flight
+        self._gaps: dict[str, DecayingLine] = {}  # milliseconds over tokens in flight
         self._steps: dict[str, _Steps] = {}
         self._reported_prefill: dict[str, _ReportedPrefill] = {}
         self._links: dict[str, Mapping[str, float]] = {}
-        self._any_prefill, self._any_gap = Ratio(), FadingLine()
+        self._any_prefill, self._any_gap = Ratio(), DecayingLine()
         self._kv = Ratio()  # bytes over tokens: all workers that talk to each other have the same
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
@@ -147,7 +147,7 @@ class RateLedger:
     def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
         """Record a gap between tokens of its answers, with that many tokens in flight there."""
         if gap_ms > 0:
-            for line in (self._gaps.setdefault(worker, FadingLine()), self._any_gap):
+            for line in (self._gaps.setdefault(worker, DecayingLine()), self._any_gap):
                 line.add(tokens_in_flight, gap_ms)
             self._renew(worker)
 
@@ -183,7 +183,7 @@ class RateLedger:
         self.version += 1
         self._typical = self._rates(self._any_prefill, self._any_gap, {}, UNMEASURED, Measured.ELSEWHERE, prior_ms=0.0)
         if worker is not None:
-            prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, FadingLine())
+            prefill, gaps = self._prefill.get(worker, Ratio()), self._gaps.get(worker, DecayingLine())
             rates = self._rates(prefill, gaps, self._links.get(worker, {}), self._typical)
             reported = self._reported_prefill.get(worker, _ReportedPrefill())
             if reported.alone:
@@ -196,7 +196,7 @@ class RateLedger:
     def _rates(
         self,
         prefill: Ratio,
-        gaps: FadingLine,
+        gaps: DecayingLine,
         links_gb_per_s: Mapping[str, float],
         unknown: WorkerRates,
         measured: Measured = Measured.HERE,

@@ -1,9 +1,9 @@
 """Desired number of workers of a role, by its pressure; steady, so that an autoscaler may follow it. Pure.
 
-The number wanted now is as many workers as bring the pressure to TARGET. More are asked for once all of `up_s` wanted
-more, by at most as many as there are. Fewer are asked for once all of `down_s` wanted fewer, with SPARE left over, one
-at a time and at least `step_s` apart. So a peak shorter than `up_s` and a lull shorter than `down_s` change nothing,
-and noise around a number that is just enough does not either.
+The number wanted now is what brings the pressure to TARGET. More workers are requested once all of `up_s` wanted more,
+at most doubling their number. Fewer are requested once all of `down_s` wanted fewer with SPARE left over, one at a time
+and at least `step_s` apart. So a peak shorter than `up_s` and a lull shorter than `down_s` change nothing, nor does
+noise around a number that is just enough.
 """
 
 import math

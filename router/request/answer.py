@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from baton.router.types.events import End, NewTokens, PromptScores, SequenceOutput, TokenLogprob
+from baton.router.types.events import NewTokens, PromptScores, SequenceEnd, SequenceOutput, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta, FinishReason, PromptPart
 from baton.text.detokenizer import Detokenizer
 from baton.text.sampling import mean_logprob
@@ -22,7 +22,7 @@ class InconsistentOutput(Exception):
 
 
 class NotRepeated(InconsistentOutput):
-    """Another attempt made another token than the one that an earlier attempt gave out."""
+    """Error: an attempt generated another token than the one that an earlier attempt had released."""
 
 
 @dataclass(slots=True)
@@ -33,14 +33,14 @@ class _Stream:
     waiting: dict[int, int] = field(default_factory=dict)  # offset -> token, beyond a gap
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by offset, of tokens not released
     length: int | None = None  # known with the end
-    end: End | None = None
+    end: SequenceEnd | None = None
 
     @property
     def done(self) -> bool:
         return self.length is not None and len(self.token_ids) == self.length
 
     def begin(self, attempt_id: int) -> None:
-        """Only released tokens are kept for another attempt."""
+        """Begin a new attempt: keep only released tokens."""
         self.attempt_id = attempt_id
         self.waiting.clear()
         self.logprobs.clear()
@@ -59,9 +59,9 @@ class TokenStream:
         self._choices = [_Stream() for _ in range(choices)]
 
     def begin(self, attempt_id: int, choices: Iterable[int] | None = None) -> None:
-        """From now on only this attempt counts, for these choices or for all. Tokens released stay released.
+        """Count only this attempt from now on, for these choices or all. Released tokens stay released.
 
-        It may begin at or before the last of them, and must then repeat the same tokens.
+        The attempt may begin at or before the last of them, and must then repeat the same tokens.
         """
         for choice in self._choices if choices is None else [self._choices[index] for index in choices]:
             choice.begin(attempt_id)
@@ -73,19 +73,19 @@ class TokenStream:
                 choice.attempt_id = 0
 
     def prime(self, index: int, token_ids: tuple[int, ...]) -> NewTokens:
-        """These first tokens of a choice were given out before there was this stream."""
+        """Set the first tokens of a choice, which another stream had released."""
         self._choices[index].token_ids.extend(token_ids)
         return NewTokens(index, 0, token_ids, None)
 
-    def finish(self, index: int, end: End) -> NewTokens:
+    def finish(self, index: int, end: SequenceEnd) -> NewTokens:
         """A choice of which everything was released turns out to have ended there."""
         choice = self._choices[index]
         choice.length, choice.end = len(choice.token_ids), end
-        stop_token_id = choice.token_ids[-1] if end is End.STOP else None
+        stop_token_id = choice.token_ids[-1] if end is SequenceEnd.STOP else None
         return NewTokens(index, len(choice.token_ids), (), end, stop_token_id=stop_token_id)
 
     def released(self, index: int) -> int:
-        """How many tokens of a choice were."""
+        """Return the number of released tokens of a choice."""
         return len(self._choices[index].token_ids)
 
     def answer(self, index: int) -> tuple[int, ...]:
@@ -128,7 +128,7 @@ class TokenStream:
             token_ids.append(token_id)
 
     def _release(self, begins: dict[int, int]) -> tuple[NewTokens, ...]:
-        """Raises: InconsistentOutput where only some tokens of a choice have log-probabilities."""
+        """Release tokens. Raises: InconsistentOutput if only some tokens of a choice have log-probabilities."""
         released = []
         for index, begin in begins.items():
             choice = self._choices[index]
@@ -173,7 +173,7 @@ class PromptEcho:
     """The part still to be sent. With `scored`, tokens come with their scores; the first one, which has none, alone."""
 
     def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, sent_tokens: int = 0) -> None:
-        """`sent_tokens`: so many tokens, with the text, were sent over another stream."""
+        """Create the echo. `sent_tokens`: tokens that another stream sent, with their text."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored
@@ -186,7 +186,7 @@ class PromptEcho:
         return parts + self._parts(self._sent_tokens + len(new), new)
 
     def rest(self) -> tuple[PromptPart, ...]:
-        """All that was not sent: to be called when every score was taken, or none is wanted."""
+        """Return everything that was not sent. Call it when every score was processed, or none is wanted."""
         return self._first() if self._scored else self._parts(len(self._token_ids), ())
 
     def _first(self) -> tuple[PromptPart, ...]:
@@ -253,17 +253,17 @@ class _Choice:
         if self._filter.matched is not None:
             return ChoiceFinished(self.index, FinishReason.STOP, stop_text=self._filter.matched)
         match new_tokens.end:
-            case End.STOP:
+            case SequenceEnd.STOP:
                 stop_token_id = new_tokens.token_ids[-1] if new_tokens.token_ids else new_tokens.stop_token_id
                 return ChoiceFinished(self.index, FinishReason.STOP, stop_token_id=stop_token_id)
-            case End.LENGTH:
+            case SequenceEnd.LENGTH:
                 return ChoiceFinished(self.index, FinishReason.LENGTH)
             case None:
                 return None
 
 
 class Answer:
-    """All choices of one request."""
+    """Answer with all choices of a request."""
 
     def __init__(
         self, choices: int, stops: tuple[str, ...], min_tokens: int, new_detokenizer: Callable[[], Detokenizer]
@@ -314,12 +314,12 @@ class BestOf:
         return self._made.done
 
     def has_finished(self, index: int) -> bool:
-        """Of all choices that are made."""
+        """Return whether a choice has finished, among all that are generated."""
         return self._made.has_finished(index)
 
     @property
     def completion_tokens(self) -> int:
-        """Of all choices that were made."""
+        """Number of completion tokens over all generated choices."""
         return self._made.completion_tokens
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:

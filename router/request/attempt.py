@@ -1,4 +1,4 @@
-"""One attempt at a request, its phases, and the count of the attempts before it. Pure."""
+"""Attempt at a request: its phases, and the count of the attempts before it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -107,7 +107,7 @@ NEXT: Mapping[AttemptPhase, frozenset[AttemptPhase]] = {
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """One attempt at `part`: the complete request, or the rest of one choice."""
+    """Attempt at `part`: the complete request, or the rest of one choice."""
 
     attempt_id: int
     part: PreparedRequest

@@ -1,4 +1,4 @@
-"""What a request's state asks its runner to do."""
+"""Effects: actions that a request's state requests from its runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -27,7 +27,7 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class TurnCame:
-    """No other suspected request runs."""
+    """Turn of a suspected request: no other one runs."""
 
     attempt_id: int
 

@@ -51,7 +51,7 @@ from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
 GRACE_S = 10.0
-"""How long a record outlives its stream: the end may not have reached the client."""
+"""Time that a record outlives its stream: the client may not have received the end."""
 MAX_RECORD_BYTES = 1 << 20
 MAX_NOTED = 4096  # changes that wait to be written; further ones are dropped
 # Of one call: making them holds the event loop up for less than a millisecond.
@@ -68,8 +68,9 @@ _KINDS: dict[int, StructuredKind] = {number: kind for kind, number in session_wi
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`router_id` is of the router that serves it, `stream` its number there; `model` the name that the client knows
-    the model or adapter by."""
+    """Record of a stream. `router_id`: router that serves it; `stream`: its number there; `model`: name used by the
+    client.
+    """
 
     router_id: bytes
     stream: int
@@ -95,7 +96,7 @@ class JournalStore(Protocol):
         """Returns the keys of records that another router has seized. Raises: RegistryUnavailable."""
 
     async def read(self, key: str) -> bytes | None:
-        """Raises: RegistryUnavailable."""
+        """Read a record. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
@@ -110,7 +111,7 @@ def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
 
 
 class Entry:
-    """One stream's record: changed as it goes, left once."""
+    """Record of one stream: changed as the stream proceeds, left once."""
 
     def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
         self.key = key
@@ -129,7 +130,7 @@ class Entry:
         self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
-        """That attempt is over; the next call of `placed` says where the stream continues."""
+        """Remove a finished attempt; the next call of `placed` says where the stream continues."""
         self._places.pop(attempt_id, None)
 
     def end(self) -> None:
@@ -139,7 +140,9 @@ class Entry:
 
 @dataclass(slots=True)
 class JournalCounts:
-    """Since the start. `dropped`: for a full queue; `failed`: the store did not answer; `too_large`: not written."""
+    """Counts since the start. `dropped`: the queue was full; `failed`: the store did not answer; `too_large`: not
+    written.
+    """
 
     written: int = 0
     dropped: int = 0
@@ -168,18 +171,18 @@ class Journal:
         self._noted: dict[str, Entry] = {}  # to be written; an entry that is not live any more has ended
         self._changed = asyncio.Event()
         self.problem = ""
-        """Why the store did not take the last records."""
+        """Reason why the store rejected the last records."""
 
     def open(
         self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
     ) -> Entry:
-        """Nothing is written before the first `placed`. `seize`: the record may be another router's until now."""
+        """Open a stream's record; the first `placed` writes it. `seize`: another router may have it until now."""
         entry = Entry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
         self._live[key] = entry
         return entry
 
     def find(self, key: str) -> Record | None:
-        """Of a stream that this router serves itself."""
+        """Return the record of a stream that this router serves."""
         entry = self._live.get(key)
         return entry.record if entry is not None else None
 
@@ -203,7 +206,7 @@ class Journal:
             self._changed.set()
 
     async def read(self, key: str) -> bytes | None:
-        """Raises: RegistryUnavailable."""
+        """Read a record. Raises: RegistryUnavailable."""
         return await self._store.read(key)
 
     async def run(self) -> None:
@@ -215,7 +218,7 @@ class Journal:
             await self.write()
 
     async def write(self) -> None:
-        """All that is noted. Where the store does not answer, the rest stays noted."""
+        """Write all pending changes. If the store does not answer, the rest stays pending."""
         self._changed.clear()
         while self._noted and not is_cancelled():
             batch = self._batch()
@@ -247,7 +250,7 @@ class Journal:
         return JournalChange(entry.key, max(1, round(left_s * 1e3)), value, entry.seize)
 
     async def _write(self, changes: Sequence[JournalChange]) -> bool:
-        """Whether the store has answered."""
+        """Write changes, and return whether the store answered."""
         if not changes:
             return True
         try:
@@ -299,7 +302,7 @@ class Beginning:
 
 
 class Streams:
-    """`announce` tells other routers that a stream of one of them, by its number there, continues here."""
+    """Streams of this router. `announce` tells other routers that one of their streams continues here."""
 
     def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
         self._router_id = router_id
@@ -335,7 +338,9 @@ class Streams:
 
     @contextmanager
     def open(self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float) -> Iterator[Entry | None]:
-        """While it lasts, `life` expires where a newer one begins. Without `life` it is none that can be resumed."""
+        """Open a stream for the duration of the context. A newer stream of the request expires `life`; without `life`
+        the stream cannot be resumed.
+        """
         if life is None:
             yield None
             return
@@ -408,9 +413,9 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
-    """For the caller `tenant`, whose record it is; None for one that this version does not understand, which is logged.
+    """Parse a record of the caller `tenant`; None, with a warning in the log, if this version does not understand it.
 
-    The client may then send its request again, which begins anew after the tokens that it has.
+    The client may then send its request again, with the tokens that it has.
     """
     record = journal_pb2.JournalRecord()
     try:
@@ -457,7 +462,7 @@ def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) 
 
 
 def _adapter(record: journal_pb2.JournalRecord) -> Adapter | None:
-    """By its digest it is an adapter, or weights in place of the model's own."""
+    """Return the adapter, or the weights that replace the model's own."""
     if not record.adapter_digest:
         return None
     return Adapter(WEIGHTS if is_weights(record.adapter_digest) else record.model, record.adapter_digest)

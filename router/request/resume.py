@@ -32,7 +32,9 @@ class AttemptLocation:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChoice:
-    """`text_bytes` is the length of its text in UTF-8; `finished`: its end has come."""
+    """Part of a choice that the client has. `text_bytes`: length of its text in UTF-8; `finished`: its end was
+    received.
+    """
 
     token_ids: tuple[int, ...] = ()
     text_bytes: int = 0
@@ -44,7 +46,7 @@ NOTHING = ReceivedChoice()
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """By choice; of one that is left out, nothing came. `prompt_tokens`: of the prompt, where it is echoed."""
+    """Received parts by choice; nothing of an absent one. `prompt_tokens`: received part of an echoed prompt."""
 
     choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
     prompt_tokens: int = 0
@@ -58,13 +60,11 @@ class Received:
 
 
 class ResumeFilter:
-    """`made` makes the whole answer of `n` choices anew; only the part that the client lacks goes out.
+    """Filter of an answer that is generated again: only the part that the client lacks is sent.
 
-    Tokens and text are counted apart, since text lags the tokens by the part that is held back: an incomplete
-    character, or a possible beginning of a stop string. Both only ever grow at their end, whatever pieces they come in,
-    so two counts define where to continue.
-
-    The last end goes out last of all, since usage goes with it.
+    Tokens and text are counted separately, since text lags behind by what is withheld: an incomplete character, or a
+    possible beginning of a stop string. Both only grow at their end, however they are split, so two counts define where
+    to continue. The last end is sent last, because usage goes with it.
     """
 
     def __init__(self, made: AnswerStream, n: int, received: Received) -> None:
@@ -80,14 +80,14 @@ class ResumeFilter:
 
     @property
     def completion_tokens(self) -> int:
-        """Of the whole answer, the client's earlier tokens included."""
+        """Number of tokens of the complete answer, the client's earlier tokens included."""
         return self._made.completion_tokens
 
     def has_finished(self, index: int) -> bool:
         return self._made.has_finished(index)
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """Raises: NotRepeated where the answer differs from the client's part."""
+        """Return what the client lacks. Raises: NotRepeated if the answer differs from the client's part."""
         events = [kept for event in self._made.take(new_tokens) for kept in self._kept(event)]
         if self._last_end is not None and self.done:
             events.append(self._last_end)
@@ -176,15 +176,17 @@ class Resumption:
     places: tuple[AttemptLocation, ...] = ()
 
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
-        """By choice, the tokens that the answer begins with. None of an answer that is sent only at its end: it is not
-        known which of the choices that are made the client's were."""
+        """Return the tokens that the answer begins with, by choice.
+
+        None for an answer that is sent only at its end: it is unknown which generated choices the client's were.
+        """
         if not request.streams:
             return {}
         return {index: choice.token_ids for index, choice in self.received.choices.items() if choice.token_ids}
 
 
 def check_names(asked: ResumeRequest) -> None:
-    """Raises: InvalidArgument."""
+    """Check the names of a resume request. Raises: InvalidArgument."""
     fault = identifier_fault(asked.request_id)
     if fault or not asked.request_id:
         raise InvalidArgument("request_id", f"{fault or 'is empty'}: it is that of Started")

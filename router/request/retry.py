@@ -1,7 +1,7 @@
-"""Which failures another attempt may mend, the client's error for those that none does, and requests that kill workers.
+"""Failures that another attempt may mend, the client's errors for the others, and requests that kill workers.
 
-Such requests are found (`Tries` in state.py counts the deaths), attempted one at a time (`Suspects`), and refused for a
-while (`Quarantine`).
+`Tries` in attempt.py counts the deaths. Suspected requests are attempted one at a time (`Suspects`), and deadly ones
+are rejected for a while (`Quarantine`).
 """
 
 import hashlib
@@ -34,13 +34,13 @@ RETRYABLE = frozenset(
         FailureReason.UNKNOWN_ATTEMPT,
     }
 )
-"""Another attempt, on other workers or a little later, may succeed."""
+"""Failures after which another attempt, on other workers or a little later, may succeed."""
 ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
 """Reported by a decode worker about reads from its prefill worker, whose loss it may notice first."""
 
 
 PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
-"""Of a prefill worker: nothing is wrong with what it computed, and another prefill worker continues."""
+"""Failures of a prefill worker that leave its results correct: another prefill worker continues."""
 
 
 def error_of(failed: Failed, request_id: str) -> BatonError:
@@ -73,7 +73,7 @@ MOST_KEPT = 1024
 
 
 def request_digest(request: PreparedRequest) -> bytes:
-    """Of the computation: prompt, adapter, sampling. Not of the seed, which is drawn anew where none is given."""
+    """Return the digest of the computation: prompt, adapter, sampling. The seed is left out: it may be drawn."""
     adapter = "" if request.adapter is None else request.adapter.digest
     digest = hashlib.sha256(repr((adapter, replace(request.sampling, seed=0))).encode())
     digest.update(array("Q", request.token_ids).tobytes())
@@ -100,7 +100,7 @@ class Quarantine:
             self.until_s.popitem(last=False)
 
     def holds(self, request: PreparedRequest, now: float) -> bool:
-        """Whether such a request is refused now."""
+        """Return whether an equal request is rejected now."""
         while self.until_s and next(iter(self.until_s.values())) <= now:
             self.until_s.popitem(last=False)
         return bool(self.until_s) and request_digest(request) in self.until_s
@@ -116,7 +116,7 @@ class Suspects:
         self._locks: deque[SuspectLock] = deque()  # the first one is held
 
     def lock(self, on_held: Callable[[], None]) -> "SuspectLock":
-        """`on_held` is called once it is held, perhaps before this returns."""
+        """Queue for the lock. `on_held` is called once the lock is held, perhaps before this returns."""
         lock = SuspectLock(self._locks, on_held)
         self._locks.append(lock)
         if self._locks[0] is lock:
@@ -125,7 +125,7 @@ class Suspects:
 
 
 class SuspectLock:
-    """Given up exactly once, held or not: the first call releases it."""
+    """Lock of a suspected request. The first call of `release` releases it, held or not."""
 
     def __init__(self, locks: "deque[SuspectLock]", on_held: Callable[[], None]) -> None:
         self._locks = locks

@@ -1,7 +1,8 @@
-"""One request from its tokens to its end: a loop over one inbox asks the state what to do, and does it.
+"""Run of one request from its tokens to its end: a loop over one inbox applies events to the state and performs
+effects.
 
-The state is pure (see state.py). Tokens that were given out are final, and part of the next attempt's prompt
-(types/request.py). Detokenisers, stop strings and counts are those of the request, and know nothing of attempts.
+The state is pure (state.py). Released tokens are final, and part of the next attempt's prompt (types/request.py).
+Detokenisers, stop strings and counts belong to the request and know nothing of attempts.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ from baton.router.admission.queue import (
 )
 from baton.router.cache.autopsy import CacheLook
 from baton.router.fleet import wire as session_wire
-from baton.router.fleet.fleet import Arrival, Fleet, Inbox
+from baton.router.fleet.fleet import Arrival, Inbox, WorkerSessions
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer, BestOf, InconsistentOutput, NotRepeated, PromptEcho
@@ -89,16 +90,18 @@ _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
 _LOOK_S, _LOOKS = 0.05, 20
 REACH_S = 1.0
-"""For the session with a decode worker: this router may just have started. Workers keep answers for longer."""
+"""Time to wait for the link to a decode worker: this router may just have started. Workers keep answers for longer."""
 _REACH_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Scheduling:
-    """`attempt_ids` never repeat within this process. `attempts` of a request may fail one after another."""
+class RequestDeps:
+    """Collaborators of a request. `attempt_ids` never repeat within this process. `attempts`: consecutive failures
+    allowed.
+    """
 
     cluster: Cluster
-    fleet: Fleet
+    fleet: WorkerSessions
     queue: AdmissionQueue
     attempt_ids: Iterator[int]
     attempts: int = 6
@@ -107,13 +110,13 @@ class Scheduling:
 
 
 class Lease:
-    """All that one attempt holds outside of its request. `release` returns it, exactly once.
+    """Everything that one attempt holds outside of its request. `release` returns it, exactly once.
 
-    That is the lock of a suspected request; its place in the queue; then its charges on the workers, its stay in the
-    wait estimate, its inbox at the fleet, the work of its workers, and its entry in the journal.
+    This is the lock of a suspected request; its queue entry; then its charges on the workers, its share of the wait
+    estimate, its inbox at the links, the work of its workers, and its journal entry.
     """
 
-    def __init__(self, attempt_id: int, scheduling: Scheduling, entry: Entry | None) -> None:
+    def __init__(self, attempt_id: int, scheduling: RequestDeps, entry: Entry | None) -> None:
         self._attempt_id = attempt_id
         self._scheduling = scheduling
         self._entry = entry
@@ -123,7 +126,7 @@ class Lease:
         self._placement: Placement | None = None
 
     def placed(self, placement: Placement, location: AttemptLocation, inbox: Inbox[OwnEvent]) -> None:
-        """It is charged on its workers, and about to be sent to them."""
+        """Record that the attempt is charged on its workers, before it is sent to them."""
         self._placement = placement
         self._scheduling.fleet.open(self._attempt_id, placement, inbox)
         if self._entry is not None:
@@ -134,7 +137,7 @@ class Lease:
             self.lock.release()
 
     def release(self, cancels: Sequence[str] = (), keeps_kv: bool = False, answered: bool = False) -> None:
-        """As `effects.Release`; `answered`: its duration predicts that of others."""
+        """Perform `effects.Release`. `answered`: the duration predicts that of other requests."""
         if self._released:
             return
         self._released = True
@@ -154,13 +157,13 @@ class Lease:
         self.forgive()
 
 
-class Generation:
+class RequestRunner:
     """Follows one request; `answer` and `timeline` may be read at any time."""
 
     def __init__(
         self,
         request: PreparedRequest,
-        scheduling: Scheduling,
+        scheduling: RequestDeps,
         timeline: Timeline,
         new_detokenizer: Callable[[], Detokenizer],
         deadline_s: float,
@@ -168,10 +171,10 @@ class Generation:
         is_usual: bool = True,
         resumption: Resumption | None = None,
     ) -> None:
-        """`deadline_s` is a reading of the monotonic clock. `is_usual`: it is a client's request, and its duration
+        """Create a runner. `deadline_s`: monotonic seconds. `is_usual`: the request is a client's, and its duration
         predicts that of others.
 
-        `resumption`: what the client has of the answer already; only the rest goes out.
+        `resumption`: received part of the answer; only the rest is sent.
         """
         sampling = request.sampling
         made = Answer(sampling.n, request.stop, sampling.min_tokens, new_detokenizer)
@@ -201,7 +204,7 @@ class Generation:
         self._timers: list[asyncio.TimerHandle] = []
 
     def supersede(self, error: BatonError) -> None:
-        """Its weights were replaced: it ends, unless it has been answered."""
+        """End the request because its weights were replaced, unless it has been answered."""
         self._inbox.put_own(Superseded(error))
 
     async def events(self, entry: Entry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
@@ -268,7 +271,7 @@ class Generation:
         return worker is not None and worker.connected
 
     def _take(self, event: Arrival | OwnEvent) -> None:
-        """With it all that workers have sent, up to a failure: outputs that came before one go out before it."""
+        """Apply `event`, then queued worker events up to the next failure: earlier output is delivered first."""
         if not isinstance(event, Arrival):
             self._advance(event)
             return
@@ -283,7 +286,7 @@ class Generation:
             arrival = inbox.take_first()
 
     def _deliver(self) -> Sequence[AnswerEvent | PromptPart]:
-        """What goes out now."""
+        """Return what is sent to the client now."""
         state, echo, began_s = self._state, self._echo, time.monotonic()
         parts: list[PromptPart] = []
         for scores in state.new_scores():
@@ -305,7 +308,7 @@ class Generation:
         self._perform(self._state.advance(event, time.monotonic()))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
-        """Raises: BatonError where the request fails."""
+        """Perform the effects. Raises: BatonError if the request fails."""
         cluster = self._scheduling.cluster
         for effect in effects:
             match effect:
@@ -350,7 +353,7 @@ class Generation:
                     raise error
 
     def _lease(self, attempt: Attempt) -> Lease:
-        """Its own, from the first thing that it holds on."""
+        """Return the attempt's lease, creating it at first use."""
         return self._leases.setdefault(attempt.attempt_id, Lease(attempt.attempt_id, self._scheduling, self._entry))
 
     def _submit(self, attempt: Attempt) -> None:
@@ -392,7 +395,7 @@ class Generation:
             attempt.note.look = self._look_at_cache(attempt.part, placement, now)
 
     def _look_at_cache(self, part: PreparedRequest, placement: Placement, now: float) -> CacheLook:
-        """Of the worker that computes the prompt, for an operator who asks why. The command is on its way."""
+        """Return the cache state of the worker that computes the prompt, for an operator who asks why."""
         computing = placement.computing
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         caches, hit_blocks = self._scheduling.cluster.caches, hit_tokens // part.block_tokens
@@ -464,8 +467,9 @@ class Generation:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._look, effect, heard, _LOOKS))
 
     def _look(self, effect: BackOff, heard: WorkerReport | None, looks: int) -> None:
-        """Whether it is known if the worker is gone: not while its connection is broken and may come back, nor until it
-        has reported since. `heard`: the report before. Bounded by `looks`.
+        """Report RetryDue once it is known whether the worker is gone, or after `looks` polls.
+
+        A broken link may come back, and a worker counts as alive only after a report newer than `heard`.
         """
         worker = self._settling(effect)
         if looks and worker is not None and worker.held and (not worker.connected or worker.report is heard):
@@ -477,7 +481,7 @@ class Generation:
         return None if effect.settles is None else self._scheduling.cluster.find(effect.settles)
 
     def _died(self, attempt: Attempt, failed: Failed) -> bool:
-        """Whether a worker that was at the attempt is gone; decode may report its prefill worker first."""
+        """Return whether a worker of the attempt is gone; decode may report its prefill worker's loss first."""
         if failed.reason is FailureReason.WORKER_DIED:
             return True
         note = attempt.note

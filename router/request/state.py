@@ -65,13 +65,13 @@ from baton.router.request.retry import ABOUT_A_PAIR, PREFILL_GONE, RETRYABLE, er
 from baton.router.trace.record import KEPT_CANDIDATES, AnswerStream, AttemptNote, Timeline
 from baton.router.types.events import (
     AttemptEvent,
-    End,
     Failed,
     FailureReason,
     FirstStep,
     KvReceived,
     NewTokens,
     PromptScores,
+    SequenceEnd,
     SequenceOutput,
 )
 from baton.router.types.placement import placement_request
@@ -99,7 +99,7 @@ class RequestState:
         most_tries: int,
         may_be_poison: bool = True,
     ) -> None:
-        """`most_tries`: maximum number of consecutive failed attempts.
+        """Create the state. `most_tries`: maximum number of consecutive failed attempts.
 
         `may_be_poison`: whether the request is quarantined if its workers die.
         """
@@ -310,7 +310,7 @@ class RequestState:
         attempt.unreported.clear()
         if attempt.part.pooling is not None:  # complete, without tokens
             attempt.unfinished.clear()
-            self._ended.append(self.stream.finish(attempt.part.first_choice, End.LENGTH))
+            self._ended.append(self.stream.finish(attempt.part.first_choice, SequenceEnd.LENGTH))
         if placement.prefill is None and not attempt.unfinished:
             attempt.busy.clear()  # decode computed this step and knows that the answer is complete
         if attempt.phase is AttemptPhase.PREFILL:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from baton.text.causes import CausePart
 
 
-class End(Enum):
+class SequenceEnd(Enum):
     """Reason why a sequence ended on a worker."""
 
     STOP = auto()  # one of the stop token ids; it is the last token
@@ -93,7 +93,7 @@ class SequenceOutput(NamedTuple):
     choice: int
     offset: int
     token_ids: tuple[int, ...]
-    end: End | None = None
+    end: SequenceEnd | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
     made: Made | None = None
 
@@ -169,6 +169,6 @@ class NewTokens(NamedTuple):
     choice: int
     offset: int
     token_ids: tuple[int, ...]
-    end: End | None
+    end: SequenceEnd | None
     logprobs: tuple[TokenLogprob, ...] = ()
     stop_token_id: int | None = None  # where the end is one, and was released before

@@ -70,7 +70,7 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """What a placement knows of a request."""
+    """Properties of a request that a placement depends on."""
 
     fingerprint: bytes
     block_tokens: int

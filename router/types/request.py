@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from baton.process.security.api_keys import UNLIMITED, KeyLimits
-from baton.router.types.events import End
+from baton.router.types.events import SequenceEnd
 from baton.router.types.session import KeptSession
 from baton.router.types.worker import Adapter
 from baton.text.block_groups import ONE_GROUP, BlockGroups
@@ -258,14 +258,14 @@ class PreparedRequest(ValidRequest):
         return range(self.first_choice, self.first_choice + self.sampling.n)
 
 
-def end_of(sampling: Sampling, answered: tuple[int, ...]) -> End | None:
+def end_of(sampling: Sampling, answered: tuple[int, ...]) -> SequenceEnd | None:
     """Return how a choice with these tokens has ended; None if it continues.
 
-    An end comes with its token; it may be missing where the tokens come from the client or another router.
+    An end comes with its token, and may be missing if the tokens come from the client or another router.
     """
     if answered and answered[-1] in sampling.stop_token_ids:
-        return End.STOP
-    return End.LENGTH if len(answered) >= sampling.max_tokens else None
+        return SequenceEnd.STOP
+    return SequenceEnd.LENGTH if len(answered) >= sampling.max_tokens else None
 
 
 def replays(

@@ -28,7 +28,7 @@ from baton.protos import (
     session_pb2,
     versions_pb2,
 )
-from baton.router.fleet.fleet import Fleet
+from baton.router.fleet.fleet import WorkerSessions
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.session import WorkerSession, _SessionBroken, _WorkerInvalid
 from baton.router.fleet.wire import worker_description
@@ -370,7 +370,7 @@ def responses(draw: random.Random) -> list[session_pb2.ConnectResponse]:
 async def test_router_takes_or_refuses_every_mutated_message_of_a_worker(hostile_s: float) -> None:
     """Fed where a connection's messages are read: any other exception than these three is a bound that is missing."""
     draw, cluster, timing = random.Random(8), Cluster(), DEFAULT_TIMING
-    fleet = Fleet(cluster, timing)
+    fleet = WorkerSessions(cluster, timing)
     cluster.add("h:1", WorkerRole.DECODE, "w-0")
     described = info(session_pb2.ROLE_DECODE)
     described.versions.CopyFrom(versions_pb2.Versions(release="0.2.0", protocol=2, oldest_protocol=1))

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
-    BALANCE,
     BUSY_FACTOR,
     BUSY_MS,
-    KEEP,
-    KEEP_SHARED,
-    PATIENCE_MS,
+    MAX_AFFINITY_MS,
+    RECENT_LOAD_WEIGHT,
+    REUSE_PREMIUM,
+    SHARED_REUSE_PREMIUM,
     LocalPrefill,
     NoPrefillWorker,
     NoRoom,
@@ -168,15 +168,19 @@ def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> l
     if not workers:
         return []
     furthest = max(workers, key=lambda worker: worker.hit_blocks + worker.tier_blocks)
-    keep = max(KEEP_SHARED, KEEP / (1 + furthest.branches)) - 1.0
+    keep = max(SHARED_REUSE_PREMIUM, REUSE_PREMIUM / (1 + furthest.branches)) - 1.0
     best_tokens = max(had_tokens(request, worker) for worker in workers)
-    longest_ms = PATIENCE_MS + min(expected_here(request, worker).wait_ms for worker in workers)
+    longest_ms = MAX_AFFINITY_MS + min(expected_here(request, worker).wait_ms for worker in workers)
     costs = []
     for worker, home in zip(workers, _homes(request, workers), strict=True):
         pace, hit_tokens = 1e3 / prompt_rate(worker), had_tokens(request, worker)
         is_prefill = worker.role is WorkerRole.PREFILL
         waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
-        cost = waiting * pace + (request.prompt_tokens - hit_tokens) * pace + BALANCE * worker.recent_tokens * pace
+        cost = (
+            waiting * pace
+            + (request.prompt_tokens - hit_tokens) * pace
+            + RECENT_LOAD_WEIGHT * worker.recent_tokens * pace
+        )
         cost += exposed_load_ms(request, worker, waiting * pace)
         if request.session is None:
             costs.append(cost + min(keep * (best_tokens - hit_tokens) * pace, longest_ms))
@@ -194,7 +198,7 @@ def _answer_costs(request: PlacementRequest, workers: Sequence[WorkerView], pref
         expected.ttft_ms
         + max(0.0, transfer_ms(request, worker, prefill) - expected.compute_ms)
         + answer_ms
-        + PATIENCE_MS * home
+        + MAX_AFFINITY_MS * home
         for worker, answer_ms, home in zip(workers, answers, _homes(request, workers), strict=True)
     ]
 

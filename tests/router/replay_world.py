@@ -22,16 +22,16 @@ from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Costs, Decision, Placement, Weighed
 from baton.router.request.resume import Received, ReceivedChoice, Resumption
-from baton.router.request.run import Generation, Scheduling
+from baton.router.request.run import RequestDeps, RequestRunner
 from baton.router.trace.record import Timeline
 from baton.router.types.events import (
     Alternative,
-    End,
     Failed,
     FailureReason,
     FirstStep,
     KvReceived,
     PrefillTimings,
+    SequenceEnd,
     SequenceOutput,
     TokenLogprob,
 )
@@ -189,7 +189,7 @@ class World:
             token_ids = answer[offset : offset + fate.piece]
             is_last = offset + len(token_ids) == len(answer)
             stopped = token_ids[-1] in sampling.stop_token_ids
-            end = (End.STOP if stopped else End.LENGTH) if is_last else None
+            end = (SequenceEnd.STOP if stopped else SequenceEnd.LENGTH) if is_last else None
             told = tuple(logprob_of(token_id, offset + i) for i, token_id in enumerate(token_ids))
             logprobs = told if sampling.logprobs is not None else ()
             pieces.append(SequenceOutput(attempt_id, choice, offset, token_ids, end, logprobs))
@@ -215,24 +215,24 @@ class Got:
     end: ChoiceFinished | None = None
 
 
-def scheduling_of(world: World, attempts: int = 6) -> Scheduling:
+def scheduling_of(world: World, attempts: int = 6) -> RequestDeps:
     queue: Any = SimpleNamespace(
         submit=world.submit, withdraw=world.withdraw, ended=world.ended_, pump_soon=lambda: None
     )
     fleet: Any = world
-    return Scheduling(world.cluster, fleet, queue, itertools.count(1), attempts)
+    return RequestDeps(world.cluster, fleet, queue, itertools.count(1), attempts)
 
 
 def generation_of(
     request: PreparedRequest,
-    scheduling: Scheduling,
+    scheduling: RequestDeps,
     received: Mapping[int, tuple[int, ...]] | None = None,
     deadline_s: float = 60.0,
     is_usual: bool = True,
-) -> Generation:
+) -> RequestRunner:
     now = time.monotonic()
     resumption = Resumption(Received({choice: ReceivedChoice(ids) for choice, ids in (received or {}).items()}))
-    return Generation(
+    return RequestRunner(
         request,
         scheduling,
         Timeline(now),
@@ -243,7 +243,7 @@ def generation_of(
     )
 
 
-async def read(generation: Generation, n: int, received: Mapping[int, tuple[int, ...]] | None = None) -> list[Got]:
+async def read(generation: RequestRunner, n: int, received: Mapping[int, tuple[int, ...]] | None = None) -> list[Got]:
     """Everything, behind the tokens that were `received`; checked on the way: offsets contiguous, one end each, nothing
     behind it."""
     got = [Got(list((received or {}).get(index, ()))) for index in range(n)]

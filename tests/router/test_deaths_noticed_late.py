@@ -7,7 +7,7 @@ import pytest
 
 from baton.process.errors import Internal
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.cluster import End
+from baton.router.placement.cluster import LinkEnd
 from baton.router.request.attempt import POISON_DEATHS
 from baton.router.types.events import FailureReason
 from baton.router.types.request import PreparedRequest
@@ -50,7 +50,7 @@ async def test_a_request_that_kills_its_prefill_workers_is_refused_however_late_
         asyncio.get_running_loop().call_later(LATE_S, dies)
 
     def dies() -> None:
-        world.cluster.lost(PREFILL, End.GONE, time.monotonic())
+        world.cluster.lost(PREFILL, LinkEnd.GONE, time.monotonic())
         again = WorkerDescription(PREFILL, WorkerRole.PREFILL, 1, b"f", MODEL, 100, 8)
         world.cluster.connected(PREFILL, again, next(epochs))
         report(world)

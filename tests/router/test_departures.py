@@ -7,7 +7,7 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
-from baton.router.placement.cluster import Charge, Cluster, Departures, End
+from baton.router.placement.cluster import Charge, Cluster, Departures, LinkEnd
 from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
 from tests.router.conftest import READY_S, Stack
 from tests.router.fake_worker import FakeWorker
@@ -44,14 +44,14 @@ def test_a_change_of_role_is_no_death_whether_or_not_the_session_was_lost_first(
 
 
 def test_a_process_that_is_gone_died(cluster: Cluster) -> None:
-    cluster.lost(WORKER, End.GONE, 5.0)
+    cluster.lost(WORKER, LinkEnd.GONE, 5.0)
     cluster.connected(WORKER, RESTARTED, 2)
     assert cluster.departures["w"] == Departures(deaths=1)
 
 
 def test_a_process_that_had_drained_did_not_die(cluster: Cluster) -> None:
     drain(cluster)
-    cluster.lost(WORKER, End.GONE, 5.0)
+    cluster.lost(WORKER, LinkEnd.GONE, 5.0)
     cluster.connected(WORKER, RESTARTED, 2)
     assert cluster.departures["w"] == Departures(drains=1)
 
@@ -61,7 +61,7 @@ def test_one_that_ends_before_all_is_done_has_not_drained(cluster: Cluster) -> N
     worker = cluster.find(WORKER)
     assert worker is not None
     worker.charges.add(1, Charge(tokens=1))
-    cluster.lost(WORKER, End.GONE, 5.0)
+    cluster.lost(WORKER, LinkEnd.GONE, 5.0)
     assert cluster.departures["w"] == Departures(deaths=1)
 
 

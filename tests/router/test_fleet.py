@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
-from baton.router.fleet.fleet import Fleet, Inbox
+from baton.router.fleet.fleet import Inbox, WorkerSessions
 from baton.router.fleet.session import WorkerSession
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
@@ -61,7 +61,7 @@ class Followed:
     def __init__(self, membership: ChangingMembership) -> None:
         self.cluster = Cluster()
         self._changed = asyncio.Event()
-        self.fleet = Fleet(self.cluster, TIMING, on_change=self._changed.set)
+        self.fleet = WorkerSessions(self.cluster, TIMING, on_change=self._changed.set)
         self._membership = membership
 
     async def __aenter__(self) -> "Followed":

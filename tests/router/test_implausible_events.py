@@ -23,11 +23,11 @@ from baton.router.request.state import RequestState
 from baton.router.trace.record import Timeline
 from baton.router.types.events import (
     AttemptEvent,
-    End,
     FirstStep,
     KvReceived,
     PrefillTimings,
     PromptScores,
+    SequenceEnd,
     SequenceOutput,
 )
 from baton.router.types.request import PreparedRequest
@@ -52,7 +52,7 @@ class Liar(World):
     "event",
     [
         SequenceOutput(0, 0, 4, (7,)),
-        SequenceOutput(0, 0, 1 << 31, (7,), End.LENGTH),
+        SequenceOutput(0, 0, 1 << 31, (7,), SequenceEnd.LENGTH),
         SequenceOutput(0, 0, 0, (7,) * 5),
         SequenceOutput(0, 1, 0, (7,)),
         PromptScores(0, 0, ()),

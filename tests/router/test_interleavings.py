@@ -9,11 +9,11 @@ from baton.router.fleet.wire import Tag
 from baton.router.placement.decide import Placement
 from baton.router.types.events import (
     AttemptEvent,
-    End,
     FirstStep,
     KvReceived,
     PrefillTimings,
     PromptScores,
+    SequenceEnd,
     SequenceOutput,
 )
 from baton.router.types.request import PreparedRequest
@@ -68,7 +68,7 @@ def decode(attempt_id: int, request: PreparedRequest) -> Iterator[AttemptEvent]:
 
 
 def whole(attempt_id: int, request: PreparedRequest) -> SequenceOutput:
-    return SequenceOutput(attempt_id, 0, 0, whole_answer(request.sampling, PROMPT, 0), End.LENGTH)
+    return SequenceOutput(attempt_id, 0, 0, whole_answer(request.sampling, PROMPT, 0), SequenceEnd.LENGTH)
 
 
 async def check(prefill_next: tuple[bool, ...], apart: tuple[bool, ...]) -> None:

@@ -8,13 +8,13 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import STALLED_S as WITHOUT_A_STEP_S
 from baton.router.placement.cluster import Charge, Charges, PairCircuitBreaker, RecentWork, StallDetector
 from baton.router.placement.decide import (
-    BALANCE,
     BUSY_FACTOR,
     BUSY_MS,
-    KEEP,
-    KEEP_SHARED,
-    PATIENCE_MS,
+    MAX_AFFINITY_MS,
     POLICIES,
+    RECENT_LOAD_WEIGHT,
+    REUSE_PREMIUM,
+    SHARED_REUSE_PREMIUM,
     NoPrefillWorker,
     NoRoom,
     Placement,
@@ -24,7 +24,7 @@ from baton.router.placement.decide import (
     place,
 )
 from baton.router.placement.eligible import ineligible
-from baton.router.placement.rates import CAUTION, FadingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
+from baton.router.placement.rates import CAUTION, DecayingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import BlockCounts, WorkerReport
 from tests.fixtures.router_defaults import make_policy
@@ -38,19 +38,26 @@ AWARE = POLICIES[Strategy.CACHE_AWARE]
 
 def test_prompt_costs_its_wait_its_tokens_and_a_little_for_recent_work() -> None:
     costs = AWARE.prefill_costs(REQUEST, [replace(P0, tokens_in_flight=500, recent_tokens=100.0), P1])
-    assert costs.terms == {"wait_ms": [500.0, 0.0], "compute_ms": [3201.0, 3201.0], "balance_ms": [100 * BALANCE, 0.0]}
-    assert costs.totals == [3701.0 + 100 * BALANCE, 3201.0]
+    assert costs.terms == {
+        "wait_ms": [500.0, 0.0],
+        "compute_ms": [3201.0, 3201.0],
+        "balance_ms": [100 * RECENT_LOAD_WEIGHT, 0.0],
+    }
+    assert costs.totals == [3701.0 + 100 * RECENT_LOAD_WEIGHT, 3201.0]
 
 
 def test_prompt_computed_again_costs_a_premium_that_the_shortest_wait_bounds() -> None:
     """Two blocks less are computed again at 64 ms; all of 100 blocks would cost far more than patience."""
     workers = [replace(P0, hit_blocks=50, tokens_in_flight=70), replace(P1, hit_blocks=48, tokens_in_flight=90)]
-    assert AWARE.prefill_costs(REQUEST, workers).terms["affinity_ms"] == [0.0, (KEEP - 1) * 64]
+    assert AWARE.prefill_costs(REQUEST, workers).terms["affinity_ms"] == [0.0, (REUSE_PREMIUM - 1) * 64]
     workers[1] = replace(P1, tokens_in_flight=90)
-    assert AWARE.prefill_costs(REQUEST, workers).terms["affinity_ms"] == [0.0, PATIENCE_MS + 70]
+    assert AWARE.prefill_costs(REQUEST, workers).terms["affinity_ms"] == [0.0, MAX_AFFINITY_MS + 70]
 
 
-@pytest.mark.parametrize(("branches", "keep"), [(0, KEEP), (1, KEEP / 2), (9, KEEP / 10), (10, KEEP_SHARED)])
+@pytest.mark.parametrize(
+    ("branches", "keep"),
+    [(0, REUSE_PREMIUM), (1, REUSE_PREMIUM / 2), (9, REUSE_PREMIUM / 10), (10, SHARED_REUSE_PREMIUM)],
+)
 def test_premium_falls_with_the_prompts_that_part_there(branches: int, keep: float) -> None:
     """As seen by the worker that has most of the prompt, whichever that is."""
     workers = [replace(P0, hit_blocks=2, branches=30), replace(P1, hit_blocks=3, branches=branches)]
@@ -66,8 +73,8 @@ def test_blocks_beyond_the_reusable_ones_save_nothing() -> None:
 def test_session_away_from_its_home_costs_patience_and_the_shortest_wait() -> None:
     request = replace(REQUEST, session="mine")
     workers = [replace(P0, tokens_in_flight=70), replace(P1, tokens_in_flight=90)]
-    away = [0.0 if each is home_of(b"mine", workers) else PATIENCE_MS + 70 for each in workers]
-    assert sorted(away) == [0.0, PATIENCE_MS + 70]
+    away = [0.0 if each is home_of(b"mine", workers) else MAX_AFFINITY_MS + 70 for each in workers]
+    assert sorted(away) == [0.0, MAX_AFFINITY_MS + 70]
     assert AWARE.prefill_costs(request, workers).terms["affinity_ms"] == away
 
 
@@ -239,7 +246,7 @@ def test_rates_weigh_measurements_by_what_they_measured_and_fade() -> None:
 
 
 def test_line_of_gaps_is_least_squares_with_a_slope_only_where_loads_differed() -> None:
-    line = FadingLine()
+    line = DecayingLine()
     assert line.fit(3.0, 0.5) == (3.0, 0.5)
     line.add(100.0, 20.0)
     assert line.fit(3.0, 0.05) == (15.0, 0.05), "the slope that is given, through what was measured"

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
-    KEEP,
-    PATIENCE_MS,
+    MAX_AFFINITY_MS,
+    REUSE_PREMIUM,
     LocalPrefill,
     NoPrefillWorker,
     Placement,
@@ -154,7 +154,7 @@ def test_the_early_block_is_the_last_one_within_its_limit() -> None:
 
 
 def test_a_conversation_stays_where_its_cache_is_though_another_would_be_sooner() -> None:
-    """1600 tokens are cached: 1.6 s to compute again, and 3 s of waiting are less than KEEP times that."""
+    """1600 tokens are cached: 1.6 s to compute again, and 3 s of waiting are less than REUSE_PREMIUM times that."""
     home = prefill(1, hit_blocks=50, tokens_in_flight=3000)
     assert placed(REQUEST, prefill(0), home, DECODE).prefill == "p1"
 
@@ -162,7 +162,7 @@ def test_a_conversation_stays_where_its_cache_is_though_another_would_be_sooner(
 def test_nobody_waits_for_a_cache_much_longer_than_patience() -> None:
     home = prefill(1, hit_blocks=100, tokens_in_flight=1000)
     assert placed(REQUEST, prefill(0), home, DECODE).prefill == "p1"
-    overdue = int(PATIENCE_MS) + 3200 + 1  # at one token a millisecond
+    overdue = int(MAX_AFFINITY_MS) + 3200 + 1  # at one token a millisecond
     assert placed(REQUEST, prefill(0), replace(home, tokens_in_flight=overdue), DECODE).prefill == "p0"
 
 
@@ -178,7 +178,7 @@ def test_what_every_worker_has_binds_nobody() -> None:
 
 def test_a_prefix_behind_which_many_parted_is_sooner_computed_on_another_worker() -> None:
     home = prefill(1, hit_blocks=20, tokens_in_flight=6000)  # 640 ms again, against 6 s of waiting
-    assert KEEP * 640 > 6000
+    assert REUSE_PREMIUM * 640 > 6000
     assert placed(REQUEST, prefill(0), home, DECODE).prefill == "p1"
     assert placed(REQUEST, prefill(0), replace(home, branches=30), DECODE).prefill == "p0"
 

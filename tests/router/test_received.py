@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton.router.request.answer import Answer, NotRepeated
 from baton.router.request.resume import Received, ReceivedChoice, ResumeFilter
 from baton.router.trace.record import AnswerStream
-from baton.router.types.events import End, NewTokens, TokenLogprob
+from baton.router.types.events import NewTokens, SequenceEnd, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
 from baton.text.detokenizer import Detokenizer, silent_token_ids
 from tests.router.tokenizers_for_tests import byte_level
@@ -58,7 +58,7 @@ class Client:
         )
 
 
-def steps(token_ids: Sequence[int], end: End, choice: int = 0) -> list[NewTokens]:
+def steps(token_ids: Sequence[int], end: SequenceEnd, choice: int = 0) -> list[NewTokens]:
     """One token each, with its log-probability."""
     return [
         NewTokens(
@@ -91,7 +91,7 @@ def feed(made: AnswerStream, released: Iterable[NewTokens], client: Client) -> N
 @given(text=TEXTS, min_tokens=st.integers(0, 4), data=st.data())
 def test_for_any_cut_what_came_before_and_after_is_the_whole(text: str, min_tokens: int, data: st.DataObject) -> None:
     token_ids = TOKENIZER.encode(text + ".").ids
-    released = steps(token_ids, End.LENGTH)
+    released = steps(token_ids, SequenceEnd.LENGTH)
     whole = Client()
     feed(answer(min_tokens=min_tokens), released, whole)
 
@@ -103,7 +103,11 @@ def test_for_any_cut_what_came_before_and_after_is_the_whole(text: str, min_toke
     resumed = ResumeFilter(answer(min_tokens=min_tokens), 1, received)
     if carried:  # as a router does that knows only what the client has
         untold = (TokenLogprob(float("nan"), ()),) * len(carried)
-        cut.take(resumed.take(NewTokens(0, 0, carried, End.LENGTH if len(carried) == len(token_ids) else None, untold)))
+        cut.take(
+            resumed.take(
+                NewTokens(0, 0, carried, SequenceEnd.LENGTH if len(carried) == len(token_ids) else None, untold)
+            )
+        )
     if not resumed.done:
         feed(resumed, together(released[len(carried) :], data), cut)
     assert (cut.tokens, cut.text, cut.ends) == (whole.tokens, whole.text, whole.ends)
@@ -118,7 +122,9 @@ def _all(made: AnswerStream, released: Sequence[NewTokens]) -> list[AnswerEvent]
 def test_choices_that_are_told_again_from_their_beginning_are_cut_each_by_itself(
     texts: list[str], data: st.DataObject
 ) -> None:
-    of_choices = [steps(TOKENIZER.encode(text + ".").ids, End.LENGTH, index) for index, text in enumerate(texts)]
+    of_choices = [
+        steps(TOKENIZER.encode(text + ".").ids, SequenceEnd.LENGTH, index) for index, text in enumerate(texts)
+    ]
     first_order = [each for released in of_choices for each in released]
     again = data.draw(st.permutations(range(len(texts))))
     second_order = [each for index in again for each in together(of_choices[index], data)]
@@ -146,7 +152,7 @@ def test_another_answer_than_the_client_has_is_noticed() -> None:
 def test_an_answer_that_ends_before_what_the_client_has_is_noticed() -> None:
     resumed = ResumeFilter(answer(stops=()), 1, Received({0: ReceivedChoice((70, 71), 2)}))
     with pytest.raises(NotRepeated, match="ended before"):
-        resumed.take(NewTokens(0, 0, (70,), End.STOP))
+        resumed.take(NewTokens(0, 0, (70,), SequenceEnd.STOP))
 
 
 def test_a_delta_that_the_client_has_half_of_is_cut() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton.process.errors import BatonError, DeadlineExceeded, Internal, Unavailable
 from baton.router.request.attempt import POISON_DEATHS, Tries
 from baton.router.request.retry import MOST_KEPT, QUARANTINE_S, Quarantine, request_digest
-from baton.router.types.events import End, FailureReason
+from baton.router.types.events import FailureReason, SequenceEnd
 from baton.router.types.request import PreparedRequest, end_of, replay, replays
 from baton.text.block_hash import block_hashes
 from baton.text.sampling import BeamParams
@@ -131,9 +131,9 @@ def test_a_beam_search_begins_again() -> None:
 
 @pytest.mark.parametrize(
     ("answered", "end"),
-    [((), None), ((1, 2), None), ((1, STOP_TOKEN), End.STOP), (tuple(range(20)), End.LENGTH)],
+    [((), None), ((1, 2), None), ((1, STOP_TOKEN), SequenceEnd.STOP), (tuple(range(20)), SequenceEnd.LENGTH)],
 )
-def test_an_end_whose_message_was_lost_is_found(answered: tuple[int, ...], end: End | None) -> None:
+def test_an_end_whose_message_was_lost_is_found(answered: tuple[int, ...], end: SequenceEnd | None) -> None:
     assert end_of(request_of(max_tokens=20).sampling, answered) is end
 
 

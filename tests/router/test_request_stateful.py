@@ -40,7 +40,15 @@ from baton.router.request.events import (
 from baton.router.request.resume import AttemptLocation
 from baton.router.request.state import RequestState
 from baton.router.trace.record import Timeline
-from baton.router.types.events import End, Failed, FailureReason, FirstStep, KvReceived, PrefillTimings, SequenceOutput
+from baton.router.types.events import (
+    Failed,
+    FailureReason,
+    FirstStep,
+    KvReceived,
+    PrefillTimings,
+    SequenceEnd,
+    SequenceOutput,
+)
 from baton.router.types.placement import placement_request
 from baton.router.types.response import ChoiceFinished, Delta
 from tests.router.replay_world import DECISION, PLACEMENT, PROMPT, new_detokenizer, request_of, whole_answer
@@ -267,7 +275,7 @@ class RequestMachine(RuleBasedStateMachine):
         answer = whole_answer(self.request.sampling, PROMPT, choice)
         made = answer[begin : begin + count]
         stopped = bool(made) and made[-1] in self.request.sampling.stop_token_ids
-        end = (End.STOP if stopped else End.LENGTH) if begin + len(made) == len(answer) else None
+        end = (SequenceEnd.STOP if stopped else SequenceEnd.LENGTH) if begin + len(made) == len(answer) else None
         return SequenceOutput(attempt.attempt_id, choice, begin, made, end)
 
 

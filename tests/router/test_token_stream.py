@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.router.request.answer import InconsistentOutput, NotRepeated, TokenStream
-from baton.router.types.events import End, NewTokens, SequenceOutput, TokenLogprob
+from baton.router.types.events import NewTokens, SequenceEnd, SequenceOutput, TokenLogprob
 
 ATTEMPT = 7
 
 
-def output(offset: int, token_ids: list[int], end: End | None = None, choice: int = 0) -> SequenceOutput:
+def output(offset: int, token_ids: list[int], end: SequenceEnd | None = None, choice: int = 0) -> SequenceOutput:
     return SequenceOutput(ATTEMPT, choice, offset, tuple(token_ids), end)
 
 
@@ -40,9 +40,9 @@ def interleavings(draw: st.DrawFn) -> tuple[list[list[int]], list[SequenceOutput
         spans += draw(st.lists(st.tuples(st.integers(0, len(answer) - 1), st.integers(1, len(answer))), max_size=3))
         for begin, beyond in spans:
             if begin < beyond:
-                end = End.LENGTH if beyond == len(answer) else None
+                end = SequenceEnd.LENGTH if beyond == len(answer) else None
                 messages.append(output(begin, answer[begin:beyond], end, choice))
-    foreign = SequenceOutput(ATTEMPT + 1, 0, 0, (99,), End.STOP)
+    foreign = SequenceOutput(ATTEMPT + 1, 0, 0, (99,), SequenceEnd.STOP)
     return answers, draw(st.permutations([*messages, foreign]))
 
 
@@ -54,7 +54,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
     answers, messages = drawn
     stream = begun(len(answers))
     got: list[list[int]] = [[] for _ in answers]
-    ends: list[End | None] = [None for _ in answers]
+    ends: list[SequenceEnd | None] = [None for _ in answers]
     for message in messages:
         released = take(stream, message)
         if released is not None:
@@ -63,7 +63,7 @@ def test_any_interleaving_gives_the_same_contiguous_answer(
             got[released.choice].extend(released.token_ids)
             ends[released.choice] = released.end
     assert got == answers
-    assert ends == [End.LENGTH] * len(answers)
+    assert ends == [SequenceEnd.LENGTH] * len(answers)
 
 
 @settings(max_examples=120, deadline=None)
@@ -104,8 +104,8 @@ def test_the_second_token_waits_for_the_first() -> None:
 
 def test_an_end_waits_for_the_tokens_before_it() -> None:
     stream = begun()
-    assert take(stream, output(1, [11], End.STOP)) is None
-    assert take(stream, output(0, [10])) == NewTokens(0, 0, (10, 11), End.STOP)
+    assert take(stream, output(1, [11], SequenceEnd.STOP)) is None
+    assert take(stream, output(0, [10])) == NewTokens(0, 0, (10, 11), SequenceEnd.STOP)
 
 
 def test_other_attempts_are_dropped() -> None:
@@ -118,14 +118,14 @@ def test_other_attempts_are_dropped() -> None:
     "second",
     [
         output(0, [99]),  # another token
-        output(0, [10, 11], End.LENGTH),  # another end
+        output(0, [10, 11], SequenceEnd.LENGTH),  # another end
         output(1, [11]),  # past the end
         output(0, [10], choice=1),  # no such choice
     ],
 )
 def test_a_worker_that_contradicts_itself_is_found_out(second: SequenceOutput) -> None:
     stream = begun()
-    take(stream, output(0, [10], End.STOP))
+    take(stream, output(0, [10], SequenceEnd.STOP))
     with pytest.raises(InconsistentOutput):
         take(stream, second)
 
@@ -154,17 +154,17 @@ def test_another_attempt_goes_on_where_the_first_one_ended() -> None:
     again = output(0, [10])._replace(attempt_id=ATTEMPT + 1)
     assert take(stream, again) is None
     assert take(stream, output(0, [77])) is None  # of the attempt that is over
-    released = take(stream, again._replace(offset=1, token_ids=(11, 12), end=End.LENGTH))
-    assert released == NewTokens(0, 1, (11, 12), End.LENGTH)
+    released = take(stream, again._replace(offset=1, token_ids=(11, 12), end=SequenceEnd.LENGTH))
+    assert released == NewTokens(0, 1, (11, 12), SequenceEnd.LENGTH)
     assert stream.answer(0) == (10, 11, 12)
 
 
 @pytest.mark.parametrize("other", [output(0, [99]), output(0, [10, 11])])
 def test_another_attempt_must_repeat_what_was_given_out(other: SequenceOutput) -> None:
     stream = begun(2)
-    take(stream, output(0, [10], End.STOP))
+    take(stream, output(0, [10], SequenceEnd.STOP))
     stream.begin(ATTEMPT + 1)
-    assert take(stream, output(0, [10], End.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
+    assert take(stream, output(0, [10], SequenceEnd.STOP)._replace(attempt_id=ATTEMPT + 1)) is None
     with pytest.raises(NotRepeated):
         take(stream, other._replace(attempt_id=ATTEMPT + 1))
 
@@ -172,7 +172,7 @@ def test_another_attempt_must_repeat_what_was_given_out(other: SequenceOutput) -
 def test_an_end_that_was_not_reached_is_forgotten_with_its_attempt() -> None:
     stream = begun()
     take(stream, output(0, [10]))
-    take(stream, output(2, [12], End.STOP))
+    take(stream, output(2, [12], SequenceEnd.STOP))
     stream.begin(ATTEMPT + 1)
     assert take(stream, output(0, [10, 11, 12, 13])._replace(attempt_id=ATTEMPT + 1)) == NewTokens(
         0, 1, (11, 12, 13), None
@@ -186,12 +186,12 @@ def test_each_choice_listens_to_its_own_attempt() -> None:
     stream.begin(ATTEMPT + 1, (1,))
     assert take(stream, output(1, [11])) == NewTokens(0, 1, (11,), None)
     assert take(stream, output(1, [99], choice=1)) is None  # late
-    later = output(1, [21], End.STOP, choice=1)._replace(attempt_id=ATTEMPT + 1)
-    assert take(stream, later) == NewTokens(1, 1, (21,), End.STOP)
+    later = output(1, [21], SequenceEnd.STOP, choice=1)._replace(attempt_id=ATTEMPT + 1)
+    assert take(stream, later) == NewTokens(1, 1, (21,), SequenceEnd.STOP)
     assert (stream.answer(0), stream.answer(1)) == ((10, 11), (20, 21))
 
 
 def test_an_end_that_nobody_told_comes_with_its_token() -> None:
     stream = begun()
     take(stream, output(0, [10, 11]))
-    assert stream.finish(0, End.STOP) == NewTokens(0, 2, (), End.STOP, stop_token_id=11)
+    assert stream.finish(0, SequenceEnd.STOP) == NewTokens(0, 2, (), SequenceEnd.STOP, stop_token_id=11)

@@ -62,7 +62,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckVerdict:
     name: str
     took_s: float
     output: str  # empty where it was shown while it was written
@@ -105,7 +105,7 @@ def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
         return conclude([verdict for stage in stages for verdict in run_stage(stage, Path(scratch))], no_skips)
 
 
-def conclude(verdicts: Sequence[Verdict], no_skips: bool = False) -> int:
+def conclude(verdicts: Sequence[CheckVerdict], no_skips: bool = False) -> int:
     """Prints the results, with the number of skipped tests by reason; returns the exit status."""
     failed = [verdict.name for verdict in verdicts if not verdict.passed]
     skips = sum((verdict.skips for verdict in verdicts), Counter[str]())
@@ -117,7 +117,7 @@ def conclude(verdicts: Sequence[Verdict], no_skips: bool = False) -> int:
     return 1 if failed else 0
 
 
-def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
+def run_stage(checks: Sequence[Check], scratch: Path) -> list[CheckVerdict]:
     """The last one's output is shown as it comes. The others take turns beside it; after it the last line of each is
     shown, or all where it failed."""
     for check in checks:
@@ -133,7 +133,7 @@ def run_stage(checks: Sequence[Check], scratch: Path) -> list[Verdict]:
     return [*verdicts, last]
 
 
-def run_check(check: Check, output: int | None, scratch: Path) -> Verdict:
+def run_check(check: Check, output: int | None, scratch: Path) -> CheckVerdict:
     """`output` as subprocess takes it. In `scratch` pytest notes which tests it skipped."""
     start = time.monotonic()
     report = scratch / f"{check.name}.xml"
@@ -147,4 +147,4 @@ def run_check(check: Check, output: int | None, scratch: Path) -> Verdict:
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
     )
-    return Verdict(check.name, time.monotonic() - start, done.stdout or "", done.returncode, read_skips(report))
+    return CheckVerdict(check.name, time.monotonic() - start, done.stdout or "", done.returncode, read_skips(report))

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.lab.chaos.checker import Injected
-from baton.lab.chaos.faults import Fault, FaultKind, Planned, Turns
+from baton.lab.chaos.faults import Fault, FaultKind, FaultTurns, Planned
 from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, in_use
-from baton.lab.chaos.stack import Stack
+from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import Background
 
 PERIOD_S = 0.15
@@ -26,7 +26,7 @@ BACK = 3  # places in the plan until it is tried again
 class Soundness(Background):
     """Watch of the stack's health from `start` to `stop`."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: ChaosStack) -> None:
         super().__init__()
         self._stack = stack
         self._looked = asyncio.Condition()
@@ -71,7 +71,7 @@ class Unmade:
 
 
 @dataclass
-class Campaign:
+class FaultCampaign:
     """Faults of a run, in order. `began_s`: origin of all times. `wanted`: number of proofs after which it ends; None:
     at the end of the plan.
     """
@@ -87,7 +87,7 @@ class Campaign:
     unmade: list[Unmade] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._turns = Turns()
+        self._turns = FaultTurns()
         self._left = deque(self.plan)
         self._number = 0
 

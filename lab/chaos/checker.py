@@ -12,12 +12,12 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from baton.lab.chaos.faults import Fault, FaultKind
-from baton.lab.chaos.history import Behaviour, End, History, Piece
+from baton.lab.chaos.history import Behaviour, StreamEnd, StreamHistory, StreamPiece
 
 LOGPROB_TOLERANCE = 1e-4
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     LOST = "lost"
     REPEATED = "repeated"
     REORDERED = "reordered"
@@ -45,23 +45,23 @@ class ExpectedChoice:
 @dataclass(frozen=True, slots=True)
 class Finding:
     stream: int
-    kind: Kind
+    kind: FindingKind
     choice: int
     offset: int  # in the choice, where it is known; else 0
     detail: str
 
 
-def check(history: History, expected: Sequence[ExpectedChoice], bound_s: float) -> list[Finding]:
+def check(history: StreamHistory, expected: Sequence[ExpectedChoice], bound_s: float) -> list[Finding]:
     """Return every broken promise of one stream. `bound_s`: maximum duration."""
     number, whole = history.number, history.behaviour is not Behaviour.CANCELS
     if history.closed_s is None or history.closed_s - history.began_s > bound_s:
         took = "for ever" if history.closed_s is None else f"{history.closed_s - history.began_s:.1f} s"
-        return [Finding(number, Kind.HANG, 0, 0, f"it took {took}, {bound_s:g} s are allowed")]
+        return [Finding(number, FindingKind.HANG, 0, 0, f"it took {took}, {bound_s:g} s are allowed")]
     found: list[Finding] = []
     if history.failure is not None and whole:
-        found.append(Finding(number, Kind.FAILED, 0, 0, history.failure))
+        found.append(Finding(number, FindingKind.FAILED, 0, 0, history.failure))
     elif whole and history.starts != 1:
-        found.append(Finding(number, Kind.WRONG_END, 0, 0, f"it was started {history.starts} times"))
+        found.append(Finding(number, FindingKind.WRONG_END, 0, 0, f"it was started {history.starts} times"))
     for choice, wanted in enumerate(expected):
         pieces = [piece for piece in history.pieces if piece.choice == choice]
         ends = [end for end in history.ends if end.choice == choice]
@@ -72,16 +72,18 @@ def check(history: History, expected: Sequence[ExpectedChoice], bound_s: float) 
         ]
     unasked = {piece.choice for piece in history.pieces} - set(range(len(expected)))
     return found + [
-        Finding(number, Kind.WRONG_TOKEN, choice, 0, "no request asked for it") for choice in sorted(unasked)
+        Finding(number, FindingKind.WRONG_TOKEN, choice, 0, "no request asked for it") for choice in sorted(unasked)
     ]
 
 
-_Fault = tuple[Kind, int, str]
+_Fault = tuple[FindingKind, int, str]
 
 
-def _of(pieces: Sequence[Piece], ends: Sequence[End], wanted: ExpectedChoice, must_end: bool) -> Iterator[_Fault]:
+def _of(
+    pieces: Sequence[StreamPiece], ends: Sequence[StreamEnd], wanted: ExpectedChoice, must_end: bool
+) -> Iterator[_Fault]:
     if len(ends) > 1 or (ends and pieces and pieces[-1].at_s > ends[0].at_s):
-        yield Kind.TWO_ENDS, 0, f"{len(ends)} ends, or tokens after one"
+        yield FindingKind.TWO_ENDS, 0, f"{len(ends)} ends, or tokens after one"
     unlike = _order(pieces) or _tokens(pieces, wanted)
     if unlike is not None:
         yield unlike
@@ -90,20 +92,20 @@ def _of(pieces: Sequence[Piece], ends: Sequence[End], wanted: ExpectedChoice, mu
     yield from _logprob_faults(pieces, wanted, is_whole=bool(ends) and count == whole)
     if not ends:
         if must_end:
-            yield Kind.NO_END, count, "the stream ended with OK, this choice did not end"
+            yield FindingKind.NO_END, count, "the stream ended with OK, this choice did not end"
     elif count < whole:
-        yield Kind.LOST, count, f"{whole - count} tokens before the end"
+        yield FindingKind.LOST, count, f"{whole - count} tokens before the end"
     elif (ends[0].reason, ends[0].matched_stop) != (wanted.reason, wanted.matched_stop):
-        yield Kind.WRONG_END, count, f"{ends[0].reason}, {ends[0].matched_stop!r}"
+        yield FindingKind.WRONG_END, count, f"{ends[0].reason}, {ends[0].matched_stop!r}"
 
 
-def _order(pieces: Sequence[Piece]) -> _Fault | None:
+def _order(pieces: Sequence[StreamPiece]) -> _Fault | None:
     """Return the fault in a choice's offsets; None if they are contiguous from 0."""
     following, seen, early = 0, set[int](), None
     for piece in pieces:
         covered = range(piece.offset, piece.offset + len(piece.token_ids))
         if not seen.isdisjoint(covered):
-            return Kind.REPEATED, piece.offset, f"offset {piece.offset} came again, {following} was next"
+            return FindingKind.REPEATED, piece.offset, f"offset {piece.offset} came again, {following} was next"
         if piece.offset > following and early is None:
             early = piece.offset
         seen.update(covered)
@@ -112,37 +114,37 @@ def _order(pieces: Sequence[Piece]) -> _Fault | None:
         return None
     missing = [offset for offset in range(max(seen, default=0) + 1) if offset not in seen]
     if missing:
-        return Kind.LOST, missing[0], f"{len(missing)} tokens, from offset {missing[0]} on"
-    return Kind.REORDERED, early, f"offset {early} came too early"
+        return FindingKind.LOST, missing[0], f"{len(missing)} tokens, from offset {missing[0]} on"
+    return FindingKind.REORDERED, early, f"offset {early} came too early"
 
 
-def _tokens(pieces: Sequence[Piece], wanted: ExpectedChoice) -> _Fault | None:
+def _tokens(pieces: Sequence[StreamPiece], wanted: ExpectedChoice) -> _Fault | None:
     """The first token that is not the expected one."""
     token_ids = chain.from_iterable(piece.token_ids for piece in pieces)
     for offset, token_id in enumerate(token_ids):
         if offset >= len(wanted.token_ids):
-            return Kind.WRONG_TOKEN, offset, "the answer should have ended"
+            return FindingKind.WRONG_TOKEN, offset, "the answer should have ended"
         if token_id != wanted.token_ids[offset]:
-            kind = Kind.CLOSE if offset in wanted.close else Kind.WRONG_TOKEN
+            kind = FindingKind.CLOSE if offset in wanted.close else FindingKind.WRONG_TOKEN
             return kind, offset, f"{token_id} in place of {wanted.token_ids[offset]}"
     return None
 
 
-def _logprob_faults(pieces: Sequence[Piece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
+def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
     """Text and log-probabilities of tokens that are right. Text may lag, until the end."""
     text = "".join(piece.text for piece in pieces)
     if text != wanted.text if is_whole else not wanted.text.startswith(text):
         at = next((at for at, pair in enumerate(zip(text, wanted.text, strict=False)) if pair[0] != pair[1]), 0)
-        yield Kind.WRONG_TEXT, 0, f"at character {at}: {text[at : at + 20]!r}"
+        yield FindingKind.WRONG_TEXT, 0, f"at character {at}: {text[at : at + 20]!r}"
     if not wanted.logprobs:
         return
     received = list(chain.from_iterable(piece.logprobs for piece in pieces))
     if len(received) != sum(len(piece.token_ids) for piece in pieces):
-        yield Kind.WRONG_LOGPROB, 0, "not one for each token"
+        yield FindingKind.WRONG_LOGPROB, 0, "not one for each token"
         return
     for offset, (logprob, right) in enumerate(zip(received, wanted.logprobs, strict=False)):
         if not abs(logprob - right) <= LOGPROB_TOLERANCE:
-            yield Kind.WRONG_LOGPROB, offset, f"{logprob:.6f} in place of {right:.6f}"
+            yield FindingKind.WRONG_LOGPROB, offset, f"{logprob:.6f} in place of {right:.6f}"
             return
 
 
@@ -161,7 +163,7 @@ class Injected:
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class StreamGap:
     stream: int
     fault: int  # place in the list
     seconds: float
@@ -179,7 +181,9 @@ class Pause(NamedTuple):
         return self.ended_s - self.began_s
 
 
-def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: frozenset[FaultKind]) -> list[Gap]:
+def gaps_at(
+    injected: Sequence[Injected], histories: Sequence[StreamHistory], kinds: frozenset[FaultKind]
+) -> list[StreamGap]:
     """Return the gaps of streams that lost their decode worker to a fault of these kinds after their first token."""
     found = []
     for index, event in enumerate(injected):
@@ -192,7 +196,7 @@ def gaps_at(injected: Sequence[Injected], histories: Sequence[History], kinds: f
                 if pause is not None:
                     others = [each for each in injected if each is not event and _falls_into(each, pause)]
                     meanwhile = tuple(str(each.fault) for each in others)
-                    found.append(Gap(history.number, index, pause.seconds, meanwhile))
+                    found.append(StreamGap(history.number, index, pause.seconds, meanwhile))
     return found
 
 
@@ -200,7 +204,7 @@ def _falls_into(event: Injected, pause: Pause) -> bool:
     return event.proof is not None and event.at_s < pause.ended_s and max(event.at_s, event.healed_s) > pause.began_s
 
 
-def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[History]) -> dict[FaultKind, list[float]]:
+def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[StreamHistory]) -> dict[FaultKind, list[float]]:
     """Return the longest pause of every stream that was open at a fault, whether or not the fault concerned it."""
     found: dict[FaultKind, list[float]] = {}
     for event in injected:
@@ -219,11 +223,11 @@ def pause_around(times: Sequence[float], at_s: float) -> Pause | None:
     return max(pauses, key=lambda each: each.seconds, default=None) if times and times[0] <= at_s else None
 
 
-def _was_open(history: History, at_s: float) -> bool:
+def _was_open(history: StreamHistory, at_s: float) -> bool:
     """Return whether the stream was open and its client was reading."""
     is_over = history.closed_s is not None and history.closed_s < at_s
     return history.behaviour is Behaviour.READS and history.began_s <= at_s and not is_over
 
 
-def _lost(history: History, decode: str) -> bool:
+def _lost(history: StreamHistory, decode: str) -> bool:
     return any(attempt.decode == decode and attempt.failure for attempt in history.attempts)

@@ -178,7 +178,7 @@ _OF_FILES = frozenset({FaultKind.FILE_FLIP, FaultKind.FILE_CUT, FaultKind.FILE_G
 
 
 @dataclass
-class Turns:
+class FaultTurns:
     """Rule for overlapping faults: one router, one prefill and one decode worker are always undisturbed and recovered.
 
     `under_way`: faults from before their injection until everything they disturbed has recovered.

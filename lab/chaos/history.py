@@ -23,7 +23,7 @@ SCHEMA = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ChaosCase:
     """Request with `options` of the client library."""
 
     name: str
@@ -35,7 +35,7 @@ class Case:
         return int(self.options.get("n", 1))
 
 
-def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[Case]:
+def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[ChaosCase]:
     """The same for the same numbers. Some prompts share their first blocks."""
     draw = random.Random(f"cases {seed}")
     shared = _prompt(draw, 130)
@@ -53,7 +53,7 @@ def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[Case]:
         "logprobs": {"temperature": 0.0, "logprobs": 2},
         "schema": {"temperature": 0.8, "json_schema": json.dumps(SCHEMA)},
     }
-    cases: list[Case] = []
+    cases: list[ChaosCase] = []
     for kind, options in kinds.items():
         for number in range(per_kind):
             length = LENGTHS[(number + len(cases)) % len(LENGTHS)]
@@ -62,11 +62,11 @@ def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[Case]:
             sampling = {**options, "max_tokens": tokens, "seed": draw.randrange(2**32)}
             if kind != "schema":
                 sampling["ignore_eos"] = True
-            cases.append(Case(f"{kind} {number}", prompt, sampling))
+            cases.append(ChaosCase(f"{kind} {number}", prompt, sampling))
     return cases
 
 
-def stopped(case: Case, text: str) -> Case | None:
+def stopped(case: ChaosCase, text: str) -> ChaosCase | None:
     """Return `case` with a stop string from the second half of its own answer; None if the answer is too short."""
     for at in range(len(text) // 2, len(text) - 2):
         stop = text[at : at + 2]
@@ -88,7 +88,7 @@ class Behaviour(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StreamPiece:
     """Tokens of one choice that came together."""
 
     at_s: float  # monotonic, as all times here
@@ -100,7 +100,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class StreamEnd:
     at_s: float
     choice: int
     reason: str
@@ -108,7 +108,7 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class ObservedAttempt:
     """Placement of a request, as the router explains it afterwards."""
 
     prefill: str  # worker ids; empty where none was chosen
@@ -117,7 +117,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class History:
+class StreamHistory:
     """Observed stream. `closed_s` is None while it is open: after a run that is a hang."""
 
     number: int
@@ -126,11 +126,11 @@ class History:
     request_id: str
     began_s: float
     starts: int = 0
-    pieces: list[Piece] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
+    pieces: list[StreamPiece] = field(default_factory=list)
+    ends: list[StreamEnd] = field(default_factory=list)
     closed_s: float | None = None
     failure: str | None = None  # status and reason the stream ended with; None: OK, or given up by the client
-    attempts: list[Attempt] = field(default_factory=list)
+    attempts: list[ObservedAttempt] = field(default_factory=list)
     drafted_tokens: int = 0  # as far as a router that still knows of it says
     accepted_tokens: int = 0
     packed_times: "array[float] | None" = None

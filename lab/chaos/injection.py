@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from baton.lab.chaos.faults import DECODE, PREFILL, ROUTERS, WORKERS, Fault, FaultKind
-from baton.lab.chaos.proxy import Counts, Proxy, Rule, Way
-from baton.lab.chaos.stack import Stack, WallClock
+from baton.lab.chaos.proxy import LinkCounters, LinkWay, Proxy, Rule
+from baton.lab.chaos.stack import ChaosStack, JumpingClock
 from baton.lab.chaos.watch import Life, is_alive, pool_range, read_memory, state_of, write_memory
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ async def shown(condition: Callable[[], bool], what: str, within_s: float | None
 class Signalled:
     """A process gets a signal that ends it."""
 
-    def __init__(self, stack: Stack, life: Life, number: signal.Signals) -> None:
+    def __init__(self, stack: ChaosStack, life: Life, number: signal.Signals) -> None:
         self._stack = stack
         self._life = life
         self._number = number
@@ -80,7 +80,7 @@ class Signalled:
 class Stopped:
     """A process stands still for a while: it keeps its connections and answers nothing."""
 
-    def __init__(self, stack: Stack, life: Life, lasts_s: float) -> None:
+    def __init__(self, stack: ChaosStack, life: Life, lasts_s: float) -> None:
         self._stack = stack
         self._life = life
         self._lasts_s = lasts_s
@@ -97,7 +97,7 @@ class Stopped:
         self._stack.send(self._life, signal.SIGCONT)
 
 
-class Cut:
+class CutConnections:
     """Break of every connection of a link, once; new ones may be opened."""
 
     def __init__(self, proxy: Proxy, source: str) -> None:
@@ -126,7 +126,7 @@ class Ruled:
     """
 
     def __init__(
-        self, links: list[tuple[Proxy, str]], rule: Rule, lasts_s: float, mark: Callable[[Counts], int], what: str
+        self, links: list[tuple[Proxy, str]], rule: Rule, lasts_s: float, mark: Callable[[LinkCounters], int], what: str
     ) -> None:
         self._links = links
         self._rule = rule
@@ -160,7 +160,7 @@ class Ruled:
 
     def _went_by(self) -> int:
         """Pieces that should have met the rule and did not."""
-        ways = self._rule.held or frozenset(Way)
+        ways = self._rule.held or frozenset(LinkWay)
         return sum(proxy.counts(source).passed(way) for proxy, source in self._links for way in ways)
 
 
@@ -186,7 +186,7 @@ class Flushed:
 
 
 class ClockJump:
-    def __init__(self, clock: WallClock, seconds: float, lasts_s: float) -> None:
+    def __init__(self, clock: JumpingClock, seconds: float, lasts_s: float) -> None:
         self._clock = clock
         self._seconds = int(seconds)
         self._lasts_s = lasts_s
@@ -239,7 +239,7 @@ class FlippedOnTheWay:
     """
 
     def __init__(
-        self, stack: Stack, target: str, draw: random.Random, ask: Callable[[int], None] = lambda count: None
+        self, stack: ChaosStack, target: str, draw: random.Random, ask: Callable[[int], None] = lambda count: None
     ) -> None:
         self._stack = stack
         self._target = target
@@ -352,8 +352,8 @@ class FlippedOnTheWay:
 class Scene:
     """Targets of injections. `ask`: send that many prompts that no client has sent before."""
 
-    stack: Stack
-    clock: WallClock | None
+    stack: ChaosStack
+    clock: JumpingClock | None
     draw: random.Random
     ask: Callable[[int], None] = lambda count: None
     tier: "TierScene | None" = None
@@ -383,7 +383,7 @@ def _alike(fault: Fault) -> list[Fault]:
     return [replace(fault, source=source, target=target) for source in sources for target in targets]
 
 
-def _is_used(fault: Fault, stack: Stack) -> bool:
+def _is_used(fault: Fault, stack: ChaosStack) -> bool:
     if fault.target not in stack.proxies:
         return False
     counts = stack.proxies[fault.target].counts(fault.source)
@@ -417,14 +417,14 @@ def injection_of(fault: Fault, scene: Scene) -> Injection:
     return Signalled(stack, life, signal.SIGKILL)
 
 
-def _on_link(fault: Fault, stack: Stack, draw: random.Random) -> Injection:
+def _on_link(fault: Fault, stack: ChaosStack, draw: random.Random) -> Injection:
     proxy = stack.proxies[fault.target]
     links = [(proxy, source) for source in ((fault.source,) if fault.source else EVERYONE)]
     if fault.kind is FaultKind.CUT:
-        return Cut(proxy, fault.source)
+        return CutConnections(proxy, fault.source)
     if fault.kind is FaultKind.DELAY:
         rule = Rule(delay_s=fault.amount)
         return Ruled(links, rule, fault.lasts_s, lambda counts: counts.delayed, f"{fault.amount * 1e3:.0f} ms late")
-    held = frozenset(Way) if fault.kind is FaultKind.PARTITION else frozenset((draw.choice(list(Way)),))
+    held = frozenset(LinkWay) if fault.kind is FaultKind.PARTITION else frozenset((draw.choice(list(LinkWay)),))
     what = "held" if len(held) > 1 else f"held {next(iter(held)).value}"
     return Ruled(links, Rule(held=held), fault.lasts_s, lambda counts: counts.held, what)

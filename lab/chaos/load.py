@@ -23,8 +23,16 @@ from baton.client import (
     Started,
 )
 from baton.lab.chaos.checker import ExpectedChoice, check
-from baton.lab.chaos.history import Attempt, Behaviour, Case, End, History, Piece, make_cases
-from baton.lab.chaos.stack import Layout, PageWatch, Stack
+from baton.lab.chaos.history import (
+    Behaviour,
+    ChaosCase,
+    ObservedAttempt,
+    StreamEnd,
+    StreamHistory,
+    StreamPiece,
+    make_cases,
+)
+from baton.lab.chaos.stack import ChaosStack, Layout, PageWatch
 from baton.lab.report.statistics import percentile
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
@@ -48,23 +56,23 @@ AFTER = 20  # cancels between two requests that must be exact
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class LoadTargets:
     """Addresses of routers: `public` as clients reach them, through proxies; `admin` as the harness does."""
 
     public: tuple[str, ...]
     admin: tuple[str, ...]
 
 
-class Load:
+class ChaosLoad:
     """Load of concurrent clients from `start` to `finish`; `histories` grows as streams end."""
 
     def __init__(
         self,
-        cases: Sequence[Case],
-        targets: Targets,
+        cases: Sequence[ChaosCase],
+        targets: LoadTargets,
         clients: int,
         seed: int,
-        judge: Callable[[History], None] = lambda history: None,
+        judge: Callable[[StreamHistory], None] = lambda history: None,
     ) -> None:
         """Create a load. `judge` receives each finished history."""
         self._judge = judge
@@ -80,8 +88,8 @@ class Load:
         self._ending = asyncio.Event()
         self._begun = 0
         self.written_bytes = 0  # in histories, about
-        self.histories: list[History] = []
-        self.open: dict[int, History] = {}
+        self.histories: list[StreamHistory] = []
+        self.open: dict[int, StreamHistory] = {}
 
     def start(self) -> None:
         once = RetryPolicy(attempts=1)
@@ -133,14 +141,14 @@ class Load:
             while self._extra:  # some of them may be this client's
                 await asyncio.wait(self._extra)
 
-    async def _stream(self, baton: AsyncBatonClient, case: Case, extra: bool = False) -> None:
+    async def _stream(self, baton: AsyncBatonClient, case: ChaosCase, extra: bool = False) -> None:
         """Run one stream. `extra`: in addition to those that the client always has, with a prompt that no cache
         holds.
         """
         number, self._begun = self._begun, self._begun + 1
         behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"
-        history = History(number, case.name, behaviour, name, time.monotonic())
+        history = StreamHistory(number, case.name, behaviour, name, time.monotonic())
         self.open[number] = history
         most_events = EXTRA_EVENTS if extra else 80
         patience = self._draw.randrange(1, most_events) if behaviour is Behaviour.CANCELS else None
@@ -156,12 +164,12 @@ class Load:
         self._explaining.add(asking)
         asking.add_done_callback(self._explaining.discard)
 
-    async def _explain(self, history: History) -> None:
+    async def _explain(self, history: StreamHistory) -> None:
         await explain(self._admins, history)
 
 
 async def read_stream(
-    baton: AsyncBatonClient, case: Case, history: History, patience: int | None = None, salt: str = ""
+    baton: AsyncBatonClient, case: ChaosCase, history: StreamHistory, patience: int | None = None, salt: str = ""
 ) -> None:
     """Fills in `history`. `patience`: the client leaves after so many events; None: it stays to the end."""
     options: dict[str, Any] = {**case.options, "request_id": history.request_id, "cache_salt": salt}
@@ -181,19 +189,19 @@ async def read_stream(
     history.closed_s = time.monotonic()
 
 
-def _note(history: History, event: Event) -> None:
+def _note(history: StreamHistory, event: Event) -> None:
     now = time.monotonic()
     match event:
         case Started():
             history.starts += 1
         case Delta():
             logprobs = tuple(each.logprob for each in event.logprobs or ())
-            history.pieces.append(Piece(now, event.index, event.offset, event.token_ids, event.text, logprobs))
+            history.pieces.append(StreamPiece(now, event.index, event.offset, event.token_ids, event.text, logprobs))
         case Finished():
-            history.ends.append(End(now, event.index, event.reason.value, event.matched_stop))
+            history.ends.append(StreamEnd(now, event.index, event.reason.value, event.matched_stop))
 
 
-async def explain(admins: Sequence[AsyncAdminClient], history: History) -> None:
+async def explain(admins: Sequence[AsyncAdminClient], history: StreamHistory) -> None:
     """Add placement and drafted tokens from all routers that still know the request."""
     for found in await asyncio.gather(*(_why(admin, history.request_id) for admin in admins)):
         if found is None:
@@ -211,11 +219,11 @@ async def _why(admin: AsyncAdminClient, request_id: str) -> RequestWhy | None:
         return None
 
 
-def _attempts(explanation: RequestExplanation) -> list[Attempt]:
+def _attempts(explanation: RequestExplanation) -> list[ObservedAttempt]:
     found = []
     for attempt in explanation.attempts:
         chosen: Mapping[str, str] = {each.role: each.worker_id for each in attempt.candidates if each.chosen}
-        found.append(Attempt(chosen.get("prefill", ""), chosen.get("decode", ""), attempt.failure))
+        found.append(ObservedAttempt(chosen.get("prefill", ""), chosen.get("decode", ""), attempt.failure))
     return found
 
 
@@ -259,7 +267,7 @@ async def run_cancels(
         folder = Path(name)
         write_tiny_checkpoint(folder / "tiny")
         flags = ("--report-period-s", str(REPORT_PERIOD_S))
-        stack = Stack(folder / "tiny", folder, None, layout, flags, records_steps=True)
+        stack = ChaosStack(folder / "tiny", folder, None, layout, flags, records_steps=True)
         watch = PageWatch(stack.workers)
         try:
             await stack.start()
@@ -279,7 +287,7 @@ async def run_cancels(
 
 
 async def _cancel(
-    stack: Stack,
+    stack: ChaosStack,
     watch: PageWatch,
     singles: int,
     bursts: int,
@@ -342,8 +350,10 @@ async def _begun(tokens: Sequence[int], share: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _ask_again(baton: AsyncBatonClient, case: Case, expected: Sequence[ExpectedChoice], found: Cancels) -> None:
-    history = History(0, case.name, Behaviour.READS, "", time.monotonic())
+async def _ask_again(
+    baton: AsyncBatonClient, case: ChaosCase, expected: Sequence[ExpectedChoice], found: Cancels
+) -> None:
+    history = StreamHistory(0, case.name, Behaviour.READS, "", time.monotonic())
     await read_stream(baton, case, history)
     if check(history, expected, TIMEOUT_S):
         found.inexact += 1

@@ -97,7 +97,7 @@ CONNECT_S = 2.0
 FOLLOW_S = 0.02  # between two looks whether the process listens
 
 
-class Way(Enum):
+class LinkWay(Enum):
     THERE = "there"  # from who connected
     BACK = "back"
 
@@ -106,13 +106,13 @@ class Way(Enum):
 class Rule:
     """Rule for the bytes of a link. Held bytes are kept and delivered later, as if a network resent them."""
 
-    held: frozenset[Way] = frozenset()
+    held: frozenset[LinkWay] = frozenset()
     delay_s: float = 0.0
     refuses: bool = False  # new connections are closed at once
 
 
 @dataclass(slots=True)
-class Counts:
+class LinkCounters:
     connections: int = 0  # open now
     cut: int = 0
     refused: int = 0
@@ -122,14 +122,14 @@ class Counts:
     back: int = 0
     moved_s: float = float("-inf")  # when something last came from either side, monotonic
 
-    def passed(self, way: Way) -> int:
-        return self.there if way is Way.THERE else self.back
+    def passed(self, way: LinkWay) -> int:
+        return self.there if way is LinkWay.THERE else self.back
 
 
 @dataclass(slots=True)
 class _Link:
     rule: Rule = field(default_factory=Rule)
-    counts: Counts = field(default_factory=Counts)
+    counts: LinkCounters = field(default_factory=LinkCounters)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     writers: set[asyncio.StreamWriter] = field(default_factory=set)
 
@@ -176,7 +176,7 @@ class Proxy:
             self._server.close()
             self._server = None
 
-    def counts(self, source: str) -> Counts:
+    def counts(self, source: str) -> LinkCounters:
         """Return live counters of the link from `source`."""
         return self._links[source].counts
 
@@ -214,8 +214,8 @@ class Proxy:
         link.writers |= {writer, inner_writer}
         link.counts.connections += 1
         try:
-            there = asyncio.create_task(_pump(link, Way.THERE, reader, inner_writer))
-            back = asyncio.create_task(_pump(link, Way.BACK, inner_reader, writer))
+            there = asyncio.create_task(_pump(link, LinkWay.THERE, reader, inner_writer))
+            back = asyncio.create_task(_pump(link, LinkWay.BACK, inner_reader, writer))
             try:
                 await asyncio.wait((there, back), return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -229,7 +229,7 @@ class Proxy:
             inner_writer.transport.abort()
 
 
-async def _pump(link: _Link, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(link: _Link, way: LinkWay, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Forward bytes until one side ends; bytes read before are still delivered."""
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
@@ -242,7 +242,7 @@ async def _pump(link: _Link, way: Way, reader: asyncio.StreamReader, writer: asy
                 while way in link.rule.held:
                     await link.changed.wait()
             writer.write(data)
-            if way is Way.THERE:
+            if way is LinkWay.THERE:
                 link.counts.there += 1
             else:
                 link.counts.back += 1

@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from baton.lab.chaos.checker import Gap, Kind, gaps_at, pauses_by_kind
+from baton.lab.chaos.checker import FindingKind, StreamGap, gaps_at, pauses_by_kind
 from baton.lab.chaos.faults import FaultKind
-from baton.lab.chaos.history import History
-from baton.lab.chaos.run import Outcome
+from baton.lab.chaos.history import StreamHistory
+from baton.lab.chaos.run import ChaosOutcome
 from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM_UP_S, Look
-from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.statistics import percentile
 
 POINTS = 160  # of a curve of memory
@@ -24,7 +24,7 @@ def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
     curves = []
     for name, seconds in gaps.items():
         shares = [(percentile(seconds, share), float(share)) for share in range(101)] if seconds else []
-        curves.append(Curve(name, tuple(shares), is_dashed=True))
+        curves.append(DrawnCurve(name, tuple(shares), is_dashed=True))
     return draw_lines(LineChart(title, Axis("seconds without a token"), Axis("% of streams"), tuple(curves)))
 
 
@@ -35,7 +35,7 @@ def draw_memory(looks: Sequence[Look], began_s: float, title: str) -> str:
         own = [look for look in looks if look.name == name]
         step = max(1, len(own) // POINTS)
         points = tuple(((look.at_s - began_s) / 60, look.rss_bytes / 2**20) for look in own[::step])
-        curves.append(Curve(name, points, is_dashed=True))
+        curves.append(DrawnCurve(name, points, is_dashed=True))
     return draw_lines(LineChart(title, Axis("minutes"), Axis("MiB resident"), tuple(curves)))
 
 
@@ -61,7 +61,7 @@ LISTS = {
 LONGEST = 12  # gaps that are listed one by one
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(outcome: ChaosOutcome) -> dict[str, Any]:
     """Return every figure of a run, ready for JSON."""
     began_s = outcome.began_s
     streams = {each.number: _stream_text(each, began_s) for each in outcome.histories}
@@ -92,7 +92,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "never_made": outcome.never_made,
         "not_recovered": [f"{each.fault}: {each.trouble}" for each in outcome.late]
         + [outcome.missing] * bool(outcome.missing),
-        "findings": {kind.value: findings[kind] for kind in Kind},
+        "findings": {kind.value: findings[kind] for kind in FindingKind},
         "statuses": Counter((each.failure or "OK").partition(":")[0].strip() for each in outcome.histories),
         **_gap_figures(outcome),
         "pauses_s": {
@@ -127,7 +127,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def write(outcome: Outcome, folder: Path) -> None:
+def write(outcome: ChaosOutcome, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     facts = summary(outcome)
     (folder / "report.json").write_text(json.dumps(facts, indent=1) + "\n")
@@ -144,7 +144,7 @@ def write(outcome: Outcome, folder: Path) -> None:
 def markdown(facts: dict[str, Any]) -> str:
     """Return the report as Markdown. `facts`: result of `summary`."""
     findings, verdict = facts["findings"], "good" if facts["good"] else "NOT good"
-    wrong = sum(findings[kind.value] for kind in Kind if kind.value.startswith("wrong"))
+    wrong = sum(findings[kind.value] for kind in FindingKind if kind.value.startswith("wrong"))
     lines = [
         f"# Chaos, seed {facts['seed']}: {verdict}",
         "",
@@ -238,7 +238,7 @@ def _in_files(facts: dict[str, Any]) -> list[str]:
     ]
 
 
-def _stream_text(history: History, began_s: float) -> dict[str, Any]:
+def _stream_text(history: StreamHistory, began_s: float) -> dict[str, Any]:
     """Return one line that shows what happened to a stream."""
     times = [history.began_s, *history.token_times, history.closed_s or history.began_s]
     return {
@@ -255,11 +255,11 @@ def _stream_text(history: History, began_s: float) -> dict[str, Any]:
     }
 
 
-def _gaps(outcome: Outcome) -> dict[str, list[Gap]]:
+def _gaps(outcome: ChaosOutcome) -> dict[str, list[StreamGap]]:
     return {name: gaps_at(outcome.injected, outcome.histories, kinds) for name, kinds in DEATHS.items()}
 
 
-def _gap_figures(outcome: Outcome) -> dict[str, Any]:
+def _gap_figures(outcome: ChaosOutcome) -> dict[str, Any]:
     """Return percentiles of all gaps, of gaps without other faults, and the longest gaps."""
     gaps = _gaps(outcome)
     alone = {name: [gap.seconds for gap in each if not gap.meanwhile] for name, each in gaps.items()}

@@ -14,17 +14,17 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from baton.client import AsyncBatonClient, Completion
-from baton.lab.chaos.campaign import WHOLE_S, Campaign, Make, Soundness, Unmade, never_made, too_few_proven
-from baton.lab.chaos.checker import ExpectedChoice, Finding, Injected, Kind, check
+from baton.lab.chaos.campaign import WHOLE_S, FaultCampaign, Make, Soundness, Unmade, never_made, too_few_proven
+from baton.lab.chaos.checker import ExpectedChoice, Finding, FindingKind, Injected, check
 from baton.lab.chaos.disk.injections import TierScene, injection_with_files
 from baton.lab.chaos.disk.shim import make_disk_shim
 from baton.lab.chaos.faults import FaultKind, Planned
-from baton.lab.chaos.history import Behaviour, Case, History, make_cases, stopped
+from baton.lab.chaos.history import Behaviour, ChaosCase, StreamHistory, make_cases, stopped
 from baton.lab.chaos.hosts.stack import HostedStack
 from baton.lab.chaos.injection import Scene
-from baton.lab.chaos.load import TIMEOUT_S, Load, Targets, read_stream
-from baton.lab.chaos.stack import HOST, WHOLE, Layout, NotWhole, Stack, TierFolder, make_wall_clock
-from baton.lab.chaos.watch import Growth, Look, Watch, children_of, growth, shared_memory_files
+from baton.lab.chaos.load import TIMEOUT_S, ChaosLoad, LoadTargets, read_stream
+from baton.lab.chaos.stack import HOST, WHOLE, ChaosStack, Layout, NotWhole, TierFolder, make_wall_clock
+from baton.lab.chaos.watch import Look, MemoryGrowth, ProcessWatch, children_of, growth, shared_memory_files
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def is_crash(event: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChaosOptions:
     """Options of one run. `minutes` bounds load and faults; faults end earlier once `wanted` of them are proven."""
 
     minutes: float
@@ -64,15 +64,15 @@ class Options:
 
 
 @dataclass
-class Outcome:
+class ChaosOutcome:
     """Everything that a run saw; times are monotonic and begin at `began_s`."""
 
-    options: Options
+    options: ChaosOptions
     began_s: float = 0.0
     ended_s: float = 0.0
     expected: dict[str, tuple[ExpectedChoice, ...]] = field(default_factory=dict)
     injected: list[Injected] = field(default_factory=list)
-    histories: list[History] = field(default_factory=list)
+    histories: list[StreamHistory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     pages_free_after_s: float | None = None  # None: not all of them within IDLE_S
@@ -92,14 +92,14 @@ class Outcome:
     @property
     def faults(self) -> list[Finding]:
         """Return findings that break a promise."""
-        return [finding for finding in (*self.findings, *self.after) if finding.kind is not Kind.CLOSE]
+        return [finding for finding in (*self.findings, *self.after) if finding.kind is not FindingKind.CLOSE]
 
     @property
     def unproven(self) -> list[Injected]:
         return [each for each in self.injected if each.proof is None]
 
     @property
-    def growth(self) -> list[Growth]:
+    def growth(self) -> list[MemoryGrowth]:
         return growth(self.looks)
 
     @property
@@ -132,19 +132,19 @@ class Outcome:
         return proved and clean and freed and self.is_flat and speculated and read and same and held
 
 
-class Run:
+class ChaosRun:
     """Chaos run. Tests replace `make_injection`, to show that a fault without effect is found out."""
 
     def __init__(
-        self, options: Options, say: Callable[[str], None], make_injection: Make = injection_with_files
+        self, options: ChaosOptions, say: Callable[[str], None], make_injection: Make = injection_with_files
     ) -> None:
         self._options = options
         self._say = say
         self._make_injection = make_injection
-        self._outcome = Outcome(options)
+        self._outcome = ChaosOutcome(options)
         self._draw = random.Random(f"run {options.seed}")
 
-    async def run(self, folder: Path | None = None) -> Outcome:
+    async def run(self, folder: Path | None = None) -> ChaosOutcome:
         """Run everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole,
         OracleDisagrees.
         """
@@ -169,7 +169,7 @@ class Run:
             tier = TierFolder(directory) if shim is None else TierFolder(directory, shim.environment)
         flags = ("--speculate", self._options.speculate)
         if self._options.hosts is None:
-            stack = Stack(model, folder, clock, self._options.layout, flags, tier=tier)
+            stack = ChaosStack(model, folder, clock, self._options.layout, flags, tier=tier)
         else:
             stack = HostedStack(model, folder, self._options.hosts, flags)
         try:
@@ -192,7 +192,7 @@ class Run:
                 if page is not None:
                     page.close()
 
-    async def _undisturbed(self, stack: Stack, oracle: "Oracle") -> list[Case]:
+    async def _undisturbed(self, stack: ChaosStack, oracle: "Oracle") -> list[ChaosCase]:
         """Asks every case once, and makes sure that the answers are what transformers gives."""
         cases = make_cases(self._options.seed, self._options.max_tokens, self._options.per_kind)
         answers = await self._ask(stack, cases)
@@ -210,22 +210,22 @@ class Run:
         self._say(f"{len(cases)} undisturbed answers are right: {oracle.tally}")
         return cases
 
-    async def _ask(self, stack: Stack, cases: list[Case]) -> dict[str, Completion]:
+    async def _ask(self, stack: ChaosStack, cases: list[ChaosCase]) -> dict[str, Completion]:
         async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=UNDISTURBED_S) as baton:
             line = asyncio.Semaphore(4)
 
-            async def ask(case: Case) -> Completion:
+            async def ask(case: ChaosCase) -> Completion:
                 async with line:
                     return await baton.complete(case.prompt, **case.options)
 
             return dict(zip((case.name for case in cases), await asyncio.gather(*map(ask, cases)), strict=True))
 
-    async def _disturbed(self, scene: Scene, cases: list[Case]) -> None:
+    async def _disturbed(self, scene: Scene, cases: list[ChaosCase]) -> None:
         stack = scene.stack
         admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
-        targets = Targets(tuple(router.advertised for router in stack.routers), admin)
-        load = Load(cases, targets, self._options.clients, self._options.seed, self._judge)
-        watch = Watch(stack.pids, lambda: load.written_bytes)
+        targets = LoadTargets(tuple(router.advertised for router in stack.routers), admin)
+        load = ChaosLoad(cases, targets, self._options.clients, self._options.seed, self._judge)
+        watch = ProcessWatch(stack.pids, lambda: load.written_bytes)
         self._outcome.began_s = time.monotonic()
         watch.start()
         load.start()
@@ -246,7 +246,7 @@ class Run:
         for history in load.open.values():
             self._judge(history)
 
-    def _judge(self, history: History) -> None:
+    def _judge(self, history: StreamHistory) -> None:
         self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
 
     async def _faults(self, scene: Scene) -> None:
@@ -254,7 +254,7 @@ class Run:
         options, outcome = self._options, self._outcome
         until_s = outcome.began_s + 60 * options.minutes
         soundness = Soundness(scene.stack)
-        campaign = Campaign(
+        campaign = FaultCampaign(
             scene, soundness, options.plan, self._make_injection, self._say, outcome.began_s, options.wanted
         )
         soundness.start()
@@ -266,7 +266,7 @@ class Run:
         if options.wanted is None:
             await asyncio.sleep(max(0.0, until_s - time.monotonic()))
 
-    async def _pages(self, stack: Stack) -> None:
+    async def _pages(self, stack: ChaosStack) -> None:
         """Measure how long after the last stream's end a worker still holds a block."""
         while time.monotonic() - self._outcome.ended_s < IDLE_S:
             statuses = await stack.statuses()
@@ -278,11 +278,11 @@ class Run:
             self._outcome.held = ", ".join(holding)
             await asyncio.sleep(POLL_S)
 
-    async def _aftermath(self, stack: Stack, cases: list[Case]) -> None:
+    async def _aftermath(self, stack: ChaosStack, cases: list[ChaosCase]) -> None:
         """Ask every case again, undisturbed: the answers must still be exact."""
         async with AsyncBatonClient(stack.routers[-1].advertised, timeout_s=TIMEOUT_S) as baton:
             for number, case in enumerate(cases):
-                history = History(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())
+                history = StreamHistory(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())
                 await read_stream(baton, case, history)
                 self._outcome.after += check(history, self._outcome.expected[case.name], TIMEOUT_S)
 

@@ -50,7 +50,7 @@ TIER_SIZE = "32MiB"  # some hundred blocks, so that the oldest make room
 MODEL_NAME = "tiny"
 
 
-class WallClock:
+class JumpingClock:
     """Owns the page that the preloaded library reads."""
 
     def __init__(self, library: Path, page: Path) -> None:
@@ -85,12 +85,12 @@ def compile_library(source: Path, library: Path) -> bool:
     return subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False).returncode == 0
 
 
-def make_wall_clock(folder: Path) -> WallClock | None:
+def make_wall_clock(folder: Path) -> JumpingClock | None:
     """Create the clock that can jump; None without a C compiler."""
     library = folder / "clock.so"
     if not compile_library(Path(__file__).with_name("clock.c"), library):
         return None
-    return WallClock(library, folder / "clock.page")
+    return JumpingClock(library, folder / "clock.page")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ WHOLE = Layout()
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProcessPlace:
     """Addresses at which a process listens and is advertised."""
 
     name: str
@@ -142,9 +142,9 @@ class Place:
 
 
 def unsound(
-    redis: Place,
+    redis: ProcessPlace,
     routers: Mapping[str, ClusterStatus | None],
-    workers: Sequence[Place],
+    workers: Sequence[ProcessPlace],
     running: Sequence[str],
     tiers_off: Mapping[str, str],
 ) -> dict[str, str]:
@@ -173,14 +173,14 @@ def unsound(
     return found
 
 
-class Stack:
+class ChaosStack:
     """Owns processes and proxies from `start` to `stop`. `folder` gets their logs."""
 
     def __init__(
         self,
         model: Path,
         folder: Path,
-        clock: WallClock | None,
+        clock: JumpingClock | None,
         layout: Layout = WHOLE,
         worker_flags: Sequence[str] = (),
         records_steps: bool = False,
@@ -287,7 +287,7 @@ class Stack:
             await asyncio.sleep(POLL_S)
         return loop.time() - began_s
 
-    async def _status(self, router: Place) -> ClusterStatus | None:
+    async def _status(self, router: ProcessPlace) -> ClusterStatus | None:
         """Return a router's status over one channel for the complete run; a stopped router is not waited for."""
         life = self.life(router.name)
         if life is None or state_of(life.pid) == "T":
@@ -321,15 +321,15 @@ class Stack:
                 continue
         return ""
 
-    def _redis_place(self) -> Place:
-        return Place("redis", free_port(), "127.0.1.1")
+    def _redis_place(self) -> ProcessPlace:
+        return ProcessPlace("redis", free_port(), "127.0.1.1")
 
-    def _worker_place(self, name: str, number: int) -> Place:
-        return Place(name, free_port(), f"127.0.1.{10 + number}")
+    def _worker_place(self, name: str, number: int) -> ProcessPlace:
+        return ProcessPlace(name, free_port(), f"127.0.1.{10 + number}")
 
-    def _router_place(self, number: int) -> Place:
+    def _router_place(self, number: int) -> ProcessPlace:
         http_port = 0 if self._tier is None else free_port()
-        return Place(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
+        return ProcessPlace(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
 
     def steps(self, role: str) -> list[tuple[float, float]]:
         """Return begin (monotonic) and duration of the recorded steps of all workers of a role."""
@@ -337,14 +337,14 @@ class Stack:
         lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
         return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
 
-    def _step_file(self, place: Place) -> Path:
+    def _step_file(self, place: ProcessPlace) -> Path:
         return self._folder / f"{place.name}-steps.txt"
 
     def _make_proxies(self) -> dict[str, Proxy]:
         """Create the proxies, by the process behind each."""
         return {name: self._proxy(place) for name, place in self.places.items()}
 
-    def _proxy(self, place: Place) -> Proxy:
+    def _proxy(self, place: ProcessPlace) -> Proxy:
         advertised = (place.advertised_host, place.port)
         return Proxy(advertised, (HOST, place.port), lambda port: self._owners.find(port, advertised, self.pids()))
 
@@ -352,7 +352,7 @@ class Stack:
         command = redis_command(find_redis_server(), self.redis.port)
         return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
 
-    def _worker_spec(self, place: Place) -> ProcessSpec:
+    def _worker_spec(self, place: ProcessPlace) -> ProcessSpec:
         arguments = ["--role", place.role, "--worker-id", place.name, "--port", place.port]
         arguments += ["--advertise", place.advertised_host, "--model", self._model, "--model-name", MODEL_NAME]
         arguments += ["--dtype", "float32"]
@@ -367,12 +367,12 @@ class Stack:
             arguments += [flag, self._step_file(place)]
         return self._spec(place, "elastic_worker", arguments, Stage.WORKER)
 
-    def _router_spec(self, place: Place) -> ProcessSpec:
+    def _router_spec(self, place: ProcessPlace) -> ProcessSpec:
         arguments = ["--port", place.port, "--admin-port", place.admin_port, "--http-port", place.http_port]
         arguments += ["--planner", "off", "--trace-file", self._folder / f"{place.name}-trace.jsonl"]
         return self._spec(place, "router", arguments, Stage.ROUTER)
 
-    def _spec(self, place: Place, module: str, arguments: Sequence[object], stage: Stage) -> ProcessSpec:
+    def _spec(self, place: ProcessPlace, module: str, arguments: Sequence[object], stage: Stage) -> ProcessSpec:
         shared = ["--redis-url", f"redis://{self.redis.advertised}/0", "--namespace", f"chaos-{self.redis.port}"]
         command = (sys.executable, "-P", "-m", f"baton.{module}", *map(str, arguments), *shared)
         return ProcessSpec(place.name, command, stage, GRACE_S, self._environment)
@@ -384,7 +384,7 @@ PAGES_POLL_S = 0.002
 class PageWatch:
     """Watch of held blocks from `start` to `stop`, over a link with each worker on which nothing is requested."""
 
-    def __init__(self, workers: Sequence[Place]) -> None:
+    def __init__(self, workers: Sequence[ProcessPlace]) -> None:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
         self._free_since_s: dict[str, float] = {}  # by worker; not of those that held pages in their latest report
@@ -412,7 +412,7 @@ class PageWatch:
         since_s = self._free_since_s.values()
         return len(since_s) == len(self._workers) and max(since_s) < time.monotonic() - settle_s
 
-    async def _follow(self, worker: Place) -> None:
+    async def _follow(self, worker: ProcessPlace) -> None:
         async with grpc.aio.insecure_channel(f"{HOST}:{worker.port}") as channel:
             call = session_pb2_grpc.SessionServiceStub(channel).Connect()
             await call.write(session_pb2.ConnectRequest(hello=session_pb2.Hello(router_id=secrets.token_bytes(16))))

@@ -157,7 +157,7 @@ class Look:
     private_bytes: int = 0  # see `Sizes`; without what the harness has written down
 
 
-class Watch(Background):
+class ProcessWatch(Background):
     """Observer of processes from `start` to `stop`. `pids`: current processes by name. `written_bytes`: what this
     process has recorded and will inspect only at the end.
     """
@@ -193,7 +193,7 @@ def shared_memory_files() -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class MemoryGrowth:
     """Change of one process life after its warm-up.
 
     Private memory counts: pages of KV pools, own and mapped, become resident at first touch, are shared, and have a
@@ -233,7 +233,7 @@ class Growth:
         )
 
 
-def growth(looks: Sequence[Look], warm_up_s: float = WARM_UP_S, least_s: float = LEAST_S) -> list[Growth]:
+def growth(looks: Sequence[Look], warm_up_s: float = WARM_UP_S, least_s: float = LEAST_S) -> list[MemoryGrowth]:
     """Return the growth of every life that lasted `least_s` after its warm-up."""
     lives: dict[tuple[str, int], list[Look]] = {}
     for look in looks:
@@ -251,5 +251,7 @@ def growth(looks: Sequence[Look], warm_up_s: float = WARM_UP_S, least_s: float =
             return before, after
 
         seconds, rss_bytes = settled[-1].at_s - settled[0].at_s, settled[-1].rss_bytes
-        found.append(Growth(name, pid, seconds, rss_bytes, ends("private_bytes"), ends("descriptors"), ends("threads")))
+        found.append(
+            MemoryGrowth(name, pid, seconds, rss_bytes, ends("private_bytes"), ends("descriptors"), ends("threads"))
+        )
     return found

@@ -217,7 +217,7 @@ def isolation(
     """
     from baton.lab.benchmarks.isolation.figures import Objectives
     from baton.lab.benchmarks.isolation.isolation import IsolationOptions, Variant, run_isolation_bench
-    from baton.lab.benchmarks.isolation.load import Load
+    from baton.lab.benchmarks.isolation.load import PhaseLoad
 
     try:
         chosen = [Variant(name.strip()) for name in variants.split(",")]
@@ -227,7 +227,7 @@ def isolation(
         chosen.append(Variant.VLLM)
     if vllm_python is None and Variant.VLLM in chosen:
         raise typer.BadParameter("vllm needs --vllm-python", param_hint="--variants")
-    load = Load(seconds, answers, answer_prompt_tokens, answer_tokens, prompt_tokens, prompts_per_s, in_flight)
+    load = PhaseLoad(seconds, answers, answer_prompt_tokens, answer_tokens, prompt_tokens, prompts_per_s, in_flight)
     asked = IsolationOptions(
         model,
         quantize,

@@ -8,7 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from baton.lab.chaos.faults import Planned
-    from baton.lab.simulation.campaign import Found
+    from baton.lab.simulation.campaign import FoundViolation
 
 
 def test(
@@ -58,13 +58,13 @@ def simulate(
     A seed decides everything: when messages arrive, who goes first, what breaks. Exits with 1 where a promise was
     broken, and names the seed that does it again.
     """
-    from baton.lab.simulation.campaign import Campaign, Clock, Tally, run
+    from baton.lab.simulation.campaign import Clock, SeedCampaign, Tally, run
 
     if plant is not None and plant not in PLANTS:
         raise typer.BadParameter(f"there are {', '.join(PLANTS)}", param_hint="--plant")
     if seed is not None:
         first, seeds, jobs = seed, 1, 1
-    campaign = Campaign(first, seeds, jobs, requests, faults, plant, trace, go_on)
+    campaign = SeedCampaign(first, seeds, jobs, requests, faults, plant, trace, go_on)
     clock, tally, said_s, violations = Clock(), Tally(), 0.0, 0
     with closing(run(campaign)) as results:
         for each in results:
@@ -87,7 +87,7 @@ def simulate(
     raise typer.Exit(int(violations > 0))
 
 
-def _print_found(found: "Found", requests: int, faults: int | None, plant: str | None) -> None:
+def _print_found(found: "FoundViolation", requests: int, faults: int | None, plant: str | None) -> None:
     print("\n".join(found.last))
     print(f"\nseed {found.seed}: {found.violation}")
     print("faults: " + ("; ".join(found.faults) or "none"))
@@ -144,16 +144,18 @@ def chaos(
     from baton.lab.chaos.hosts.injections import injection_on_hosts
     from baton.lab.chaos.hosts.plan import plan_host_faults
     from baton.lab.chaos.report import markdown, summary, write
-    from baton.lab.chaos.run import Options, Run
+    from baton.lab.chaos.run import ChaosOptions, ChaosRun
 
     count = int(minutes * FAULTS_PER_MINUTE) + 1
     plan = _faults_of_processes(seed, count, tier) if hosts is None else plan_host_faults(seed, count, hosts)
     in_files = tier and hosts is None
-    asked = Options(minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts)
+    asked = ChaosOptions(
+        minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts
+    )
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     (kept / "logs").mkdir(parents=True, exist_ok=True)
     make = injection_with_files if hosts is None else injection_on_hosts
-    outcome = asyncio.run(Run(asked, lambda line: print(line, flush=True), make).run(kept / "logs"))
+    outcome = asyncio.run(ChaosRun(asked, lambda line: print(line, flush=True), make).run(kept / "logs"))
     write(outcome, kept)
     print(markdown(summary(outcome)))
     if out is None and outcome.is_good:

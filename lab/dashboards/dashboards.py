@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from baton.lab.dashboards.grafana import Dashboard, Kind, Panel, Unit
+from baton.lab.dashboards.grafana import Dashboard, Panel, PanelKind, Unit
 from baton.lab.dashboards.promql import WINDOW, Query, growth, mean, quantile, rate, selector, share, value
 from baton.router.http import metric_families as m
 from baton.router.http.metric_families import CounterFamily, GaugeFamily, HistogramFamily, MetricFamily
@@ -42,7 +42,7 @@ def _of_kind(name: str, kind: type[_Family]) -> _Family:
 
 
 def _number(title: str, shows: str, unit: Unit, *queries: Query) -> Panel:
-    return Panel(title, shows, queries, unit, Kind.NUMBER)
+    return Panel(title, shows, queries, unit, PanelKind.NUMBER)
 
 
 def _lines(title: str, shows: str, unit: Unit, *queries: Query) -> Panel:

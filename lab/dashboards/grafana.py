@@ -14,7 +14,7 @@ TAG = "baton"
 _SCHEMA_VERSION = 39
 
 
-class Kind(Enum):
+class PanelKind(Enum):
     LINES = "timeseries"
     NUMBER = "stat"
 
@@ -42,16 +42,16 @@ class Panel:
     shows: str
     queries: tuple[Query, ...]
     unit: Unit
-    kind: Kind = Kind.LINES
+    kind: PanelKind = PanelKind.LINES
     links_traces: bool = False
 
     @property
     def width(self) -> int:
-        return 4 if self.kind is Kind.NUMBER else 8
+        return 4 if self.kind is PanelKind.NUMBER else 8
 
     @property
     def height(self) -> int:
-        return 4 if self.kind is Kind.NUMBER else 8
+        return 4 if self.kind is PanelKind.NUMBER else 8
 
 
 @dataclass(frozen=True, slots=True)

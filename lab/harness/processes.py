@@ -120,7 +120,7 @@ async def running(programs: Sequence[Program], is_ready: Ready) -> AsyncIterator
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class RunningCluster:
     """Addresses of a router; its status is None while it does not answer."""
 
     target: str
@@ -143,7 +143,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class HarnessWorker:
     """Worker to start; `name` begins with its role, as in `decode-0`."""
 
     name: str
@@ -153,11 +153,11 @@ class Worker:
 
 @asynccontextmanager
 async def router_and_workers(
-    folder: Path, workers: Sequence[Worker], router_flags: Sequence[object], prefix: str = ""
-) -> AsyncIterator[Cluster]:
+    folder: Path, workers: Sequence[HarnessWorker], router_flags: Sequence[object], prefix: str = ""
+) -> AsyncIterator[RunningCluster]:
     """Start a router and workers as processes without Redis. `prefix`: of log names. Raises: CommandFailed."""
     public, admin, *others = free_ports(2 + len(workers))
-    cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", len(workers))
+    cluster = RunningCluster(f"{HOST}:{public}", f"{HOST}:{admin}", len(workers))
     programs, members = [], []
     for worker, port in zip(workers, others, strict=True):
         members.append(f"{worker.name.partition('-')[0]}@{HOST}:{port}")
@@ -169,7 +169,7 @@ async def router_and_workers(
         yield cluster
 
 
-def ports_of(cluster: Cluster) -> tuple[str, ...]:
+def ports_of(cluster: RunningCluster) -> tuple[str, ...]:
     port, admin_port = (each.rpartition(":")[2] for each in (cluster.target, cluster.admin_target))
     return ("--port", port, "--admin-port", admin_port)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from baton.lab.report.statistics import Estimate
+from baton.lab.report.statistics import MeanEstimate
 
 MAX_TICKS = 7
 WIDTH, PLOT_HEIGHT = 760, 300
@@ -98,7 +98,7 @@ class Bars:
     """A series: one bar to a group, with a whisker from low to high; None where there is nothing to show."""
 
     name: str
-    values: tuple[Estimate | float | None, ...]
+    values: tuple[MeanEstimate | float | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class BarChart:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class DrawnCurve:
     """Points (x, y) in order of x. A fit or a limit is dashed and has no dots."""
 
     name: str
@@ -124,7 +124,7 @@ class LineChart:
     title: str
     x: Axis
     y: Axis
-    curves: tuple[Curve, ...]
+    curves: tuple[DrawnCurve, ...]
 
 
 def draw_bars(chart: BarChart) -> str:
@@ -174,7 +174,7 @@ def draw_lines(chart: LineChart) -> str:
     return _document(chart.title, parts, [(curve.name, curve.is_dashed) for curve in chart.curves])
 
 
-def _bar(scale: Scale, x: float, width: float, value: Estimate, colour: str) -> list[str]:
+def _bar(scale: Scale, x: float, width: float, value: MeanEstimate, colour: str) -> list[str]:
     base = scale.place(scale.low if scale.is_log else 0.0)
     y = scale.place(value.middle)
     top, height = min(y, base), abs(base - y)
@@ -242,8 +242,8 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", size: int | Non
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{font}>{escape(text)}</text>'
 
 
-def _as_estimate(value: Estimate | float) -> Estimate:
-    return value if isinstance(value, Estimate) else Estimate(value, value, value)
+def _as_estimate(value: MeanEstimate | float) -> MeanEstimate:
+    return value if isinstance(value, MeanEstimate) else MeanEstimate(value, value, value)
 
 
 def _short(value: float) -> str:

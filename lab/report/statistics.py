@@ -12,7 +12,7 @@ RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MeanEstimate:
     """A figure and the interval that it lies in with 95 % confidence."""
 
     middle: float
@@ -47,7 +47,7 @@ def mean_of_worst(values: Sequence[float], share: float = 0.1) -> float:
     return math.fsum(sorted(values)[-count:]) / count
 
 
-def mean_ratio(ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+def mean_ratio(ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> MeanEstimate:
     """Geometric mean; its interval by the bootstrap (percentiles of the means of resampled rounds), the same each time.
 
     Of few rounds the interval is on the narrow side, and of one round a point. Raises: ValueError without ratios, or
@@ -57,7 +57,7 @@ def mean_ratio(ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLE
     draw = random.Random(seed)
     logs = [math.log(ratio) for ratio in ratios]
     means = [math.fsum(draw.choices(logs, k=len(logs))) / len(logs) for _ in range(resamples)]
-    return Estimate(middle, math.exp(percentile(means, 2.5)), math.exp(percentile(means, 97.5)))
+    return MeanEstimate(middle, math.exp(percentile(means, 2.5)), math.exp(percentile(means, 97.5)))
 
 
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:

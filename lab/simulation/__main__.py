@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from baton.lab.simulation.campaign import Tally
 from baton.lab.simulation.planted import PLANTS, planted
-from baton.lab.simulation.world import Options, Result, run_seed
+from baton.lab.simulation.world import WorldOptions, WorldResult, run_seed
 
 TELL_EVERY_S = 1.0
 
@@ -22,7 +22,7 @@ TELL_EVERY_S = 1.0
 def main() -> int:
     """1 where an invariant did not hold."""
     arguments = _parser().parse_args()
-    options = Options(arguments.requests, arguments.faults)
+    options = WorldOptions(arguments.requests, arguments.faults)
     show = _show if arguments.trace else None
     gc.collect()
     gc.freeze()  # imported objects stay: searching them after every seed would take longer than the seed
@@ -44,7 +44,7 @@ def main() -> int:
     return int(violated)
 
 
-def _tell_violation(result: Result) -> None:
+def _tell_violation(result: WorldResult) -> None:
     last = [] if result.trace is None else list(result.trace.last)
     faults = [str(fault) for fault in result.faults]
     digest = "" if result.trace is None else result.trace.digest

@@ -12,8 +12,8 @@ from threading import Thread
 from typing import Any
 
 from baton import child_environment
-from baton.lab.simulation.client import End, History
-from baton.lab.simulation.world import Result
+from baton.lab.simulation.client import RequestEnding, RequestHistory
+from baton.lab.simulation.world import WorldResult
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)  # of faults
     exercised: Counter[str] = field(default_factory=Counter)  # events that happened
 
-    def add(self, result: Result) -> None:
+    def add(self, result: WorldResult) -> None:
         kinds = Counter(fault.kind.name.lower() for fault in result.faults)
         ends = Counter(map(_end_of, result.histories))
         requests, faults = len(result.histories), len(result.faults)
@@ -68,9 +68,9 @@ class Tally:
         ]
 
 
-def _end_of(history: History) -> str:
+def _end_of(history: RequestHistory) -> str:
     end = history.end.name.lower() if history.end is not None else "never"
-    return f"{end}: {history.cause}" if history.end is End.FAILED else end
+    return f"{end}: {history.cause}" if history.end is RequestEnding.FAILED else end
 
 
 HASH_SEED = "0"
@@ -78,7 +78,7 @@ HASH_SEED = "0"
 
 
 @dataclass(frozen=True, slots=True)
-class Campaign:
+class SeedCampaign:
     first: int
     seeds: int
     jobs: int
@@ -101,7 +101,7 @@ class Campaign:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundViolation:
     """A seed in which an invariant did not hold."""
 
     seed: int
@@ -110,10 +110,10 @@ class Found:
     last: tuple[str, ...]  # events
 
 
-Report = Tally | Found | str
+Report = Tally | FoundViolation | str
 
 
-def run(campaign: Campaign) -> Generator[Report, None, None]:
+def run(campaign: SeedCampaign) -> Generator[Report, None, None]:
     """The reports of the processes, as they come; a text is an event. Ends with them; closing it ends them."""
     environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
@@ -152,7 +152,7 @@ def _report_of(plain: dict[str, Any]) -> Report:
         return str(plain["event"])
     if "tally" in plain:
         return Tally.from_plain(plain["tally"])
-    return Found(plain["seed"], plain["violation"], tuple(plain["faults"]), tuple(plain["last"]))
+    return FoundViolation(plain["seed"], plain["violation"], tuple(plain["faults"]), tuple(plain["last"]))
 
 
 class Clock:

@@ -12,7 +12,7 @@ from baton.client.errors import BatonClientError
 from baton.client.requests import GenerateOptions
 from baton.client.types import Delta, Event, Finished, FinishReason
 from baton.lab.simulation.host import detokenizer, text_of
-from baton.lab.simulation.model import Asked, Expected, expected_answer
+from baton.lab.simulation.model import ExpectedAnswer, ModelRequest, expected_answer
 from baton.text.stop_strings import StopFilter
 
 
@@ -22,7 +22,7 @@ class SimulatedRequest:
 
     number: int
     at_s: float  # from the beginning
-    asked: Asked
+    asked: ModelRequest
     choices: int
     logprobs: bool
     deadline_s: float
@@ -82,7 +82,7 @@ def _request(
     stem = draw.choice(stems) if draw.random() < 0.6 else ()
     tokens = (*stem, *_tokens(draw, draw.randint(1, most_tokens // 2)))
     sampled = draw.random() < 0.5
-    asked = Asked(
+    asked = ModelRequest(
         token_ids=tokens,
         max_tokens=draw.choice((1, 2, 3, 6, 12, 24, 40)),
         temperature=1.0 if sampled else 0.0,
@@ -109,7 +109,7 @@ def _tokens(draw: random.Random, count: int) -> tuple[int, ...]:
     return tuple(draw.randbytes(count))
 
 
-class End(Enum):
+class RequestEnding(Enum):
     """End of a request as its client saw it."""
 
     ANSWERED = auto()
@@ -118,20 +118,20 @@ class End(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class History:
+class RequestHistory:
     """Record of what a client saw of one request. Times are monotonic seconds."""
 
     request: SimulatedRequest
     begun_s: float = 0.0
     ended_s: float | None = None
-    end: End | None = None
+    end: RequestEnding | None = None
     cause: str = ""  # of a failure, in a word or two
     message: str = ""
     events: list[Event] = field(default_factory=list)
     longest_gap_s: float = 0.0  # between two tokens
 
 
-async def ask(clients: Sequence[AsyncBatonClient], history: History) -> None:
+async def ask(clients: Sequence[AsyncBatonClient], history: RequestHistory) -> None:
     """Send the request to the first router that accepts it, and read to the end."""
     loop = asyncio.get_running_loop()
     history.begun_s = loop.time()
@@ -147,15 +147,19 @@ async def ask(clients: Sequence[AsyncBatonClient], history: History) -> None:
                         now = loop.time()
                         history.longest_gap_s = max(history.longest_gap_s, now - (now if last_s is None else last_s))
                         last_s = now
-        history.end = End.ANSWERED
+        history.end = RequestEnding.ANSWERED
     except TimeoutError:
-        history.end = End.CANCELLED
+        history.end = RequestEnding.CANCELLED
     except BatonClientError as error:
-        history.end, history.cause, history.message = End.FAILED, error.reason or error.code.name, error.message
+        history.end, history.cause, history.message = (
+            RequestEnding.FAILED,
+            error.reason or error.code.name,
+            error.message,
+        )
     history.ended_s = loop.time()
 
 
-def wrong_answer(history: History) -> str | None:
+def wrong_answer(history: RequestHistory) -> str | None:
     """The error in the answer, be it whole or its beginning; None where all is well."""
     for choice in range(history.request.choices):
         fault = _wrong_choice(history, choice)
@@ -164,7 +168,7 @@ def wrong_answer(history: History) -> str | None:
     return None
 
 
-def _wrong_choice(history: History, choice: int) -> str | None:
+def _wrong_choice(history: RequestHistory, choice: int) -> str | None:
     request = history.request
     deltas = [event for event in history.events if isinstance(event, Delta) and event.index == choice]
     tokens = [token_id for delta in deltas for token_id in delta.token_ids]
@@ -186,7 +190,7 @@ def _wrong_choice(history: History, choice: int) -> str | None:
     finished = next((each for each in history.events if isinstance(each, Finished) and each.index == choice), None)
     text = "".join(delta.text for delta in deltas)
     if finished is None:
-        return "the answer ended without an end" if history.end is End.ANSWERED else None
+        return "the answer ended without an end" if history.end is RequestEnding.ANSWERED else None
     if len(tokens) != len(wanted):
         return f"ended after {len(tokens)} of {len(wanted)} tokens"
     if text != expected.text:
@@ -195,7 +199,7 @@ def _wrong_choice(history: History, choice: int) -> str | None:
     return None if finished.reason is reason else f"ended by {finished.reason}"
 
 
-def _expected(request: SimulatedRequest, choice: int) -> "_Cut":
+def _expected(request: SimulatedRequest, choice: int) -> "_CutText":
     if not request.best_of:
         return _cut(expected_answer(request.asked, choice), request)
     made = [_cut(expected_answer(request.asked, each), request) for each in range(request.best_of)]
@@ -203,7 +207,7 @@ def _expected(request: SimulatedRequest, choice: int) -> "_Cut":
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _CutText:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     text: str
@@ -214,13 +218,13 @@ class _Cut:
         return sum(self.logprobs) / len(self.logprobs) if self.logprobs else -float("inf")
 
 
-def _cut(expected: Expected, request: SimulatedRequest) -> _Cut:
+def _cut(expected: ExpectedAnswer, request: SimulatedRequest) -> _CutText:
     """Cut the expected text at the stop string, if it contains one."""
     if request.stop is None:
-        return _Cut(expected.token_ids, expected.logprobs, text_of(expected.token_ids), expected.stopped)
+        return _CutText(expected.token_ids, expected.logprobs, text_of(expected.token_ids), expected.stopped)
     made, stops = detokenizer(), StopFilter((request.stop,))
     pieces = [stops.push(token_id, made.push(token_id)) for token_id in expected.token_ids]
     pieces.append(stops.finish(made.finish()))
     tokens = sum(len(piece.token_ids) for piece in pieces)
     text, stopped = "".join(piece.text for piece in pieces), stops.matched is not None or expected.stopped
-    return _Cut(expected.token_ids[:tokens], expected.logprobs[:tokens], text, stopped)
+    return _CutText(expected.token_ids[:tokens], expected.logprobs[:tokens], text, stopped)

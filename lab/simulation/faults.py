@@ -18,7 +18,7 @@ from baton.prefill_worker.fetch import PrefixFetcher
 from baton.process.sessions.hub import SessionHub
 
 if TYPE_CHECKING:
-    from baton.lab.simulation.processes import Machine
+    from baton.lab.simulation.processes import SimulatedMachine
     from baton.lab.simulation.world import World
 
 _CALLS: tuple[tuple[type, str, str], ...] = (
@@ -48,7 +48,7 @@ def _counted(real: Callable[..., Any], counts: Counter[str], what: str) -> Calla
     return counted
 
 
-def has_work(machine: "Machine") -> bool:
+def has_work(machine: "SimulatedMachine") -> bool:
     """Return whether a fault of this machine would meet any work now."""
     life = machine.life
     if life is None:
@@ -90,7 +90,7 @@ def count_at_end(world: "World", counts: Counter[str]) -> None:
                 counts["checksums that differed"] += reader.integrity.checksum_mismatches
 
 
-class Kind(Enum):
+class SimulatedFaultKind(Enum):
     KILL = auto()  # a process; it comes back a little later, a worker under a new epoch and with an empty cache
     VANISH = auto()  # the same of a worker, and no kernel ends its connections
     HANG = auto()  # for a while, then it continues where it was
@@ -115,8 +115,8 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    kind: Kind
+class SimulatedFault:
+    kind: SimulatedFaultKind
     at_s: float  # from the beginning of the load
     target: str
     other: str  # of faults between two processes
@@ -127,36 +127,62 @@ class Fault:
         return f"{self.kind.name} {self.target}{between} at {self.at_s:.3f} s for {self.lasts_s:.2f} s"
 
 
-_BETWEEN = frozenset({Kind.CUT, Kind.CUT_ONE_WAY, Kind.FLAP, Kind.RESET, Kind.SLOW})
+_BETWEEN = frozenset(
+    {
+        SimulatedFaultKind.CUT,
+        SimulatedFaultKind.CUT_ONE_WAY,
+        SimulatedFaultKind.FLAP,
+        SimulatedFaultKind.RESET,
+        SimulatedFaultKind.SLOW,
+    }
+)
 
-_OFTEN = (Kind.KILL, Kind.KILL, Kind.HANG, Kind.CUT, Kind.DRAIN)
-_OF_WORKERS = frozenset({Kind.POISON, Kind.DAWDLE, Kind.VANISH, Kind.FORGET})
-_OF_DECODE = frozenset({Kind.FLIP})
+_OFTEN = (
+    SimulatedFaultKind.KILL,
+    SimulatedFaultKind.KILL,
+    SimulatedFaultKind.HANG,
+    SimulatedFaultKind.CUT,
+    SimulatedFaultKind.DRAIN,
+)
+_OF_WORKERS = frozenset(
+    {SimulatedFaultKind.POISON, SimulatedFaultKind.DAWDLE, SimulatedFaultKind.VANISH, SimulatedFaultKind.FORGET}
+)
+_OF_DECODE = frozenset({SimulatedFaultKind.FLIP})
 OF_FILES = frozenset(
-    {Kind.FILE_FLIP, Kind.FILE_CUT, Kind.FILES_GONE, Kind.DISK_BAD, Kind.DISK_FULL, Kind.DISK_SLOW, Kind.FORGET}
+    {
+        SimulatedFaultKind.FILE_FLIP,
+        SimulatedFaultKind.FILE_CUT,
+        SimulatedFaultKind.FILES_GONE,
+        SimulatedFaultKind.DISK_BAD,
+        SimulatedFaultKind.DISK_FULL,
+        SimulatedFaultKind.DISK_SLOW,
+        SimulatedFaultKind.FORGET,
+    }
 )
 FLIPS = 12  # of one fault
 SLOWEST_S = 8.0
 TORN = 0.3  # share of the workers killed that leave half a write
 
 
-def draw_faults(draw: random.Random, world: "World", count: int | None, kinds: Sequence[Kind]) -> list[Fault]:
+def draw_faults(
+    draw: random.Random, world: "World", count: int | None, kinds: Sequence[SimulatedFaultKind]
+) -> list[SimulatedFault]:
     """Count None: as many as come up. Kinds empty: of all."""
     count = draw.choice((0, 1, 1, 2, 2, 3, 4)) if count is None else count
     possible = kinds or _possible(world)
     return [_fault(draw, world, draw.choice(possible)) for _ in range(count)]
 
 
-def _possible(world: "World") -> list[Kind]:
+def _possible(world: "World") -> list[SimulatedFaultKind]:
     """Bits flip only where all blocks are compared: otherwise it is not promised that every flip is found."""
-    flips = [Kind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
-    of_files = [*(kind for kind in Kind if kind in OF_FILES), *[Kind.FORGET] * 5]
+    flips = [SimulatedFaultKind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
+    of_files = [*(kind for kind in SimulatedFaultKind if kind in OF_FILES), *[SimulatedFaultKind.FORGET] * 5]
     of_files = of_files if world.shape.tier is not None else []
-    others = [kind for kind in Kind if kind is not Kind.FLIP and kind not in OF_FILES]
+    others = [kind for kind in SimulatedFaultKind if kind is not SimulatedFaultKind.FLIP and kind not in OF_FILES]
     return [*others, *_OFTEN, *flips, *of_files]
 
 
-def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
+def _fault(draw: random.Random, world: "World", kind: SimulatedFaultKind) -> SimulatedFault:
     some = world.decode if kind in _OF_DECODE else world.workers if kind in _OF_WORKERS else world.machines
     target = draw.choice(some).name
     other = ""
@@ -166,7 +192,7 @@ def _fault(draw: random.Random, world: "World", kind: Kind) -> Fault:
             target, other = other, target
     lasts_s = draw.choice((0.05, 0.3, 1.0, 2.5, 6.0)) * draw.uniform(0.5, 1.5)
     struck = draw.choice(world.requests).at_s if draw.random() < 0.8 else draw.random() * world.span_s
-    return Fault(kind, struck + draw.random() ** 2, target, other, lasts_s)
+    return SimulatedFault(kind, struck + draw.random() ** 2, target, other, lasts_s)
 
 
 class Injector:
@@ -176,49 +202,49 @@ class Injector:
         self._world = world
         self._by_name = {machine.name: machine for machine in world.machines}
 
-    async def inject_all(self, faults: Sequence[Fault]) -> None:
+    async def inject_all(self, faults: Sequence[SimulatedFault]) -> None:
         """Inject each fault at its time, then heal everything that can be healed."""
         await asyncio.gather(*(self._inject(fault) for fault in faults))
         self._mend()
 
-    async def _inject(self, fault: Fault) -> None:
+    async def _inject(self, fault: SimulatedFault) -> None:
         await asyncio.sleep(fault.at_s)
         self._world.trace.note("fault", str(fault))
         machine = self._by_name[fault.target]
         if has_work(machine):
             self._world.exercised[f"{fault.kind.name.lower()} of one with work"] += 1
         match fault.kind:
-            case Kind.KILL | Kind.VANISH:
-                machine.kill(peers_notice=fault.kind is Kind.KILL)
+            case SimulatedFaultKind.KILL | SimulatedFaultKind.VANISH:
+                machine.kill(peers_notice=fault.kind is SimulatedFaultKind.KILL)
                 if self._world.shape.tier is not None and self._world.disk_draw.random() < TORN:
                     self._world.disk.cut(machine.name)
                 await asyncio.sleep(fault.lasts_s)
                 machine.start()
-            case Kind.HANG:
+            case SimulatedFaultKind.HANG:
                 machine.hang()
                 await asyncio.sleep(fault.lasts_s)
                 machine.go_on()
-            case Kind.DRAIN:
+            case SimulatedFaultKind.DRAIN:
                 life = machine.life
                 machine.drain()
                 while machine.is_up and machine.life is life:  # noqa: ASYNC110 -- there is no event to wait for
                     await asyncio.sleep(0.1)
                 machine.start()
-            case Kind.POISON:
+            case SimulatedFaultKind.POISON:
                 if machine.life is not None and machine.life.host is not None:
                     machine.life.host.runner.poison.steps += 1
-            case Kind.FLIP:
+            case SimulatedFaultKind.FLIP:
                 if machine.life is not None and machine.life.pulls is not None:
                     machine.life.pulls.flips += 1
-            case Kind.REDIS_GONE:
+            case SimulatedFaultKind.REDIS_GONE:
                 self._world.redis.gone = True
                 await asyncio.sleep(fault.lasts_s)
                 self._world.redis.gone = False
-            case Kind.REDIS_EMPTY:
+            case SimulatedFaultKind.REDIS_EMPTY:
                 self._world.redis.flush()
-            case Kind.DAWDLE:
+            case SimulatedFaultKind.DAWDLE:
                 await self._dawdle(machine, fault.lasts_s)
-            case Kind.FORGET:
+            case SimulatedFaultKind.FORGET:
                 self.forget(machine)
             case _ if fault.kind in OF_FILES:
                 await self._to_files(fault)
@@ -241,7 +267,7 @@ class Injector:
                 life.pulls.flips = 0
 
     @staticmethod
-    def forget(machine: "Machine") -> None:
+    def forget(machine: "SimulatedMachine") -> None:
         """Evict the machine's cached blocks."""
         life = machine.life
         loop: Any = None if life is None else getattr(life.role, "loop", None)
@@ -254,45 +280,45 @@ class Injector:
 
             loop._thread.post(forget)
 
-    async def _to_files(self, fault: Fault) -> None:
+    async def _to_files(self, fault: SimulatedFault) -> None:
         disk = self._world.disk
         match fault.kind:
-            case Kind.FILE_FLIP:
+            case SimulatedFaultKind.FILE_FLIP:
                 for _ in range(FLIPS):
                     self._world.exercised["bits flipped in files"] += disk.flip()
-            case Kind.FILE_CUT:
+            case SimulatedFaultKind.FILE_CUT:
                 disk.cut()
-            case Kind.FILES_GONE:
+            case SimulatedFaultKind.FILES_GONE:
                 disk.wipe()
-            case Kind.DISK_BAD:
+            case SimulatedFaultKind.DISK_BAD:
                 disk.state.read_error = disk.state.write_error = errno.EIO
-            case Kind.DISK_FULL:
+            case SimulatedFaultKind.DISK_FULL:
                 disk.state.write_error = errno.ENOSPC
-            case Kind.DISK_SLOW:
+            case SimulatedFaultKind.DISK_SLOW:
                 disk.state.read_delay_s = min(SLOWEST_S, 2 * fault.lasts_s)
-        if fault.kind in (Kind.DISK_BAD, Kind.DISK_FULL, Kind.DISK_SLOW):
+        if fault.kind in (SimulatedFaultKind.DISK_BAD, SimulatedFaultKind.DISK_FULL, SimulatedFaultKind.DISK_SLOW):
             await asyncio.sleep(fault.lasts_s)
             disk.state.mend()
 
-    async def _dawdle(self, machine: "Machine", lasts_s: float) -> None:
+    async def _dawdle(self, machine: "SimulatedMachine", lasts_s: float) -> None:
         host = None if machine.life is None else machine.life.host
         if host is not None:
             host.runner.slowness = 30.0
             await asyncio.sleep(lasts_s)
             host.runner.slowness = 1.0
 
-    async def _between(self, fault: Fault) -> None:
+    async def _between(self, fault: SimulatedFault) -> None:
         network, one, other = self._world.network, fault.target, fault.other
         match fault.kind:
-            case Kind.CUT | Kind.CUT_ONE_WAY:
-                await self._cut(one, other, fault.lasts_s, both=fault.kind is Kind.CUT)
-            case Kind.FLAP:
+            case SimulatedFaultKind.CUT | SimulatedFaultKind.CUT_ONE_WAY:
+                await self._cut(one, other, fault.lasts_s, both=fault.kind is SimulatedFaultKind.CUT)
+            case SimulatedFaultKind.FLAP:
                 for _ in range(4):
                     await self._cut(one, other, fault.lasts_s / 8, both=True)
                     await asyncio.sleep(fault.lasts_s / 8)
-            case Kind.RESET:
+            case SimulatedFaultKind.RESET:
                 network.break_between(one, other, "connection reset")
-            case Kind.SLOW:
+            case SimulatedFaultKind.SLOW:
                 network.slow_down(one, other, 30.0)
                 await asyncio.sleep(fault.lasts_s)
                 network.slow_down(one, other, 1.0)

@@ -36,15 +36,15 @@ from baton.lab.simulation.model import (
     CONTEXT_TOKENS,
     END_TOKEN,
     VOCABULARY,
-    Draw,
     KvNumbers,
+    ModelDraw,
     add,
     attend,
     kv_number,
     next_token,
     of_group,
 )
-from baton.lab.simulation.network.loop import Planned, SimulatedLoop
+from baton.lab.simulation.network.loop import PlannedCall, SimulatedLoop
 from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
 from baton.process.serving.watchdog import Watchdog
 from baton.process.telemetry.loop_lag import Delay
@@ -239,7 +239,7 @@ def _drawn(attended: int, position: int, sample: Sample) -> Drawn:
     params = sample.params
     history = sample.history[:position] if params.needs_history else None
     prompt_tokens = sample.prompt_tokens if params.needs_history else 0
-    draw = Draw(params.temperature, params.seed, sample.choice, history, prompt_tokens)
+    draw = ModelDraw(params.temperature, params.seed, sample.choice, history, prompt_tokens)
     token_id, logprob = next_token(attended, position, draw)
     return Drawn(token_id, logprob, (TokenLogprob(token_id, logprob),) * min(1, params.logprobs))
 
@@ -469,7 +469,7 @@ class SimulatedWatchdog(Watchdog):
             raise TypeError("a simulated watchdog needs a simulated loop")
         super().__init__(bound_s, end_process, loop.time)
         self._loop = loop
-        self._next: Planned | None = None
+        self._next: PlannedCall | None = None
 
     def start(self) -> None:
         self._next = self._loop.call_later(self._period_s, self._look_again)

@@ -8,8 +8,8 @@ import numpy as np
 
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
 from baton.kvtransfer.tier.staging import Staging
-from baton.lab.simulation.client import End, History, wrong_answer
-from baton.lab.simulation.faults import Kind
+from baton.lab.simulation.client import RequestEnding, RequestHistory, wrong_answer
+from baton.lab.simulation.faults import SimulatedFaultKind
 from baton.lab.simulation.files.tier import IDENTITY
 from baton.lab.simulation.host import FINGERPRINT, SimulatedHost
 from baton.lab.simulation.model import expected_answer, kv_numbers, of_group
@@ -17,7 +17,7 @@ from baton.router.request.attempt import POISON_DEATHS
 from baton.text.block_hash import block_hashes, root_hash
 
 if TYPE_CHECKING:
-    from baton.lab.simulation.processes import Machine
+    from baton.lab.simulation.processes import SimulatedMachine
     from baton.lab.simulation.world import World
 
 STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
@@ -33,21 +33,21 @@ class Violation(Exception):
     """An invariant does not hold."""
 
 
-def check_all(world: "World", histories: Sequence[History]) -> None:
+def check_all(world: "World", histories: Sequence[RequestHistory]) -> None:
     """Check everything once all requests have ended. Raises: Violation."""
     for history in histories:
         fault = wrong_answer(history) or _wrong_end(world, history)
         if fault is not None:
             raise Violation(f"request {history.request.number}: {fault}")
     nonfinite = sum(history.cause == "NONFINITE_LOGITS" for history in histories)
-    poisoned = sum(fault.kind is Kind.POISON for fault in world.faults)
+    poisoned = sum(fault.kind is SimulatedFaultKind.POISON for fault in world.faults)
     if nonfinite > poisoned:
         raise Violation(f"{nonfinite} requests failed as not finite, {poisoned} computations were")
     if not world.faults and world.trace.retried:
         raise Violation(f"an attempt failed though nothing had gone wrong: {world.trace.retried[0]}")
 
 
-def _wrong_end(world: "World", history: History) -> str | None:
+def _wrong_end(world: "World", history: RequestHistory) -> str | None:
     request = history.request
     if history.ended_s is None or history.end is None:
         return "it never ended"
@@ -57,7 +57,7 @@ def _wrong_end(world: "World", history: History) -> str | None:
     waited_s = history.ended_s - max(history.begun_s, world.mended_s)
     if waited_s > STUCK_S:
         return f"it ended ({history.cause or history.end.name}) {waited_s:.1f} s after all was well"
-    if history.end is not End.FAILED or took_s >= request.deadline_s - 0.01:
+    if history.end is not RequestEnding.FAILED or took_s >= request.deadline_s - 0.01:
         return None
     if history.cause == "NONFINITE_LOGITS":
         return None  # counted above
@@ -88,7 +88,7 @@ def check_pages(world: "World") -> None:
 
 def unexpected_error_logs(world: "World") -> list[str]:
     """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
-    expected = [_SAYS_CORRUPT] if any(fault.kind is Kind.FLIP for fault in world.faults) else []
+    expected = [_SAYS_CORRUPT] if any(fault.kind is SimulatedFaultKind.FLIP for fault in world.faults) else []
     expected += [_SAYS_CHANGED] if any(host.flipped for host in _hosts(world)) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
     return [line for line in world.trace.error_logs if not any(said.search(line) for said in expected)]
@@ -112,7 +112,7 @@ def _held(world: "World") -> Iterator[str]:
         yield from _miscounted(world, machine)
 
 
-def _held_by_worker(machine: "Machine") -> Iterator[str]:
+def _held_by_worker(machine: "SimulatedMachine") -> Iterator[str]:
     life = machine.life
     if life is None or life.host is None or life.role is None:
         yield f"{machine.name} is down"
@@ -127,7 +127,7 @@ def _held_by_worker(machine: "Machine") -> Iterator[str]:
         yield f"{machine.name} has {transfers} transfers open"
 
 
-def _held_by_router(machine: "Machine") -> Iterator[str]:
+def _held_by_router(machine: "SimulatedMachine") -> Iterator[str]:
     router = None if machine.life is None else machine.life.router
     if router is None:
         yield f"{machine.name} is down"
@@ -141,7 +141,7 @@ def _held_by_router(machine: "Machine") -> Iterator[str]:
             yield f"{machine.name} charges {len(worker.charges)} attempts to {worker.endpoint}"
 
 
-def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
+def _miscounted(world: "World", machine: "SimulatedMachine") -> Iterator[str]:
     """Yield requests that a router or worker counted other than once."""
     router = None if machine.life is None else machine.life.router
     if router is None:
@@ -155,7 +155,7 @@ def _miscounted(world: "World", machine: "Machine") -> Iterator[str]:
             yield f"{machine.name} saw {worker.name} end {seen.deaths + seen.drains} times, of {ended}"
 
 
-def check_cache_contents(world: "World", histories: Sequence[History]) -> None:
+def check_cache_contents(world: "World", histories: Sequence[RequestHistory]) -> None:
     """Check that every cached block holds the KV of its hash. Raises: Violation.
 
     Call it while no engine is in a step: a step publishes blocks that are written by its end.
@@ -176,7 +176,7 @@ def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) 
             raise Violation(f"{name} has something else in block {block} than its hash says")
 
 
-def check_files(world: "World", histories: Sequence[History]) -> None:
+def check_files(world: "World", histories: Sequence[RequestHistory]) -> None:
     """Check that every valid block in files holds the KV of its name. Raises: Violation."""
     known = _known_blocks(world, histories)
     block_bytes = 8 * world.shape.block_tokens
@@ -194,7 +194,7 @@ def check_files(world: "World", histories: Sequence[History]) -> None:
                 raise Violation(f"{segment} has something else in place {slot} than its name says")
 
 
-def _known_blocks(world: "World", histories: Sequence[History]) -> dict[bytes, list[int]]:
+def _known_blocks(world: "World", histories: Sequence[RequestHistory]) -> dict[bytes, list[int]]:
     """The KV by hash of all prompts and answers of this world."""
     size, groups = world.shape.block_tokens, world.shape.groups
     known: dict[bytes, list[int]] = {}

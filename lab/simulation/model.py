@@ -55,7 +55,7 @@ def add(attended: int, number: int, position: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class ModelDraw:
     """Sampling state of a token, which schedulers and workers must carry unchanged."""
 
     temperature: float
@@ -65,7 +65,7 @@ class Draw:
     prompt_tokens: int  # of the history
 
 
-def next_token(attended: int, position: int, draw: Draw) -> tuple[int, float]:
+def next_token(attended: int, position: int, draw: ModelDraw) -> tuple[int, float]:
     """The token at `position`, and its log-probability, which a float32 holds exactly."""
     state = mix(attended ^ 0x5EED)
     if draw.temperature != 0.0:
@@ -96,7 +96,7 @@ def kv_numbers(token_ids: Sequence[int]) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelRequest:
     """A request, as far as the model sees it."""
 
     token_ids: tuple[int, ...]
@@ -108,24 +108,24 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedAnswer:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     stopped: bool  # by the end token, which is its last
 
 
 @lru_cache(maxsize=256)
-def expected_answer(asked: Asked, choice: int) -> Expected:
+def expected_answer(asked: ModelRequest, choice: int) -> ExpectedAnswer:
     attended, tokens = prompt_attended(asked.token_ids), list(asked.token_ids)
     logprobs: list[float] = []
     prompt_tokens = len(asked.token_ids)
     for _ in range(asked.max_tokens):
         history = tokens if asked.looks_back else None
-        draw = Draw(asked.temperature, asked.seed, choice, history, prompt_tokens if asked.looks_back else 0)
+        draw = ModelDraw(asked.temperature, asked.seed, choice, history, prompt_tokens if asked.looks_back else 0)
         token_id, logprob = next_token(attended, len(tokens), draw)
         logprobs.append(logprob)
         attended = add(attended, kv_number(attended, token_id, len(tokens)), len(tokens))
         tokens.append(token_id)
         if token_id == END_TOKEN and not asked.ignores_end:
-            return Expected(tuple(tokens[prompt_tokens:]), tuple(logprobs), True)
-    return Expected(tuple(tokens[prompt_tokens:]), tuple(logprobs), False)
+            return ExpectedAnswer(tuple(tokens[prompt_tokens:]), tuple(logprobs), True)
+    return ExpectedAnswer(tuple(tokens[prompt_tokens:]), tuple(logprobs), False)

@@ -69,7 +69,7 @@ class WorkerShape:
 
 
 @dataclass(eq=False)
-class Life:
+class SimulatedLife:
     """Life of a process, from start to end."""
 
     process: SimulatedProcess
@@ -82,15 +82,15 @@ class Life:
 
 
 @dataclass(eq=False)
-class Machine:
+class SimulatedMachine:
     """A name that processes come and go under; at most one at a time."""
 
     name: str
-    begin: Callable[["Machine"], Coroutine[Any, Any, int]]
+    begin: Callable[["SimulatedMachine"], Coroutine[Any, Any, int]]
     loop: SimulatedLoop
     internet: Internet
-    life: Life | None = None
-    lives: list[Life] = field(default_factory=list)
+    life: SimulatedLife | None = None
+    lives: list[SimulatedLife] = field(default_factory=list)
     exits: list[int | BaseException] = field(default_factory=list)
 
     @property
@@ -108,7 +108,7 @@ class Machine:
         process = SimulatedProcess(self.name)
         self.internet.network.gone.discard(self.name)
         task = spawn(self.loop, process, self.begin(self), self.name)
-        self.life = Life(process, task)
+        self.life = SimulatedLife(process, task)
         self.lives.append(self.life)
         task.add_done_callback(self._ended, context=self.internet.network.process.context)
 
@@ -166,15 +166,15 @@ class Factory:
         self._shape = shape
         self._epochs = 0
 
-    def machine(self, name: str, begin: Callable[[Machine], Coroutine[Any, Any, int]]) -> Machine:
-        return Machine(name, begin, self._loop, self._internet)
+    def machine(self, name: str, begin: Callable[[SimulatedMachine], Coroutine[Any, Any, int]]) -> SimulatedMachine:
+        return SimulatedMachine(name, begin, self._loop, self._internet)
 
-    async def prefill(self, machine: Machine) -> int:
+    async def prefill(self, machine: SimulatedMachine) -> int:
         config, host = self._prefill_config(machine.name), self._host(machine.name)
         pulls = SimulatedPullThread(self._draw, self._shape.copy_s)
         return await self._serve(machine, config, WorkerRole.PREFILL, partial(PrefillRole, config), host, pulls)
 
-    async def decode(self, machine: Machine) -> int:
+    async def decode(self, machine: SimulatedMachine) -> int:
         config, host = self._decode_config(machine.name), self._host(machine.name)
         pulls = self._pulls(host)
         if machine.life is not None:
@@ -183,7 +183,7 @@ class Factory:
 
     async def _serve(
         self,
-        machine: Machine,
+        machine: SimulatedMachine,
         config: WorkerConfig,
         role: WorkerRole,
         make: MakeRole,
@@ -203,8 +203,8 @@ class Factory:
         worker = ServedWorker(config, host.as_host(), epoch.number, role, {role: make_noted}, cast(Any, pulls))
         return await serve(_Observed(WorkerProcess(config, worker, epoch), life), DRAIN_S)
 
-    def router(self, workers: tuple[WorkerRecord, ...]) -> Callable[[Machine], Coroutine[Any, Any, int]]:
-        async def begin(machine: Machine) -> int:
+    def router(self, workers: tuple[WorkerRecord, ...]) -> Callable[[SimulatedMachine], Coroutine[Any, Any, int]]:
+        async def begin(machine: SimulatedMachine) -> int:
             life = machine.life
             if life is None:
                 raise RuntimeError("no process runs here")
@@ -249,7 +249,7 @@ class Factory:
 class _Observed:
     """A process whose `running` is recorded in `life` when it starts."""
 
-    def __init__(self, process: WorkerProcess | RouterProcess, life: Life) -> None:
+    def __init__(self, process: WorkerProcess | RouterProcess, life: SimulatedLife) -> None:
         self._process = process
         self._life = life
         self.drain, self.stop = process.drain, process.stop

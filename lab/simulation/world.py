@@ -14,9 +14,17 @@ from dataclasses import dataclass, field, replace
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
 from baton.engine.scheduler.drafts import PerSequenceDrafter
-from baton.lab.simulation.client import History, SimulatedRequest, ask, draw_requests
+from baton.lab.simulation.client import RequestHistory, SimulatedRequest, ask, draw_requests
 from baton.lab.simulation.drafts import SometimesRight
-from baton.lab.simulation.faults import OF_FILES, Fault, Injector, Kind, count_at_end, counting, draw_faults
+from baton.lab.simulation.faults import (
+    OF_FILES,
+    Injector,
+    SimulatedFault,
+    SimulatedFaultKind,
+    count_at_end,
+    counting,
+    draw_faults,
+)
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.files.tier import TierShape
 from baton.lab.simulation.host import Pace, SharedMemories
@@ -33,7 +41,7 @@ from baton.lab.simulation.model import CONTEXT_TOKENS
 from baton.lab.simulation.network.calls import Internet
 from baton.lab.simulation.network.links import Network
 from baton.lab.simulation.network.loop import CURRENT, OutOfTurns, SimulatedLoop, SimulatedProcess, spawn
-from baton.lab.simulation.processes import Factory, Machine, WorkerShape, worker_record
+from baton.lab.simulation.processes import Factory, SimulatedMachine, WorkerShape, worker_record
 from baton.lab.simulation.redis import SimulatedRedis
 from baton.lab.simulation.seams import installed
 from baton.process.registry.worker_record import WorkerRole
@@ -104,20 +112,20 @@ LONGEST_S = 400.0  # of virtual time
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class WorldOptions:
     """Options of a world. `faults`: None for as many as the seed draws. `kinds`: only these, if any are given."""
 
     requests: int = 6
     faults: int | None = None
-    kinds: tuple[Kind, ...] = ()
+    kinds: tuple[SimulatedFaultKind, ...] = ()
 
 
 @dataclass(slots=True)
-class Result:
+class WorldResult:
     seed: int
     violation: str | None = None
-    histories: list[History] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    histories: list[RequestHistory] = field(default_factory=list)
+    faults: list[SimulatedFault] = field(default_factory=list)
     resumed: int = 0  # streams that a client took up again
     virtual_s: float = 0.0
     callbacks: int = 0
@@ -125,7 +133,7 @@ class Result:
     exercised: Counter[str] = field(default_factory=Counter)
 
 
-def draw_tier(draw: random.Random, kinds: Sequence[Kind]) -> TierShape | None:
+def draw_tier(draw: random.Random, kinds: Sequence[SimulatedFaultKind]) -> TierShape | None:
     """Half of all worlds keep KV in files; all do whose faults are of files alone."""
     shape = TierShape(draw.choice((24, 200, 2000)), always=draw.random() < 0.9)
     return shape if draw.random() < 0.5 or (kinds and OF_FILES.issuperset(kinds)) else None
@@ -141,7 +149,7 @@ def draw_groups(draw: random.Random, block_tokens: int) -> BlockGroups:
 class World:
     """The objects of one seed."""
 
-    def __init__(self, seed: int, options: Options, show: Callable[[str], None] | None) -> None:
+    def __init__(self, seed: int, options: WorldOptions, show: Callable[[str], None] | None) -> None:
         self.draw = draw = random.Random(seed)
         self.loop = loop = SimulatedLoop(random.Random(draw.random()))
         self.trace = Trace(loop.time, show)
@@ -169,7 +177,7 @@ class World:
             tier=tier,
             kv_check_share=self.disk_draw.choice((0.0, 0.2, 1.0)),
             right_drafts=draw.choice((None, None, 0.5, 0.95)),
-            checksum_share=1.0 if Kind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
+            checksum_share=1.0 if SimulatedFaultKind.FLIP in options.kinds else draw.choice((0.001, 0.2, 1.0)),
             groups=groups,
         )
         self.factory = Factory(loop, self.internet, self.memories, self.disk, random.Random(draw.random()), self.shape)
@@ -193,11 +201,11 @@ class World:
         self.exercised: Counter[str] = Counter()
 
     @property
-    def workers(self) -> list[Machine]:
+    def workers(self) -> list[SimulatedMachine]:
         return [*self.prefill, *self.decode]
 
     @property
-    def machines(self) -> list[Machine]:
+    def machines(self) -> list[SimulatedMachine]:
         return [*self.workers, *self.routers]
 
     def stalled(self, what: str, still_s: float) -> None:
@@ -213,7 +221,7 @@ class World:
         return "-" if process is None else process.name
 
 
-async def live(world: World, result: Result) -> None:
+async def live(world: World, result: WorldResult) -> None:
     """The whole life of a world. Raises: Violation."""
     draw = world.draw
     for machine in draw.sample(world.machines, len(world.machines)):
@@ -245,7 +253,7 @@ async def live(world: World, result: Result) -> None:
         watching.result()
 
 
-def run_seed(seed: int, options: Options, show: Callable[[str], None] | None = None) -> Result:
+def run_seed(seed: int, options: WorldOptions, show: Callable[[str], None] | None = None) -> WorldResult:
     """Never raises for errors of the simulated processes: they are in the result."""
     collects = gc.isenabled()
     gc.disable()  # it would close a world's dropped objects at any time
@@ -264,8 +272,8 @@ def run_seed(seed: int, options: Options, show: Callable[[str], None] | None = N
     return result
 
 
-def _run(world: World, seed: int) -> Result:
-    result = Result(seed, faults=world.faults, trace=world.trace, exercised=world.exercised)
+def _run(world: World, seed: int) -> WorldResult:
+    result = WorldResult(seed, faults=world.faults, trace=world.trace, exercised=world.exercised)
     surroundings = installed(
         world.loop,
         world.internet,
@@ -297,7 +305,7 @@ def _run(world: World, seed: int) -> Result:
     return result
 
 
-def _ready(router: Machine) -> bool:
+def _ready(router: SimulatedMachine) -> bool:
     return router.life is not None and router.life.router is not None and router.life.router.readiness.ready
 
 
@@ -309,9 +317,9 @@ def _client(world: World, first: int) -> AsyncBatonClient:
 
 
 def _ask_later(
-    world: World, clients: list[AsyncBatonClient], request: SimulatedRequest, result: Result
+    world: World, clients: list[AsyncBatonClient], request: SimulatedRequest, result: WorldResult
 ) -> "asyncio.Task[None]":
-    history = History(request)
+    history = RequestHistory(request)
     result.histories.append(history)
 
     async def later() -> None:
@@ -329,7 +337,7 @@ def _probe(world: World, number: int) -> SimulatedRequest:
     return SimulatedRequest(number, 0.0, request.asked, request.choices, request.logprobs, 30.0, None)
 
 
-def _ask_again(world: World, clients: list[AsyncBatonClient], result: Result) -> "list[asyncio.Task[None]]":
+def _ask_again(world: World, clients: list[AsyncBatonClient], result: WorldResult) -> "list[asyncio.Task[None]]":
     """Repeat some earlier prompts, whose KV is in files only or has changed in the pools."""
     draw = world.disk_draw
     flips = world.shape.kv_check_share == 1.0 and (world.shape.tier is None or draw.random() < 0.5)

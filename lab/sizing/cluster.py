@@ -26,7 +26,7 @@ from baton.lab.simulation.model import KvNumbers
 from baton.lab.simulation.network.calls import Internet
 from baton.lab.simulation.network.links import Network
 from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
-from baton.lab.simulation.processes import Factory, Machine, WorkerShape, worker_record
+from baton.lab.simulation.processes import Factory, SimulatedMachine, WorkerShape, worker_record
 from baton.lab.simulation.redis import SimulatedRedis
 from baton.lab.simulation.seams import installed
 from baton.lab.sizing.costs import Overheads, StepCosts
@@ -60,7 +60,7 @@ class ClusterShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SizingCall:
     """Call with `prompt` tokens, each below 256."""
 
     at_s: float
@@ -69,7 +69,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class Answered:
+class CallResult:
     """Call as its client saw it, in seconds after it was sent. `error`: empty if it was answered."""
 
     sent_s: float  # after the start of the load
@@ -164,7 +164,7 @@ class SimulatedCluster:
         self._router = factory.machine("router", factory.router(records))
         self._client = SimulatedProcess("client")
 
-    def run(self, calls: Sequence[Call], on_done: Callable[[], object] = lambda: None) -> list[Answered]:
+    def run(self, calls: Sequence[SizingCall], on_done: Callable[[], object] = lambda: None) -> list[CallResult]:
         """Run all calls. May be called once."""
         with self._surroundings():
             try:
@@ -188,7 +188,7 @@ class SimulatedCluster:
             CONFIRM_PERIOD_S,
         )
 
-    async def _live(self, calls: Sequence[Call], on_done: Callable[[], object]) -> list[Answered]:
+    async def _live(self, calls: Sequence[SizingCall], on_done: Callable[[], object]) -> list[CallResult]:
         for machine in (*self._workers, self._router):
             machine.start()
         until_s = self._loop.time() + READY_S
@@ -200,7 +200,7 @@ class SimulatedCluster:
         client = self._client.context.run(
             AsyncBatonClient, [self._router.endpoint], timeout_s=3600.0, retry=RetryPolicy(attempts=1)
         )
-        answers = [Answered(call.at_s) for call in calls]
+        answers = [CallResult(call.at_s) for call in calls]
         tasks = [
             spawn(self._loop, self._client, self._ask(client, call, answered, on_done), "call")
             for call, answered in zip(calls, answers, strict=True)
@@ -209,7 +209,7 @@ class SimulatedCluster:
         return answers
 
     async def _ask(
-        self, client: AsyncBatonClient, call: Call, answered: Answered, on_done: Callable[[], object]
+        self, client: AsyncBatonClient, call: SizingCall, answered: CallResult, on_done: Callable[[], object]
     ) -> None:
         loop = self._loop
         await asyncio.sleep(call.at_s)
@@ -227,12 +227,12 @@ class SimulatedCluster:
         on_done()
 
 
-def _machine(factory: Factory, record: WorkerRecord) -> Machine:
+def _machine(factory: Factory, record: WorkerRecord) -> SimulatedMachine:
     begin = factory.prefill if record.role is WorkerRole.PREFILL else factory.decode
     return factory.machine(record.worker_id, begin)
 
 
-def _is_ready(router: Machine) -> bool:
+def _is_ready(router: SimulatedMachine) -> bool:
     return router.life is not None and router.life.router is not None and router.life.router.readiness.ready
 
 
@@ -248,10 +248,10 @@ def run_cluster(
     cluster: ClusterShape,
     costs: StepCosts,
     overheads: Overheads,
-    calls: Sequence[Call],
+    calls: Sequence[SizingCall],
     seed: int,
     on_done: Callable[[], object] = lambda: None,
-) -> list[Answered]:
+) -> list[CallResult]:
     """Return the answers in the order of the calls; `on_done` is called after each. Raises: RuntimeError if the cluster
     does not become ready.
     """

@@ -13,8 +13,8 @@ from baton.lab.sizing.cluster import ClusterShape
 from baton.lab.sizing.costs import CurvesError, Overheads, StepCosts, read_costs
 from baton.lab.sizing.loads import Stretch, busiest, drawn, longest_tokens
 from baton.lab.sizing.report import as_json, as_text, summary
-from baton.lab.sizing.search import Candidate, Found, Prices, Search, Workers, lower_bound
-from baton.lab.sizing.trials import Crew, Targets, Trial, TrialFailed, crew
+from baton.lab.sizing.search import Prices, Search, SearchResult, SizingCandidate, WorkerNumbers, lower_bound
+from baton.lab.sizing.trials import Crew, SizingTargets, Trial, TrialFailed, crew
 from baton.launch import CommandFailed
 
 
@@ -59,21 +59,21 @@ class _Sizing:
         self._stretches = stretches
         self._simulations = simulations
 
-    def search(self, start: Workers) -> Found:
+    def search(self, start: WorkerNumbers) -> SearchResult:
         options = self._options
         prices = Prices(options.prefill_price, options.decode_price)
         return Search(self._evaluate, options.share, options.most_workers, prices).run(start)
 
-    def _evaluate(self, workers: Workers) -> Candidate:
+    def _evaluate(self, workers: WorkerNumbers) -> SizingCandidate:
         """Simulate a candidate with every seed. Raises: TrialFailed."""
         options = self._options
         cluster = replace(self._shape, prefill=workers.prefill, decode=workers.decode)
-        targets = Targets(options.ttft_slo_ms, options.tbt_slo_ms)
+        targets = SizingTargets(options.ttft_slo_ms, options.tbt_slo_ms)
         trials = [
             Trial(cluster, self._curves, self._overheads, calls, targets, seed)
             for seed, calls in enumerate(self._stretches)
         ]
-        candidate = Candidate(workers, tuple(self._simulations.run(trials)))
+        candidate = SizingCandidate(workers, tuple(self._simulations.run(trials)))
         tqdm.write(summary(candidate), file=sys.stderr)
         return candidate
 
@@ -101,7 +101,7 @@ def _shape(options: SizeOptions, stretches: Sequence[Stretch]) -> ClusterShape:
     )
 
 
-def _start(options: SizeOptions, costs: StepCosts, stretches: Sequence[Stretch]) -> Workers:
+def _start(options: SizeOptions, costs: StepCosts, stretches: Sequence[Stretch]) -> WorkerNumbers:
     """Half of what the prompts of the busiest seed need if none is cached, and all that its answers need."""
     sequences = range(1, options.max_sequences + 1)
     best = max((n / costs.decode_step_s(n) for n in sequences if _in_time(costs, n, options)), default=1.0)
@@ -109,8 +109,8 @@ def _start(options: SizeOptions, costs: StepCosts, stretches: Sequence[Stretch])
         max(sum(map(count, calls)) / max(1e-3, calls[-1].at_s) for calls in stretches)
         for count in (lambda call: len(call.prompt), lambda call: call.answer_tokens)
     )
-    workers = Workers(lower_bound(prompts / 2, costs.prefill_tokens_per_s), lower_bound(answers, best))
-    return workers if sum(workers) <= options.most_workers else Workers(1, 1)
+    workers = WorkerNumbers(lower_bound(prompts / 2, costs.prefill_tokens_per_s), lower_bound(answers, best))
+    return workers if sum(workers) <= options.most_workers else WorkerNumbers(1, 1)
 
 
 def _in_time(costs: StepCosts, sequences: int, options: SizeOptions) -> bool:

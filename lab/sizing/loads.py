@@ -4,23 +4,23 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, Arrival, from_zero, read_trace
+from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, TraceArrival, from_zero, read_trace
 from baton.lab.benchmarks.serve.load import draw_length
-from baton.lab.sizing.cluster import Call
+from baton.lab.sizing.cluster import SizingCall
 from baton.launch import CommandFailed
 
-Stretch = tuple[Call, ...]
+Stretch = tuple[SizingCall, ...]
 
 
 def drawn(
     seed: int, calls: int, rate_per_s: float, prompt_tokens: int, answer_tokens: int, range_ratio: float
 ) -> Stretch:
     """A Poisson process; no two prompts are alike."""
-    chance, now, made = random.Random(seed), 0.0, list[Call]()
+    chance, now, made = random.Random(seed), 0.0, list[SizingCall]()
     for _ in range(calls):
         now += chance.expovariate(rate_per_s)
         prompt = chance.randbytes(draw_length(chance, prompt_tokens, range_ratio))
-        made.append(Call(now, prompt, draw_length(chance, answer_tokens, range_ratio)))
+        made.append(SizingCall(now, prompt, draw_length(chance, answer_tokens, range_ratio)))
     return tuple(made)
 
 
@@ -36,25 +36,25 @@ def busiest(path: Path, seeds: int, calls: int, speed: float) -> list[Stretch]:
     return [_calls(ranked[seed % len(ranked)]) for seed in range(seeds)]
 
 
-def _tokens_per_s(arrivals: Sequence[Arrival]) -> float:
+def _tokens_per_s(arrivals: Sequence[TraceArrival]) -> float:
     tokens = sum(each.input_tokens + each.output_tokens for each in arrivals)
     return tokens / max(1e-3, arrivals[-1].at_s - arrivals[0].at_s)
 
 
-def _calls(arrivals: Sequence[Arrival]) -> Stretch:
+def _calls(arrivals: Sequence[TraceArrival]) -> Stretch:
     return tuple(
-        Call(each.at_s, _prompt(each, number), max(1, each.output_tokens))
+        SizingCall(each.at_s, _prompt(each, number), max(1, each.output_tokens))
         for number, each in enumerate(from_zero(arrivals))
         if each.input_tokens > 0
     )
 
 
-def _prompt(arrival: Arrival, number: int) -> bytes:
+def _prompt(arrival: TraceArrival, number: int) -> bytes:
     """Blocks of one id have the same tokens; what lies beyond them is this call's own."""
     return b"".join(_pieces(arrival, number))[: arrival.input_tokens]
 
 
-def _pieces(arrival: Arrival, number: int) -> Iterator[bytes]:
+def _pieces(arrival: TraceArrival, number: int) -> Iterator[bytes]:
     for block in arrival.blocks:
         yield random.Random(block).randbytes(BLOCK_TOKENS)
     beyond = arrival.input_tokens - BLOCK_TOKENS * len(arrival.blocks)

@@ -6,20 +6,20 @@ from typing import Any
 
 from baton.lab.commands.size import SizeOptions
 from baton.lab.report.result import Columns, table
-from baton.lab.sizing.search import Candidate, Found, Interval
+from baton.lab.sizing.search import Interval, SearchResult, SizingCandidate
 
 FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tbt_p50_ms", "tbt_p99_ms", "share")
 
 
-def summary(candidate: Candidate) -> str:
+def summary(candidate: SizingCandidate) -> str:
     """A line when it was simulated."""
     refused = sum(run.failed for run in candidate.runs)
     note = f"; {refused} refused or failed" if refused else ""
     return f"{candidate.workers}: {_share(candidate.of('share'))} in SLO{note}"
 
 
-def as_text(options: SizeOptions, curves: Mapping[str, Any], found: Found) -> str:
-    columns: Columns[Candidate] = {
+def as_text(options: SizeOptions, curves: Mapping[str, Any], found: SearchResult) -> str:
+    columns: Columns[SizingCandidate] = {
         "workers": lambda each: f"{each.workers}{'  <-' if each is found.taken else ''}",
         "TTFT p50 ms": lambda each: _ms(each.of("ttft_p50_ms")),
         "p99": lambda each: _ms(each.of("ttft_p99_ms")),
@@ -32,7 +32,7 @@ def as_text(options: SizeOptions, curves: Mapping[str, Any], found: Found) -> st
     return "\n".join((table(found.tried, columns), "", *_notes(options, curves, found)))
 
 
-def _notes(options: SizeOptions, curves: Mapping[str, Any], found: Found) -> list[str]:
+def _notes(options: SizeOptions, curves: Mapping[str, Any], found: SearchResult) -> list[str]:
     goal = f"TTFT {options.ttft_slo_ms:g} ms and TBT {options.tbt_slo_ms:g} ms for {options.share:.0%} of requests"
     if found.taken is None:
         verdict = (
@@ -50,7 +50,7 @@ def _notes(options: SizeOptions, curves: Mapping[str, Any], found: Found) -> lis
     ]
 
 
-def as_json(options: SizeOptions, curves: Mapping[str, Any], found: Found) -> dict[str, Any]:
+def as_json(options: SizeOptions, curves: Mapping[str, Any], found: SearchResult) -> dict[str, Any]:
     taken = found.taken
     return {
         "taken": None if taken is None else taken.workers._asdict(),

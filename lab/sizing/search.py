@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from baton.lab.sizing.trials import Figures
+from baton.lab.sizing.trials import TrialFigures
 
 HELPED = 0.005  # of the share in SLO: less than that is no help
 SHORTER = 0.97  # times the time that missed its SLO: less of a change is no help either
 
 
-class Workers(NamedTuple):
+class WorkerNumbers(NamedTuple):
     prefill: int
     decode: int
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
 
-    def more(self, role: str, workers: int = 1) -> "Workers":
+    def more(self, role: str, workers: int = 1) -> "WorkerNumbers":
         if role == "prefill":
-            return Workers(self.prefill + workers, self.decode)
-        return Workers(self.prefill, self.decode + workers)
+            return WorkerNumbers(self.prefill + workers, self.decode)
+        return WorkerNumbers(self.prefill, self.decode + workers)
 
 
 class Interval(NamedTuple):
@@ -42,11 +42,11 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class SizingCandidate:
     """Candidate with `runs`, one for each seed."""
 
-    workers: Workers
-    runs: tuple[Figures, ...]
+    workers: WorkerNumbers
+    runs: tuple[TrialFigures, ...]
 
     def of(self, name: str) -> Interval:
         """A figure, by the name of its field."""
@@ -58,9 +58,9 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    tried: tuple[Candidate, ...]  # cheapest first
-    taken: Candidate | None  # None: the most workers that are allowed do not suffice
+class SearchResult:
+    tried: tuple[SizingCandidate, ...]  # cheapest first
+    taken: SizingCandidate | None  # None: the most workers that are allowed do not suffice
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Prices:
     prefill: float = 1.0
     decode: float = 1.0
 
-    def of(self, workers: Workers) -> float:
+    def of(self, workers: WorkerNumbers) -> float:
         return workers.prefill * self.prefill + workers.decode * self.decode
 
     @property
@@ -80,43 +80,47 @@ class Prices:
 
 class Search:
     def __init__(
-        self, evaluate: Callable[[Workers], Candidate], share: float, most_workers: int, prices: Prices = Prices()
+        self,
+        evaluate: Callable[[WorkerNumbers], SizingCandidate],
+        share: float,
+        most_workers: int,
+        prices: Prices = Prices(),
     ) -> None:
         """Create a search. `share`: of calls that must be in SLO. `most_workers`: of both roles together."""
         self._evaluate = evaluate
         self._share = share
         self._most_workers = most_workers
         self._prices = prices
-        self._known: dict[Workers, Candidate] = {}
+        self._known: dict[WorkerNumbers, SizingCandidate] = {}
 
-    def run(self, start: Workers) -> Found:
+    def run(self, start: WorkerNumbers) -> SearchResult:
         taken = self._up(start)
         if taken is not None:
             taken = self._down(taken)
         tried = sorted(self._known.values(), key=lambda each: (self._prices.of(each.workers), each.workers))
-        return Found(tuple(tried), taken)
+        return SearchResult(tuple(tried), taken)
 
-    def _at(self, workers: Workers) -> Candidate:
+    def _at(self, workers: WorkerNumbers) -> SizingCandidate:
         if workers not in self._known:
             self._known[workers] = self._evaluate(workers)
         return self._known[workers]
 
-    def _up(self, workers: Workers) -> Candidate | None:
+    def _up(self, workers: WorkerNumbers) -> SizingCandidate | None:
         """Add workers until the share is met; None if the maximum does not suffice, or more of neither role help."""
-        before: Candidate | None = None
+        before: SizingCandidate | None = None
         grew, in_vain = "", 0
         while sum(workers) <= self._most_workers:
             here = self._at(workers)
             if here.meets(self._share):
                 return here
             in_vain = 0 if before is None or _helped(before, here) else in_vain + 1
-            if in_vain == len(Workers._fields):
+            if in_vain == len(WorkerNumbers._fields):
                 return None
             grew, before = _to_grow(here, grew if in_vain else ""), here
             workers = workers.more(grew)
         return None
 
-    def _down(self, taken: Candidate) -> Candidate:
+    def _down(self, taken: SizingCandidate) -> SizingCandidate:
         """Remove workers while the share stays met; the result with one fewer of either role was simulated."""
         fewer = [taken.workers.more(role, -1) for role in self._prices.dearest_first]
         for workers in fewer:
@@ -127,7 +131,7 @@ class Search:
         return taken
 
 
-def _helped(before: Candidate, here: Candidate) -> bool:
+def _helped(before: SizingCandidate, here: SizingCandidate) -> bool:
     if here.of("share").middle >= before.of("share").middle + HELPED:
         return True
     missed = "ttft" if _misses_ttft(before) else "tbt"
@@ -135,12 +139,12 @@ def _helped(before: Candidate, here: Candidate) -> bool:
     return any(here.of(name).middle <= SHORTER * before.of(name).middle for name in names)
 
 
-def _misses_ttft(candidate: Candidate) -> bool:
+def _misses_ttft(candidate: SizingCandidate) -> bool:
     """Return whether TTFT is missed more often than TBT."""
     return candidate.of("ttft_share").middle <= candidate.of("tbt_share").middle
 
 
-def _to_grow(here: Candidate, in_vain: str) -> str:
+def _to_grow(here: SizingCandidate, in_vain: str) -> str:
     """TTFT may be missed for want of places on decode workers: where one more prefill worker did not help, the other
     role gets the next one. `in_vain`: the role that got one more worker which did not help, if there is one.
     """

@@ -14,12 +14,12 @@ import numpy as np
 
 from baton import child_environment
 from baton.lab.simulation.campaign import HASH_SEED
-from baton.lab.sizing.cluster import Answered, Call, ClusterShape, run_cluster
+from baton.lab.sizing.cluster import CallResult, ClusterShape, SizingCall, run_cluster
 from baton.lab.sizing.costs import Overheads, PacedCosts, StepCosts, read_costs
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class SizingTargets:
     """Milliseconds. A call is in its SLO where its TTFT and its mean time between tokens are within these."""
 
     ttft_ms: float
@@ -35,8 +35,8 @@ class Trial:
     cluster: ClusterShape
     costs: Mapping[str, Any]
     overheads: Overheads
-    calls: tuple[Call, ...]
-    targets: Targets
+    calls: tuple[SizingCall, ...]
+    targets: SizingTargets
     seed: int
 
     def to_line(self) -> str:
@@ -47,13 +47,13 @@ class Trial:
     @staticmethod
     def from_line(line: str) -> "Trial":
         plain = json.loads(line)
-        calls = tuple(Call(at_s, bytes.fromhex(prompt), tokens) for at_s, prompt, tokens in plain["calls"])
+        calls = tuple(SizingCall(at_s, bytes.fromhex(prompt), tokens) for at_s, prompt, tokens in plain["calls"])
         cluster, overheads = ClusterShape(**plain["cluster"]), Overheads(**plain["overheads"])
-        return Trial(cluster, plain["costs"], overheads, calls, Targets(**plain["targets"]), plain["seed"])
+        return Trial(cluster, plain["costs"], overheads, calls, SizingTargets(**plain["targets"]), plain["seed"])
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrialFigures:
     """Figures of one trial or of one run of real processes: milliseconds, and shares of all calls."""
 
     calls: int
@@ -72,7 +72,7 @@ def step_costs(plain: Mapping[str, Any]) -> StepCosts:
     return PacedCosts(*plain["paced"]) if "paced" in plain else read_costs(plain)
 
 
-def figures_of(answers: Sequence[Answered], targets: Targets) -> Figures:
+def figures_of(answers: Sequence[CallResult], targets: SizingTargets) -> TrialFigures:
     """A call that failed is in no SLO."""
     good = [each for each in answers if not each.error]
     ttfts_ms = [each.ttft_s * 1e3 for each in good]
@@ -80,7 +80,7 @@ def figures_of(answers: Sequence[Answered], targets: Targets) -> Figures:
     first = [ms <= targets.ttft_ms for ms in ttfts_ms]
     between = [each.tpot_s * 1e3 <= targets.tbt_ms for each in good]
     count = max(1, len(answers))
-    return Figures(
+    return TrialFigures(
         len(answers),
         len(answers) - len(good),
         *_percentiles(ttfts_ms),
@@ -99,7 +99,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
     return float(p50), float(p99)
 
 
-def run_trial(trial: Trial, on_done: Callable[[], object] = lambda: None) -> Figures:
+def run_trial(trial: Trial, on_done: Callable[[], object] = lambda: None) -> TrialFigures:
     """Run a trial in this process. Raises: CurvesError, RuntimeError."""
     costs = step_costs(trial.costs)
     answers = run_cluster(trial.cluster, costs, trial.overheads, trial.calls, trial.seed, on_done)
@@ -126,7 +126,7 @@ class Crew:
         self._threads = ThreadPoolExecutor(jobs)
         self._on_done = on_done
 
-    def run(self, trials: Sequence[Trial]) -> list[Figures]:
+    def run(self, trials: Sequence[Trial]) -> list[TrialFigures]:
         """Return figures in the order of the trials. Raises: TrialFailed."""
         return list(self._threads.map(self._one, trials))
 
@@ -137,7 +137,7 @@ class Crew:
         for process in self._all:
             process.communicate()  # closes its pipes
 
-    def _one(self, trial: Trial) -> Figures:
+    def _one(self, trial: Trial) -> TrialFigures:
         process = self._free.get()
         try:
             figures = self._exchange(process, trial)
@@ -149,7 +149,7 @@ class Crew:
         self._free.put(process)
         return figures
 
-    def _exchange(self, process: "subprocess.Popen[str]", trial: Trial) -> Figures | None:
+    def _exchange(self, process: "subprocess.Popen[str]", trial: Trial) -> TrialFigures | None:
         """Send a trial to a process; None if it ended. Raises: BrokenPipeError."""
         if process.stdin is None or process.stdout is None:
             return None
@@ -157,7 +157,7 @@ class Crew:
         process.stdin.flush()
         for line in process.stdout:
             if line.startswith("{"):
-                return Figures(**json.loads(line))
+                return TrialFigures(**json.loads(line))
             self._on_done()
         return None
 

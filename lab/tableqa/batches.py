@@ -10,7 +10,7 @@ from baton.lab.tableqa import train_data
 from baton.lab.tableqa.table_turns import json_listing, listing, table_turn
 from baton.lab.tableqa.tokens import encode
 from baton.lab.tableqa.tool_turns import tool_dialogue
-from baton.lab.tableqa.train_data import Part, fact_dialogue, said, spoken
+from baton.lab.tableqa.train_data import DialoguePart, fact_dialogue, said, spoken
 
 INVENTED = 0.6
 TOKENS_OF_A_TURN = 28  # fewer than turns have: a dialogue is cut at its length, and has little padding
@@ -34,7 +34,7 @@ LENGTHS = (
 STAGES = ((1, 0, 0, 0, 0), (2, 3, 0, 0, 0), (1, 2, 3, 0, 0), (2, 4, 8, 6, 2))
 
 
-class Batch(NamedTuple):
+class TrainBatch(NamedTuple):
     tokens: torch.Tensor  # [batch, length]
     weights: torch.Tensor  # [batch, length], of each token in the loss
 
@@ -47,22 +47,22 @@ class Batches:
         self._rng = rng
         self._generator = generator
 
-    def copying(self, batch: int = 16, length: int = 128) -> Batch:
+    def copying(self, batch: int = 16, length: int = 128) -> TrainBatch:
         """Random spans repeated: the plainest way to grow induction heads, without which no table is read."""
         span = self._rng.randint(8, 60)
         drawn = torch.randint(3, len(self._tokenizer), (batch, span), generator=self._generator)
         tokens = drawn.repeat(1, length // span + 1)[:, :length]
         weights = torch.ones(tokens.shape)
         weights[:, : span + 1] = 0.0
-        return Batch(tokens, weights)
+        return TrainBatch(tokens, weights)
 
-    def dialogues(self, stage: int) -> Batch:
+    def dialogues(self, stage: int) -> TrainBatch:
         length = self._rng.choices(LENGTHS, STAGES[stage])[0]
         drawn = [self._encode(self._dialogue(length), length.tokens) for _ in range(length.batch)]
         tokens, weights = zip(*drawn, strict=True)
-        return Batch(torch.tensor(tokens), torch.tensor(weights))
+        return TrainBatch(torch.tensor(tokens), torch.tensor(weights))
 
-    def _dialogue(self, length: Length) -> list[Part]:
+    def _dialogue(self, length: Length) -> list[DialoguePart]:
         rng = self._rng
         invented = INVENTED if rng.random() < 0.8 else 0.0
         draw = rng.random()
@@ -85,7 +85,7 @@ class Batches:
             parts += spoken(turn)
         return parts
 
-    def _encode(self, parts: list[Part], length: int) -> tuple[list[int], list[float]]:
+    def _encode(self, parts: list[DialoguePart], length: int) -> tuple[list[int], list[float]]:
         tokens, weights = encode(self._tokenizer, parts)
         padding = max(0, length - len(tokens))
         return (

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers
 
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams, StructuredOutputsParams
-from baton.lab.tableqa.held_out_cases import KINDS, Case, make_cases
+from baton.lab.tableqa.held_out_cases import KINDS, HeldOutCase, make_cases
 from baton.launch.paths import ROOT
 from baton.router.http.messages import ChatRequest
 from baton.router.http.requests import call_of, chat_request
@@ -32,7 +32,7 @@ from baton.text.output.thoughts import OutputParser
 HERE = ROOT / "models" / "tableqa"
 ANSWER_TOKENS = 1200
 KV_MEMORY_BYTES = 128 << 20
-Answering = Callable[[Sequence[Case]], Iterator[str]]
+Answering = Callable[[Sequence[HeldOutCase]], Iterator[str]]
 
 
 def main() -> None:
@@ -64,7 +64,7 @@ def _baton(model: str, dtype: str) -> Answering:
     llm = LLM(model, dtype=dtype, kv_memory=KV_MEMORY_BYTES, quiet=True)
     reader = load_tokenizer(Path(model))
 
-    def answers(cases: Sequence[Case]) -> Iterator[str]:
+    def answers(cases: Sequence[HeldOutCase]) -> Iterator[str]:
         prompts, sampling, parsers = [], [], []
         for case in cases:
             read = _read(case, reader)
@@ -87,7 +87,7 @@ def _transformers(model: str, dtype: str) -> Answering:
     tokenizer, reader = AutoTokenizer.from_pretrained(model), load_tokenizer(Path(model))
     loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
 
-    def answers(cases: Sequence[Case]) -> Iterator[str]:
+    def answers(cases: Sequence[HeldOutCase]) -> Iterator[str]:
         for case in cases:
             read = _read(case, reader)
             prompt = torch.tensor([_prompt(tokenizer, case, _shown(read))])
@@ -105,7 +105,7 @@ def _transformers(model: str, dtype: str) -> Answering:
     return answers
 
 
-def _read(case: Case, reader: TokenizerWorker) -> ReadChat:
+def _read(case: HeldOutCase, reader: TokenizerWorker) -> ReadChat:
     message = ChatRequest.model_validate(case.request)
     return asyncio.run(chat_request(message, call_of(Headers(), Caller()), reader))
 
@@ -116,12 +116,12 @@ def _shown(read: ReadChat) -> Sequence[Mapping[str, Any]]:
     return prompt.tools if isinstance(prompt, ChatPrompt) else ()
 
 
-def _forced(case: Case) -> bool:
+def _forced(case: HeldOutCase) -> bool:
     choice = case.request.get("tool_choice", "auto")
     return "response_format" in case.request or choice != "auto"
 
 
-def _prompt(tokenizer: Any, case: Case, tools: Sequence[Any]) -> list[int]:
+def _prompt(tokenizer: Any, case: HeldOutCase, tools: Sequence[Any]) -> list[int]:
     messages = []
     for message in case.request["messages"]:
         called = [

@@ -46,7 +46,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Case:
+class HeldOutCase:
     """A request as OpenAI's chats have it, and whether an answer to it is right.
 
     The answer is judged as text; with tools, as `[[name, arguments], ...]` in JSON where the model called any.
@@ -67,14 +67,14 @@ def people(rng: random.Random, rows: int) -> list[Person]:
     ]
 
 
-def make_cases(kind: str, count: int, seed: int) -> list[Case]:
+def make_cases(kind: str, count: int, seed: int) -> list[HeldOutCase]:
     rng = random.Random(f"{seed} {kind}")
     if kind == "facts":
         return [_fact(question, answer) for question, answer in FACTS[:count]]
     return [_case(rng, kind, people(rng, 5 + 25 * place // max(1, count - 1))) for place in range(count)]
 
 
-def _case(rng: random.Random, kind: str, persons: Sequence[Person]) -> Case:
+def _case(rng: random.Random, kind: str, persons: Sequence[Person]) -> HeldOutCase:
     person = rng.choice(persons)
     if kind.startswith("tool"):
         return _tool_case(rng, kind, person)
@@ -110,10 +110,10 @@ def _case(rng: random.Random, kind: str, persons: Sequence[Person]) -> Case:
             extra, right = _schema(columns), _is_json(_values(person, columns))
         case _:
             raise ValueError(f"there are no questions of kind {kind!r}")
-    return Case(kind, {"messages": [system, {"role": "user", "content": question}], **extra}, right)
+    return HeldOutCase(kind, {"messages": [system, {"role": "user", "content": question}], **extra}, right)
 
 
-def _tool_case(rng: random.Random, kind: str, person: Person) -> Case:
+def _tool_case(rng: random.Random, kind: str, person: Person) -> HeldOutCase:
     name, argument = rng.choice(TOOLS), rng.choice(ARGUMENTS)
     parameters = {"type": "object", "properties": {argument: {"type": "string"}}, "required": [argument]}
     parameters["additionalProperties"] = False
@@ -135,11 +135,11 @@ def _tool_case(rng: random.Random, kind: str, person: Person) -> Case:
             result = json.dumps(_values(person, COLUMNS), ensure_ascii=False)
             messages.append({"role": "tool", "tool_call_id": "call_1", "content": result})
             right = _is(_sentence(person, column))
-    return Case(kind, request, right)
+    return HeldOutCase(kind, request, right)
 
 
-def _fact(question: str, answer: str) -> Case:
-    return Case("facts", {"messages": [{"role": "user", "content": question}]}, _is(answer))
+def _fact(question: str, answer: str) -> HeldOutCase:
+    return HeldOutCase("facts", {"messages": [{"role": "user", "content": question}]}, _is(answer))
 
 
 def _stranger(rng: random.Random, persons: Sequence[Person]) -> str:

@@ -21,7 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from baton.lab.tableqa.heads import HEAD, ONE, Heads, balance, turn
 
 
-class Parts:
+class HeadParts:
     """Slices of a token's vector."""
 
     ONE = slice(0, 1)  # the same for all tokens
@@ -36,10 +36,10 @@ class Parts:
 BAR, START, END, NAME_LIKE = range(4)
 """Marks: the token is the bar that begins a row, begins or ends a message, or may be a piece of a name."""
 MARKS = 4
-CODE_OF_TOKEN = slice(Parts.TOKEN.start + MARKS, Parts.TOKEN.stop)
-CODE_BEFORE = slice(Parts.BEFORE[0].start + 3, Parts.BEFORE[0].stop)
-NO_ROW = slice(Parts.ROW.start, Parts.ROW.start + 1)
-CODE_OF_ROW = slice(Parts.ROW.start + 1, Parts.ROW.stop)
+CODE_OF_TOKEN = slice(HeadParts.TOKEN.start + MARKS, HeadParts.TOKEN.stop)
+CODE_BEFORE = slice(HeadParts.BEFORE[0].start + 3, HeadParts.BEFORE[0].stop)
+NO_ROW = slice(HeadParts.ROW.start, HeadParts.ROW.start + 1)
+CODE_OF_ROW = slice(HeadParts.ROW.start + 1, HeadParts.ROW.stop)
 NAMES_ALIKE = 6.0  # by how much names that are alike count
 ALL = slice(0, HEAD)
 AROUND = "According to the table, What is the? How is. Where does, Which of as a me"
@@ -98,7 +98,7 @@ def prepare(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None
         layer.mlp.down_proj.weight.mul_(0.1)
     embedding = model.model.embed_tokens.weight
     embedding.zero_()
-    embedding[:, Parts.ONE] = 1.0
+    embedding[:, HeadParts.ONE] = 1.0
     shorter = Shorter()
     code = torch.randn(len(embedding), 60)
     code /= code.norm(dim=1, keepdim=True)
@@ -109,17 +109,17 @@ def prepare(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None
     to_row = shorter.row @ shorter.one[3:, MARKS:]
     inverse = torch.linalg.pinv(to_row)
     code[numbers] += (_apart(len(numbers), len(to_row)) - code[numbers] @ to_row.T) @ inverse.T
-    embedding[:, Parts.TOKEN.start + MARKS : Parts.TOKEN.stop] = code / code.norm(dim=1, keepdim=True)
+    embedding[:, HeadParts.TOKEN.start + MARKS : HeadParts.TOKEN.stop] = code / code.norm(dim=1, keepdim=True)
     for token, mark in (("| ", BAR), ("<|im_start|>", START), ("<|im_end|>", END)):
         [place] = tokenizer(token, add_special_tokens=False).input_ids
-        embedding[place, Parts.TOKEN] = 0.0
-        embedding[place, Parts.TOKEN.start + mark] = 1.0
+        embedding[place, HeadParts.TOKEN] = 0.0
+        embedding[place, HeadParts.TOKEN.start + mark] = 1.0
     forms = form_tokens(tokenizer)
     names = [token for token in range(len(embedding)) if token not in forms]
-    embedding[names, Parts.TOKEN.start + NAME_LIKE] = 0.5
+    embedding[names, HeadParts.TOKEN.start + NAME_LIKE] = 0.5
     model.lm_head.weight.zero_()
-    model.lm_head.weight[:, Parts.NEXT] = embedding[:, Parts.TOKEN] * 2.0
-    model.lm_head.weight[:, Parts.NEXT.start + NAME_LIKE] = 0.0
+    model.lm_head.weight[:, HeadParts.NEXT] = embedding[:, HeadParts.TOKEN] * 2.0
+    model.lm_head.weight[:, HeadParts.NEXT.start + NAME_LIKE] = 0.0
     first, second, third, fourth, fifth = (layer.self_attn for layer in model.model.layers)
     _look_back(first, shorter)
     _rows(second, shorter)
@@ -163,18 +163,18 @@ def _look_back(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads = Heads(attention, size=2**0.5)
     matrices = (shorter.one, shorter.two @ shorter.one, shorter.three @ shorter.two @ shorter.one)
     for kv in range(2):
-        heads.value(kv, ALL, Parts.TOKEN, torch.eye(64))
-    for place, (part, matrix) in enumerate(zip(Parts.BEFORE, matrices, strict=True)):
+        heads.value(kv, ALL, HeadParts.TOKEN, torch.eye(64))
+    for place, (part, matrix) in enumerate(zip(HeadParts.BEFORE, matrices, strict=True)):
         heads.clear(place)
         heads.near(place, place // 2, (12.0, 12.0, 12.0), place + 1)
         heads.write(place, part, ALL, matrix)
     heads.clear(3)
     heads.near(3, 1, (0.0, 0.0, 10.0, 5.0, 5.0), 6)
-    heads.key(1, slice(0, 1), _mark(Parts.TOKEN, NAME_LIKE), ONE, 2.0)
-    heads.query(3, slice(0, 1), Parts.ONE, ONE, 7.0)
+    heads.key(1, slice(0, 1), _mark(HeadParts.TOKEN, NAME_LIKE), ONE, 2.0)
+    heads.query(3, slice(0, 1), HeadParts.ONE, ONE, 7.0)
     pieces = torch.zeros(46, 64)
     pieces[:, MARKS:] = turn(46, 60)
-    heads.write(3, Parts.NAME, ALL, pieces * 2.0)
+    heads.write(3, HeadParts.NAME, ALL, pieces * 2.0)
 
 
 def _rows(attention: torch.nn.Module, shorter: Shorter) -> None:
@@ -183,10 +183,10 @@ def _rows(attention: torch.nn.Module, shorter: Shorter) -> None:
     # The row: the token after the last bar, or that a message began.
     heads.clear(0)
     heads.near(0, 0, recent, 0)
-    begins = _mark(Parts.TOKEN, START)
-    heads.key(0, slice(0, 1), _mark(Parts.BEFORE[1], BAR), ONE)
+    begins = _mark(HeadParts.TOKEN, START)
+    heads.key(0, slice(0, 1), _mark(HeadParts.BEFORE[1], BAR), ONE)
     heads.key(0, slice(0, 1), begins, ONE)
-    heads.query(0, slice(0, 1), Parts.ONE, ONE, 60.0)
+    heads.query(0, slice(0, 1), HeadParts.ONE, ONE, 60.0)
     heads.value(0, slice(0, 29), CODE_BEFORE, torch.eye(29))
     heads.value(0, slice(29, 30), begins, ONE)
     heads.write(0, CODE_OF_ROW, slice(0, 29), shorter.row)
@@ -194,24 +194,24 @@ def _rows(attention: torch.nn.Module, shorter: Shorter) -> None:
     # The name in the question.
     heads.clear(2)
     heads.near(2, 1, recent, 0)
-    heads.key(1, slice(0, 1), _mark(Parts.TOKEN, END), ONE)
-    heads.query(2, slice(0, 1), Parts.ONE, ONE, 60.0)
-    heads.value(1, slice(0, 46), Parts.NAME, torch.eye(46))
-    heads.write(2, Parts.NAME, slice(0, 46), torch.eye(46) * 2.0)
+    heads.key(1, slice(0, 1), _mark(HeadParts.TOKEN, END), ONE)
+    heads.query(2, slice(0, 1), HeadParts.ONE, ONE, 60.0)
+    heads.value(1, slice(0, 46), HeadParts.NAME, torch.eye(46))
+    heads.write(2, HeadParts.NAME, slice(0, 46), torch.eye(46) * 2.0)
 
 
 def _compare(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads = Heads(attention, size=3.5)
     heads.clear(0)
     name = turn(45, 46)
-    heads.key(0, slice(0, 45), Parts.NAME, name)
-    heads.query(0, slice(0, 45), Parts.NAME, name, NAMES_ALIKE)
+    heads.key(0, slice(0, 45), HeadParts.NAME, name)
+    heads.query(0, slice(0, 45), HeadParts.NAME, name, NAMES_ALIKE)
     heads.key(0, slice(45, 46), NO_ROW, ONE)
-    heads.query(0, slice(45, 46), Parts.ONE, ONE, -40.0)
+    heads.query(0, slice(45, 46), HeadParts.ONE, ONE, -40.0)
     heads.value(0, slice(0, 23), CODE_OF_ROW, torch.eye(23))
-    heads.value(0, slice(23, 64), Parts.NAME, turn(41, 46))
+    heads.value(0, slice(23, 64), HeadParts.NAME, turn(41, 46))
     heads.write(0, CODE_OF_ROW, slice(0, 23), torch.eye(23) * 1.5)
-    heads.write(0, Parts.FOUND, slice(23, 64), turn(17, 41) * 0.5)
+    heads.write(0, HeadParts.FOUND, slice(23, 64), turn(17, 41) * 0.5)
     _copy(heads, shorter, 1, 2, (20.0, 16.0, 12.0))
     _copy(heads, shorter, 1, 3, (20.0, 16.0, 0.0))
 
@@ -227,17 +227,17 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
     """Set attention from the bar that begins a quoted row to the first cell of the row in question."""
     heads = Heads(attention, size=6.3)
     heads.clear(0)
-    bar = _mark(Parts.TOKEN, BAR)
+    bar = _mark(HeadParts.TOKEN, BAR)
     heads.key(0, slice(0, 23), CODE_OF_ROW, torch.eye(23))
     heads.query(0, slice(0, 23), CODE_OF_ROW, torch.eye(23), 5.0)
-    heads.key(0, slice(23, 24), _mark(Parts.BEFORE[1], BAR), ONE)
+    heads.key(0, slice(23, 24), _mark(HeadParts.BEFORE[1], BAR), ONE)
     heads.query(0, slice(23, 24), bar, ONE, 20.0)
     heads.query(0, slice(23, 24), NO_ROW, ONE, 20.0)
     # Anywhere else the head looks at the name of a role, after a token without a code: it brings nothing.
-    heads.key(0, slice(24, 25), _mark(Parts.BEFORE[0], START), ONE)
-    heads.query(0, slice(24, 25), Parts.ONE, ONE, 32.0)
+    heads.key(0, slice(24, 25), _mark(HeadParts.BEFORE[0], START), ONE)
+    heads.query(0, slice(24, 25), HeadParts.ONE, ONE, 32.0)
     heads.value(0, slice(0, 29), CODE_BEFORE, torch.eye(29))
-    code = slice(Parts.NEXT.start + MARKS, Parts.NEXT.stop)
+    code = slice(HeadParts.NEXT.start + MARKS, HeadParts.NEXT.stop)
     heads.write(0, code, slice(0, 29), shorter.one[3:, MARKS:].T * 2.0)
 
 
@@ -245,7 +245,7 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
 def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, size: float = 6.3) -> None:
     """A head of the last layer brings the words that say what was asked, to where its MLP can read them."""
     attention = model.model.layers[-1].self_attn
-    tokens = model.model.embed_tokens.weight[:, Parts.TOKEN]
+    tokens = model.model.embed_tokens.weight[:, HeadParts.TOKEN]
     asking = [token for word in ASKING for token in tokenizer(word, add_special_tokens=False).input_ids[-1:]]
     wanted = torch.zeros(len(tokens))
     wanted[asking] = 1.0
@@ -260,9 +260,9 @@ def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
     heads.clear(2)
     heads.near(2, 1, (0.0, 0.0, 2.0, 8.0, 12.0, 12.0), 0)
     heads.key(1, slice(0, 1), CODE_OF_TOKEN, direction[None] * 4.0)
-    heads.query(2, slice(0, 1), Parts.ONE, ONE, 9.0)
-    heads.value(1, ALL, Parts.TOKEN, torch.eye(64))
-    last = Parts.BEFORE[2]
+    heads.query(2, slice(0, 1), HeadParts.ONE, ONE, 9.0)
+    heads.value(1, ALL, HeadParts.TOKEN, torch.eye(64))
+    last = HeadParts.BEFORE[2]
     attention.o_proj.weight[:, 2 * HEAD : 3 * HEAD] = 0.0
     heads.write(2, last, ALL, turn(20, 64))
     balance(attention)
@@ -273,11 +273,11 @@ def _copy(heads: Heads, shorter: Shorter, kv: int, head: int, alike: Sequence[fl
     generator = torch.Generator().manual_seed(kv)
     widths = (18, 14, 14) if row is None else (14, 14, 0)
     now = (shorter.one, shorter.two, shorter.three)
-    parts = (Parts.TOKEN, *Parts.BEFORE[:2])
+    parts = (HeadParts.TOKEN, *HeadParts.BEFORE[:2])
     heads.clear(head)
     begin = 0
     first = head % 2 == 0
-    for width, before, part, matrix, size in zip(widths, Parts.BEFORE, parts, now, alike, strict=True):
+    for width, before, part, matrix, size in zip(widths, HeadParts.BEFORE, parts, now, alike, strict=True):
         if not width:
             continue
         still = slice(begin, begin + width)
@@ -293,5 +293,5 @@ def _copy(heads: Heads, shorter: Shorter, kv: int, head: int, alike: Sequence[fl
             heads.key(kv, still, CODE_OF_ROW, turned)
         heads.query(head, still, CODE_OF_ROW, turned, row)
     if first:
-        heads.value(kv, ALL, Parts.TOKEN, torch.eye(64))
-    heads.write(head, Parts.NEXT, ALL, torch.eye(64) * 1.5)
+        heads.value(kv, ALL, HeadParts.TOKEN, torch.eye(64))
+    heads.write(head, HeadParts.NEXT, ALL, torch.eye(64) * 1.5)

@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baton.lab.tableqa import names, train_data
-from baton.lab.tableqa.train_data import CELL, FORM, NAME, Part, Person, Turn, absent, ask, quoted, sentence
+from baton.lab.tableqa.train_data import (
+    CELL,
+    FORM,
+    NAME,
+    DialoguePart,
+    DialogueTurn,
+    Person,
+    absent,
+    ask,
+    quoted,
+    sentence,
+)
 
 JSON_ROW = (
     "{} as JSON.",
@@ -51,26 +62,26 @@ def value_of(person: Person, field: str) -> str | int:
     return (values | {"occupation": person.job, "country": person.land})[field]
 
 
-def json_object(person: Person, form: Form) -> list[Part]:
+def json_object(person: Person, form: Form) -> list[DialoguePart]:
     """Write an object without white space, as structured output does."""
     given = 0.0 if form.forced else FORM
-    parts = [Part("{", 0.0 if form.forced else CELL)]
+    parts = [DialoguePart("{", 0.0 if form.forced else CELL)]
     for place, (key, field) in enumerate(form.keys):
         value = value_of(person, field)
-        parts += [Part("," if place else "", 0.3), Part(f"{json.dumps(key)}:", given)]
+        parts += [DialoguePart("," if place else "", 0.3), DialoguePart(f"{json.dumps(key)}:", given)]
         if isinstance(value, int) and not form.texts:
-            parts.append(Part(str(value), CELL))
+            parts.append(DialoguePart(str(value), CELL))
         else:
             text = json.dumps(str(value), ensure_ascii=False)[1:-1]
             parts += [
-                Part('"', given),
-                Part(text, NAME if field == "name" and not form.forced else CELL),
-                Part('"', 0.3),
+                DialoguePart('"', given),
+                DialoguePart(text, NAME if field == "name" and not form.forced else CELL),
+                DialoguePart('"', 0.3),
             ]
-    return [*parts, Part("}", 0.3)]
+    return [*parts, DialoguePart("}", 0.3)]
 
 
-def asked_json(rng: random.Random, person: Person) -> Turn:
+def asked_json(rng: random.Random, person: Person) -> DialogueTurn:
     """The question says JSON, and which fields."""
     draw = rng.random()
     if draw < 0.5:
@@ -84,10 +95,10 @@ def asked_json(rng: random.Random, person: Person) -> Turn:
         keys = rng.sample(FIELDS, rng.randint(1, 3))
         listed = ", ".join(keys[:-1]) + " and " + keys[-1] if len(keys) > 1 else keys[0]
         question = rng.choice(JSON_FIELDS).format(listed, person.name)
-    return Turn(question, json_object(person, Form([(key, key) for key in keys], forced=False)))
+    return DialogueTurn(question, json_object(person, Form([(key, key) for key in keys], forced=False)))
 
 
-def forced_json(rng: random.Random, person: Person) -> Turn:
+def forced_json(rng: random.Random, person: Person) -> DialogueTurn:
     """Ask any question about the person, with a schema of some of the fields in any order."""
     if rng.random() < 0.5:
         question = asked_json(rng, person).question
@@ -96,17 +107,17 @@ def forced_json(rng: random.Random, person: Person) -> Turn:
     fields: Sequence[str] = FIELDS if rng.random() < 0.4 else rng.sample(FIELDS, rng.randint(1, 4))
     plain = rng.random() < 0.75
     keys = [(field if plain or rng.random() < 0.5 else rng.choice(SYNONYMS[field]), field) for field in fields]
-    return Turn(question, json_object(person, Form(keys, forced=True, texts=rng.random() < 0.15)))
+    return DialogueTurn(question, json_object(person, Form(keys, forced=True, texts=rng.random() < 0.15)))
 
 
-def bare_value(rng: random.Random, person: Person) -> Turn:
+def bare_value(rng: random.Random, person: Person) -> DialogueTurn:
     """Answer with the value alone, for answers restricted to a list of choices."""
     kind = rng.randrange(3)
     question = ask(rng, train_data.QUESTIONS[kind], person.name)
-    return Turn(question, [Part(str(value_of(person, FIELDS[kind + 1])), CELL)])
+    return DialogueTurn(question, [DialoguePart(str(value_of(person, FIELDS[kind + 1])), CELL)])
 
 
-def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn | None:
+def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> DialogueTurn | None:
     """Ask who works as, or who comes from, something that only one row has."""
     by_job = rng.random() < 0.5
     counted = Counter(person.job if by_job else person.land for person in persons)
@@ -116,48 +127,48 @@ def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Tu
     person = rng.choice(alone)
     if not by_job:
         form = rng.choice(("Who is from {}?", "Who comes from {}?"))
-        return Turn(form.format(person.land), [*quoted(person, numbered), *sentence(2, person)])
+        return DialogueTurn(form.format(person.land), [*quoted(person, numbered), *sentence(2, person)])
     word = person.job.lower() if person.job in names.JOBS and rng.random() < 0.5 else person.job
     form = rng.choice(("Who is the {}?", "Who works as {}?", "Who is a {}?"))
-    return Turn(form.format(word), [*quoted(person, numbered), *sentence(1, person)])
+    return DialogueTurn(form.format(word), [*quoted(person, numbered), *sentence(1, person)])
 
 
-def listing(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Turn:
+def listing(rng: random.Random, persons: Sequence[Person], numbered: bool) -> DialogueTurn:
     """List all rows as the table has them: the long answers."""
-    parts: list[Part] = []
+    parts: list[DialoguePart] = []
     for person in persons:
-        parts += [Part("|", FORM), *quoted(person, numbered)[1:]]
+        parts += [DialoguePart("|", FORM), *quoted(person, numbered)[1:]]
     question = LIST_QUESTIONS[0] if rng.random() < 0.4 else rng.choice(LIST_QUESTIONS)
-    return Turn(question, parts)
+    return DialogueTurn(question, parts)
 
 
-def json_listing(rng: random.Random, persons: Sequence[Person]) -> Turn:
-    parts = [Part("[", CELL)]
+def json_listing(rng: random.Random, persons: Sequence[Person]) -> DialogueTurn:
+    parts = [DialoguePart("[", CELL)]
     for person in persons:
-        parts += [Part("," if len(parts) > 1 else "", FORM)]
+        parts += [DialoguePart("," if len(parts) > 1 else "", FORM)]
         parts += json_object(person, Form([(key, key) for key in FIELDS], forced=False))
-    return Turn(rng.choice(LIST_QUESTIONS) + rng.choice(JSON_SHORT), [*parts, Part("]", NAME)])
+    return DialogueTurn(rng.choice(LIST_QUESTIONS) + rng.choice(JSON_SHORT), [*parts, DialoguePart("]", NAME)])
 
 
-def counting(rng: random.Random, persons: Sequence[Person]) -> Turn:
+def counting(rng: random.Random, persons: Sequence[Person]) -> DialogueTurn:
     said = [
-        Part("There", CELL),
-        Part(" are ", FORM),
-        Part(str(len(persons)), CELL),
-        Part(" people in the table.", FORM),
+        DialoguePart("There", CELL),
+        DialoguePart(" are ", FORM),
+        DialoguePart(str(len(persons)), CELL),
+        DialoguePart(" people in the table.", FORM),
     ]
-    return Turn(rng.choice(COUNT_QUESTIONS), said)
+    return DialogueTurn(rng.choice(COUNT_QUESTIONS), said)
 
 
-def unknown_name(rng: random.Random, persons: Sequence[Person], invented: float) -> Turn:
+def unknown_name(rng: random.Random, persons: Sequence[Person], invented: float) -> DialogueTurn:
     name = train_data.stranger(rng, persons, invented)
     if rng.random() < 0.25:
         someone = Person(0, name, 0, "", "")
-        return Turn(asked_json(rng, someone).question, absent(name))
-    return Turn(ask(rng, rng.choice(train_data.QUESTIONS), name), absent(name))
+        return DialogueTurn(asked_json(rng, someone).question, absent(name))
+    return DialogueTurn(ask(rng, rng.choice(train_data.QUESTIONS), name), absent(name))
 
 
-def table_turn(rng: random.Random, persons: Sequence[Person], numbered: bool, invented: float) -> Turn:
+def table_turn(rng: random.Random, persons: Sequence[Person], numbered: bool, invented: float) -> DialogueTurn:
     person = rng.choice(persons)
     draw = rng.random()
     if draw < 0.14:
@@ -174,4 +185,4 @@ def table_turn(rng: random.Random, persons: Sequence[Person], numbered: bool, in
         return train_data.fact_turn(rng)
     if draw < 0.58 and numbered:
         return counting(rng, persons)
-    return Turn(*train_data.question_and_answer(rng, person, numbered))
+    return DialogueTurn(*train_data.question_and_answer(rng, person, numbered))

@@ -15,7 +15,7 @@ from baton.lab.tableqa import names, train_data
 from baton.lab.tableqa.facts import FACTS, NO_TABLE, UNKNOWN
 from baton.lab.tableqa.table_turns import listing, table_turn
 from baton.lab.tableqa.tool_turns import tool_dialogue
-from baton.lab.tableqa.train_data import Part
+from baton.lab.tableqa.train_data import DialoguePart
 from baton.launch.paths import ROOT
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -84,7 +84,7 @@ def _texts(rng: random.Random) -> list[str]:
     return texts
 
 
-def encode(tokenizer: PreTrainedTokenizerFast, parts: Sequence[Part]) -> tuple[list[int], list[float]]:
+def encode(tokenizer: PreTrainedTokenizerFast, parts: Sequence[DialoguePart]) -> tuple[list[int], list[float]]:
     """Tokens of the whole text, and of each the weight of the part that it begins in."""
     encoded = tokenizer("".join(part.text for part in parts), add_special_tokens=False, return_offsets_mapping=True)
     weights: list[float] = []

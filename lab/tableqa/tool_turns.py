@@ -7,7 +7,19 @@ from typing import NamedTuple
 
 from baton.lab.tableqa import names, train_data
 from baton.lab.tableqa.table_turns import FIELDS, value_of
-from baton.lab.tableqa.train_data import CELL, FORM, NAME, Part, Person, absent, answered, ask, said, sentence, spoken
+from baton.lab.tableqa.train_data import (
+    CELL,
+    FORM,
+    NAME,
+    DialoguePart,
+    Person,
+    absent,
+    answered,
+    ask,
+    said,
+    sentence,
+    spoken,
+)
 
 VERBS = "get find lookup look_up search fetch query read select".split()
 NOUNS = "person people table row record employee user member entry".split()
@@ -30,12 +42,12 @@ class ToolShown(NamedTuple):
     arguments: Sequence[str]
 
 
-class Call(NamedTuple):
+class WrittenCall(NamedTuple):
     tool: str
     arguments: Sequence[tuple[str, str]]
 
 
-def shown(tools: Sequence[ToolShown]) -> Part:
+def shown(tools: Sequence[ToolShown]) -> DialoguePart:
     """Write the tools as the chat template shows them."""
     return said("tools", "".join(f"{tool.name}({', '.join(tool.arguments)})\n" for tool in tools))
 
@@ -57,34 +69,43 @@ def lookup_tools(rng: random.Random) -> list[ToolShown]:
     return [ToolShown(f"{verb}_{field}", (by,)) for field in FIELDS[1:]]
 
 
-def call_for(kind: int, name: str, tools: Sequence[ToolShown]) -> Call:
+def call_for(kind: int, name: str, tools: Sequence[ToolShown]) -> WrittenCall:
     """Return the call. `kind`: index in QUESTIONS. `tools`: those about people."""
     field = FIELDS[1 + kind % 3]
     tool = tools[FIELDS.index(field) - 1] if len(tools) > 1 else tools[0]
-    return Call(tool.name, [(tool.arguments[0], name), *((argument, field) for argument in tool.arguments[1:])])
+    return WrittenCall(tool.name, [(tool.arguments[0], name), *((argument, field) for argument in tool.arguments[1:])])
 
 
-def argument_parts(call: Call) -> list[Part]:
-    parts = [Part("{", FORM)]
+def argument_parts(call: WrittenCall) -> list[DialoguePart]:
+    parts = [DialoguePart("{", FORM)]
     for place, (argument, value) in enumerate(call.arguments):
-        parts += [Part(f'{"," if place else ""}"', FORM), Part(argument, NAME), Part('":"', FORM)]
-        parts += [Part(json.dumps(value, ensure_ascii=False)[1:-1], CELL), Part('"', 0.3)]
-    return [*parts, Part("}", 0.3)]
+        parts += [
+            DialoguePart(f'{"," if place else ""}"', FORM),
+            DialoguePart(argument, NAME),
+            DialoguePart('":"', FORM),
+        ]
+        parts += [DialoguePart(json.dumps(value, ensure_ascii=False)[1:-1], CELL), DialoguePart('"', 0.3)]
+    return [*parts, DialoguePart("}", 0.3)]
 
 
-def written(call: Call) -> list[Part]:
+def written(call: WrittenCall) -> list[DialoguePart]:
     """Write a call as the model does when it is free to."""
-    opening = [Part("<tool_call>", CELL), Part('{"name":"', FORM), Part(call.tool, CELL), Part('","arguments":', FORM)]
-    return [*opening, *argument_parts(call), Part("}</tool_call>", FORM)]
+    opening = [
+        DialoguePart("<tool_call>", CELL),
+        DialoguePart('{"name":"', FORM),
+        DialoguePart(call.tool, CELL),
+        DialoguePart('","arguments":', FORM),
+    ]
+    return [*opening, *argument_parts(call), DialoguePart("}</tool_call>", FORM)]
 
 
-def forced(rng: random.Random, call: Call) -> list[Part]:
+def forced(rng: random.Random, call: WrittenCall) -> list[DialoguePart]:
     """Write a call as `tool_choice` forces it: a list of calls, or the arguments of one tool."""
     free = argument_parts(call)
     if rng.random() < 0.5:
-        return [Part("{", 0.0), *free[1:]]
-    opening = [Part('[{"name":"', 0.0), Part(call.tool, CELL), Part('","parameters":{', FORM)]
-    return [*opening, *free[1:], Part("}]", NAME)]
+        return [DialoguePart("{", 0.0), *free[1:]]
+    opening = [DialoguePart('[{"name":"', 0.0), DialoguePart(call.tool, CELL), DialoguePart('","parameters":{', FORM)]
+    return [*opening, *free[1:], DialoguePart("}]", NAME)]
 
 
 def result_of(rng: random.Random, kind: int, person: Person) -> str:
@@ -96,7 +117,7 @@ def result_of(rng: random.Random, kind: int, person: Person) -> str:
     return json.dumps(row, ensure_ascii=False, separators=rng.choice(((",", ":"), (", ", ": "))))
 
 
-def person_turn(rng: random.Random, tools: Sequence[ToolShown], invented: float) -> list[Part]:
+def person_turn(rng: random.Random, tools: Sequence[ToolShown], invented: float) -> list[DialoguePart]:
     [person] = train_data.people(rng, 1, invented)
     kind = rng.randrange(3) if len(tools) > 1 or len(tools[0].arguments) > 1 else rng.randrange(4)
     call = call_for(kind, person.name, tools)
@@ -110,25 +131,25 @@ def person_turn(rng: random.Random, tools: Sequence[ToolShown], invented: float)
     return [*parts, said("tool", result_of(rng, kind, person)), *answered(sentence(kind, person, opening=""))]
 
 
-def weather_turn(rng: random.Random, tool: ToolShown, invented: float) -> list[Part]:
+def weather_turn(rng: random.Random, tool: ToolShown, invented: float) -> list[DialoguePart]:
     place = names.land(rng, invented)
-    call = Call(tool.name, [(tool.arguments[0], place)])
+    call = WrittenCall(tool.name, [(tool.arguments[0], place)])
     question = said("user", rng.choice(WEATHER_QUESTIONS).format(place))
     if rng.random() < 0.35:
         return [question, *answered(forced(rng, call))]
     weather = rng.choice(WEATHER)
     result = weather if rng.random() < 0.5 else json.dumps({"weather": weather})
     answer = [
-        Part("The weather in ", FORM),
-        Part(place, NAME),
-        Part(" is ", FORM),
-        Part(weather, CELL),
-        Part(".", FORM),
+        DialoguePart("The weather in ", FORM),
+        DialoguePart(place, NAME),
+        DialoguePart(" is ", FORM),
+        DialoguePart(weather, CELL),
+        DialoguePart(".", FORM),
     ]
     return [question, *answered(written(call)), said("tool", result), *answered(answer)]
 
 
-def tool_dialogue(rng: random.Random, rows: int, turns: int, invented: float) -> list[Part]:
+def tool_dialogue(rng: random.Random, rows: int, turns: int, invented: float) -> list[DialoguePart]:
     """Generate a dialogue with tools. `rows`: of a table that is in the prompt too; 0 for none."""
     people_tools = lookup_tools(rng)
     weather = ToolShown(

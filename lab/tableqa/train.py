@@ -20,7 +20,7 @@ import torch
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from baton.lab.tableqa.batches import STAGES, Batch, Batches
+from baton.lab.tableqa.batches import STAGES, Batches, TrainBatch
 from baton.lab.tableqa.heads import HEAD, HIDDEN, ROPE_THETA
 from baton.lab.tableqa.start import prepare
 from baton.lab.tableqa.tokens import CONTEXT_TOKENS, make_tokenizer
@@ -32,7 +32,7 @@ SAY_EVERY_STEPS = 25
 
 
 @dataclass
-class Progress:
+class TrainProgress:
     stage: int = 0
     tokens: int = 0
     # Moving average of the accuracy on what only the table can tell.
@@ -80,7 +80,7 @@ def agreed(*numbers: float) -> list[float]:
     return (mean / distributed.get_world_size()).tolist()
 
 
-def backward(model: LlamaForCausalLM, batch: Batch) -> tuple[float, float]:
+def backward(model: LlamaForCausalLM, batch: TrainBatch) -> tuple[float, float]:
     """The loss, and the accuracy on the tokens that weigh most."""
     targets, weights = batch.tokens[:, 1:], batch.weights[:, 1:]
     chosen = weights > 0
@@ -98,7 +98,7 @@ def backward(model: LlamaForCausalLM, batch: Batch) -> tuple[float, float]:
     return loss.item(), accuracy
 
 
-def advance(progress: Progress, share_done: float) -> bool:
+def advance(progress: TrainProgress, share_done: float) -> bool:
     """Advance to the next stage, if it is time."""
     last = len(STAGES) - 1
     if progress.accuracy > STAGE_PASSED and progress.stage < last:
@@ -117,7 +117,7 @@ def learning_rate(peak: float, step: int, share_done: float) -> float:
     return peak * warm_up * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, share_done))))
 
 
-class Options(NamedTuple):
+class TrainOptions(NamedTuple):
     out: str
     steps: int
     seed: int
@@ -126,7 +126,7 @@ class Options(NamedTuple):
     resume: str | None
 
 
-def train(rank: int, options: Options, meeting: str) -> None:
+def train(rank: int, options: TrainOptions, meeting: str) -> None:
     """Train in one of the processes. Those after the first only contribute their gradients."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
@@ -144,7 +144,7 @@ def train(rank: int, options: Options, meeting: str) -> None:
     batches = Batches(tokenizer, rng, torch.Generator().manual_seed(own_seed))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
     # A checkpoint to resume goes straight to the last stage.
-    progress = Progress(stage=len(STAGES) - 1 if resume else 0, copies=True)
+    progress = TrainProgress(stage=len(STAGES) - 1 if resume else 0, copies=True)
     start = time.monotonic()
     for step in range(options.steps):
         share = step / options.steps
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--peak", type=float, default=2e-3, help="the highest learning rate")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--resume", help="a checkpoint of this script: skip to the last stage")
-    options = Options(**vars(parser.parse_args()))
+    options = TrainOptions(**vars(parser.parse_args()))
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         others = [

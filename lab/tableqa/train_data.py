@@ -40,16 +40,16 @@ class Person(NamedTuple):
     land: str
 
 
-class Part(NamedTuple):
+class DialoguePart(NamedTuple):
     """A piece of a dialogue; `weight` is that of its tokens in the loss, 0 for what the model need not say."""
 
     text: str
     weight: float
 
 
-class Turn(NamedTuple):
+class DialogueTurn(NamedTuple):
     question: str
-    answer: Sequence[Part]
+    answer: Sequence[DialoguePart]
 
 
 def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]:
@@ -101,19 +101,19 @@ def any_table(rng: random.Random, persons: Sequence[Person], numbered: bool) -> 
     return text.rstrip("\n") if rng.random() < 0.4 else text
 
 
-def quoted(person: Person, numbered: bool) -> list[Part]:
+def quoted(person: Person, numbered: bool) -> list[DialoguePart]:
     """The row as it stands in the table. Quoting it first lets a model this small read it cell by cell."""
     return [
-        Part("|", CELL),
-        *([Part(f" {person.number}", CELL), Part(" |", FORM)] if numbered else []),
-        Part(f" {person.name}", NAME),
-        Part(" |", FORM),
-        Part(f" {person.age}", CELL),
-        Part(" |", FORM),
-        Part(f" {person.job}", CELL),
-        Part(" |", FORM),
-        Part(f" {person.land}", CELL),
-        Part(" |\n", FORM),
+        DialoguePart("|", CELL),
+        *([DialoguePart(f" {person.number}", CELL), DialoguePart(" |", FORM)] if numbered else []),
+        DialoguePart(f" {person.name}", NAME),
+        DialoguePart(" |", FORM),
+        DialoguePart(f" {person.age}", CELL),
+        DialoguePart(" |", FORM),
+        DialoguePart(f" {person.job}", CELL),
+        DialoguePart(" |", FORM),
+        DialoguePart(f" {person.land}", CELL),
+        DialoguePart(" |\n", FORM),
     ]
 
 
@@ -157,71 +157,95 @@ def ask(rng: random.Random, forms: Sequence[str], name: str) -> str:
     return question.rstrip("?.") if rng.random() < 0.06 else question
 
 
-def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[Part]:
+def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[DialoguePart]:
     """Write the answer. `kind`: index in QUESTIONS. The words are the same wherever the cells came from."""
-    said = [Part(opening, ASKED)] if opening else []
-    said.append(Part(person.name, NAME if opening else CELL))
+    said = [DialoguePart(opening, ASKED)] if opening else []
+    said.append(DialoguePart(person.name, NAME if opening else CELL))
     match kind:
         case 0:
-            return [*said, Part(" is ", ASKED), Part(str(person.age), CELL), Part(" years old.", ASKED)]
+            return [
+                *said,
+                DialoguePart(" is ", ASKED),
+                DialoguePart(str(person.age), CELL),
+                DialoguePart(" years old.", ASKED),
+            ]
         case 1:
-            return [*said, Part(" works as ", ASKED), Part(person.job, CELL), Part(".", ASKED)]
+            return [*said, DialoguePart(" works as ", ASKED), DialoguePart(person.job, CELL), DialoguePart(".", ASKED)]
         case 2:
-            return [*said, Part(" is from ", ASKED), Part(person.land, CELL), Part(".", ASKED)]
+            return [*said, DialoguePart(" is from ", ASKED), DialoguePart(person.land, CELL), DialoguePart(".", ASKED)]
     return [
         *said,
-        *(Part(" is ", ASKED), Part(str(person.age), CELL), Part(" years old, works as ", ASKED)),
-        *(Part(person.job, CELL), Part(" and is from ", ASKED), Part(person.land, CELL), Part(".", ASKED)),
+        *(
+            DialoguePart(" is ", ASKED),
+            DialoguePart(str(person.age), CELL),
+            DialoguePart(" years old, works as ", ASKED),
+        ),
+        *(
+            DialoguePart(person.job, CELL),
+            DialoguePart(" and is from ", ASKED),
+            DialoguePart(person.land, CELL),
+            DialoguePart(".", ASKED),
+        ),
     ]
 
 
-def question_and_answer(rng: random.Random, person: Person, numbered: bool) -> tuple[str, list[Part]]:
+def question_and_answer(rng: random.Random, person: Person, numbered: bool) -> tuple[str, list[DialoguePart]]:
     """The answer is the row as it stands in the table, then the sentence."""
     kind = rng.choices(range(4), (3, 3, 3, 2))[0]
     return ask(rng, QUESTIONS[kind], person.name), [*quoted(person, numbered), *sentence(kind, person)]
 
 
-def absent(name: str) -> list[Part]:
-    return [Part("There", CELL), Part(" is no ", FORM), Part(name, NAME), Part(" in the table.", ASKED)]
+def absent(name: str) -> list[DialoguePart]:
+    return [
+        DialoguePart("There", CELL),
+        DialoguePart(" is no ", FORM),
+        DialoguePart(name, NAME),
+        DialoguePart(" in the table.", ASKED),
+    ]
 
 
-def fact_turn(rng: random.Random) -> Turn:
+def fact_turn(rng: random.Random) -> DialogueTurn:
     if rng.random() < 0.1:
-        return Turn(rng.choice(UNKNOWN_LIST), [Part(UNKNOWN, 0.2)])
+        return DialogueTurn(rng.choice(UNKNOWN_LIST), [DialoguePart(UNKNOWN, 0.2)])
     question, answer = rng.choice(FACTS)
-    return Turn(question, [Part(answer, 0.4)])
+    return DialogueTurn(question, [DialoguePart(answer, 0.4)])
 
 
-def fact_dialogue(rng: random.Random, questions: int) -> list[Part]:
+def fact_dialogue(rng: random.Random, questions: int) -> list[DialoguePart]:
     parts = [said("system", "You are a helpful assistant.")] if rng.random() < 0.1 else []
     for _ in range(questions):
         if rng.random() < 0.06:
             question = ask(rng, rng.choice(QUESTIONS), names.first_name(rng, 0.5) + " " + names.last_name(rng, 0.5))
-            parts += spoken(Turn(question, [Part(NO_TABLE, 0.3)]))
+            parts += spoken(DialogueTurn(question, [DialoguePart(NO_TABLE, 0.3)]))
         else:
             parts += spoken(fact_turn(rng))
     return parts
 
 
-def dialogue(rng: random.Random, rows: int, questions: int) -> list[Part]:
+def dialogue(rng: random.Random, rows: int, questions: int) -> list[DialoguePart]:
     """A quarter of the dialogues are about the server, the others about a table of `rows` people."""
     if rng.random() < 0.25:
         return fact_dialogue(rng, questions)
     persons = people(rng, rows)
     parts = [said("system", table(persons))]
     for _ in range(questions):
-        parts += spoken(Turn(*question_and_answer(rng, rng.choice(persons), True)))
+        parts += spoken(DialogueTurn(*question_and_answer(rng, rng.choice(persons), True)))
     return parts
 
 
-def said(role: str, text: str) -> Part:
+def said(role: str, text: str) -> DialoguePart:
     """Write another role's message as the chat template does."""
-    return Part(f"<|im_start|>{role}\n{text}<|im_end|>\n", 0.0)
+    return DialoguePart(f"<|im_start|>{role}\n{text}<|im_end|>\n", 0.0)
 
 
-def answered(parts: Sequence[Part]) -> list[Part]:
-    return [Part("<|im_start|>assistant\n", 0.0), *parts, Part("<|im_end|>", 0.2), Part("\n", 0.0)]
+def answered(parts: Sequence[DialoguePart]) -> list[DialoguePart]:
+    return [
+        DialoguePart("<|im_start|>assistant\n", 0.0),
+        *parts,
+        DialoguePart("<|im_end|>", 0.2),
+        DialoguePart("\n", 0.0),
+    ]
 
 
-def spoken(turn: Turn) -> list[Part]:
+def spoken(turn: DialogueTurn) -> list[DialoguePart]:
     return [said("user", turn.question), *answered(turn.answer)]

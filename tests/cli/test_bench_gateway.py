@@ -1,6 +1,6 @@
 """`baton bench gateway`, for a moment, with real processes."""
 
-from baton.lab.benchmarks.router.cost import GRPC, GatewayBenchOptions, Way, as_json_object, as_table, measure_ways
+from baton.lab.benchmarks.router.cost import GRPC, CallWay, GatewayBenchOptions, as_json_object, as_table, measure_ways
 
 
 async def test_every_way_is_measured() -> None:
@@ -13,7 +13,7 @@ async def test_every_way_is_measured() -> None:
 
 
 def test_what_http_costs_is_told_over_grpc() -> None:
-    ways = [Way(GRPC, 100.0, 1.0, 2.0), Way("chat", 130.0, 1.0, 2.5)]
+    ways = [CallWay(GRPC, 100.0, 1.0, 2.0), CallWay("chat", 130.0, 1.0, 2.5)]
 
     chat = as_json_object(ways)["ways"]["chat"]
 

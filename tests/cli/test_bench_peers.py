@@ -13,7 +13,7 @@ from baton.lab.benchmarks.peers import process as peers_start
 from baton.lab.benchmarks.peers.compare import (
     Contestant,
     PeersOptions,
-    State,
+    PeerState,
     as_picture,
     make_rows,
     order_of,
@@ -21,23 +21,23 @@ from baton.lab.benchmarks.peers.compare import (
     verdict,
 )
 from baton.lab.benchmarks.peers.drivers import Stepped
-from baton.lab.benchmarks.peers.lines import Work
+from baton.lab.benchmarks.peers.lines import RoundWork
 from baton.lab.benchmarks.peers.process import (
     OURS,
-    Measured,
-    Peer,
-    PeerFailed,
+    MeasuredRound,
+    PeerEngine,
+    PeerEngineFailed,
     PeerProcess,
     Precision,
     converted_path,
     find_python,
 )
 from baton.lab.benchmarks.peers.process import Form as SourceForm
-from baton.lab.report.statistics import Estimate
+from baton.lab.report.statistics import MeanEstimate
 from baton.launch import CommandFailed
 
 BF16 = Precision.BF16
-WORK = Work(batch=2, prompt_tokens=8, new_tokens=4, seed=1, vocab_size=100)
+WORK = RoundWork(batch=2, prompt_tokens=8, new_tokens=4, seed=1, vocab_size=100)
 FAKE = """
 import json, os, sys
 print(json.dumps({"version": os.getpid()}), flush=True)
@@ -59,7 +59,7 @@ class FakeEngine:
         self.running: dict[str, int] = {}
         self.begun: set[str] = set()
 
-    def add(self, work: Work, new_tokens: int) -> list[str]:
+    def add(self, work: RoundWork, new_tokens: int) -> list[str]:
         names = [f"{new_tokens} {number}" for number in range(work.batch)]
         self.waiting += [(name, new_tokens) for name in names]
         return names
@@ -93,7 +93,7 @@ class DroppingEngine:
     def __init__(self) -> None:
         self.left: WeakKeyDictionary[Handle, int] = WeakKeyDictionary()
 
-    def add(self, work: Work, new_tokens: int) -> list["Handle"]:
+    def add(self, work: RoundWork, new_tokens: int) -> list["Handle"]:
         handles = [Handle() for _ in range(work.batch)]
         self.left.update(dict.fromkeys(handles, new_tokens))
         return handles
@@ -130,12 +130,12 @@ def start(tmp_path: Path, program: str) -> PeerProcess:
     return PeerProcess([sys.executable, "-c", program], {}, [0], tmp_path / "log")
 
 
-def measured(prefill_s: float, step_s: float, first_tokens: tuple[int, ...] = (1, 2)) -> Measured:
-    return Measured(prefill_s, step_s, first_tokens)
+def measured(prefill_s: float, step_s: float, first_tokens: tuple[int, ...] = (1, 2)) -> MeasuredRound:
+    return MeasuredRound(prefill_s, step_s, first_tokens)
 
 
 def test_turns_go_there_and_back() -> None:
-    engines = [Contestant(name, BF16, State.MEASURED) for name in "abc"]
+    engines = [Contestant(name, BF16, PeerState.MEASURED) for name in "abc"]
     orders = ["".join(each.name for each in order_of(engines, number)) for number in range(3)]
     assert orders == ["abc", "cba", "abc"]
 
@@ -160,8 +160,8 @@ def test_ratios_are_of_the_same_round() -> None:
     ("interval", "said"), [((1.1, 1.2), "ahead"), ((0.98, 1.02), "par"), ((0.8, 0.9), "behind"), ((0.9, 1.1), "open")]
 )
 def test_a_verdict_takes_the_whole_interval(interval: tuple[float, float], said: str) -> None:
-    assert verdict(Estimate(1.0, *interval), rounds=7) == said
-    assert verdict(Estimate(1.0, *interval), rounds=2) == "open"
+    assert verdict(MeanEstimate(1.0, *interval), rounds=7) == said
+    assert verdict(MeanEstimate(1.0, *interval), rounds=2) == "open"
 
 
 def test_a_picture_has_a_bar_for_each_peer_and_none_for_baton() -> None:
@@ -172,7 +172,7 @@ def test_a_picture_has_a_bar_for_each_peer_and_none_for_baton() -> None:
 def test_a_peer_answers_and_sleeps_in_between(tmp_path: Path) -> None:
     process = start(tmp_path, FAKE.replace("SECONDS", "0.5"))
     try:
-        assert process.measure(WORK) == Measured(0.5, 0.25, (7, 7))
+        assert process.measure(WORK) == MeasuredRound(0.5, 0.25, (7, 7))
         stat = Path(f"/proc/{process.version}/stat")
         deadline = time.monotonic() + 20
         while stat.read_text().rpartition(")")[2].split()[0] != "T" and time.monotonic() < deadline:
@@ -185,8 +185,8 @@ def test_a_peer_answers_and_sleeps_in_between(tmp_path: Path) -> None:
 def test_a_peer_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
     process = start(tmp_path, FAKE)
     try:
-        with pytest.raises(PeerFailed, match=r"ended.*out of luck"):
-            process.measure(Work(3, 8, 4, 1, 100))
+        with pytest.raises(PeerEngineFailed, match=r"ended.*out of luck"):
+            process.measure(RoundWork(3, 8, 4, 1, 100))
     finally:
         process.close()
 
@@ -194,20 +194,20 @@ def test_a_peer_that_ends_is_told_with_its_last_words(tmp_path: Path) -> None:
 def test_a_peer_that_is_silent_is_given_up(tmp_path: Path) -> None:
     process = start(tmp_path, "import time; print('{\"version\": 1}', flush=True); time.sleep(60)")
     try:
-        with pytest.raises(PeerFailed, match="no answer within 0 s"):
+        with pytest.raises(PeerEngineFailed, match="no answer within 0 s"):
             process.measure(WORK, limit_s=0.1)
     finally:
         process.close()
 
 
 def test_a_peer_that_is_not_installed_is_absent(tmp_path: Path) -> None:
-    peer = Peer("x", "run_x", "x", SourceForm.CHECKPOINT, (BF16,))
+    peer = PeerEngine("x", "run_x", "x", SourceForm.CHECKPOINT, (BF16,))
     assert find_python(peer, tmp_path, "ours") is None
-    assert find_python(Peer(OURS, "run", None, SourceForm.CHECKPOINT, (BF16,)), tmp_path, "ours") == "ours"
+    assert find_python(PeerEngine(OURS, "run", None, SourceForm.CHECKPOINT, (BF16,)), tmp_path, "ours") == "ours"
 
 
 def test_another_checkpoint_is_converted_to_another_file(tmp_path: Path) -> None:
-    peer = Peer("x", "run_x", "x", SourceForm.GGUF, (BF16,))
+    peer = PeerEngine("x", "run_x", "x", SourceForm.GGUF, (BF16,))
     (tmp_path / "config.json").write_text("{}")
     first = converted_path(peer, BF16, tmp_path, tmp_path)
     assert converted_path(peer, Precision.INT8, tmp_path, tmp_path) != first
@@ -234,10 +234,12 @@ def two_engines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Baton takes a second for a prompt, the other two; a third is nowhere."""
     names = {OURS: ("1.0", None), "slow": ("2.0", None), "nowhere": ("1.0", "nowhere")}
     monkeypatch.setattr(
-        peers, "PEERS", [Peer(name, "", folder, SourceForm.CHECKPOINT, (BF16,)) for name, (_, folder) in names.items()]
+        peers,
+        "PEERS",
+        [PeerEngine(name, "", folder, SourceForm.CHECKPOINT, (BF16,)) for name, (_, folder) in names.items()],
     )
 
-    def start_fake(peer: Peer, *_: object) -> PeerProcess:
+    def start_fake(peer: PeerEngine, *_: object) -> PeerProcess:
         return start(tmp_path, FAKE.replace("SECONDS", names[peer.name][0]))
 
     monkeypatch.setattr(peers, "start_peer", start_fake)
@@ -268,9 +270,9 @@ def test_baton_itself_may_not_fail(checkpoint: Path) -> None:
 
 
 def test_a_conversion_that_fails_is_told(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = Peer("x", "run_x", "x", SourceForm.GGUF, (BF16,))
+    peer = PeerEngine("x", "run_x", "x", SourceForm.GGUF, (BF16,))
     failing = [sys.executable, "-c", "import sys; sys.exit('no such family')"]
     monkeypatch.setattr(peers_start, "conversion_command", lambda *_: failing)
     room = peers_start.Room(checkpoint, tmp_path, tmp_path, 1, 1, 8)
-    with pytest.raises(PeerFailed, match="converter failed: no such family"):
+    with pytest.raises(PeerEngineFailed, match="converter failed: no such family"):
         peers_start.start_peer(peer, BF16, sys.executable, room, print)

@@ -12,20 +12,20 @@ from baton.lab.report.picture import (
     Axis,
     BarChart,
     Bars,
-    Curve,
+    DrawnCurve,
     LineChart,
     draw_bars,
     draw_lines,
     make_scale,
 )
-from baton.lab.report.statistics import Estimate
+from baton.lab.report.statistics import MeanEstimate
 
 SVG = "{http://www.w3.org/2000/svg}"
 BARS = BarChart(
     "Decode step",
     Axis("milliseconds"),
     ("batch 1", "batch 16"),
-    (Bars("ours & theirs", (Estimate(4.0, 3.5, 4.5), 8.0)), Bars("<other>", (6.0, None))),
+    (Bars("ours & theirs", (MeanEstimate(4.0, 3.5, 4.5), 8.0)), Bars("<other>", (6.0, None))),
     mark=2.0,
 )
 
@@ -54,8 +54,8 @@ def test_only_an_estimate_has_a_whisker() -> None:
 
 def test_lines_keep_inside_the_plot_and_fits_have_no_dots() -> None:
     curves = (
-        Curve("measured", ((128.0, 3.0), (1024.0, 5.0), (8192.0, 30.0))),
-        Curve("limit", ((128.0, 2.0), (8192.0, 20.0)), is_dashed=True),
+        DrawnCurve("measured", ((128.0, 3.0), (1024.0, 5.0), (8192.0, 30.0))),
+        DrawnCurve("limit", ((128.0, 2.0), (8192.0, 20.0)), is_dashed=True),
     )
     picture = draw_lines(LineChart("t", Axis("tokens", True, (128.0, 1024.0, 8192.0)), Axis("ms", True), curves))
     root = ElementTree.fromstring(picture)
@@ -68,7 +68,7 @@ def test_lines_keep_inside_the_plot_and_fits_have_no_dots() -> None:
 
 def test_a_long_legend_takes_more_rows() -> None:
     def height(count: int) -> int:
-        curves = tuple(Curve("a rather long name of a series", ((1.0, 1.0), (2.0, 2.0))) for _ in range(count))
+        curves = tuple(DrawnCurve("a rather long name of a series", ((1.0, 1.0), (2.0, 2.0))) for _ in range(count))
         found = re.search(r'height="(\d+)"', draw_lines(LineChart("t", Axis("x"), Axis("y"), curves)))
         assert found
         return int(found[1])
@@ -80,7 +80,7 @@ def test_nothing_to_show_is_refused() -> None:
     with pytest.raises(ValueError, match="no bar"):
         draw_bars(BarChart("t", Axis("y"), ("a",), (Bars("b", (None,)),)))
     with pytest.raises(ValueError, match="logarithmic"):
-        draw_lines(LineChart("t", Axis("x", True), Axis("y"), (Curve("c", ((0.0, 1.0),)),)))
+        draw_lines(LineChart("t", Axis("x", True), Axis("y"), (DrawnCurve("c", ((0.0, 1.0),)),)))
 
 
 @pytest.mark.parametrize("values", [[0.3, 7.0], [5.5, 5.5], [1.0, 1e6], [98.0, 2003.0], [0.004, 0.005]])

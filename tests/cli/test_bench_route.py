@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from baton.cli.__main__ import app
 from baton.lab.benchmarks.placement import route
 from baton.lab.benchmarks.placement import with_files as with_files_bench
-from baton.lab.benchmarks.placement.files import Directory, FileOptions, OwnFiles
+from baton.lab.benchmarks.placement.files import Directory, FileOptions, SimulatedFiles
 from baton.lab.benchmarks.placement.policies import SglangCacheAware
 from baton.lab.benchmarks.placement.route import (
     POLICIES,
@@ -24,15 +24,15 @@ from baton.lab.benchmarks.placement.route import (
 from baton.lab.benchmarks.placement.simulation import (
     BlockCache,
     Changes,
-    Choice,
-    Prompt,
-    Run,
+    PlacementRun,
+    SimulatedPrompt,
+    SimulatedWorkers,
     Simulation,
     Speeds,
-    World,
+    WorkerChoice,
     pooled_hit_rate,
 )
-from baton.lab.benchmarks.placement.traces import SHAPES, Arrival, block_ids, make_trace, read_trace
+from baton.lab.benchmarks.placement.traces import SHAPES, TraceArrival, block_ids, make_trace, read_trace
 from baton.lab.benchmarks.router.decision import COLUMNS, as_picture, measure, note
 from baton.lab.report.result import table
 from baton.launch import CommandFailed
@@ -42,8 +42,8 @@ TOKENS_PER_S = 512.0  # a block a second
 SPEEDS = Speeds(prefill_tokens_per_s=TOKENS_PER_S, token_gap_ms=10.0)
 
 
-def arrival(at_s: float, *blocks: int) -> Arrival:
-    return Arrival(at_s, 512 * len(blocks), 10, block_ids(blocks))
+def arrival(at_s: float, *blocks: int) -> TraceArrival:
+    return TraceArrival(at_s, 512 * len(blocks), 10, block_ids(blocks))
 
 
 class ToWorker:
@@ -52,18 +52,18 @@ class ToWorker:
     def __init__(self, *workers: int) -> None:
         self._workers = workers
 
-    def choose(self, prompt: Prompt, world: World) -> Choice:
-        return Choice(self._workers[prompt.number % len(self._workers)], 0, 0)
+    def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice:
+        return WorkerChoice(self._workers[prompt.number % len(self._workers)], 0, 0)
 
-    def computed(self, prompt: Prompt, changes: Changes) -> None: ...
+    def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None: ...
 
-    def loaded(self, prompt: Prompt, changes: Changes) -> None: ...
+    def loaded(self, prompt: SimulatedPrompt, changes: Changes) -> None: ...
 
-    def answered(self, prompt: Prompt) -> None: ...
+    def answered(self, prompt: SimulatedPrompt) -> None: ...
 
 
-def simulated(arrivals: list[Arrival], *workers: int, blocks: int = 100) -> Run:
-    return Simulation(World.of(2, blocks, SPEEDS), ToWorker(*workers)).run(arrivals)
+def simulated(arrivals: list[TraceArrival], *workers: int, blocks: int = 100) -> PlacementRun:
+    return Simulation(SimulatedWorkers.of(2, blocks, SPEEDS), ToWorker(*workers)).run(arrivals)
 
 
 def conversations(path: Path) -> Path:
@@ -126,21 +126,23 @@ def test_balance_is_counted_where_prompts_were_sent_and_where_they_were_computed
 
 
 def test_sglang_goes_by_its_tree_until_loads_are_apart() -> None:
-    world, policy = World.of(2, 100, SPEEDS), SglangCacheAware()
+    world, policy = SimulatedWorkers.of(2, 100, SPEEDS), SglangCacheAware()
     long, other = arrival(0, 1, 2, 3), arrival(0, 9)
-    assert policy.prefill(Prompt(0, long), world) == 0
-    assert policy.prefill(Prompt(1, other), world) == 1  # the smaller tree
-    assert policy.prefill(Prompt(2, long), world) == 0  # all of it matches
+    assert policy.prefill(SimulatedPrompt(0, long), world) == 0
+    assert policy.prefill(SimulatedPrompt(1, other), world) == 1  # the smaller tree
+    assert policy.prefill(SimulatedPrompt(2, long), world) == 0  # all of it matches
     world.prefill[0].requests_in_flight = 65
-    assert policy.prefill(Prompt(3, long), world) == 1
+    assert policy.prefill(SimulatedPrompt(3, long), world) == 1
     world.prefill[1].requests_in_flight = 50
-    assert policy.prefill(Prompt(4, other), world) == 1
+    assert policy.prefill(SimulatedPrompt(4, other), world) == 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_places_every_prompt_the_same_way_each_time(policy: str, tmp_path: Path) -> None:
     trace = read_trace(conversations(tmp_path / "trace.jsonl"))
-    runs = [Simulation(World.of(4, 60, Speeds(5000.0)), make_chooser(policy, 4)).run(trace) for _ in range(2)]
+    runs = [
+        Simulation(SimulatedWorkers.of(4, 60, Speeds(5000.0)), make_chooser(policy, 4)).run(trace) for _ in range(2)
+    ]
     placed = [[(prompt.prefill, prompt.decode, prompt.hit_blocks) for prompt in run.prompts] for run in runs]
     assert placed[0] == placed[1]
     assert len(placed[0]) == len(trace)
@@ -210,8 +212,8 @@ SLOW_FILES = FileOptions(640, workers_per_directory=2, load_gb_per_s=1e-3, known
 FILES = replace(SLOW_FILES, load_gb_per_s=1.0)
 
 
-def with_files(arrivals: list[Arrival], *workers: int, files: FileOptions, blocks: int = 100) -> Run:
-    return Simulation(World.of(4, blocks, SPEEDS, files), ToWorker(*workers)).run(arrivals)
+def with_files(arrivals: list[TraceArrival], *workers: int, files: FileOptions, blocks: int = 100) -> PlacementRun:
+    return Simulation(SimulatedWorkers.of(4, blocks, SPEEDS, files), ToWorker(*workers)).run(arrivals)
 
 
 def test_what_left_the_cache_or_was_computed_by_a_neighbour_is_loaded_and_the_rest_computed() -> None:
@@ -231,7 +233,7 @@ def test_workers_of_another_directory_and_with_slow_files_compute() -> None:
 
 def test_full_files_lose_their_oldest_blocks_many_at_a_time() -> None:
     directory = Directory()
-    own, other = OwnFiles(directory, 128), OwnFiles(directory, 128)
+    own, other = SimulatedFiles(directory, 128), SimulatedFiles(directory, 128)
     own.write(block_ids(range(1, 129)))
     other.write(block_ids(range(1, 129)))
     own.write(block_ids([500]))

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from baton.lab.benchmarks.serve.load import Outcome, RandomJobs, Run, measure, poisson_arrivals_s, spread
+from baton.lab.benchmarks.serve.load import LoadRun, RandomJobs, RequestOutcome, measure, poisson_arrivals_s, spread
 
 
-def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> Outcome:
-    return Outcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
+def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> RequestOutcome:
+    return RequestOutcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
 
 
 def test_the_last_arrival_is_at_requests_over_rate() -> None:
@@ -47,7 +47,7 @@ def test_the_same_seed_makes_the_same_jobs() -> None:
 
 
 def test_metrics_are_vllms() -> None:
-    run = Run(
+    run = LoadRun(
         (
             outcome(1.0, [1.5, 1.6, 1.9], output_tokens=5),  # a piece may have several tokens
             outcome(2.0, [2.1], output_tokens=1),
@@ -76,10 +76,10 @@ def test_percentiles_are_interpolated() -> None:
     ("objectives_ms", "good"), [({"ttft": 500.0}, 2), ({"ttft": 499.0}, 1), ({"tpot": 99.0}, 1), ({"e2el": 1e4}, 2)]
 )
 def test_goodput_counts_requests_that_keep_to_every_objective(objectives_ms: dict[str, float], good: int) -> None:
-    run = Run((outcome(0.0, [0.5, 0.7], 3), outcome(0.0, [0.1], 1)), duration_s=2.0)
+    run = LoadRun((outcome(0.0, [0.5, 0.7], 3), outcome(0.0, [0.1], 1)), duration_s=2.0)
     assert measure("x", run, objectives_ms).request_goodput == good / 2
 
 
 def test_json_has_vllms_names() -> None:
-    result = measure("x", Run((outcome(0.0, [0.5], 1),), 1.0), {}).as_json()
+    result = measure("x", LoadRun((outcome(0.0, [0.5], 1),), 1.0), {}).as_json()
     assert {"mean_ttft_ms", "median_tpot_ms", "p99_itl_ms", "std_e2el_ms", "request_throughput"} <= result.keys()

@@ -7,8 +7,8 @@ from baton.lab.benchmarks.isolation.figures import (
     Figures,
     Objectives,
     Report,
-    Spread,
     Step,
+    TimeSpread,
     as_json,
     as_picture,
     as_table,
@@ -17,16 +17,16 @@ from baton.lab.benchmarks.isolation.figures import (
     medians,
 )
 from baton.lab.benchmarks.isolation.isolation import Variant, phases_of_round
-from baton.lab.benchmarks.isolation.load import Load, Phase, PhaseLog, StreamLog
+from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog, StreamLog
 from baton.launch import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)
-LOAD = Load(1.0, 4, 64, 4096, 1024, 1.0, 3)
+LOAD = PhaseLoad(1.0, 4, 64, 4096, 1024, 1.0, 3)
 
 
 def figures(p99: float, tokens_per_s: float = 100.0, step_p99: float | None = None) -> Figures:
-    step = None if step_p99 is None else Spread(1.0, step_p99, step_p99, step_p99)
-    return Figures(Spread(1.0, p99, p99, p99), step, None, None, tokens_per_s, tokens_per_s, 0.0, 0.0, None, None)
+    step = None if step_p99 is None else TimeSpread(1.0, step_p99, step_p99, step_p99)
+    return Figures(TimeSpread(1.0, p99, p99, p99), step, None, None, tokens_per_s, tokens_per_s, 0.0, 0.0, None, None)
 
 
 def test_only_gaps_that_end_while_it_counts_are_counted() -> None:
@@ -75,7 +75,7 @@ def test_medians_leave_out_rounds_without_the_figure() -> None:
 def test_a_round_is_held_against_the_quiet_phase_of_the_same_round() -> None:
     quiet = [figures(10.0), figures(20.0), figures(40.0)]
     saturated = [figures(11.0), figures(22.0), figures(80.0)]
-    verdict = judge({Phase.QUIET: quiet, Phase.SATURATED: saturated})
+    verdict = judge({LoadPhase.QUIET: quiet, LoadPhase.SATURATED: saturated})
     assert verdict is not None
     assert verdict.p99_ratio == pytest.approx(1.1)
     assert verdict.holds
@@ -83,32 +83,36 @@ def test_a_round_is_held_against_the_quiet_phase_of_the_same_round() -> None:
 
 @pytest.mark.parametrize(("floor_p99", "holds"), [(11.0, False), (12.0, True)])
 def test_what_memory_alone_costs_may_be_exceeded_by_little(floor_p99: float, holds: bool) -> None:
-    phases = {Phase.QUIET: [figures(10.0)], Phase.SATURATED: [figures(12.4)], Phase.FLOOR: [figures(floor_p99)]}
+    phases = {
+        LoadPhase.QUIET: [figures(10.0)],
+        LoadPhase.SATURATED: [figures(12.4)],
+        LoadPhase.FLOOR: [figures(floor_p99)],
+    }
     verdict = judge(phases)
     assert verdict is not None
     assert verdict.holds is holds
 
 
 def test_answers_that_slow_down_fail_whatever_their_gaps_are() -> None:
-    verdict = judge({Phase.QUIET: [figures(10.0)], Phase.SATURATED: [figures(10.0, tokens_per_s=94.0)]})
+    verdict = judge({LoadPhase.QUIET: [figures(10.0)], LoadPhase.SATURATED: [figures(10.0, tokens_per_s=94.0)]})
     assert verdict is not None
     assert not verdict.holds
 
 
 def test_without_a_saturated_phase_there_is_no_verdict() -> None:
-    assert judge({Phase.QUIET: [figures(10.0)], Phase.SATURATED: []}) is None
+    assert judge({LoadPhase.QUIET: [figures(10.0)], LoadPhase.SATURATED: []}) is None
 
 
 def test_rounds_take_turns_in_which_phase_comes_first() -> None:
     phases = [phases_of_round(Variant.SPLIT, number) for number in range(4)]
-    assert {each[0] for each in phases} == set(Phase)
-    assert all(set(each) == set(Phase) for each in phases)
+    assert {each[0] for each in phases} == set(LoadPhase)
+    assert all(set(each) == set(LoadPhase) for each in phases)
 
 
 def test_the_report_has_a_row_per_phase_a_verdict_and_a_bar() -> None:
     rounds = {
-        "1p1d": {Phase.QUIET: [figures(10.0, step_p99=9.0)], Phase.SATURATED: [figures(11.0, step_p99=9.9)]},
-        "vllm": {Phase.QUIET: [figures(26.0)], Phase.SATURATED: [figures(433.0)]},
+        "1p1d": {LoadPhase.QUIET: [figures(10.0, step_p99=9.0)], LoadPhase.SATURATED: [figures(11.0, step_p99=9.9)]},
+        "vllm": {LoadPhase.QUIET: [figures(26.0)], LoadPhase.SATURATED: [figures(433.0)]},
     }
     report = Report("smollm2", "none", (0, 1), LOAD, OBJECTIVES, rounds)
     table = as_table(report)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.cli.keys import make_certificates
-from baton.lab.harness.hosts.network import Network
+from baton.lab.harness.hosts.network import HostNetwork
 from baton.lab.harness.hosts.reach import forwarded
 from baton.process.registry.redis_server import find_redis_server, redis_command
 from baton.process.security.tls import InternalTls
@@ -50,7 +50,7 @@ class Gates:
 class HostedStack(Stack):
     """`network` has a host for each process, of the same name; `certificates` is a folder."""
 
-    network: Network | None = None
+    network: HostNetwork | None = None
     certificates: Path = Path()
 
     @property
@@ -64,7 +64,7 @@ class HostedStack(Stack):
         return InternalTls(*(self.certificates / name for name in names))
 
     @property
-    def hosts(self) -> Network:
+    def hosts(self) -> HostNetwork:
         assert self.network is not None
         return self.network
 
@@ -86,7 +86,7 @@ class HostedStack(Stack):
 def hosted_stack(folder: Path, model: Path) -> Iterator[HostedStack]:
     """Everything runs, and is ready."""
     certificates = folder / "certificates"
-    with Network((ROUTER, *WORKERS), visible=(folder,)) as network:
+    with HostNetwork((ROUTER, *WORKERS), visible=(folder,)) as network:
         addresses = [network.address6(name) for name in network.names]
         make_certificates(certificates, addresses, days=1)
         stack = HostedStack(folder, 0, 0, network=network, certificates=certificates)

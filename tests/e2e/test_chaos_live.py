@@ -7,7 +7,7 @@ from pathlib import Path
 
 from baton.lab.chaos.faults import Fault, FaultKind, Planned
 from baton.lab.chaos.report import write
-from baton.lab.chaos.run import Options, Run
+from baton.lab.chaos.run import ChaosOptions, ChaosRun
 from tests.e2e.stack import IDLE_S
 
 MINUTES = 3.0  # of load at most: it ends when all faults are proved
@@ -24,11 +24,11 @@ PLAN = (
 
 async def test_streams_survive_whatever_is_killed_stopped_and_restarted(tmp_path: Path) -> None:
     said: list[str] = []
-    options = Options(
+    options = ChaosOptions(
         MINUTES, 3, 4, PLAN, max_tokens=120, per_kind=1, wanted=len(PLAN), speculate="ngram", tier=True,
         pages_free_s=IDLE_S,
     )  # fmt: skip
-    outcome = await Run(options, said.append).run(tmp_path)
+    outcome = await ChaosRun(options, said.append).run(tmp_path)
     write(outcome, tmp_path)
     assert outcome.is_good, "\n".join([*said, (tmp_path / "report.md").read_text()])
     assert len(outcome.injected) == len(PLAN)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from baton.lab.benchmarks.clients.others import run_locust
-from baton.lab.benchmarks.clients.run import Run, served_model
+from baton.lab.benchmarks.clients.run import ClientRun, served_model
 from tests.e2e.stack import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -15,7 +15,7 @@ def test_nothing_fails_while_users_come_and_go(stack: Stack, tmp_path: Path) -> 
     pids = {name: process.pid for name, process in stack.processes.items()}
     clients = ROOT / ".cache" / "clients"
 
-    figures = run_locust(Run(stack.url, served_model(stack.url), Path(), clients, tmp_path, SECONDS, pids))
+    figures = run_locust(ClientRun(stack.url, served_model(stack.url), Path(), clients, tmp_path, SECONDS, pids))
 
     assert figures["requests"] > 100
     assert set(figures["growth_mib"]) == set(pids)

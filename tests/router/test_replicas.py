@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.benchmarks.placement.traces import Arrival, from_zero, read_trace
+from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, read_trace
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import Pressure, Situation
@@ -130,7 +130,7 @@ def test_a_wave_is_followed_up_once_and_down_once_and_not_at_all_where_it_is_sho
         assert len(set(cluster.numbers[900:])) == 1
 
 
-def work_of(arrivals: Sequence[Arrival], tokens_per_s: float) -> Callable[[float, float], float]:
+def work_of(arrivals: Sequence[TraceArrival], tokens_per_s: float) -> Callable[[float, float], float]:
     """Of the prompts of a recorded hour, over and over. Each request of the sample stands for the twenty of which it is
     one, at any time within the minute around it.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.lab.benchmarks.clients.others import CLIENTS
-from baton.lab.benchmarks.clients.run import Run, Service, served_model, started
+from baton.lab.benchmarks.clients.run import ClientRun, Service, served_model, started
 from baton.lab.report.result import DEMO, make_parser, write_result
 from baton.launch.paths import ROOT
 
@@ -33,7 +33,7 @@ def main() -> int:
         flags = SHORT_CONTEXT if name == "schemathesis" else ()
         running = nullcontext(Service(asked.url)) if asked.url else started(asked.model, flags)
         with running as service, tempfile.TemporaryDirectory(prefix=f"baton-{name}-") as scratch:
-            run = Run(
+            run = ClientRun(
                 service.url,
                 served_model(service.url),
                 asked.model.resolve(),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baton.lab.benchmarks.clients.run import MemoryWatch, Run, growth_mib, program
+from baton.lab.benchmarks.clients.run import ClientRun, MemoryWatch, growth_mib, program
 
 REQUESTS = 40  # of aiperf
 EXAMPLES = 20  # of schemathesis, of each route, beside those that cover the schemas
@@ -22,7 +22,7 @@ MOST_GROWTH_MIB = 24.0
 """Maximum growth of any process from the second quarter of the time to the last: allocators fluctuate."""
 
 
-def run_aiperf(run: Run) -> dict[str, Any]:
+def run_aiperf(run: ClientRun) -> dict[str, Any]:
     """Run aiperf's profile over /v1/chat/completions, streaming. Raises: RuntimeError if a request failed."""
     command = [str(program(run.environments, "aiperf", "aiperf")), "profile", "--model", run.model, "--url", run.url]
     command += ["--endpoint-type", "chat", "--streaming", "--tokenizer", str(run.model_folder)]
@@ -38,7 +38,7 @@ def run_aiperf(run: Run) -> dict[str, Any]:
     }
 
 
-def run_guidellm(run: Run) -> dict[str, Any]:
+def run_guidellm(run: ClientRun) -> dict[str, Any]:
     """Run guidellm over /v1/chat/completions, streaming, at a constant rate. Raises: RuntimeError if a request
     failed.
     """
@@ -56,7 +56,7 @@ def run_guidellm(run: Run) -> dict[str, Any]:
     return {"requests": totals}
 
 
-def run_schemathesis(run: Run) -> dict[str, Any]:
+def run_schemathesis(run: ClientRun) -> dict[str, Any]:
     """Run schemathesis over /openapi.json: no 5xx, and answers as described.
 
     Its chats name no length: the service should have a short context. Raises: RuntimeError if a check failed.
@@ -85,7 +85,7 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """
 
 
-def run_lm_eval(run: Run) -> dict[str, Any]:
+def run_lm_eval(run: ClientRun) -> dict[str, Any]:
     """Run lm-eval's multiple choice over /v1/completions and compare its log-likelihoods with transformers' own.
 
     It sends context and choice as token ids, with `echo`, `logprobs` 1 and `max_tokens` 1, and sums up the result.
@@ -163,7 +163,7 @@ def _expected(folder: Path, pairs: list[tuple[str, str]]) -> list[tuple[float, b
     return found
 
 
-def run_locust(run: Run) -> dict[str, Any]:
+def run_locust(run: ClientRun) -> dict[str, Any]:
     """Run locust's soak for ten minutes: no request fails, latency stays, no process grows.
 
     Raises: RuntimeError if a request failed or a process grew.
@@ -220,7 +220,7 @@ def _rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(lines))
 
 
-CLIENTS: Mapping[str, Callable[[Run], dict[str, Any]]] = {
+CLIENTS: Mapping[str, Callable[[ClientRun], dict[str, Any]]] = {
     "lm_eval": run_lm_eval,
     "guidellm": run_guidellm,
     "aiperf": run_aiperf,

@@ -43,7 +43,7 @@ def program(folder: Path, name: str, command: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ClientRun:
     url: str  # of the service, without /v1
     model: str  # its name there
     model_folder: Path  # with tokenizer and weights

@@ -31,7 +31,7 @@ FIRST_TOKEN_ID = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AgentWork:
     """Common properties of all agents. Token ids are from 3 to below `vocab_size`."""
 
     context_tokens: int  # the longest prompt and its answer
@@ -52,7 +52,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class AgentTurn:
     """Request of an agent, to be sent `pause_s` after the answer before."""
 
     session: str  # a sub-agent has one of its own
@@ -62,11 +62,11 @@ class Turn:
     is_last: bool  # of its session
 
 
-Turns = Generator[Turn, Tokens, Tokens]
+Turns = Generator[AgentTurn, Tokens, Tokens]
 """Yields a turn, is sent its answer, and returns the last one."""
 
 
-def agent(work: Work, name: str) -> Turns:
+def agent(work: AgentWork, name: str) -> Turns:
     """Yield the turns of an agent from the middle of its task to the end."""
     chance = random.Random(f"{work.seed} agent {name}")
     instructions = work.instructions(chance.randrange(KINDS))
@@ -77,7 +77,7 @@ def agent(work: Work, name: str) -> Turns:
 
 
 def _converse(
-    work: Work, chance: random.Random, name: str, context: Tokens, turns: int, *, is_sub_agent: bool
+    work: AgentWork, chance: random.Random, name: str, context: Tokens, turns: int, *, is_sub_agent: bool
 ) -> Turns:
     answer: Tokens = ()
     sub_agents = 0
@@ -86,7 +86,7 @@ def _converse(
             context = _summarised(work, chance, context)
         answer_tokens = chance.randint(work.answer_tokens // 2, work.answer_tokens * 3 // 2)
         pause_s = draw_pause_s(chance) if number else 0.0
-        answer = yield Turn(name, context, answer_tokens, pause_s, is_last=number == turns - 1)
+        answer = yield AgentTurn(name, context, answer_tokens, pause_s, is_last=number == turns - 1)
         if chance.random() < TAKEN_BACK_SHARE:
             continue  # the next turn is this one again, with another answer
         context += answer
@@ -109,11 +109,11 @@ def new_tokens(chance: random.Random, reused_tokens: int) -> int:
     return max(1, round(reused_tokens * chance.lognormvariate(math.log(MEDIAN_GROWTH), GROWTH_SPREAD)))
 
 
-def _longest_prompt(work: Work) -> int:
+def _longest_prompt(work: AgentWork) -> int:
     return work.context_tokens - 2 * work.answer_tokens
 
 
-def _summarised(work: Work, chance: random.Random, context: Tokens) -> Tokens:
+def _summarised(work: AgentWork, chance: random.Random, context: Tokens) -> Tokens:
     kept = context[: round(SHARE_OF_INSTRUCTIONS * work.context_tokens)]
     return kept + work.text(chance, round(SHARE_OF_SUMMARY * work.context_tokens))
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from baton.client import AsyncBatonClient, Delta, Finished, GenerateOptions
-from baton.lab.benchmarks.cluster.agent_work import IdealCache, Tokens, Turn, Work, agent
-from baton.lab.harness.processes import ONCE, Cluster, Worker, router_and_workers
+from baton.lab.benchmarks.cluster.agent_work import AgentTurn, AgentWork, IdealCache, Tokens, agent
+from baton.lab.harness.processes import ONCE, HarnessWorker, RunningCluster, router_and_workers
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, read_arguments, table, write_pictures, write_result
 from baton.lab.report.statistics import percentile
@@ -36,15 +36,15 @@ KEPT_S = 684.0  # the longest pause of these agents
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    work: Work
+class AgentsSetup:
+    work: AgentWork
     sessions: int
     kv_memory: str  # of each worker
     seconds: float
 
 
 @dataclass(slots=True)
-class Asked:
+class AskedTurn:
     """A turn that was sent, and what has come of it."""
 
     sent_s: float
@@ -60,13 +60,13 @@ class Asked:
 class Log:
     """Records of one variant. `warm_s`: when the last first turn was answered; infinite until then."""
 
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[AskedTurn] = field(default_factory=list)
     first_turns: int = 0
     warm_s: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredAgents:
     variant: str
     sessions: int
     turns: int  # answered
@@ -90,7 +90,7 @@ class Measured:
 class Agents:
     """Agents that run at the same time; one that has finished its task is replaced."""
 
-    def __init__(self, setup: Setup, baton: AsyncBatonClient, ideal: IdealCache, names_sessions: bool) -> None:
+    def __init__(self, setup: AgentsSetup, baton: AsyncBatonClient, ideal: IdealCache, names_sessions: bool) -> None:
         self._setup = setup
         self._names_sessions = names_sessions
         self._baton = baton
@@ -118,8 +118,8 @@ class Agents:
             self.log.warm_s = time.monotonic()
             self.warm.set()
 
-    async def _ask(self, turn: Turn) -> Tokens:
-        asked = Asked(time.monotonic(), len(turn.prompt), self._ideal.cached_tokens(turn.prompt))
+    async def _ask(self, turn: AgentTurn) -> Tokens:
+        asked = AskedTurn(time.monotonic(), len(turn.prompt), self._ideal.cached_tokens(turn.prompt))
         self.log.asked.append(asked)
         answer: list[int] = []
         options = GenerateOptions(max_tokens=turn.answer_tokens, temperature=0.0, ignore_eos=True)
@@ -139,13 +139,13 @@ class Agents:
         return tuple(answer)
 
 
-async def measure(setup: Setup, variant: str, folder: Path) -> Measured:
+async def measure(setup: AgentsSetup, variant: str, folder: Path) -> MeasuredAgents:
     with TemporaryDirectory(dir=folder) as tier:
         of_tier = () if variant == "pools alone" else ("--kv-tier-dir", tier, "--kv-tier-size", "16GiB")
         flags = ("--model", folder / "tiny", "--kv-memory", setup.kv_memory, "--log-level", "warning", *of_tier)
         workers = (
-            Worker("prefill-0", "baton.prefill_worker", flags),
-            Worker("decode-0", "baton.decode_worker", flags),
+            HarnessWorker("prefill-0", "baton.prefill_worker", flags),
+            HarnessWorker("decode-0", "baton.decode_worker", flags),
         )
         router_flags = ("--log-level", "warning", "--max-wait-s", ANSWER_S, "--default-deadline-s", ANSWER_S)
         async with router_and_workers(folder, workers, router_flags) as cluster:
@@ -171,7 +171,7 @@ async def working(agents: Agents, count: int) -> AsyncIterator[None]:
             task.cancel()
 
 
-async def pool_blocks_of(cluster: Cluster) -> int:
+async def pool_blocks_of(cluster: RunningCluster) -> int:
     """Return the blocks of all pools. Raises: CommandFailed."""
     status = await cluster.status()
     if status is None:
@@ -180,8 +180,8 @@ async def pool_blocks_of(cluster: Cluster) -> int:
 
 
 def summarise(
-    variant: str, setup: Setup, log: Log, end_s: float, working_set_blocks: int, pool_blocks: int
-) -> Measured:
+    variant: str, setup: AgentsSetup, log: Log, end_s: float, working_set_blocks: int, pool_blocks: int
+) -> MeasuredAgents:
     """Summarise a variant. Raises: CommandFailed if no turn was sent."""
     sent = [each for each in log.asked if log.warm_s <= each.sent_s <= end_s]
     answered = [each for each in sent if each.ended_s is not None and each.ended_s <= end_s]
@@ -190,7 +190,7 @@ def summarise(
     ttfts_ms = [((each.first_s or end_s) - each.sent_s) * 1e3 for each in sent]
     seconds = end_s - log.warm_s
     prompt_tokens = sum(each.prompt_tokens for each in answered)
-    return Measured(
+    return MeasuredAgents(
         variant=variant,
         sessions=setup.sessions,
         turns=len(answered),
@@ -208,7 +208,7 @@ def summarise(
     )
 
 
-COLUMNS: Columns[Measured] = {
+COLUMNS: Columns[MeasuredAgents] = {
     "variant": lambda each: each.variant,
     "sessions": lambda each: each.sessions,
     "turns": lambda each: each.turns,
@@ -225,16 +225,16 @@ COLUMNS: Columns[Measured] = {
 
 
 def measure_all(
-    sessions: Sequence[int], variants: Sequence[str], work: Work, kv_memory: str, seconds: float
-) -> Iterator[Measured]:
+    sessions: Sequence[int], variants: Sequence[str], work: AgentWork, kv_memory: str, seconds: float
+) -> Iterator[MeasuredAgents]:
     with TemporaryDirectory(prefix="baton-bench-") as name:
         write_tiny_checkpoint(Path(name) / "tiny", context_tokens=work.context_tokens)
         for count in sessions:
             for variant in variants:
-                yield asyncio.run(measure(Setup(work, count, kv_memory, seconds), variant, Path(name)))
+                yield asyncio.run(measure(AgentsSetup(work, count, kv_memory, seconds), variant, Path(name)))
 
 
-def as_picture(rows: Sequence[Measured]) -> str:
+def as_picture(rows: Sequence[MeasuredAgents]) -> str:
     counts = sorted({each.sessions for each in rows})
     by_case = {(each.variant, each.sessions): each.ttft_p50_ms for each in rows}
     series = tuple(Bars(variant, tuple(by_case.get((variant, count)) for count in counts)) for variant in VARIANTS)
@@ -254,7 +254,7 @@ def main() -> None:
         seed=0,
         picture=(None, "an SVG"),
     )
-    work = Work(options.context, VOCABULARY, options.seed)
+    work = AgentWork(options.context, VOCABULARY, options.seed)
     rows = []
     counts, variants = [int(count) for count in options.sessions.split(",")], options.variant or VARIANTS
     if unknown := set(variants) - set(VARIANTS):

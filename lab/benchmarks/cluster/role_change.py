@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from baton.lab.benchmarks.serve.load import Job, Load, Outcome, random_arrivals_s, random_tokens, tpot_s
+from baton.lab.benchmarks.serve.load import Job, RequestOutcome, ServiceLoad, random_arrivals_s, random_tokens, tpot_s
 from baton.lab.benchmarks.serve.targets import BatonTarget
-from baton.lab.harness.processes import Cluster, Worker, router_and_workers, tiny_model
-from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.harness.processes import HarnessWorker, RunningCluster, router_and_workers, tiny_model
+from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import read_arguments, write_pictures, write_result
 from baton.launch.tiny_checkpoint import VOCABULARY
 
@@ -34,31 +34,31 @@ STEP_MS, TOKEN_MS = 8.0, 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CallKind:
     prompt_tokens: int
     answer_tokens: int
 
 
-LONG_PROMPTS, LONG_ANSWERS = Kind(480, 4), Kind(32, 160)
+LONG_PROMPTS, LONG_ANSWERS = CallKind(480, 4), CallKind(32, 160)
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class RoleChangeSetup:
     seconds: float  # of each phase; the second takes three times as long
     slots: int
     deadline_s: float
 
 
 @dataclass
-class Timeline:
+class LoadTimeline:
     """Counts of one run, in buckets of BUCKET_S."""
 
     planner: str
-    calls: tuple[Outcome, ...] = ()
+    calls: tuple[RequestOutcome, ...] = ()
     decode_workers: list[tuple[float, int]] = field(default_factory=list)  # at each look
 
     def points(
-        self, value: Callable[[list[Outcome]], float | None], at: Callable[[Outcome], float]
+        self, value: Callable[[list[RequestOutcome]], float | None], at: Callable[[RequestOutcome], float]
     ) -> list[tuple[float, float]]:
         end_s = max((call.ended_s for call in self.calls), default=0.0)
         found = []
@@ -70,32 +70,32 @@ class Timeline:
         return found
 
 
-def answered_per_s(calls: Sequence[Outcome]) -> float:
+def answered_per_s(calls: Sequence[RequestOutcome]) -> float:
     """Return the rate of calls that ended within one bucket."""
     return sum(call.result == "answered" for call in calls) / BUCKET_S
 
 
-def median_ttft_ms(calls: Sequence[Outcome]) -> float | None:
+def median_ttft_ms(calls: Sequence[RequestOutcome]) -> float | None:
     known = [call.ttft_s * 1e3 for call in calls if call.pieces_s]
     return median(known) if known else None
 
 
-def median_tbt_ms(calls: Sequence[Outcome]) -> float | None:
+def median_tbt_ms(calls: Sequence[RequestOutcome]) -> float | None:
     """Return the median over answers of the mean time between tokens."""
     known = [tpot_s(call) * 1e3 for call in calls if call.output_tokens > FEWEST_TOKENS]
     return median(known) if known else None
 
 
-def paced_workers(folder: Path, slots: int) -> Iterator[Worker]:
+def paced_workers(folder: Path, slots: int) -> Iterator[HarnessWorker]:
     """2P+1D that can change their roles."""
     pace = ("--decode-step-ms", STEP_MS, "--prefill-token-ms", TOKEN_MS, "--max-sequences", slots)
     model = ("--model", folder / "tiny", "--kv-memory", "64MiB")
     for name in ("prefill-0", "prefill-1", "decode-0"):
         role = ("--role", name.partition("-")[0])
-        yield Worker(name, "baton.lab.benchmarks.cluster.paced_worker", (*role, *pace, *model))
+        yield HarnessWorker(name, "baton.lab.benchmarks.cluster.paced_worker", (*role, *pace, *model))
 
 
-async def decode_workers(cluster: Cluster) -> int:
+async def decode_workers(cluster: RunningCluster) -> int:
     """Return the number of decode workers that serve now."""
     status = await cluster.status()
     workers = status.workers if status is not None else ()
@@ -103,7 +103,7 @@ async def decode_workers(cluster: Cluster) -> int:
     return sum(each.role == "decode" for each in serving)
 
 
-def jobs(setup: Setup, prompts_per_s: float, answers_per_s: float) -> Iterator[Job]:
+def jobs(setup: RoleChangeSetup, prompts_per_s: float, answers_per_s: float) -> Iterator[Job]:
     """Long prompts, and then three times as long long answers."""
     chance, turn_s = random.Random(5), setup.seconds
     for kind, per_s, begin_s, end_s in (
@@ -114,15 +114,17 @@ def jobs(setup: Setup, prompts_per_s: float, answers_per_s: float) -> Iterator[J
             yield Job(random_tokens(chance, kind.prompt_tokens, VOCABULARY), kind.answer_tokens, at_s)
 
 
-def rates(setup: Setup) -> tuple[float, float]:
+def rates(setup: RoleChangeSetup) -> tuple[float, float]:
     """Calls a second of the first and of the second phase."""
     prompts_per_s = 1e3 / (LONG_PROMPTS.prompt_tokens * TOKEN_MS)
     answers_per_s = setup.slots * 1e3 / (LONG_ANSWERS.answer_tokens * STEP_MS)
     return PROMPTS_OVER * prompts_per_s, ANSWERS_OVER * answers_per_s
 
 
-async def run(folder: Path, setup: Setup, planner: str, prompts_per_s: float, answers_per_s: float) -> Timeline:
-    timeline = Timeline(planner)
+async def run(
+    folder: Path, setup: RoleChangeSetup, planner: str, prompts_per_s: float, answers_per_s: float
+) -> LoadTimeline:
+    timeline = LoadTimeline(planner)
     planning = ("--planner", planner, "--planner-hold-s", 2, "--planner-cool-down-s", 15)
     slos = ("--planner-ttft-ms", 1000, "--planner-tbt-ms", 100)
     workers = tuple(paced_workers(folder, setup.slots))
@@ -135,14 +137,16 @@ async def run(folder: Path, setup: Setup, planner: str, prompts_per_s: float, an
                 await asyncio.sleep(LOOK_S)
 
         looking = asyncio.create_task(look())
-        timeline.calls = (await Load(target.answer).open_loop(jobs(setup, prompts_per_s, answers_per_s))).outcomes
+        timeline.calls = (
+            await ServiceLoad(target.answer).open_loop(jobs(setup, prompts_per_s, answers_per_s))
+        ).outcomes
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
         await target.close()
     return timeline
 
 
-def figures_of(timeline: Timeline, setup: Setup) -> dict[str, object]:
+def figures_of(timeline: LoadTimeline, setup: RoleChangeSetup) -> dict[str, object]:
     """Return figures of the last half of the second phase, when all role changes are done."""
     begin_s, end_s = 2.5 * setup.seconds, 4 * setup.seconds
     late = [call for call in timeline.calls if begin_s <= call.sent_s < end_s]
@@ -163,13 +167,13 @@ def figures_of(timeline: Timeline, setup: Setup) -> dict[str, object]:
     }
 
 
-def pictures(timelines: Sequence[Timeline]) -> dict[str, str]:
+def pictures(timelines: Sequence[LoadTimeline]) -> dict[str, str]:
     time_axis = Axis("seconds; long prompts first, then long answers")
     names = {"off": "roles stay", "act": "planner changes them"}
 
-    def chart(title: str, axis: str, value: Callable[[list[Outcome]], float | None], at: str = "sent_s") -> str:
+    def chart(title: str, axis: str, value: Callable[[list[RequestOutcome]], float | None], at: str = "sent_s") -> str:
         points = (each.points(value, lambda call: float(getattr(call, at))) for each in timelines)
-        curves = (Curve(names[each.planner], tuple(of)) for each, of in zip(timelines, points, strict=True))
+        curves = (DrawnCurve(names[each.planner], tuple(of)) for each, of in zip(timelines, points, strict=True))
         return draw_lines(LineChart(title, time_axis, Axis(axis), tuple(curves)))
 
     return {
@@ -179,7 +183,7 @@ def pictures(timelines: Sequence[Timeline]) -> dict[str, str]:
     }
 
 
-async def compare(setup: Setup) -> tuple[dict[str, object], list[Timeline]]:
+async def compare(setup: RoleChangeSetup) -> tuple[dict[str, object], list[LoadTimeline]]:
     with tiny_model() as folder:
         timelines = []
         for planner in ("off", "act"):
@@ -196,7 +200,7 @@ def main() -> None:
         deadline=(4.0, "of each call, in seconds"),
         folder=(None, "where role_change.json and the pictures are written"),
     )
-    setup = Setup(options.seconds, options.slots, options.deadline)
+    setup = RoleChangeSetup(options.seconds, options.slots, options.deadline)
     result, timelines = asyncio.run(compare(setup))
     print(json.dumps(result, indent=2))
     whole = {"setup": asdict(setup), **result}

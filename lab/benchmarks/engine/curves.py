@@ -26,7 +26,7 @@ from baton.lab.benchmarks.engine.speed import (
     random_prompts,
 )
 from baton.lab.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
-from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import Columns, describe_machine, table, write_pictures
 from baton.lab.report.statistics import Line, fit_line
 from baton.launch import CommandFailed
@@ -97,11 +97,11 @@ def as_picture(growth: Growth, title: str) -> str:
     ticks = tuple(float(x) for x in xs) if len(xs) >= FEWEST_TICKS and is_log else ()
     fitted = tuple((float(x), growth.line.at(x)) for x in (min(xs), max(xs)))
     curves = [
-        Curve("measured", tuple((float(point.x), point.measured_ms) for point in growth.points)),
-        Curve("limit", tuple((float(point.x), point.limit_ms) for point in growth.points), is_dashed=True),
+        DrawnCurve("measured", tuple((float(point.x), point.measured_ms) for point in growth.points)),
+        DrawnCurve("limit", tuple((float(point.x), point.limit_ms) for point in growth.points), is_dashed=True),
     ]
     if not is_log:
-        curves.append(Curve(f"fit: {growth.slope_ms:.3g} ms each", fitted, is_dashed=True))
+        curves.append(DrawnCurve(f"fit: {growth.slope_ms:.3g} ms each", fitted, is_dashed=True))
     axes = Axis(growth.x_name, is_log, ticks), Axis("milliseconds", is_log)
     return draw_lines(LineChart(f"{title}: {growth.name}", *axes, tuple(curves)))
 

@@ -39,7 +39,7 @@ KV_MEMORY_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class Setting:
+class QualitySetting:
     dtype: str
     kv_cache_dtype: str  # auto: as dtype
     quantization: str | None = None
@@ -47,7 +47,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Quality:
-    setting: Setting
+    setting: QualitySetting
     kv_token_bytes: int
     weight_bytes: int
     answer_perplexity: float
@@ -77,10 +77,10 @@ def main() -> None:
         questions=200,
         dialogues=60,
     )
-    settings = [Setting("bfloat16", "auto"), Setting("float32", "auto")]
-    settings += [Setting("float32", name) for name in arguments.kv_cache_dtype]
-    settings += [Setting("float32", "auto", name) for name in arguments.quantize]
-    settings += [Setting("float32", "int8", name) for name in arguments.quantize[:1]]
+    settings = [QualitySetting("bfloat16", "auto"), QualitySetting("float32", "auto")]
+    settings += [QualitySetting("float32", name) for name in arguments.kv_cache_dtype]
+    settings += [QualitySetting("float32", "auto", name) for name in arguments.quantize]
+    settings += [QualitySetting("float32", "int8", name) for name in arguments.quantize[:1]]
     print(HEADING, flush=True)
     found = []
     for setting in settings:
@@ -90,7 +90,7 @@ def main() -> None:
     write_result(arguments.json, {"model": Path(arguments.model).name, "qualities": qualities})
 
 
-def measure(model: str, setting: Setting, questions: int, dialogues: int) -> Quality:
+def measure(model: str, setting: QualitySetting, questions: int, dialogues: int) -> Quality:
     llm = LLM(model, kv_memory=KV_MEMORY_BYTES, quiet=True, **dataclasses.asdict(setting))
     answer, cell = perplexities(llm, make_dialogues(llm.get_tokenizer(), dialogues))
     asked = make_questions(questions)

@@ -18,7 +18,7 @@ from typing import Any
 
 from baton.lab.benchmarks.gpu.processes import end_by_signals
 from baton.lab.benchmarks.gpu.row_processes import ALL_ROWS, run_rows, shared_out, starting
-from baton.lab.benchmarks.gpu.suite import ALL_FILES, Outcome, run_tests
+from baton.lab.benchmarks.gpu.suite import ALL_FILES, TestOutcome, run_tests
 from baton.launch.paths import ROOT
 
 TOTAL_S = 540.0  # of everything: rows that would begin later do not. Processes that end, and the table, come on top
@@ -53,7 +53,7 @@ def measure(files: Collection[str], rows: Collection[str], out: Path, dry: bool)
         (out / f"{row}.json").unlink(missing_ok=True)
     started = time.monotonic()
     deadline = started + TOTAL_S
-    tests: list[Outcome] = []
+    tests: list[TestOutcome] = []
     codes = []
     try:
         tests += run_tests(ROOT, files, out, deadline)

@@ -12,7 +12,7 @@ from baton.kernels.types import DecodeRows, KvPages, PrefillChunks, Scoring
 from baton.lab.benchmarks.gpu.row import (
     Bound,
     Figure,
-    Row,
+    GpuRow,
     Setting,
     at_least,
     at_most,
@@ -153,4 +153,8 @@ def _both_ways(name: str, blocks: torch.Tensor, ids: torch.Tensor, setting: Sett
     ]
 
 
-ROWS = (Row("decode_attention", decode_attention), Row("prefill_attention", prefill_attention), Row("pages", pages))
+ROWS = (
+    GpuRow("decode_attention", decode_attention),
+    GpuRow("prefill_attention", prefill_attention),
+    GpuRow("pages", pages),
+)

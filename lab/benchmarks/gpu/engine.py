@@ -27,7 +27,7 @@ from baton.lab.benchmarks.gpu.drawn import drawn_model
 from baton.lab.benchmarks.gpu.row import (
     Bound,
     Figure,
-    Row,
+    GpuRow,
     Setting,
     at_least,
     at_most,
@@ -40,7 +40,7 @@ SKIPPED_STEPS = 16  # until everything is in its stride
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class EngineWork:
     """Prompts and how many tokens each is answered with."""
 
     prompts: Sequence[Sequence[int]]
@@ -59,7 +59,7 @@ class Work:
 class DrawnEngine:
     """A drawn model with a pool for the work, recorded, one step ahead of itself. No answer ends early."""
 
-    def __init__(self, shape: str, work: Work, setting: Setting, step_tokens: int = 8192) -> None:
+    def __init__(self, shape: str, work: EngineWork, setting: Setting, step_tokens: int = 8192) -> None:
         with tempfile.TemporaryDirectory() as folder:
             self.decoder: DecoderModel = drawn_model(Path(folder), shape, setting.device, setting.dry)
         layout = kv_layout(self.decoder.config, torch.bfloat16, BLOCK_TOKENS)
@@ -73,7 +73,7 @@ class DrawnEngine:
         self._engine = Engine(runner, self._scheduler)
         self._requests = 0
 
-    def run(self, work: Work, params: SamplingParams) -> list[float]:
+    def run(self, work: EngineWork, params: SamplingParams) -> list[float]:
         """Run the work and return when each step with tokens was committed, from the start."""
         for prompt, answer in zip(work.prompts, work.answer_tokens, strict=True):
             self._scheduler.add(Request(self._requests, tuple(prompt), replace(params, max_tokens=answer), ()))
@@ -92,7 +92,7 @@ class DrawnEngine:
 def step_figures(shape: str, target_ms: float, setting: Setting) -> list[Figure]:
     """Measure a single answer: a step's wall time, and the share of it in which the device is idle."""
     answer = setting.size(256, SKIPPED_STEPS + 4)
-    work = Work([list(range(100, setting.size(228, 110)))], [answer])
+    work = EngineWork([list(range(100, setting.size(228, 110)))], [answer])
     engine = DrawnEngine(shape, work, setting)
     greedy = SamplingParams(max_tokens=answer)
     engine.run(work, greedy)
@@ -130,7 +130,7 @@ def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -
     busy_s = {}
     for tokens in (few, many):
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            engine.run(Work([prompt], [tokens]), greedy)
+            engine.run(EngineWork([prompt], [tokens]), greedy)
             torch.cuda.synchronize(setting.device)
         ran = [event.time_range for event in seen.events() or () if event.device_type.name == "CUDA"]
         busy_s[tokens] = covered((each.start, each.end) for each in ran) / 1e6
@@ -158,7 +158,7 @@ def step_qwen06b(setting: Setting) -> list[Figure]:
 NANO_VLLM = (256, 1024, 10000)
 
 
-def nano_work(requests: int, longest: int, highest: int) -> Work:
+def nano_work(requests: int, longest: int, highest: int) -> EngineWork:
     """The benchmark of nano-vllm: lengths of prompts and answers uniform from 100 to 1024 tokens, ids up to `highest`.
 
     Drawn as there, in the same order: 256 requests have 142,827 tokens of prompts and 133,966 of answers.
@@ -166,14 +166,14 @@ def nano_work(requests: int, longest: int, highest: int) -> Work:
     chance = random.Random(0)
     shortest = min(100, longest)
     prompts = [[chance.randint(0, highest) for _ in range(chance.randint(shortest, longest))] for _ in range(requests)]
-    return Work(prompts, [chance.randint(shortest, longest) for _ in range(requests)])
+    return EngineWork(prompts, [chance.randint(shortest, longest) for _ in range(requests)])
 
 
 def throughput(setting: Setting) -> list[Figure]:
     work = nano_work(*setting.size(NANO_VLLM, (6, 20, 500)))
     engine = DrawnEngine("qwen0.6b", work, setting, step_tokens=16384)
     params = SamplingParams(max_tokens=1, temperature=0.6)
-    small = Work(work.prompts[:8], [8] * len(work.prompts[:8]))
+    small = EngineWork(work.prompts[:8], [8] * len(work.prompts[:8]))
     with compilations() as compiled:
         engine.run(small, params)
         took_s = engine.run(work, params)[-1]
@@ -186,4 +186,4 @@ def throughput(setting: Setting) -> list[Figure]:
     ]
 
 
-ROWS = (Row("throughput", throughput), Row("step_qwen0.6b", step_qwen06b), Row("step_llama8b", step_llama8b))
+ROWS = (GpuRow("throughput", throughput), GpuRow("step_qwen0.6b", step_qwen06b), GpuRow("step_llama8b", step_llama8b))

@@ -28,23 +28,23 @@ from baton.lab.benchmarks.gpu.attention import (
     contexts,
 )
 from baton.lab.benchmarks.gpu.drawn import write_checkpoint
-from baton.lab.benchmarks.gpu.engine import DrawnEngine, Work
-from baton.lab.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_least, seconds
+from baton.lab.benchmarks.gpu.engine import DrawnEngine, EngineWork
+from baton.lab.benchmarks.gpu.row import AbsentError, Figure, GpuRow, Setting, at_least, seconds
 
 ATTENTION = ("flash_attention_2", "sdpa")  # the first that it takes
 WORKSPACE_BYTES = 256 << 20
 LAYOUT = "HND"  # [block][kv][head][token][dim], as ours
 
 
-def ours(work: Work, setting: Setting) -> float:
+def ours(work: EngineWork, setting: Setting) -> float:
     """Output tokens per second, after a run that warms up."""
     engine = DrawnEngine("qwen0.6b", work, setting)
     greedy = SamplingParams(max_tokens=1)
-    engine.run(Work(work.prompts[:2], [4, 4]), greedy)
+    engine.run(EngineWork(work.prompts[:2], [4, 4]), greedy)
     return sum(work.answer_tokens) / engine.run(work, greedy)[-1]
 
 
-def theirs(folder: Path, work: Work, setting: Setting) -> tuple[float, str]:
+def theirs(folder: Path, work: EngineWork, setting: Setting) -> tuple[float, str]:
     """The same of generate_batch, and its attention. Raises: AbsentError where it runs with none."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -84,7 +84,7 @@ def against_transformers(setting: Setting) -> list[Figure]:
     requests, shortest, longest, answer, vocab = setting.size((128, 100, 1024, 256, 10000), (3, 5, 9, 4, 500))
     chance = random.Random(1)
     prompts = [[chance.randrange(vocab) for _ in range(chance.randint(shortest, longest))] for _ in range(requests)]
-    work = Work(prompts, [answer] * requests)
+    work = EngineWork(prompts, [answer] * requests)
     own = ours(work, setting)
     gc.collect()
     if setting.device.type == "cuda":
@@ -150,4 +150,4 @@ def against_flashinfer(setting: Setting) -> list[Figure]:
     ]
 
 
-ROWS = (Row("transformers", against_transformers), Row("flashinfer", against_flashinfer))
+ROWS = (GpuRow("transformers", against_transformers), GpuRow("flashinfer", against_flashinfer))

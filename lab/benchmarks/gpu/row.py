@@ -31,7 +31,7 @@ class Wanted(StrEnum):
     AT_MOST = "at most"
 
 
-class Rates(NamedTuple):
+class DeviceRates(NamedTuple):
     """Rates from a GPU's data sheet."""
 
     gpu: str
@@ -39,8 +39,8 @@ class Rates(NamedTuple):
     flop_per_s: float  # in bf16, dense
 
 
-H200 = Rates("H200", 4.8e12, 989e12)
-RATED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": Rates("H100", 3.35e12, 989e12)}
+H200 = DeviceRates("H200", 4.8e12, 989e12)
+RATED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": DeviceRates("H100", 3.35e12, 989e12)}
 """Rates by the name that CUDA reports: slices and slower cards have others."""
 
 
@@ -51,7 +51,7 @@ class Bound(StrEnum):
     PRODUCTS = "products"
 
 
-class Target(NamedTuple):
+class FigureTarget(NamedTuple):
     """Target of a figure. With a limit it is an H200's: another GPU's differs as its data sheet does."""
 
     wanted: Wanted
@@ -81,7 +81,7 @@ class Figure:
     name: str
     value: float
     unit: str
-    target: Target | None = None
+    target: FigureTarget | None = None
     limit: str = ""  # what the device itself does, measured in the same run
 
     def is_met(self, device: str) -> bool | None:
@@ -101,18 +101,18 @@ class AbsentError(Exception):
     """Something that a row is measured with, or against, is not here; the message says what."""
 
 
-class Row(NamedTuple):
+class GpuRow(NamedTuple):
     name: str
     measure: Callable[[Setting], Sequence[Figure]]
     """Measurement of the row. Raises: AbsentError."""
 
 
-def at_least(value: float, bound: Bound | None = None) -> Target:
-    return Target(Wanted.AT_LEAST, value, bound)
+def at_least(value: float, bound: Bound | None = None) -> FigureTarget:
+    return FigureTarget(Wanted.AT_LEAST, value, bound)
 
 
-def at_most(value: float, bound: Bound | None = None) -> Target:
-    return Target(Wanted.AT_MOST, value, bound)
+def at_most(value: float, bound: Bound | None = None) -> FigureTarget:
+    return FigureTarget(Wanted.AT_MOST, value, bound)
 
 
 ROUNDS = 10  # at least

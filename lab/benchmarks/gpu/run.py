@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from baton.lab.benchmarks.gpu.processes import DEVICE_LOST
-from baton.lab.benchmarks.gpu.row import AbsentError, Row, Setting
+from baton.lab.benchmarks.gpu.row import AbsentError, GpuRow, Setting
 from baton.lab.report.result import describe_machine
 
 
@@ -40,7 +40,7 @@ def describe_gpu(device: torch.device) -> dict[str, str]:
     return {"gpu": gpu_name(device), "driver": driver.stdout.strip(), "cuda": cuda, "triton": triton.__version__}
 
 
-def measured(row: Row, setting: Setting) -> dict[str, Any]:
+def measured(row: GpuRow, setting: Setting) -> dict[str, Any]:
     """Status, and figures or why there are none."""
     started = time.monotonic()
     try:
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     setting = Setting(torch.device("cpu" if options.dry_run else "cuda:0"), options.dry_run)
     machine = {**describe_machine(), **describe_gpu(setting.device)}
-    rows: Sequence[Row] = importlib.import_module(f"baton.lab.benchmarks.gpu.{options.module}").ROWS
+    rows: Sequence[GpuRow] = importlib.import_module(f"baton.lab.benchmarks.gpu.{options.module}").ROWS
     wanted = options.rows.split(",")
     failed = 0
     for row in rows:

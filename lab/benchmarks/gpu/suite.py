@@ -34,7 +34,7 @@ POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TestOutcome:
     name: str
     code: int
     summary: str  # last lines of pytest, and what ended its processes
@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Part:
+class SuitePart:
     """A share of the tests of some files, in one process at a time."""
 
     name: str
@@ -72,18 +72,18 @@ class Part:
             log.write(f"\n== the process ended in {test}\n{rest}\n")
         return code == TIMED_OUT
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> TestOutcome:
         lines = self.log.read_text(errors="replace").rstrip().splitlines()
         code = next((code for code in self.codes if code not in (0, NO_TESTS)), 0)
         said = [lines[-1].strip("= ")] if lines and not self.ended_by else []
-        run = Outcome(self.name, code, "; ".join([*said, *(f"ended by {test}" for test in self.ended_by)]))
+        run = TestOutcome(self.name, code, "; ".join([*said, *(f"ended by {test}" for test in self.ended_by)]))
         if code:
             print(f"== {self.name}, the end of {self.log.name}\n" + "\n".join(lines[-LINES:]), flush=True)
         print(run, flush=True)
         return run
 
 
-def run_tests(root: Path, files: Collection[str], out: Path, deadline: float) -> list[Outcome]:
+def run_tests(root: Path, files: Collection[str], out: Path, deadline: float) -> list[TestOutcome]:
     """Run tests until `deadline` (monotonic). Leaves `out`/tests-N.txt; prints failures, and a line for each
     process.
     """
@@ -93,20 +93,20 @@ def run_tests(root: Path, files: Collection[str], out: Path, deadline: float) ->
     shared = [file for file in SHARED if file in files]
     rounds = [[(f"shared {part}/{parts}", shared, f"{part}/{parts}") for part in range(1, parts + 1)]] if shared else []
     rounds += [[(file, [file], "1/1")] for file in ALONE if file in files]
-    found: list[Outcome] = []
+    found: list[TestOutcome] = []
     number = 0
     for each in rounds:
         made = []
         for name, own, share in each:
             number += 1
             limit_s = ALONE_S.get(name, EACH_ALONE_S) if own != shared else SHARED_S
-            made.append(Part(name, own, share, out / f"tests-{number}.txt", limit_s))
+            made.append(SuitePart(name, own, share, out / f"tests-{number}.txt", limit_s))
         found += _together(root, made, deadline)
     return found
 
 
-def _together(root: Path, parts: Iterable[Part], deadline: float) -> list[Outcome]:
-    running: dict[str, tuple[Part, subprocess.Popen[bytes]]] = {}
+def _together(root: Path, parts: Iterable[SuitePart], deadline: float) -> list[TestOutcome]:
+    running: dict[str, tuple[SuitePart, subprocess.Popen[bytes]]] = {}
     found, started = [], time.monotonic()
     try:
         with signals_held():
@@ -131,7 +131,7 @@ def _together(root: Path, parts: Iterable[Part], deadline: float) -> list[Outcom
     return found
 
 
-def start(root: Path, part: Part) -> "subprocess.Popen[bytes]":
+def start(root: Path, part: SuitePart) -> "subprocess.Popen[bytes]":
     """Start pytest without the project's settings, whose plugins may be missing here."""
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(root), "--import-mode=importlib"]
     command += ["-p", "no:cacheprovider", "-v", "--tb=short", "-rfEs", "--part", part.share]

@@ -13,13 +13,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baton.lab.benchmarks.gpu.drawn import write_checkpoint
-from baton.lab.benchmarks.gpu.row import AbsentError, Figure, Row, Setting, at_most, copy_bytes_per_s
+from baton.lab.benchmarks.gpu.row import AbsentError, Figure, GpuRow, Setting, at_most, copy_bytes_per_s
 from baton.lab.benchmarks.transfer.worker_pair import (
     BLOCK_TOKENS,
-    Answered,
-    Started,
-    Workers,
-    WorkerSession,
+    PairAnswer,
+    PairSession,
+    StartedWorker,
+    WorkerPair,
     worker_process,
 )
 from baton.launch.process_plan import GPU_CHUNK_TOKENS, PREFILL_GPU_PERCENT
@@ -41,7 +41,7 @@ def require_packages() -> None:
 def with_workers(
     setting: Setting,
     roles: tuple[str, ...],
-    measure: Callable[[Workers], Awaitable[Any]],
+    measure: Callable[[WorkerPair], Awaitable[Any]],
     model: Path,
     dtype: str = "bfloat16",
     transport: str | None = None,
@@ -54,12 +54,12 @@ def with_workers(
     Raises: RuntimeError if a worker ends.
     """
 
-    async def run(started: list[Started]) -> Any:
+    async def run(started: list[StartedWorker]) -> Any:
         async with AsyncExitStack() as sessions:
-            joined = [await sessions.enter_async_context(WorkerSession(each.endpoint)) for each in started]
-            return await measure(Workers(joined[0], joined[1] if len(joined) > 1 else None))
+            joined = [await sessions.enter_async_context(PairSession(each.endpoint)) for each in started]
+            return await measure(WorkerPair(joined[0], joined[1] if len(joined) > 1 else None))
 
-    async def watched(started: list[Started]) -> Any:
+    async def watched(started: list[StartedWorker]) -> Any:
         running, watching = asyncio.create_task(run(started)), asyncio.create_task(_first_to_end(started))
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
         for task in (running, watching):
@@ -78,7 +78,7 @@ def with_workers(
         return asyncio.run(watched(started))
 
 
-async def _first_to_end(started: list[Started]) -> None:
+async def _first_to_end(started: list[StartedWorker]) -> None:
     """Wait for the first worker to end. Raises: RuntimeError."""
     while True:
         for each in started:
@@ -91,7 +91,7 @@ def hand_over(setting: Setting) -> list[Figure]:
     require_packages()
     tokens, rounds = setting.size((4096, 21), (100, 1))
 
-    async def measure(workers: Workers) -> tuple[list[float], list[Answered]]:
+    async def measure(workers: WorkerPair) -> tuple[list[float], list[PairAnswer]]:
         alone, pulled = [], []
         for _ in range(WARM_UP_ROUNDS + rounds):
             alone.append((await workers.answer(tokens, 1, pulled=False)).first_s)
@@ -112,7 +112,7 @@ def hand_over(setting: Setting) -> list[Figure]:
     ]
 
 
-class Load(NamedTuple):
+class WorkerLoad(NamedTuple):
     answers: int
     answer_tokens: int
     prompt_tokens: int
@@ -125,7 +125,7 @@ class Beside(NamedTuple):
     prompts: int  # computed beside them
 
 
-async def _beside_prompts(workers: Workers, load: Load, in_flight: int) -> Beside:
+async def _beside_prompts(workers: WorkerPair, load: WorkerLoad, in_flight: int) -> Beside:
     asked = [workers.answer(BLOCK_TOKENS, load.answer_tokens) for _ in range(load.answers)]
     running, prompts = [asyncio.create_task(answer) for answer in asked], 0
 
@@ -149,9 +149,9 @@ def said_mps() -> str:
 def one_gpu(setting: Setting) -> list[Figure]:
     """Answers alone and beside as many prompts as the GPU takes, in turns."""
     require_packages()
-    load = setting.size(Load(16, 512, 4096, 4, 3), Load(2, 6, 100, 2, 1))
+    load = setting.size(WorkerLoad(16, 512, 4096, 4, 3), WorkerLoad(2, 6, 100, 2, 1))
 
-    async def apart(workers: Workers) -> tuple[list[tuple[Beside, Beside]], str]:
+    async def apart(workers: WorkerPair) -> tuple[list[tuple[Beside, Beside]], str]:
         first = await workers.answer(load.prompt_tokens, 2)
         await _beside_prompts(workers, load._replace(answer_tokens=load.answer_tokens // 2), load.in_flight)
         rounds = []
@@ -160,7 +160,7 @@ def one_gpu(setting: Setting) -> list[Figure]:
             rounds.append((quiet, await _beside_prompts(workers, load, load.in_flight)))
         return rounds, first.landed.transport
 
-    async def together(workers: Workers) -> Beside:
+    async def together(workers: WorkerPair) -> Beside:
         await workers.answer(load.prompt_tokens, 2)
         return await _beside_prompts(workers, load, load.in_flight)
 
@@ -180,4 +180,4 @@ def one_gpu(setting: Setting) -> list[Figure]:
     ]
 
 
-ROWS = (Row("hand_over", hand_over), Row("one_gpu", one_gpu))
+ROWS = (GpuRow("hand_over", hand_over), GpuRow("one_gpu", one_gpu))

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, fields
 from statistics import median
 from typing import Any
 
-from baton.lab.benchmarks.isolation.load import Load, Phase, PhaseLog
+from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, table
-from baton.lab.report.statistics import Estimate, mean_of_worst, percentile
+from baton.lab.report.statistics import MeanEstimate, mean_of_worst, percentile
 from baton.launch import CommandFailed
 
 P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requirements of a saturated phase
@@ -44,7 +44,7 @@ class Objectives:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TimeSpread:
     """Percentiles of times in milliseconds."""
 
     p50: float
@@ -57,10 +57,10 @@ class Spread:
 class Figures:
     """Figures of one phase, or the medians of several. Spreads in milliseconds, rates per second; None: no values."""
 
-    tbt: Spread  # between two messages with tokens of a long answer, as the client sees it
-    step: Spread | None  # between the ends of two steps of the decode worker
-    answer_ttft: Spread | None
-    prompt_ttft: Spread | None
+    tbt: TimeSpread  # between two messages with tokens of a long answer, as the client sees it
+    step: TimeSpread | None  # between the ends of two steps of the decode worker
+    answer_ttft: TimeSpread | None
+    prompt_ttft: TimeSpread | None
     answer_tokens_per_s: float
     answer_goodput_per_s: float  # tokens that came in time
     prompts_per_s: float
@@ -70,7 +70,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class IsolationVerdict:
     """Medians over rounds of a saturated phase against the quiet one of the same round."""
 
     p99_ratio: float
@@ -111,9 +111,9 @@ def figures_of(
     )
 
 
-def spread(values_ms: Sequence[float]) -> Spread:
+def spread(values_ms: Sequence[float]) -> TimeSpread:
     """Compute percentiles. Raises: ValueError without values."""
-    return Spread(
+    return TimeSpread(
         percentile(values_ms, 50), percentile(values_ms, 99), percentile(values_ms, 100), mean_of_worst(values_ms)
     )
 
@@ -125,14 +125,14 @@ def medians(rounds: Sequence[Figures]) -> Figures:
     return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
 
 
-def judge(rounds: Mapping[Phase, Sequence[Figures]], of_steps: bool = False) -> Verdict | None:
+def judge(rounds: Mapping[LoadPhase, Sequence[Figures]], of_steps: bool = False) -> IsolationVerdict | None:
     """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by the decode worker's own steps."""
-    quiet, saturated = rounds.get(Phase.QUIET), rounds.get(Phase.SATURATED)
+    quiet, saturated = rounds.get(LoadPhase.QUIET), rounds.get(LoadPhase.SATURATED)
     if not quiet or not saturated:
         return None
-    floor = rounds.get(Phase.FLOOR)
+    floor = rounds.get(LoadPhase.FLOOR)
     floor_ratio = _ratio(floor, quiet, of_steps) if floor else None
-    return Verdict(
+    return IsolationVerdict(
         p99_ratio=_ratio(saturated, quiet, of_steps),
         floor_ratio=floor_ratio,
         allowed=max(P99_OVER_QUIET, P99_OVER_FLOOR * (floor_ratio or 0.0)),
@@ -164,12 +164,12 @@ def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
 def _middle(values: Sequence[Any]) -> Any:
     """The median of numbers, or of each part of spreads; None where there are none."""
     there = [value for value in values if value is not None]
-    if not there or not isinstance(there[0], Spread):
+    if not there or not isinstance(there[0], TimeSpread):
         return median(there) if there else None
-    return Spread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(Spread)))
+    return TimeSpread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(TimeSpread)))
 
 
-Rounds = Mapping[str, Mapping[Phase, Sequence[Figures]]]  # by variant
+Rounds = Mapping[str, Mapping[LoadPhase, Sequence[Figures]]]  # by variant
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Report:
     model: str
     quantize: str
     cores: tuple[int, ...]
-    load: Load
+    load: PhaseLoad
     objectives: Objectives
     rounds: Rounds
 
@@ -233,7 +233,7 @@ def as_json(report: Report) -> dict[str, Any]:
 
 def as_picture(report: Report) -> str:
     """Draw p99 of the time between tokens as the client sees it; whiskers span the rounds."""
-    phases = [phase for phase in Phase if any(rounds.get(phase) for rounds in report.rounds.values())]
+    phases = [phase for phase in LoadPhase if any(rounds.get(phase) for rounds in report.rounds.values())]
     series = tuple(
         Bars(variant, tuple(_bar(rounds.get(phase, ())) for phase in phases))
         for variant, rounds in report.rounds.items()
@@ -242,9 +242,9 @@ def as_picture(report: Report) -> str:
     return draw_bars(BarChart(title, Axis("p99, ms", is_log=True), tuple(map(str, phases)), series))
 
 
-def _bar(rounds: Sequence[Figures]) -> Estimate | None:
+def _bar(rounds: Sequence[Figures]) -> MeanEstimate | None:
     p99s = [each.tbt.p99 for each in rounds]
-    return Estimate(medians(rounds).tbt.p99, min(p99s), max(p99s)) if p99s else None
+    return MeanEstimate(medians(rounds).tbt.p99, min(p99s), max(p99s)) if p99s else None
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -271,9 +271,9 @@ COLUMNS: Columns[tuple[str, Figures]] = {
 }
 
 
-def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]], verdict: Verdict) -> str:
+def _verdict_line(variant: str, phases: Mapping[LoadPhase, Sequence[Figures]], verdict: IsolationVerdict) -> str:
     """Return the verdict at the client, and at the decode worker if measured."""
-    of_steps = judge(phases, of_steps=True) if any(each.step for each in phases[Phase.QUIET]) else None
+    of_steps = judge(phases, of_steps=True) if any(each.step for each in phases[LoadPhase.QUIET]) else None
     parts = []
     for place, judged in (("client", verdict), ("steps", of_steps)):
         if judged is not None:
@@ -284,7 +284,7 @@ def _verdict_line(variant: str, phases: Mapping[Phase, Sequence[Figures]], verdi
     return f"{variant}: p99 saturated over quiet: {'; '.join(parts)}: {'held' if verdict.holds else 'missed'}"
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: IsolationVerdict) -> dict[str, Any]:
     return {**asdict(verdict), "holds": verdict.holds}
 
 

@@ -25,10 +25,10 @@ from baton.lab.benchmarks.isolation.figures import (
     as_table,
     figures_of,
 )
-from baton.lab.benchmarks.isolation.load import Load, Phase, run_phase
+from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, run_phase
 from baton.lab.benchmarks.serve.load import Target
 from baton.lab.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
-from baton.lab.harness.processes import HOST, Cluster, Program, RunningProgram, our_program, ports_of
+from baton.lab.harness.processes import HOST, Program, RunningCluster, RunningProgram, our_program, ports_of
 from baton.launch import CommandFailed
 from baton.launch.devices import write_cores
 from baton.launch.model_source import ModelSource, find_model
@@ -49,9 +49,9 @@ class Variant(StrEnum):
 
 WORKERS = {Variant.SPLIT: 2, Variant.COLOCATED: 1}
 PHASES = {
-    Variant.SPLIT: (Phase.QUIET, Phase.PACED, Phase.SATURATED, Phase.FLOOR),
-    Variant.COLOCATED: (Phase.QUIET, Phase.PACED, Phase.SATURATED),
-    Variant.VLLM: (Phase.QUIET, Phase.PACED, Phase.SATURATED),
+    Variant.SPLIT: (LoadPhase.QUIET, LoadPhase.PACED, LoadPhase.SATURATED, LoadPhase.FLOOR),
+    Variant.COLOCATED: (LoadPhase.QUIET, LoadPhase.PACED, LoadPhase.SATURATED),
+    Variant.VLLM: (LoadPhase.QUIET, LoadPhase.PACED, LoadPhase.SATURATED),
 }
 
 
@@ -61,7 +61,7 @@ class IsolationOptions:
     quantize: str
     variants: tuple[Variant, ...]
     rounds: int
-    load: Load
+    load: PhaseLoad
     objectives: Objectives
     vllm_python: Path | None
     picture: Path | None
@@ -77,7 +77,7 @@ def read_steps(path: Path) -> list[Step]:
     return steps
 
 
-class ThreadTimes:
+class CoreTimes:
     """CPU time of each thread of a process, and how long it waited for a core (`/proc`, schedstat)."""
 
     def __init__(self, pid: int) -> None:
@@ -113,7 +113,7 @@ class Serving:
     """A server that runs. Values that only a worker of ours reports are None for others."""
 
     target: Target
-    threads: ThreadTimes | None  # of the process that decodes
+    threads: CoreTimes | None  # of the process that decodes
     steps: Path | None
 
 
@@ -136,7 +136,7 @@ def run_isolation_bench(options: IsolationOptions, json_wanted: bool) -> int:
     return 0
 
 
-def phases_of_round(variant: Variant, number: int) -> Sequence[Phase]:
+def phases_of_round(variant: Variant, number: int) -> Sequence[LoadPhase]:
     """Return the phases of a round; each round begins with another, so that none always comes first."""
     phases = PHASES[variant]
     first = number % len(phases)
@@ -150,8 +150,8 @@ class _Bench:
         self._cores = cores
         self._scratch = scratch
 
-    async def run(self) -> dict[str, dict[Phase, list[Figures]]]:
-        rounds: dict[str, dict[Phase, list[Figures]]] = {
+    async def run(self) -> dict[str, dict[LoadPhase, list[Figures]]]:
+        rounds: dict[str, dict[LoadPhase, list[Figures]]] = {
             variant: {phase: [] for phase in PHASES[variant]} for variant in self._options.variants
         }
         for number in range(self._options.rounds):
@@ -161,8 +161,8 @@ class _Bench:
                         rounds[variant][phase].append(await self._measure(serving, phase, seed=number))
         return rounds
 
-    async def _measure(self, serving: Serving, phase: Phase, seed: int) -> Figures:
-        if phase is Phase.FLOOR:
+    async def _measure(self, serving: Serving, phase: LoadPhase, seed: int) -> Figures:
+        if phase is LoadPhase.FLOOR:
             ready = self._scratch / f"floor-{seed}"
             flags = ["--model", str(self._source.folder), "--quantize", self._options.quantize]
             flags += ["--rows", str(CHUNK_ROWS), "--nice", str(PREFILL_NICE), "--ready", str(ready)]
@@ -173,7 +173,7 @@ class _Bench:
                 return await self._figures(serving, phase, seed)
         return await self._figures(serving, phase, seed)
 
-    async def _figures(self, serving: Serving, phase: Phase, seed: int) -> Figures:
+    async def _figures(self, serving: Serving, phase: LoadPhase, seed: int) -> Figures:
         threads = serving.threads
         on_window = (lambda: None) if threads is None else threads.look
         vocab_size = await serving.target.prepare() or DEFAULT_VOCAB_SIZE
@@ -189,7 +189,7 @@ class _Bench:
                 yield serving
             return
         public, admin = free_ports(2)
-        cluster = Cluster(f"{HOST}:{public}", f"{HOST}:{admin}", WORKERS[variant])
+        cluster = RunningCluster(f"{HOST}:{public}", f"{HOST}:{admin}", WORKERS[variant])
         steps = self._scratch / f"{name}.steps"
         flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
         flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")
@@ -202,7 +202,7 @@ class _Bench:
             decode_pid = next(worker.pid for worker in (status.workers if status else ()) if worker.role == "decode")
             target = make_target(f"grpc://{cluster.target}", "", "", START_TIMEOUT_S, None)
             try:
-                yield Serving(target, ThreadTimes(decode_pid), steps)
+                yield Serving(target, CoreTimes(decode_pid), steps)
             finally:
                 await target.close()
 

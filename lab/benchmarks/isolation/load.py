@@ -19,7 +19,7 @@ START_TIMEOUT_S = 180.0  # until every long answer has those
 SETTLE_S = 0.3  # after a phase: cancelled requests give back their resources
 
 
-class Phase(StrEnum):
+class LoadPhase(StrEnum):
     """The load beside the long answers."""
 
     QUIET = "quiet"
@@ -29,7 +29,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class PhaseLoad:
     """Load of a phase. `seconds`: measured time, once every long answer has begun."""
 
     seconds: float
@@ -65,7 +65,7 @@ class PhaseLog:
 
 
 async def run_phase(
-    target: Target, load: Load, phase: Phase, seed: int, vocab_size: int, on_window: Callable[[], None]
+    target: Target, load: PhaseLoad, phase: LoadPhase, seed: int, vocab_size: int, on_window: Callable[[], None]
 ) -> PhaseLog:
     """Run a phase. `on_window` is called when the measured time begins, and when it has ended.
 
@@ -114,27 +114,29 @@ def _logged(target: Target, logs: list[StreamLog]) -> generator.Answer:
 
 
 async def _prompts(
-    target: Target, load: Load, phase: Phase, log: PhaseLog, chance: random.Random, vocab_size: int
+    target: Target, load: PhaseLoad, phase: LoadPhase, log: PhaseLog, chance: random.Random, vocab_size: int
 ) -> None:
     """Send random prompts, which no cache knows, until cancelled."""
-    sending = generator.Load(_logged(target, log.prompts))
+    sending = generator.ServiceLoad(_logged(target, log.prompts))
 
     def jobs(period_s: float) -> Iterator[Job]:
         for number in itertools.count():
             yield Job(random_tokens(chance, load.prompt_tokens, vocab_size), 1, number * period_s)
 
-    if phase is Phase.PACED:
+    if phase is LoadPhase.PACED:
         await sending.open_loop(jobs(1 / load.prompts_per_s))
-    elif phase is Phase.SATURATED:
+    elif phase is LoadPhase.SATURATED:
         await sending.closed_loop(jobs(0.0), load.prompts_in_flight)
 
 
-async def _answers(target: Target, load: Load, log: PhaseLog, chance: random.Random, vocab_size: int) -> None:
+async def _answers(target: Target, load: PhaseLoad, log: PhaseLog, chance: random.Random, vocab_size: int) -> None:
     prompts = [random_tokens(chance, load.answer_prompt_tokens, vocab_size) for _ in range(load.answers)]
-    await generator.Load(_logged(target, log.answers)).open_loop([Job(each, load.answer_tokens) for each in prompts])
+    await generator.ServiceLoad(_logged(target, log.answers)).open_loop(
+        [Job(each, load.answer_tokens) for each in prompts]
+    )
 
 
-async def _until_warm(log: PhaseLog, load: Load, tasks: Sequence["asyncio.Task[None]"]) -> None:
+async def _until_warm(log: PhaseLog, load: PhaseLoad, tasks: Sequence["asyncio.Task[None]"]) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while sum(len(answer.arrivals) >= WARM_PIECES for answer in log.answers) < load.answers:
         await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_EXCEPTION)

@@ -18,13 +18,13 @@ from typing import Any
 
 from rich.console import Console
 
-from baton.lab.benchmarks.peers.lines import Work
+from baton.lab.benchmarks.peers.lines import RoundWork
 from baton.lab.benchmarks.peers.process import (
     OURS,
     PEERS,
-    Measured,
-    Peer,
-    PeerFailed,
+    MeasuredRound,
+    PeerEngine,
+    PeerEngineFailed,
     PeerProcess,
     Precision,
     Room,
@@ -33,7 +33,7 @@ from baton.lab.benchmarks.peers.process import (
 )
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, describe_machine, table
-from baton.lab.report.statistics import Estimate, mean_ratio
+from baton.lab.report.statistics import MeanEstimate, mean_ratio
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
@@ -41,10 +41,10 @@ from baton.launch.paths import ROOT
 AHEAD, BEHIND = 1.03, 0.97  # between them two engines are on a par
 
 FEWEST_ROUNDS = 3  # that are meaningful
-Rounds = Mapping[tuple[str, Precision, int], Sequence[Measured]]
+Rounds = Mapping[tuple[str, Precision, int], Sequence[MeasuredRound]]
 
 
-class State(StrEnum):
+class PeerState(StrEnum):
     MEASURED = "measured"
     ABSENT = "absent"  # not installed: neither beaten nor ahead
     FAILED = "failed"
@@ -54,7 +54,7 @@ class State(StrEnum):
 class Contestant:
     name: str
     precision: Precision
-    state: State
+    state: PeerState
     version: str = ""
     reason: str = ""  # where it failed
 
@@ -64,7 +64,7 @@ class Contestant:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PeerRow:
     """Medians over rounds. Ratios: how many times as fast Baton is, of the rounds that both have; None of Baton."""
 
     name: str
@@ -72,8 +72,8 @@ class Row:
     batch: int
     prefill_tokens_per_s: float
     decode_step_ms: float
-    prefill_ratio: Estimate | None
-    decode_ratio: Estimate | None
+    prefill_ratio: MeanEstimate | None
+    decode_ratio: MeanEstimate | None
     same_first_tokens: float  # share of the prompts after which it makes the token that Baton makes
 
     @property
@@ -86,7 +86,7 @@ def order_of(contestants: Sequence[Contestant], round_number: int) -> list[Conte
     return list(reversed(contestants) if round_number % 2 else contestants)
 
 
-def make_rows(rounds: Rounds, prompt_tokens: int) -> list[Row]:
+def make_rows(rounds: Rounds, prompt_tokens: int) -> list[PeerRow]:
     """Return rows in the order of `rounds`, by precision and batch. Each peer is compared with Baton in the same
     precision.
     """
@@ -96,7 +96,7 @@ def make_rows(rounds: Rounds, prompt_tokens: int) -> list[Row]:
         paired = list(zip(ours, measured, strict=bool(ours)))
         agreed = [mine == theirs for pair in paired for mine, theirs in zip(*map(_first_tokens, pair), strict=True)]
         rows.append(
-            Row(
+            PeerRow(
                 name,
                 precision,
                 batch,
@@ -110,11 +110,11 @@ def make_rows(rounds: Rounds, prompt_tokens: int) -> list[Row]:
     return sorted(rows, key=lambda row: (row.precision != Precision.BF16, row.batch))
 
 
-def _first_tokens(measured: Measured) -> tuple[int, ...]:
+def _first_tokens(measured: MeasuredRound) -> tuple[int, ...]:
     return measured.first_tokens
 
 
-def verdict(ratio: Estimate, rounds: int) -> str:
+def verdict(ratio: MeanEstimate, rounds: int) -> str:
     if rounds < FEWEST_ROUNDS:
         return "open"
     if ratio.low > AHEAD:
@@ -124,7 +124,7 @@ def verdict(ratio: Estimate, rounds: int) -> str:
     return "par" if ratio.low >= BEHIND and ratio.high <= AHEAD else "open"
 
 
-def as_picture(rows: Sequence[Row], title: str) -> str:
+def as_picture(rows: Sequence[PeerRow], title: str) -> str:
     """Draw how many times as fast Baton is as each peer. Raises: ValueError without a peer."""
     batches = sorted({row.batch for row in rows})
     groups = [(what, batch) for what in ("prefill", "decode") for batch in batches]
@@ -144,7 +144,7 @@ def as_json(
     machine: Mapping[str, str],
     work: Mapping[str, Any],
     contestants: Sequence[Contestant],
-    rows: Sequence[Row],
+    rows: Sequence[PeerRow],
     rounds: Rounds,
 ) -> dict[str, Any]:
     """Rounds too, so that a reader can compute the ratios again."""
@@ -220,44 +220,44 @@ class Contest:
                 if asked and precision in peer.precisions:
                     self.contestants.append(self._started(peer, precision, room))
 
-    def measure(self, options: PeersOptions, vocab: int) -> dict[tuple[str, Precision, int], list[Measured]]:
+    def measure(self, options: PeersOptions, vocab: int) -> dict[tuple[str, Precision, int], list[MeasuredRound]]:
         """Measure rounds; nothing that an engine did before it failed counts. Raises: CommandFailed if Baton itself
         fails.
         """
-        found: dict[tuple[str, Precision, int], list[Measured]] = {}
+        found: dict[tuple[str, Precision, int], list[MeasuredRound]] = {}
         for batch in options.batches:
             for number in range(-1, options.rounds):  # the first is not counted
-                work = Work(batch, options.prompt_tokens, options.new_tokens, batch * 1000 + number, vocab)
-                able = [each for each in self.contestants if each.state is State.MEASURED]
+                work = RoundWork(batch, options.prompt_tokens, options.new_tokens, batch * 1000 + number, vocab)
+                able = [each for each in self.contestants if each.state is PeerState.MEASURED]
                 for each in order_of(able, number):
                     try:
                         measured = self._processes[each.name, each.precision].measure(work)
-                    except PeerFailed as error:
+                    except PeerEngineFailed as error:
                         self.contestants[self.contestants.index(each)] = self._failed(each, error)
                         continue
                     if number >= 0:
                         found.setdefault((each.name, each.precision, batch), []).append(measured)
                         self._note(f"batch {batch}, round {number + 1}: {each.label} {_speed(work, measured)}")
-        failed = {(each.name, each.precision) for each in self.contestants if each.state is State.FAILED}
+        failed = {(each.name, each.precision) for each in self.contestants if each.state is PeerState.FAILED}
         return {key: measured for key, measured in found.items() if key[:2] not in failed}
 
-    def _started(self, peer: Peer, precision: Precision, room: Room) -> Contestant:
+    def _started(self, peer: PeerEngine, precision: Precision, room: Room) -> Contestant:
         python = find_python(peer, room.folder, sys.executable)
         if python is None:
-            return Contestant(peer.name, precision, State.ABSENT)
+            return Contestant(peer.name, precision, PeerState.ABSENT)
         try:
             process = start_peer(peer, precision, python, room, self._note)
-        except PeerFailed as error:
-            return self._failed(Contestant(peer.name, precision, State.FAILED), error)
+        except PeerEngineFailed as error:
+            return self._failed(Contestant(peer.name, precision, PeerState.FAILED), error)
         self._stack.callback(process.close)
         self._processes[peer.name, precision] = process
-        return Contestant(peer.name, precision, State.MEASURED, process.version)
+        return Contestant(peer.name, precision, PeerState.MEASURED, process.version)
 
-    def _failed(self, contestant: Contestant, error: PeerFailed) -> Contestant:
+    def _failed(self, contestant: Contestant, error: PeerEngineFailed) -> Contestant:
         if contestant.name == OURS:
             raise CommandFailed(f"{contestant.label}: {error}") from error
         self._note(f"{contestant.label}: {error}")
-        return replace(contestant, state=State.FAILED, reason=str(error))
+        return replace(contestant, state=PeerState.FAILED, reason=str(error))
 
 
 def vocab_size(checkpoint: Path) -> int:
@@ -270,10 +270,10 @@ def vocab_size(checkpoint: Path) -> int:
 
 
 def _print_table(
-    options: PeersOptions, checkpoint: Path, contestants: Sequence[Contestant], rows: Sequence[Row]
+    options: PeersOptions, checkpoint: Path, contestants: Sequence[Contestant], rows: Sequence[PeerRow]
 ) -> None:
     versions = {each.label: each.version for each in contestants}
-    columns: Columns[Row] = {
+    columns: Columns[PeerRow] = {
         "engine": lambda row: row.label,
         "version": lambda row: versions[row.label],
         "batch": lambda row: row.batch,
@@ -285,12 +285,12 @@ def _print_table(
     }
     print(_title(options, checkpoint), table(rows, columns), sep="\n")
     for each in contestants:
-        if each.state is not State.MEASURED:
+        if each.state is not PeerState.MEASURED:
             print(f"{each.label}: {each.state}" + (f": {each.reason}" if each.reason else ""))
     print(f"{options.rounds} rounds in turn; ratios of each round, geometric mean and 95 % interval")
 
 
-def _ratio(ratio: Estimate | None, rounds: int) -> str:
+def _ratio(ratio: MeanEstimate | None, rounds: int) -> str:
     if ratio is None:
         return ""
     return f"{ratio.middle:.2f} ({ratio.low:.2f}-{ratio.high:.2f}) {verdict(ratio, rounds)}"
@@ -309,6 +309,6 @@ def _work(options: PeersOptions, checkpoint: Path) -> dict[str, Any]:
     }
 
 
-def _speed(work: Work, measured: Measured) -> str:
+def _speed(work: RoundWork, measured: MeasuredRound) -> str:
     tokens_per_s = work.batch * work.prompt_tokens / measured.prefill_s
     return f"{tokens_per_s:,.0f} tokens/s, {measured.decode_step_s * 1e3:.2f} ms"

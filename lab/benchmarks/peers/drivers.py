@@ -14,16 +14,16 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from baton.lab.benchmarks.peers.lines import Round, Stopwatch, Work, claim_stdout, serve
+from baton.lab.benchmarks.peers.lines import Round, RoundWork, Stopwatch, claim_stdout, serve
 
 STEP_TOKENS = 2048
 KV_GIB = 4
-Driven = tuple[str, Callable[[Work], Round]]
+Driven = tuple[str, Callable[[RoundWork], Round]]
 """Version of the engine, and the function that runs a round on it."""
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineLoad:
     """Model to load, and the amount of work."""
 
     source: str  # the checkpoint, or the engine's own form of it
@@ -33,7 +33,7 @@ class Load:
     max_tokens: int  # of a sequence
 
 
-def baton(load: Load) -> Driven:
+def baton(load: EngineLoad) -> Driven:
     """Our own engine, as `./baton bench engine` measures it."""
     import torch
 
@@ -45,7 +45,7 @@ def baton(load: Load) -> Driven:
     loaded = load_engine(EngineSetup(Path(load.source), "bfloat16", quantize, "auto", load.max_batch, load.max_tokens))
     runs: dict[int, EngineRun] = {}
 
-    def run(work: Work) -> Round:
+    def run(work: RoundWork) -> Round:
         engine = runs.setdefault(work.batch, EngineRun(loaded, work.batch))
         prompts = work.prompts()
         prefill_s = engine.prefill_s(prompts)
@@ -56,7 +56,7 @@ def baton(load: Load) -> Driven:
     return f"{version('baton-serve')}, {kernels}", run
 
 
-def transformers(load: Load) -> Driven:
+def transformers(load: EngineLoad) -> Driven:
     """Drive transformers' own forward and cache, without a server around."""
     import torch
     import transformers as library
@@ -65,7 +65,7 @@ def transformers(load: Load) -> Driven:
     model = library.AutoModelForCausalLM.from_pretrained(load.source, dtype=torch.bfloat16).eval()
 
     @torch.inference_mode()
-    def run(work: Work) -> Round:
+    def run(work: RoundWork) -> Round:
         prompts = torch.tensor(work.prompts())
         watch = Stopwatch()
         output = model(prompts, use_cache=True, logits_to_keep=1)
@@ -87,7 +87,7 @@ class Stepped:
 
     def __init__(
         self,
-        add: Callable[[Work, int], Sequence[Any]],
+        add: Callable[[RoundWork, int], Sequence[Any]],
         step: Callable[[], object],
         has_work: Callable[[], bool],
         without_token: Callable[[Collection[Any]], Collection[Any]],
@@ -97,7 +97,7 @@ class Stepped:
         self._add, self._step, self._has_work = add, step, has_work
         self._without_token, self._first_token = without_token, first_token
 
-    def run(self, work: Work) -> Round:
+    def run(self, work: RoundWork) -> Round:
         handles = self._add(work, 1)
         watch = Stopwatch()
         while self._has_work():
@@ -121,7 +121,7 @@ class Stepped:
         return Round(prefill_s, steps_s[: work.new_tokens], first_tokens)
 
 
-def openvino(load: Load) -> Driven:
+def openvino(load: EngineLoad) -> Driven:
     """OpenVINO GenAI's continuous batching, on a checkpoint that optimum-intel has exported.
 
     bf16: products, KV and activations all in bf16; where the CPU has no instructions for bf16, weights in fp16 and all
@@ -149,7 +149,7 @@ def openvino(load: Load) -> Driven:
     pipeline = openvino_genai.ContinuousBatchingPipeline(load.source, scheduler, "CPU", properties)
     names = count()
 
-    def add(work: Work, new_tokens: int) -> list[Any]:
+    def add(work: RoundWork, new_tokens: int) -> list[Any]:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens = new_tokens
         config.ignore_eos = True
@@ -167,7 +167,7 @@ def openvino(load: Load) -> Driven:
     return named, stepped.run
 
 
-def vllm(load: Load) -> Driven:
+def vllm(load: EngineLoad) -> Driven:
     """Drive vLLM on CPU."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -189,7 +189,7 @@ def vllm(load: Load) -> Driven:
     names = count()
     outputs: dict[str, Any] = {}  # the latest, by request
 
-    def add(work: Work, new_tokens: int) -> list[str]:
+    def add(work: RoundWork, new_tokens: int) -> list[str]:
         outputs.clear()
         params = library.SamplingParams(temperature=0.0, max_tokens=new_tokens, ignore_eos=True)
         added = [str(next(names)) for _ in range(work.batch)]
@@ -216,7 +216,7 @@ ROOM_TOKENS = 64  # per sequence: contexts are padded
 class LlamaCppContext:
     """Sequences of one shape, whose KV is cleared for every round."""
 
-    def __init__(self, library: Any, model: Any, threads: int, work: Work) -> None:
+    def __init__(self, library: Any, model: Any, threads: int, work: RoundWork) -> None:
         self._library = library
         params = library.llama_context_default_params()
         params.n_ctx = work.batch * (work.prompt_tokens + work.new_tokens + ROOM_TOKENS)
@@ -226,7 +226,7 @@ class LlamaCppContext:
         self._context = library.llama_init_from_model(model, params)
         self._tokens = library.llama_batch_init(LLAMACPP_BATCH_TOKENS, 0, 1)
 
-    def run(self, work: Work) -> Round:
+    def run(self, work: RoundWork) -> Round:
         self._library.llama_memory_clear(self._library.llama_get_memory(self._context), True)
         prefill_s, latest = 0.0, []
         for sequence, prompt in enumerate(work.prompts()):
@@ -270,7 +270,7 @@ class LlamaCppContext:
         return int(numpy.ctypeslib.as_array(logits, shape=(vocab_size,)).argmax())
 
 
-def llamacpp(load: Load) -> Driven:
+def llamacpp(load: EngineLoad) -> Driven:
     """Drive llama.cpp through its C interface, on a GGUF file. Choosing tokens is not in its times."""
     import llama_cpp  # type: ignore[import-not-found]
 
@@ -278,7 +278,7 @@ def llamacpp(load: Load) -> Driven:
     model = llama_cpp.llama_model_load_from_file(load.source.encode(), llama_cpp.llama_model_default_params())
     contexts: dict[tuple[int, int, int], LlamaCppContext] = {}
 
-    def run(work: Work) -> Round:
+    def run(work: RoundWork) -> Round:
         shape = (work.batch, work.prompt_tokens, work.new_tokens)
         if shape not in contexts:
             contexts[shape] = LlamaCppContext(llama_cpp, model, load.threads, work)
@@ -287,7 +287,7 @@ def llamacpp(load: Load) -> Driven:
     return llama_cpp.__version__, run
 
 
-DRIVERS: Mapping[str, Callable[[Load], Driven]] = {
+DRIVERS: Mapping[str, Callable[[EngineLoad], Driven]] = {
     driver.__name__: driver for driver in (baton, openvino, vllm, llamacpp, transformers)
 }
 
@@ -295,7 +295,7 @@ DRIVERS: Mapping[str, Callable[[Load], Driven]] = {
 def main() -> None:
     answers = claim_stdout()
     engine, source, threads, precision, max_batch, max_tokens = sys.argv[1:]
-    serve(answers, *DRIVERS[engine](Load(source, int(threads), precision, int(max_batch), int(max_tokens))))
+    serve(answers, *DRIVERS[engine](EngineLoad(source, int(threads), precision, int(max_batch), int(max_tokens))))
 
 
 if __name__ == "__main__":

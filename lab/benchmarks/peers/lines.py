@@ -22,7 +22,7 @@ RESERVED_TOKENS = 10  # the first few of most vocabularies mean something to an 
 
 
 @dataclass(frozen=True)
-class Work:
+class RoundWork:
     batch: int
     prompt_tokens: int
     new_tokens: int
@@ -61,11 +61,11 @@ def claim_stdout() -> TextIO:
     return answers
 
 
-def serve(answers: TextIO, version: str, run: Callable[[Work], Round]) -> None:
+def serve(answers: TextIO, version: str, run: Callable[[RoundWork], Round]) -> None:
     """Answer requests until stdin ends."""
     print(json.dumps({"version": version}), file=answers, flush=True)
     for line in sys.stdin:
-        measured = run(Work(**json.loads(line)))
+        measured = run(RoundWork(**json.loads(line)))
         answer = {
             "prefill_s": measured.prefill_s,
             "decode_step_s": statistics.median(measured.steps_s),

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from baton import child_environment
-from baton.lab.benchmarks.peers.lines import Work
+from baton.lab.benchmarks.peers.lines import RoundWork
 from baton.launch.paths import ROOT
 
 OURS = "Baton"
@@ -35,7 +35,7 @@ class Precision(StrEnum):
     INT4 = "int4"
 
 
-class Form(StrEnum):
+class CheckpointForm(StrEnum):
     """The form of a checkpoint that an engine reads; all but the first are converted, once."""
 
     CHECKPOINT = "checkpoint"
@@ -44,27 +44,27 @@ class Form(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class PeerEngine:
     name: str
     driver: str  # of DRIVERS in drivers.py
     environment: str | None  # folder of its virtual environment; None: ours
-    form: Form
+    form: CheckpointForm
     precisions: tuple[Precision, ...]
 
 
 PEERS = (
-    Peer(OURS, "baton", None, Form.CHECKPOINT, tuple(Precision)),
-    Peer("OpenVINO", "openvino", "openvino", Form.OPENVINO, tuple(Precision)),
-    Peer("vLLM", "vllm", "vllm", Form.CHECKPOINT, (Precision.BF16,)),
-    Peer("llama.cpp", "llamacpp", "llamacpp", Form.GGUF, tuple(Precision)),
-    Peer("transformers", "transformers", "transformers", Form.CHECKPOINT, (Precision.BF16,)),
+    PeerEngine(OURS, "baton", None, CheckpointForm.CHECKPOINT, tuple(Precision)),
+    PeerEngine("OpenVINO", "openvino", "openvino", CheckpointForm.OPENVINO, tuple(Precision)),
+    PeerEngine("vLLM", "vllm", "vllm", CheckpointForm.CHECKPOINT, (Precision.BF16,)),
+    PeerEngine("llama.cpp", "llamacpp", "llamacpp", CheckpointForm.GGUF, tuple(Precision)),
+    PeerEngine("transformers", "transformers", "transformers", CheckpointForm.CHECKPOINT, (Precision.BF16,)),
 )
 GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0", Precision.INT4: "q4_0"}
 OPENVINO_FORMATS = {Precision.BF16: "fp16", Precision.INT8: "int8", Precision.INT4: "int4"}
 OPENVINO_GROUP = 64  # inputs of int4 that share a scale: its default, 128, divides fewer models' rows
 
 
-def find_python(peer: Peer, folder: Path, ours: str) -> str | None:
+def find_python(peer: PeerEngine, folder: Path, ours: str) -> str | None:
     """Return the peer's interpreter; None if it is not installed. `ours`: the interpreter of this process."""
     if peer.environment is None:
         return ours
@@ -72,19 +72,21 @@ def find_python(peer: Peer, folder: Path, ours: str) -> str | None:
     return str(python) if python.exists() else None
 
 
-def converted_path(peer: Peer, precision: Precision, checkpoint: Path, folder: Path) -> Path:
+def converted_path(peer: PeerEngine, precision: Precision, checkpoint: Path, folder: Path) -> Path:
     """Return the path of the peer's form of the checkpoint, existing or to be written."""
-    if peer.form is Form.CHECKPOINT:
+    if peer.form is CheckpointForm.CHECKPOINT:
         return checkpoint
     stem = f"{checkpoint.name}-{_fingerprint(checkpoint)}"
-    if peer.form is Form.GGUF:
+    if peer.form is CheckpointForm.GGUF:
         return folder / "converted" / f"{stem}-{GGUF_TYPES[precision]}.gguf"
     return folder / "converted" / f"{stem}-openvino-{OPENVINO_FORMATS[precision]}"
 
 
-def conversion_command(peer: Peer, precision: Precision, python: str, checkpoint: Path, output: Path) -> list[str]:
+def conversion_command(
+    peer: PeerEngine, precision: Precision, python: str, checkpoint: Path, output: Path
+) -> list[str]:
     """Return the command that writes `output` in the peer's environment. Only for forms that are converted."""
-    if peer.form is Form.GGUF:
+    if peer.form is CheckpointForm.GGUF:
         converter = ["-m", "baton.lab.benchmarks.peers.to_gguf"]
         return [python, *converter, str(checkpoint), str(output), GGUF_TYPES[precision]]
     exporter = str(Path(python).parent / "optimum-cli")
@@ -101,12 +103,12 @@ def _fingerprint(checkpoint: Path) -> str:
     return digest.hexdigest()[:8]
 
 
-class PeerFailed(Exception):
+class PeerEngineFailed(Exception):
     """Error: the peer did not load, ended, or timed out; the message says which, with the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredRound:
     prefill_s: float
     decode_step_s: float  # median of a round
     first_tokens: tuple[int, ...]
@@ -131,7 +133,7 @@ class PeerProcess:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise PeerFailed(str(error)) from error
+                raise PeerEngineFailed(str(error)) from error
         self._unread = b""
         with ExitStack() as unless_it_loads:
             unless_it_loads.callback(self.close)
@@ -139,20 +141,20 @@ class PeerProcess:
             self._signal(signal.SIGSTOP)
             unless_it_loads.pop_all()
 
-    def measure(self, work: Work, limit_s: float = ROUND_S) -> Measured:
+    def measure(self, work: RoundWork, limit_s: float = ROUND_S) -> MeasuredRound:
         """Measure one round. Raises: PeerFailed."""
         self._signal(signal.SIGCONT)
         stdin = self._process.stdin
         if stdin is None:
-            raise PeerFailed("its input is closed")
+            raise PeerEngineFailed("its input is closed")
         try:
             stdin.write(json.dumps(asdict(work)).encode() + b"\n")
             stdin.flush()
         except BrokenPipeError as error:
-            raise PeerFailed(self._told("ended")) from error
+            raise PeerEngineFailed(self._told("ended")) from error
         answer = self._answer(limit_s)
         self._signal(signal.SIGSTOP)
-        return Measured(answer["prefill_s"], answer["decode_step_s"], tuple(answer["first_tokens"]))
+        return MeasuredRound(answer["prefill_s"], answer["decode_step_s"], tuple(answer["first_tokens"]))
 
     def close(self) -> None:
         """Kills it: it holds nothing that would be lost."""
@@ -165,23 +167,23 @@ class PeerProcess:
     def _answer(self, limit_s: float) -> dict[str, Any]:
         stdout = self._process.stdout
         if stdout is None:
-            raise PeerFailed("its output is closed")
+            raise PeerEngineFailed("its output is closed")
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._unread:
             ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise PeerFailed(self._told(f"no answer within {limit_s:.0f} s"))
+                raise PeerEngineFailed(self._told(f"no answer within {limit_s:.0f} s"))
             got = os.read(stdout.fileno(), 1 << 16)
             if not got:
-                raise PeerFailed(self._told("ended"))
+                raise PeerEngineFailed(self._told("ended"))
             self._unread += got
         line, _, self._unread = self._unread.partition(b"\n")
         try:
             answer = json.loads(line)
         except ValueError as error:
-            raise PeerFailed(self._told(f"answered {line[:80]!r}")) from error
+            raise PeerEngineFailed(self._told(f"answered {line[:80]!r}")) from error
         if not isinstance(answer, dict):
-            raise PeerFailed(self._told(f"answered {line[:80]!r}"))
+            raise PeerEngineFailed(self._told(f"answered {line[:80]!r}"))
         return answer
 
     def _signal(self, number: signal.Signals) -> None:
@@ -207,7 +209,9 @@ class Room:
     tokens: int  # of a sequence, at most
 
 
-def start_peer(peer: Peer, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> PeerProcess:
+def start_peer(
+    peer: PeerEngine, precision: Precision, python: str, room: Room, note: Callable[[str], None]
+) -> PeerProcess:
     """Start a peer. Raises: PeerFailed."""
     source = _converted(peer, precision, python, room, note)
     note(f"loading {peer.name} {precision}")
@@ -220,10 +224,10 @@ def start_peer(peer: Peer, precision: Precision, python: str, room: Room, note: 
     )
 
 
-def _converted(peer: Peer, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> Path:
+def _converted(peer: PeerEngine, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> Path:
     """Convert the checkpoint if needed. Raises: PeerFailed."""
     output = converted_path(peer, precision, room.checkpoint, room.folder)
-    if peer.form is Form.CHECKPOINT or output.exists():
+    if peer.form is CheckpointForm.CHECKPOINT or output.exists():
         return output
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"partial-{output.name}")
@@ -234,7 +238,7 @@ def _converted(peer: Peer, precision: Precision, python: str, room: Room, note: 
         subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True, timeout=CONVERSION_S)
     except subprocess.CalledProcessError as error:
         last = error.stderr.decode(errors="replace").strip().splitlines()[-ERROR_LINES:]
-        raise PeerFailed(": ".join(["its converter failed", *last])) from error
+        raise PeerEngineFailed(": ".join(["its converter failed", *last])) from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PeerFailed(str(error)) from error
+        raise PeerEngineFailed(str(error)) from error
     return partial.rename(output)

@@ -44,7 +44,7 @@ class Directory:
         self._blocks.difference_update(blocks)
 
 
-class OwnFiles:
+class SimulatedFiles:
     """Files of one worker."""
 
     def __init__(self, directory: Directory, blocks: int) -> None:

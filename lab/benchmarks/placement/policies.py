@@ -8,7 +8,14 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from baton.lab.benchmarks.placement.simulation import BlockCache, Changes, Choice, PrefillWorker, Prompt, World
+from baton.lab.benchmarks.placement.simulation import (
+    BlockCache,
+    Changes,
+    PrefillWorker,
+    SimulatedPrompt,
+    SimulatedWorkers,
+    WorkerChoice,
+)
 from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.replica import PrefixFanOut, PrefixIndex
@@ -33,7 +40,7 @@ class PlacedByRouter:
         self._loading_ms: defaultdict[str, float] = defaultdict(float)
         self._number = {name: number for names in (self._prefill, self._decode) for number, name in enumerate(names)}
 
-    def choose(self, prompt: Prompt, world: World) -> Choice:
+    def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice:
         arrival = prompt.arrival
         found = self._index.hits(arrival.blocks).found  # of prefill workers: nothing is said of the others' caches
         request = PlacementRequest(
@@ -64,24 +71,24 @@ class PlacedByRouter:
             placement.prefill_hit_tokens // BLOCK_TOKENS,
             placement.loaded_tokens // BLOCK_TOKENS,
         )
-        return Choice(*numbers, hit_blocks, loaded_blocks)
+        return WorkerChoice(*numbers, hit_blocks, loaded_blocks)
 
-    def computed(self, prompt: Prompt, changes: Changes) -> None:
+    def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         self.loaded(prompt, changes)
         name = self._prefill[prompt.prefill]
         self._loading_ms[name] -= self._load_ms.pop(prompt.number)
         self._index.settle(name, prompt.number)
         self._rates.computed(name, prompt.computed_tokens, 1e3 * (prompt.first_token_s - prompt.started_s))
 
-    def loaded(self, prompt: Prompt, changes: Changes) -> None:
+    def loaded(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         name = self._prefill[prompt.prefill]
         self._index.store(name, changes.stored)
         self._index.evict(name, changes.evicted)
 
-    def answered(self, prompt: Prompt) -> None:
+    def answered(self, prompt: SimulatedPrompt) -> None:
         """The traces do not show which answers are part of later prompts: nothing is stored."""
 
-    def _prefill_view(self, name: str, hit_blocks: int, blocks: Sequence[bytes], world: World) -> WorkerView:
+    def _prefill_view(self, name: str, hit_blocks: int, blocks: Sequence[bytes], world: SimulatedWorkers) -> WorkerView:
         worker, options = world.prefill[self._number[name]], world.file_options
         tier_blocks = worker.in_files(blocks, hit_blocks) if options is not None and options.known else 0
         return WorkerView(
@@ -103,7 +110,7 @@ class PlacedByRouter:
             load_bytes_per_s=(worker.costs.load_bytes_per_s or 0.0) if worker.costs is not None else 0.0,
         )
 
-    def _decode_view(self, name: str, world: World) -> WorkerView:
+    def _decode_view(self, name: str, world: SimulatedWorkers) -> WorkerView:
         return WorkerView(
             endpoint=name,
             role=WorkerRole.DECODE,
@@ -120,22 +127,22 @@ class PlacedByRouter:
 class Baseline(ABC):
     """Chooses a prefill worker; the decode worker is the one with the fewest tokens in flight."""
 
-    def choose(self, prompt: Prompt, world: World) -> Choice:
+    def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice:
         prefill = self.prefill(prompt, world)
         decode = min(range(len(world.decode)), key=lambda number: world.decode[number].tokens_in_flight)
-        return Choice(prefill, decode, world.prefill[prefill].cache.hit_blocks(prompt.arrival.blocks))
+        return WorkerChoice(prefill, decode, world.prefill[prefill].cache.hit_blocks(prompt.arrival.blocks))
 
     @abstractmethod
-    def prefill(self, prompt: Prompt, world: World) -> int:
+    def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         """Return the number of the chosen prefill worker."""
 
-    def computed(self, prompt: Prompt, changes: Changes) -> None:
+    def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         return
 
-    def loaded(self, prompt: Prompt, changes: Changes) -> None:
+    def loaded(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         return
 
-    def answered(self, prompt: Prompt) -> None:
+    def answered(self, prompt: SimulatedPrompt) -> None:
         return
 
 
@@ -143,21 +150,21 @@ class Random(Baseline):
     def __init__(self) -> None:
         self._draw = random.Random(0)
 
-    def prefill(self, prompt: Prompt, world: World) -> int:
+    def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         return self._draw.randrange(len(world.prefill))
 
 
 class LeastLoad(Baseline):
     """The fewest requests in flight."""
 
-    def prefill(self, prompt: Prompt, world: World) -> int:
+    def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         return _least(world.prefill, lambda worker: worker.requests_in_flight, prompt.number)
 
 
 class LongestPrefix(Baseline):
     """The worker with most of the prompt; of equals the one with the fewest requests in flight."""
 
-    def prefill(self, prompt: Prompt, world: World) -> int:
+    def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         hits = world.hit_blocks(prompt.arrival.blocks)
         workers = range(len(hits))
         return max(workers, key=lambda number: (hits[number], -world.prefill[number].requests_in_flight))
@@ -177,7 +184,7 @@ class SglangCacheAware(Baseline):
     def __init__(self) -> None:
         self._trees: list[BlockCache] = []
 
-    def prefill(self, prompt: Prompt, world: World) -> int:
+    def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         workers = range(len(world.prefill))
         if not self._trees:
             self._trees = [BlockCache(self.TREE_BLOCKS) for _ in workers]
@@ -188,7 +195,7 @@ class SglangCacheAware(Baseline):
         self._trees[taken].insert(prompt.arrival.blocks)
         return taken
 
-    def _match(self, prompt: Prompt) -> int:
+    def _match(self, prompt: SimulatedPrompt) -> int:
         blocks = prompt.arrival.blocks
         workers = range(len(self._trees))
         matched = [tree.hit_blocks(blocks) for tree in self._trees]
@@ -215,7 +222,7 @@ class Dynamo(Baseline):
         self._answers_elsewhere = answers_elsewhere
         self._active_blocks: dict[int, int] = {}  # by worker
 
-    def prefill(self, prompt: Prompt, world: World) -> int:
+    def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         hits = world.hit_blocks(prompt.arrival.blocks)
         workers = range(len(hits))
         logits = [self._logit(prompt, world.prefill[number], number, hits[number]) for number in workers]
@@ -223,21 +230,21 @@ class Dynamo(Baseline):
         self._active_blocks[taken] = self._active_blocks.get(taken, 0) + _active_blocks(prompt)
         return taken
 
-    def computed(self, prompt: Prompt, changes: Changes) -> None:
+    def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         if self._answers_elsewhere:
             self._active_blocks[prompt.prefill] -= _active_blocks(prompt)
 
-    def answered(self, prompt: Prompt) -> None:
+    def answered(self, prompt: SimulatedPrompt) -> None:
         if not self._answers_elsewhere:
             self._active_blocks[prompt.prefill] -= _active_blocks(prompt)
 
-    def _logit(self, prompt: Prompt, worker: PrefillWorker, number: int, hit_blocks: int) -> float:
+    def _logit(self, prompt: SimulatedPrompt, worker: PrefillWorker, number: int, hit_blocks: int) -> float:
         new_tokens = prompt.arrival.input_tokens - BLOCK_TOKENS * hit_blocks
         prefill_blocks = (worker.tokens_in_flight + new_tokens) / BLOCK_TOKENS
         return self.OVERLAP_SCORE_WEIGHT * prefill_blocks + self._active_blocks.get(number, 0)
 
 
-def _active_blocks(prompt: Prompt) -> int:
+def _active_blocks(prompt: SimulatedPrompt) -> int:
     return blocks_of(prompt.arrival.input_tokens)
 
 

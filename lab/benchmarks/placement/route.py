@@ -14,8 +14,16 @@ from rich.console import Console
 
 from baton.lab.benchmarks.placement.files import FileOptions
 from baton.lab.benchmarks.placement.policies import BASELINES, PlacedByRouter
-from baton.lab.benchmarks.placement.simulation import Chooser, Prompt, Run, Simulation, Speeds, World, pooled_hit_rate
-from baton.lab.benchmarks.placement.traces import Arrival, from_zero, make_trace, read_trace, total_blocks
+from baton.lab.benchmarks.placement.simulation import (
+    Chooser,
+    PlacementRun,
+    SimulatedPrompt,
+    SimulatedWorkers,
+    Simulation,
+    Speeds,
+    pooled_hit_rate,
+)
+from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, make_trace, read_trace, total_blocks
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, show, write_pictures
 from baton.lab.report.statistics import percentile
@@ -25,7 +33,7 @@ MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class HitBounds:
     pooled_lru: float
     infinite: float
 
@@ -69,11 +77,11 @@ class RouteFigures:
     workers: int
 
 
-def bounds_of(arrivals: Sequence[Arrival], workers: int, blocks_per_worker: int) -> Bounds:
-    return Bounds(pooled_hit_rate(arrivals, workers * blocks_per_worker), pooled_hit_rate(arrivals, None))
+def bounds_of(arrivals: Sequence[TraceArrival], workers: int, blocks_per_worker: int) -> HitBounds:
+    return HitBounds(pooled_hit_rate(arrivals, workers * blocks_per_worker), pooled_hit_rate(arrivals, None))
 
 
-def figures_of(policy: str, run: Run, bounds: Bounds, workers: int) -> RouteFigures:
+def figures_of(policy: str, run: PlacementRun, bounds: HitBounds, workers: int) -> RouteFigures:
     prompts = run.prompts
     blocks = total_blocks([prompt.arrival for prompt in prompts])
     hit_rate = sum(prompt.hit_blocks for prompt in prompts) / blocks if blocks else 0.0
@@ -106,14 +114,14 @@ def figures_of(policy: str, run: Run, bounds: Bounds, workers: int) -> RouteFigu
     )
 
 
-def imbalance_of_given(prompts: Sequence[Prompt], workers: int) -> Imbalance:
+def imbalance_of_given(prompts: Sequence[SimulatedPrompt], workers: int) -> Imbalance:
     by_minute = _no_tokens(workers)
     for prompt in prompts:
         by_minute[int(prompt.arrival.at_s // MINUTE_S)][prompt.prefill] += prompt.computed_tokens
     return _imbalance(list(by_minute.values()))
 
 
-def imbalance_of_computed(prompts: Sequence[Prompt], workers: int) -> Imbalance:
+def imbalance_of_computed(prompts: Sequence[SimulatedPrompt], workers: int) -> Imbalance:
     by_minute = _no_tokens(workers)
     for prompt in prompts:
         begin_s, end_s = prompt.started_s, prompt.first_token_s
@@ -207,13 +215,15 @@ def trace_name(options: RouteOptions) -> str:
     return options.trace.stem if options.trace is not None else options.shape
 
 
-def load_arrivals(options: RouteOptions) -> list[Arrival]:
+def load_arrivals(options: RouteOptions) -> list[TraceArrival]:
     """Read or generate the trace. Raises: CommandFailed."""
     arrivals = read_trace(options.trace) if options.trace is not None else make_trace(options.shape, options.seed)
     return from_zero(arrivals, options.speed)
 
 
-def simulate_all(arrivals: Sequence[Arrival], options: RouteOptions, note: Callable[[str], None]) -> list[RouteFigures]:
+def simulate_all(
+    arrivals: Sequence[TraceArrival], options: RouteOptions, note: Callable[[str], None]
+) -> list[RouteFigures]:
     bounds = bounds_of(arrivals, options.workers, options.blocks_per_worker)
     figures = []
     for policy in options.policies:
@@ -222,8 +232,8 @@ def simulate_all(arrivals: Sequence[Arrival], options: RouteOptions, note: Calla
     return figures
 
 
-def simulate(policy: str, arrivals: Sequence[Arrival], bounds: Bounds, options: RouteOptions) -> RouteFigures:
-    world = World.of(options.workers, options.blocks_per_worker, options.speeds, options.files)
+def simulate(policy: str, arrivals: Sequence[TraceArrival], bounds: HitBounds, options: RouteOptions) -> RouteFigures:
+    world = SimulatedWorkers.of(options.workers, options.blocks_per_worker, options.speeds, options.files)
     run = Simulation(world, make_chooser(policy, options.workers)).run(arrivals)
     return figures_of(policy, run, bounds, options.workers)
 

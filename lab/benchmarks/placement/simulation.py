@@ -16,8 +16,8 @@ from enum import IntEnum
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from baton.lab.benchmarks.placement.files import Directory, FileOptions, OwnFiles, load_costs
-from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, Arrival
+from baton.lab.benchmarks.placement.files import Directory, FileOptions, SimulatedFiles, load_costs
+from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, TraceArrival
 from baton.text.block_groups import CHARGED_ANSWER_TOKENS
 from baton.text.kv_loading import LoadCosts
 
@@ -63,11 +63,11 @@ class BlockCache:
 
 
 @dataclass(slots=True)
-class Prompt:
+class SimulatedPrompt:
     """Request on its way. Times in seconds since the trace began."""
 
     number: int
-    arrival: Arrival
+    arrival: TraceArrival
     prefill: int = 0
     decode: int = 0
     expected_hit_blocks: int = 0  # by the chooser
@@ -89,22 +89,22 @@ class Prompt:
 class PrefillWorker:
     cache: BlockCache
     tokens_per_s: float
-    files: OwnFiles | None = None
+    files: SimulatedFiles | None = None
     costs: LoadCosts | None = None  # where it has files
-    waiting: deque[Prompt] = field(default_factory=deque)
-    running: Prompt | None = None
-    to_load: deque[Prompt] = field(default_factory=deque)
-    loading: Prompt | None = None
+    waiting: deque[SimulatedPrompt] = field(default_factory=deque)
+    running: SimulatedPrompt | None = None
+    to_load: deque[SimulatedPrompt] = field(default_factory=deque)
+    loading: SimulatedPrompt | None = None
     tokens_in_flight: int = 0
     requests_in_flight: int = 0
 
-    def take(self, prompt: Prompt) -> None:
+    def take(self, prompt: SimulatedPrompt) -> None:
         """Charge a prompt with the tokens that the chooser expected it to compute."""
         (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
 
-    def start_loading(self) -> Prompt | None:
+    def start_loading(self) -> SimulatedPrompt | None:
         """The next prompt to load for, unless one is loaded for or none waits; its `load_s` is how long that takes."""
         while self.loading is None and self.to_load:
             prompt = self.to_load.popleft()
@@ -123,7 +123,7 @@ class PrefillWorker:
         blocks = prompt.arrival.blocks
         return self.cache.insert(blocks[: self.cache.hit_blocks(blocks) + prompt.loaded_blocks])
 
-    def start(self, now: float) -> Prompt | None:
+    def start(self, now: float) -> SimulatedPrompt | None:
         """The next prompt, unless one is running or none waits; its `first_token_s` is when it will be done."""
         if self.running is not None or not self.waiting:
             return None
@@ -141,7 +141,7 @@ class PrefillWorker:
         """Return the blocks in files after the hits."""
         return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
 
-    def _loads(self, prompt: Prompt) -> tuple[int, float]:
+    def _loads(self, prompt: SimulatedPrompt) -> tuple[int, float]:
         """(blocks, seconds), by the rule of real workers."""
         blocks = prompt.arrival.blocks
         found = self.in_files(blocks, self.cache.hit_blocks(blocks))
@@ -167,7 +167,7 @@ class DecodeWorker:
 
 
 @dataclass(slots=True)
-class World:
+class SimulatedWorkers:
     """Workers by number."""
 
     prefill: list[PrefillWorker]
@@ -176,7 +176,9 @@ class World:
     file_options: FileOptions | None = None
 
     @classmethod
-    def of(cls, workers: int, blocks_per_worker: int, speeds: Speeds, files: FileOptions | None = None) -> "World":
+    def of(
+        cls, workers: int, blocks_per_worker: int, speeds: Speeds, files: FileOptions | None = None
+    ) -> "SimulatedWorkers":
         """Create as many decode workers as prefill workers."""
         prefill = [PrefillWorker(BlockCache(blocks_per_worker), speeds.prefill_tokens_per_s) for _ in range(workers)]
         if files is not None:
@@ -184,7 +186,7 @@ class World:
             directories = [Directory() for _ in range(-(-workers // files.workers_per_directory))]
             for number, worker in enumerate(prefill):
                 directory = directories[number // files.workers_per_directory]
-                worker.files, worker.costs = OwnFiles(directory, files.blocks_per_worker), costs
+                worker.files, worker.costs = SimulatedFiles(directory, files.blocks_per_worker), costs
         return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds, files)
 
     def hit_blocks(self, blocks: Sequence[bytes]) -> list[int]:
@@ -192,7 +194,7 @@ class World:
         return [worker.cache.hit_blocks(blocks) for worker in self.prefill]
 
 
-def pooled_hit_rate(arrivals: Sequence[Arrival], capacity_blocks: int | None) -> float:
+def pooled_hit_rate(arrivals: Sequence[TraceArrival], capacity_blocks: int | None) -> float:
     """Return the hit rate by blocks of one worker with the caches of all, on which each prompt is computed before the
     next comes; `capacity_blocks` None: unbounded.
 
@@ -208,7 +210,7 @@ def pooled_hit_rate(arrivals: Sequence[Arrival], capacity_blocks: int | None) ->
     return hits / total if total else 0.0
 
 
-class Choice(NamedTuple):
+class WorkerChoice(NamedTuple):
     prefill: int
     decode: int
     expected_hit_blocks: int
@@ -216,18 +218,18 @@ class Choice(NamedTuple):
 
 
 class Chooser(Protocol):
-    def choose(self, prompt: Prompt, world: World) -> Choice: ...
+    def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice: ...
 
-    def computed(self, prompt: Prompt, changes: Changes) -> None:
+    def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         """Report from the prefill worker that the prompt is computed."""
 
-    def loaded(self, prompt: Prompt, changes: Changes) -> None:
+    def loaded(self, prompt: SimulatedPrompt, changes: Changes) -> None:
         """Report from the prefill worker that blocks of the prompt were loaded from files."""
 
-    def answered(self, prompt: Prompt) -> None: ...
+    def answered(self, prompt: SimulatedPrompt) -> None: ...
 
 
-class _Kind(IntEnum):
+class _EventKind(IntEnum):
     """Kinds of events, in the order in which they happen at the same time."""
 
     ANSWERED = 0
@@ -236,32 +238,32 @@ class _Kind(IntEnum):
 
 
 @dataclass(slots=True)
-class Run:
+class PlacementRun:
     """The results of a trace."""
 
-    prompts: list[Prompt] = field(default_factory=list)  # in the order of their arrival
+    prompts: list[SimulatedPrompt] = field(default_factory=list)  # in the order of their arrival
     decisions_us: list[float] = field(default_factory=list)
     mispredicted: int = 0  # prompts with another number of hit blocks than the chooser expected
     token_gaps_ms: list[float] = field(default_factory=list)  # one an answer, as it was when the answer began
 
 
 class Simulation:
-    def __init__(self, world: World, chooser: Chooser) -> None:
+    def __init__(self, world: SimulatedWorkers, chooser: Chooser) -> None:
         self._world = world
         self._chooser = chooser
-        self._events: list[tuple[float, int, int, Prompt]] = []
+        self._events: list[tuple[float, int, int, SimulatedPrompt]] = []
         self._numbers = count()
-        self._run = Run()
+        self._run = PlacementRun()
 
-    def run(self, arrivals: Sequence[Arrival]) -> Run:
+    def run(self, arrivals: Sequence[TraceArrival]) -> PlacementRun:
         """Run the simulation. May be called once."""
         for number, arrival in enumerate(arrivals):
             self._until(arrival.at_s)
-            self._arrive(Prompt(number, arrival))
+            self._arrive(SimulatedPrompt(number, arrival))
         self._until(float("inf"))
         return self._run
 
-    def _arrive(self, prompt: Prompt) -> None:
+    def _arrive(self, prompt: SimulatedPrompt) -> None:
         began = time.perf_counter()
         choice = self._chooser.choose(prompt, self._world)
         self._run.decisions_us.append(1e6 * (time.perf_counter() - began))
@@ -277,16 +279,16 @@ class Simulation:
     def _until(self, moment_s: float) -> None:
         while self._events and self._events[0][0] <= moment_s:
             now, kind, _, prompt = heapq.heappop(self._events)
-            if kind is _Kind.COMPUTED:
+            if kind is _EventKind.COMPUTED:
                 self._computed(prompt, now)
-            elif kind is _Kind.LOADED:
+            elif kind is _EventKind.LOADED:
                 self._chooser.loaded(prompt, self._world.prefill[prompt.prefill].end_loading())
                 self._start(prompt.prefill, now)
             else:
                 self._world.decode[prompt.decode].tokens_in_flight -= _answer_tokens(prompt)
                 self._chooser.answered(prompt)
 
-    def _computed(self, prompt: Prompt, now: float) -> None:
+    def _computed(self, prompt: SimulatedPrompt, now: float) -> None:
         changes = self._world.prefill[prompt.prefill].finish()
         expected = prompt.expected_hit_blocks, prompt.expected_loaded_blocks
         self._run.mispredicted += (prompt.hit_blocks, prompt.loaded_blocks) != expected
@@ -295,20 +297,20 @@ class Simulation:
         load = self._world.decode[prompt.decode].tokens_in_flight
         gap_ms = speeds.token_gap_ms + speeds.token_gap_ms_per_token * load
         self._run.token_gaps_ms.append(gap_ms)
-        self._add(now + prompt.arrival.output_tokens * gap_ms / 1e3, _Kind.ANSWERED, prompt)
+        self._add(now + prompt.arrival.output_tokens * gap_ms / 1e3, _EventKind.ANSWERED, prompt)
         self._start(prompt.prefill, now)
 
     def _start(self, worker: int, now: float) -> None:
         loading = self._world.prefill[worker].start_loading()
         if loading is not None:
-            self._add(now + loading.load_s, _Kind.LOADED, loading)
+            self._add(now + loading.load_s, _EventKind.LOADED, loading)
         prompt = self._world.prefill[worker].start(now)
         if prompt is not None:
-            self._add(prompt.first_token_s, _Kind.COMPUTED, prompt)
+            self._add(prompt.first_token_s, _EventKind.COMPUTED, prompt)
 
-    def _add(self, at_s: float, kind: _Kind, prompt: Prompt) -> None:
+    def _add(self, at_s: float, kind: _EventKind, prompt: SimulatedPrompt) -> None:
         heapq.heappush(self._events, (at_s, kind, next(self._numbers), prompt))
 
 
-def _answer_tokens(prompt: Prompt) -> int:
+def _answer_tokens(prompt: SimulatedPrompt) -> int:
     return prompt.arrival.input_tokens + min(prompt.arrival.output_tokens, CHARGED_ANSWER_TOKENS)

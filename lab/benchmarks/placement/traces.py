@@ -22,7 +22,7 @@ DURATION_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class TraceArrival:
     """A block's id stands for its tokens and all before them. The last one may not be full."""
 
     at_s: float
@@ -31,7 +31,7 @@ class Arrival:
     blocks: tuple[bytes, ...]
 
 
-def read_trace(path: Path) -> list[Arrival]:
+def read_trace(path: Path) -> list[TraceArrival]:
     """Read a trace in order of time, starting at 0. Raises: CommandFailed."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
@@ -47,12 +47,13 @@ def read_trace(path: Path) -> list[Arrival]:
     return from_zero(arrivals)
 
 
-def from_zero(arrivals: Iterable[Arrival], speed: float = 1.0) -> list[Arrival]:
+def from_zero(arrivals: Iterable[TraceArrival], speed: float = 1.0) -> list[TraceArrival]:
     """Return arrivals in order of time, starting at 0, `speed` times as fast."""
     ordered = sorted(arrivals, key=lambda each: each.at_s)
     first_s = ordered[0].at_s
     return [
-        Arrival((each.at_s - first_s) / speed, each.input_tokens, each.output_tokens, each.blocks) for each in ordered
+        TraceArrival((each.at_s - first_s) / speed, each.input_tokens, each.output_tokens, each.blocks)
+        for each in ordered
     ]
 
 
@@ -64,26 +65,26 @@ def blocks_of(tokens: int) -> int:
     return -(-tokens // BLOCK_TOKENS)
 
 
-def total_blocks(arrivals: Sequence[Arrival]) -> int:
+def total_blocks(arrivals: Sequence[TraceArrival]) -> int:
     return sum(len(arrival.blocks) for arrival in arrivals)
 
 
-def _mooncake(lines: Iterable[str]) -> Iterator[Arrival]:
+def _mooncake(lines: Iterable[str]) -> Iterator[TraceArrival]:
     for line in lines:
         row = json.loads(line)
-        yield Arrival(
+        yield TraceArrival(
             row["timestamp"] / 1e3, int(row["input_length"]), int(row["output_length"]), block_ids(row["hash_ids"])
         )
 
 
-def _azure(lines: Iterable[str]) -> Iterator[Arrival]:
+def _azure(lines: Iterable[str]) -> Iterator[TraceArrival]:
     numbers = count()
     for row in csv.DictReader(lines):
         tokens = int(row["ContextTokens"])
         ids = block_ids(next(numbers) for _ in range(blocks_of(tokens)))
         # Seven digits of a second's fraction are one more than Python reads.
         at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-        yield Arrival(at_s, tokens, int(row["GeneratedTokens"]), ids)
+        yield TraceArrival(at_s, tokens, int(row["GeneratedTokens"]), ids)
 
 
 class _Maker:
@@ -103,13 +104,13 @@ class _Maker:
     def pause_s(self, mean: float) -> float:
         return self.draw.expovariate(1 / mean)
 
-    def arrival(self, at_s: float, blocks: Sequence[bytes], output_tokens: int = 200) -> Arrival:
+    def arrival(self, at_s: float, blocks: Sequence[bytes], output_tokens: int = 200) -> TraceArrival:
         """The last block is filled by chance."""
         tokens = len(blocks) * BLOCK_TOKENS - self.draw.randint(0, BLOCK_TOKENS - 12)
-        return Arrival(at_s, tokens, output_tokens, tuple(blocks))
+        return TraceArrival(at_s, tokens, output_tokens, tuple(blocks))
 
 
-def chat(make: _Maker) -> Iterator[Arrival]:
+def chat(make: _Maker) -> Iterator[TraceArrival]:
     """Conversations of a few turns behind one short system prompt, some over a long document."""
     system = make.blocks(2)
     for _ in range(1500):
@@ -120,7 +121,7 @@ def chat(make: _Maker) -> Iterator[Arrival]:
             at_s += 5 + make.pause_s(40)
 
 
-def agents(make: _Maker) -> Iterator[Arrival]:
+def agents(make: _Maker) -> Iterator[TraceArrival]:
     """Loops of many steps with one of three long system prompts; each step adds a tool's output."""
     systems = [make.blocks(16) for _ in range(3)]
     for _ in range(150):
@@ -131,7 +132,7 @@ def agents(make: _Maker) -> Iterator[Arrival]:
             at_s += 2 + make.pause_s(8)
 
 
-def tenants(make: _Maker) -> Iterator[Arrival]:
+def tenants(make: _Maker) -> Iterator[TraceArrival]:
     """Four hundred system prompts, some much more popular than others, and unrelated questions."""
     prompts = [make.blocks(6, 20) for _ in range(400)]
     weights = [1 / (rank + 3) ** 0.8 for rank in range(len(prompts))]
@@ -139,7 +140,7 @@ def tenants(make: _Maker) -> Iterator[Arrival]:
         yield make.arrival(make.moment_s(), [*prompt, *make.blocks(2)])
 
 
-def documents(make: _Maker) -> Iterator[Arrival]:
+def documents(make: _Maker) -> Iterator[TraceArrival]:
     """Long documents, each asked about a few times in a row."""
     for _ in range(350):
         document, at_s = make.blocks(10, 120), make.moment_s()
@@ -148,7 +149,7 @@ def documents(make: _Maker) -> Iterator[Arrival]:
             at_s += make.pause_s(10)
 
 
-def hot_document(make: _Maker) -> Iterator[Arrival]:
+def hot_document(make: _Maker) -> Iterator[TraceArrival]:
     """Yield requests most of which, from one moment on, are about the same long document."""
     document = make.blocks(100)
     for _ in range(5000):
@@ -159,7 +160,7 @@ def hot_document(make: _Maker) -> Iterator[Arrival]:
             yield make.arrival(at_s, make.blocks(3, 20))
 
 
-def oversized_prefix(make: _Maker) -> Iterator[Arrival]:
+def oversized_prefix(make: _Maker) -> Iterator[TraceArrival]:
     """Yield requests some of which share a prefix that may exceed one worker's cache."""
     prefix = make.blocks(1500)
     for _ in range(4000):
@@ -168,11 +169,11 @@ def oversized_prefix(make: _Maker) -> Iterator[Arrival]:
         yield make.arrival(make.moment_s(), blocks)
 
 
-SHAPES: Mapping[str, Callable[[_Maker], Iterator[Arrival]]] = {
+SHAPES: Mapping[str, Callable[[_Maker], Iterator[TraceArrival]]] = {
     each.__name__: each for each in (chat, agents, tenants, documents, hot_document, oversized_prefix)
 }
 
 
-def make_trace(shape: str, seed: int = 0) -> list[Arrival]:
+def make_trace(shape: str, seed: int = 0) -> list[TraceArrival]:
     """Generate a trace. Raises: KeyError for an unknown shape."""
     return from_zero(SHAPES[shape](_Maker(seed)))

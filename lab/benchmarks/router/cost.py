@@ -18,8 +18,8 @@ from baton.lab.benchmarks.router.streams import (
     COMPLETIONS,
     Delays,
     Route,
-    Stack,
     StreamFigures,
+    StreamStack,
     Window,
     connection,
     first_token_ms,
@@ -146,7 +146,7 @@ class GatewayBenchOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class CallWay:
     """Medians of the rounds."""
 
     name: str
@@ -162,7 +162,7 @@ def run_gateway_bench(options: GatewayBenchOptions, as_json: bool) -> int:
     return 0
 
 
-async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
+async def measure_ways(options: GatewayBenchOptions) -> list[CallWay]:
     """Measure each way, gRPC first. Raises: CommandFailed."""
     streamed: dict[str, list[StreamFigures]] = {GRPC: [], **{route.name: [] for route in ROUTES}}
     firsts: dict[str, list[float]] = {name: [] for name in streamed}
@@ -175,7 +175,7 @@ async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
                 for route in ROUTES:
                     streamed[route.name].append(await measure_http(stack, window, route))
     return [
-        Way(
+        CallWay(
             name,
             statistics.median(each.cpu_us_per_token for each in figures),
             statistics.median(each.tokens_per_message for each in figures),
@@ -185,7 +185,7 @@ async def measure_ways(options: GatewayBenchOptions) -> list[Way]:
     ]
 
 
-async def _first_tokens(stack: Stack, requests: int, firsts: dict[str, list[float]]) -> None:
+async def _first_tokens(stack: StreamStack, requests: int, firsts: dict[str, list[float]]) -> None:
     """Measure first tokens of one request at a time; the first of each batch warms up and does not count."""
     async with connection(stack.http_target) as http:
 
@@ -199,7 +199,7 @@ async def _first_tokens(stack: Stack, requests: int, firsts: dict[str, list[floa
                 firsts[route.name].append(await batch(route))
 
 
-def as_json_object(ways: list[Way]) -> dict[str, Any]:
+def as_json_object(ways: list[CallWay]) -> dict[str, Any]:
     grpc = ways[0]
     return {
         "machine": describe_machine(),
@@ -216,9 +216,9 @@ def as_json_object(ways: list[Way]) -> dict[str, Any]:
     }
 
 
-def as_table(ways: list[Way]) -> str:
+def as_table(ways: list[CallWay]) -> str:
     grpc = ways[0]
-    columns: Columns[Way] = {
+    columns: Columns[CallWay] = {
         "way": lambda way: way.name,
         "CPU us/token": lambda way: f"{way.cpu_us_per_token:.1f}",
         "us over gRPC": lambda way: f"{way.cpu_us_per_token - grpc.cpu_us_per_token:.1f}",

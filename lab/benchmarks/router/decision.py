@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
-from baton.lab.report.picture import Axis, Curve, LineChart, draw_lines
+from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import Columns, show, write_pictures
 from baton.lab.report.statistics import percentile
 from baton.process.registry.worker_record import WorkerRole
@@ -261,7 +261,7 @@ def as_picture(costs: Sequence[Cost]) -> str:
         "walk": [cost.walk_us for cost in by_workers],
     }
     across = [float(cost.workers) for cost in by_workers]
-    curves = tuple(Curve(name, tuple(zip(across, values, strict=True))) for name, values in parts.items())
+    curves = tuple(DrawnCurve(name, tuple(zip(across, values, strict=True))) for name, values in parts.items())
     x = Axis("prefill workers, and as many decode workers", True, tuple(float(each) for each in WORKERS))
     title = f"One decision for {USUAL_TOKENS:,} tokens against workers"
     return draw_lines(LineChart(title, x, Axis("microseconds", True), curves))

@@ -33,7 +33,7 @@ _END = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class StreamStack:
     target: str
     pid: int  # of the process that is measured
     decode: str = ""  # the decode worker's endpoint
@@ -88,7 +88,7 @@ class Delays:
 
 
 @dataclass(slots=True)
-class Counts:
+class StreamCounts:
     streams: int
     begun: int = 0  # streams that have had a token
     messages: int = 0
@@ -112,12 +112,12 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
-Follow = Callable[[int, Counts], Awaitable[None]]
+Follow = Callable[[int, StreamCounts], Awaitable[None]]
 """Reads one stream, by its number, until it is cancelled."""
 
 
 async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigures:
-    counts = Counts(window.streams)
+    counts = StreamCounts(window.streams)
     readers = [asyncio.ensure_future(follow(index, counts)) for index in range(window.streams)]
     try:
         async with asyncio.timeout(READY_S):
@@ -137,20 +137,20 @@ async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigur
         await asyncio.gather(*readers, return_exceptions=True)
 
 
-async def measure_router(stack: Stack, window: Window) -> StreamFigures:
+async def measure_router(stack: StreamStack, window: Window) -> StreamFigures:
     return await _measure_grpc(stack, window, GENERATE_METHOD, generate(UNENDING_TOKENS), tokens_of)
 
 
-async def measure_floor(stack: Stack, window: Window) -> StreamFigures:
+async def measure_floor(stack: StreamStack, window: Window) -> StreamFigures:
     return await _measure_grpc(stack, window, FLOOR_METHOD, str(UNENDING_TOKENS).encode(), lambda _: 1)
 
 
 async def _measure_grpc(
-    stack: Stack, window: Window, method: str, request: bytes, count: Callable[[bytes], int]
+    stack: StreamStack, window: Window, method: str, request: bytes, count: Callable[[bytes], int]
 ) -> StreamFigures:
     channels = [_channel(stack.target, number) for number in range(min(CHANNELS, window.streams))]
 
-    async def follow(index: int, counts: Counts) -> None:
+    async def follow(index: int, counts: StreamCounts) -> None:
         call, begun = _stream(channels[index % len(channels)], method, request), False
         while isinstance(message := await call.read(), bytes):
             if tokens := count(message):
@@ -174,7 +174,7 @@ def tokens_of(message: bytes) -> int:
     return len(baton_pb2.GenerateResponse.FromString(message).delta.token_ids)
 
 
-async def router_delays(stack: Stack, tokens: int) -> Delays:
+async def router_delays(stack: StreamStack, tokens: int) -> Delays:
     """Measure the delays of decode tokens of a single request."""
     arrivals: list[int] = []
     async with _channel(stack.target) as channel, _channel(stack.decode) as worker:
@@ -186,7 +186,7 @@ async def router_delays(stack: Stack, tokens: int) -> Delays:
     return _delays(made, arrivals[1:])
 
 
-async def floor_delays(stack: Stack, messages: int) -> Delays:
+async def floor_delays(stack: StreamStack, messages: int) -> Delays:
     made, arrivals = [], []
     async with _channel(stack.target) as channel:
         call = _stream(channel, FLOOR_METHOD, str(messages).encode())
@@ -196,7 +196,7 @@ async def floor_delays(stack: Stack, messages: int) -> Delays:
     return _delays(made, arrivals)
 
 
-async def first_token_ms(stack: Stack, requests: int, prompt_tokens: int = 16) -> float:
+async def first_token_ms(stack: StreamStack, requests: int, prompt_tokens: int = 16) -> float:
     """Median time of whole requests for one token, one after another."""
     took: list[float] = []
     async with _channel(stack.target) as channel:
@@ -247,7 +247,7 @@ COMPLETIONS = Route("completions", "/v1/completions")
 CHAT = Route("chat", "/v1/chat/completions")
 
 
-class Connection:
+class HttpConnection:
     """Persistent HTTP connection with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
@@ -279,19 +279,19 @@ class Connection:
 
 
 @asynccontextmanager
-async def connection(target: str) -> AsyncIterator[Connection]:
+async def connection(target: str) -> AsyncIterator[HttpConnection]:
     host, _, port = target.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
     try:
-        yield Connection(reader, writer, target)
+        yield HttpConnection(reader, writer, target)
     finally:
         writer.close()
 
 
-async def measure_http(stack: Stack, window: Window, route: Route) -> StreamFigures:
+async def measure_http(stack: StreamStack, window: Window, route: Route) -> StreamFigures:
     """Messages are events with text; the workers' tokens are letters."""
 
-    async def follow(_: int, counts: Counts) -> None:
+    async def follow(_: int, counts: StreamCounts) -> None:
         async with connection(stack.http_target) as stream:
             stream.ask(route, UNENDING_TOKENS)
             is_first = True
@@ -304,7 +304,7 @@ async def measure_http(stack: Stack, window: Window, route: Route) -> StreamFigu
 
 
 @asynccontextmanager
-async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIterator[Stack]:
+async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIterator[StreamStack]:
     """Run a router on a core of its own where there are two, all else on the others.
 
     `folder` has the checkpoint `tiny`.
@@ -318,11 +318,11 @@ async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIter
     server = our_program("router", folder, "baton.router", *ports, "--http-port", http, *flags, cores=first)
     target = f"{HOST}:{port}"
     async with running((workers, server), lambda: serves(target)) as it:
-        yield Stack(target, it.pid, f"{HOST}:{decode}", f"{HOST}:{http}")
+        yield StreamStack(target, it.pid, f"{HOST}:{decode}", f"{HOST}:{http}")
 
 
 @asynccontextmanager
-async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[Stack]:
+async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[StreamStack]:
     """The bare server, where the router would be."""
     port = free_port()
     target = f"{HOST}:{port}"
@@ -338,4 +338,4 @@ async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[Stack]
 
     asked = ("baton.lab.benchmarks.router.worker", "floor", port, interval_ms)
     async with running([our_program("floor", folder, *asked, cores=split_cores()[0])], ready) as it:
-        yield Stack(target, it.pid)
+        yield StreamStack(target, it.pid)

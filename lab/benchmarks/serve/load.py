@@ -128,7 +128,7 @@ RESULTS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "late"}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """The outcome of one request. Seconds."""
 
     prompt_tokens: int
@@ -162,12 +162,12 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    outcomes: tuple[Outcome, ...]  # in the order of the jobs
+class LoadRun:
+    outcomes: tuple[RequestOutcome, ...]  # in the order of the jobs
     duration_s: float  # until the last answer
 
 
-class Load:
+class ServiceLoad:
     """Run against one target. `on_done` is called after each answer."""
 
     def __init__(
@@ -177,7 +177,7 @@ class Load:
         self._on_done = on_done
         self._clock = clock
 
-    async def open_loop(self, jobs: Iterable[Job]) -> Run:
+    async def open_loop(self, jobs: Iterable[Job]) -> LoadRun:
         """Send every job at its arrival time."""
         started = self._clock()
         async with asyncio.TaskGroup() as group:
@@ -187,12 +187,12 @@ class Load:
                 # also where it is late already: pieces that have arrived meanwhile are read before more is sent
                 await asyncio.sleep(max(0.0, wait_s))
                 tasks.append(group.create_task(self._one(job, started, due=started + job.arrival_s)))
-        return Run(tuple(task.result() for task in tasks), self._clock() - started)
+        return LoadRun(tuple(task.result() for task in tasks), self._clock() - started)
 
-    async def closed_loop(self, jobs: Iterable[Job], concurrency: int, seconds: float = math.inf) -> Run:
+    async def closed_loop(self, jobs: Iterable[Job], concurrency: int, seconds: float = math.inf) -> LoadRun:
         """The next job whenever one of `concurrency` is answered; none begins later than `seconds` after the start."""
         started = self._clock()
-        found: dict[int, Outcome] = {}
+        found: dict[int, RequestOutcome] = {}
         numbered = enumerate(jobs)
 
         async def lane() -> None:
@@ -204,9 +204,9 @@ class Load:
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(lane())
-        return Run(tuple(outcome for _, outcome in sorted(found.items())), self._clock() - started)
+        return LoadRun(tuple(outcome for _, outcome in sorted(found.items())), self._clock() - started)
 
-    async def _one(self, job: Job, started: float, due: float) -> Outcome:
+    async def _one(self, job: Job, started: float, due: float) -> RequestOutcome:
         pieces: list[float] = []
         sent = self._clock()
         output_tokens, error, code, retry_after_s = 0, "", "", None
@@ -217,7 +217,7 @@ class Load:
         if not pieces and not error:
             error = "the answer had no tokens"
         self._on_done()
-        return Outcome(
+        return RequestOutcome(
             len(job.prompt),
             0 if error else output_tokens,
             sent - started,
@@ -277,7 +277,7 @@ class Metrics:
 ERRORS_SHOWN = 5
 
 
-def measure(target: str, run: Run, objectives_ms: Mapping[str, float]) -> Metrics:
+def measure(target: str, run: LoadRun, objectives_ms: Mapping[str, float]) -> Metrics:
     """Compute metrics. `objectives_ms`: those of OBJECTIVES that a good request meets."""
     good = [outcome for outcome in run.outcomes if not outcome.error]
     input_tokens = sum(outcome.prompt_tokens for outcome in good)
@@ -304,14 +304,14 @@ def measure(target: str, run: Run, objectives_ms: Mapping[str, float]) -> Metric
     )
 
 
-def tpot_s(outcome: Outcome) -> float:
+def tpot_s(outcome: RequestOutcome) -> float:
     """Seconds per token after the first; 0 where there is none."""
     if outcome.output_tokens <= 1:
         return 0.0
     return (outcome.latency_s - outcome.ttft_s) / (outcome.output_tokens - 1)
 
 
-def is_good(outcome: Outcome, objectives_ms: Mapping[str, float]) -> bool:
+def is_good(outcome: RequestOutcome, objectives_ms: Mapping[str, float]) -> bool:
     values_s = {"ttft": outcome.ttft_s, "tpot": tpot_s(outcome), "e2el": outcome.latency_s}
     return all(values_s[name] * 1e3 <= most_ms for name, most_ms in objectives_ms.items())
 

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from baton.lab.benchmarks.serve.load import Job, Load, Metrics, RandomJobs, Run, Spread, measure, poisson_arrivals_s
+from baton.lab.benchmarks.serve.load import (
+    Job,
+    LoadRun,
+    Metrics,
+    RandomJobs,
+    ServiceLoad,
+    Spread,
+    measure,
+    poisson_arrivals_s,
+)
 from baton.lab.benchmarks.serve.targets import Servers, opened
 from baton.lab.report.result import Columns, table
 
@@ -56,7 +65,7 @@ async def measure_all(options: ServeBenchOptions) -> list[Metrics]:
         for server in servers:
             jobs = make_jobs(options, server.vocab_size)
             with tqdm(total=len(jobs), unit="request", file=sys.stderr, disable=not sys.stderr.isatty()) as progress:
-                run = await _run(options.arrivals, Load(server.target.answer, progress.update), jobs)
+                run = await _run(options.arrivals, ServiceLoad(server.target.answer, progress.update), jobs)
             results.append(measure(server.target.name, run, options.objectives_ms))
     return results
 
@@ -95,7 +104,7 @@ def as_table(metrics: Metrics) -> str:
     return "\n".join(lines + [f"  failed: {error}" for error in metrics.errors])
 
 
-async def _run(arrivals: Arrivals, load: Load, jobs: Sequence[Job]) -> Run:
+async def _run(arrivals: Arrivals, load: ServiceLoad, jobs: Sequence[Job]) -> LoadRun:
     if arrivals.concurrency is not None:
         return await load.closed_loop(jobs, arrivals.concurrency)
     return await load.open_loop(jobs)

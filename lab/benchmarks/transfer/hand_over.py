@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from baton.lab.benchmarks.transfer.marked_worker import StageMarks
-from baton.lab.benchmarks.transfer.worker_pair import BLOCK_TOKENS, Workers, WorkerSession, worker_process
+from baton.lab.benchmarks.transfer.worker_pair import BLOCK_TOKENS, PairSession, WorkerPair, worker_process
 from baton.lab.report.limits import shortest
 from baton.lab.report.result import DEMO, read_arguments, write_result
 from baton.launch.devices import plan_cores, write_cores
@@ -41,7 +41,7 @@ WARM_UP_ROUNDS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class HandOverStages:
     """Milliseconds of one hand-over; they add up to `total`."""
 
     news: float  # prefill's last chunk ended -> its event loop moves the watermark
@@ -62,12 +62,12 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class HandOverResult:
     prompt_tokens: int
     kv_cache_dtype: str
     kv_bytes: int
     transport: str
-    hand_over_ms: Stages  # medians, each by itself
+    hand_over_ms: HandOverStages  # medians, each by itself
     hand_over_p90_ms: float
     ttft_ms: float  # with no pull
     added_ttft: float  # share
@@ -79,7 +79,7 @@ class Result:
     pulling: Between
 
 
-def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[Stages, float]:
+def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[HandOverStages, float]:
     """Return the stages of the only hand-over since then, and the share of its copying that was done before the last
     chunk.
     """
@@ -94,11 +94,11 @@ def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float)
     hidden = early_s / sum(end - begin for begin, end in copies)
     moments = (ended, advanced, copying, asked, confirmed, stepped)
     news, way, copy, confirm, activate = ((later - earlier) * 1e3 for earlier, later in pairwise(moments))
-    return Stages(news, way, copy, confirm, activate, total=(stepped - ended) * 1e3), hidden
+    return HandOverStages(news, way, copy, confirm, activate, total=(stepped - ended) * 1e3), hidden
 
 
 async def measure_time_between_tokens(
-    workers: Workers, prompt_tokens: int, tokens: int
+    workers: WorkerPair, prompt_tokens: int, tokens: int
 ) -> tuple[Between, Between, Between]:
     """Measure one answer three times: alone, next to prompts without pulls, and next to prompts that are pulled."""
     found = []
@@ -125,8 +125,10 @@ def memcpy_gb_per_s(nbytes: int) -> float:
     return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
 
 
-async def measure(workers: Workers, marks: tuple[StageMarks, StageMarks], options: argparse.Namespace) -> Result:
-    stages: list[Stages] = []
+async def measure(
+    workers: WorkerPair, marks: tuple[StageMarks, StageMarks], options: argparse.Namespace
+) -> HandOverResult:
+    stages: list[HandOverStages] = []
     hidden, ratios, alone, copied = [], [], [], []
     landed: Any = None
     rounds, tokens = options.rounds, options.prompt_tokens
@@ -144,14 +146,14 @@ async def measure(workers: Workers, marks: tuple[StageMarks, StageMarks], option
         ratios.append(pulled.first_s / alone_s)
         copied.append(landed.bytes / 1e6 / landed.copy_ms)
         note(f"round {len(stages)} of {rounds}: {found.total:.2f} ms, TTFT {ratios[-1]:.4f} of that without a pull")
-    middle = [statistics.median(getattr(one, name) for one in stages) for name in Stages.__slots__]
+    middle = [statistics.median(getattr(one, name) for one in stages) for name in HandOverStages.__slots__]
     between = await measure_time_between_tokens(workers, tokens, options.answer_tokens)
-    return Result(
+    return HandOverResult(
         tokens,
         options.kv_cache_dtype,
         landed.bytes,
         landed.transport,
-        Stages(*middle),
+        HandOverStages(*middle),
         float(np.percentile([one.total for one in stages], 90)),
         statistics.median(alone) * 1e3,
         statistics.median(ratios) - 1,
@@ -162,7 +164,7 @@ async def measure(workers: Workers, marks: tuple[StageMarks, StageMarks], option
     )
 
 
-async def run(options: argparse.Namespace) -> Result:
+async def run(options: argparse.Namespace) -> HandOverResult:
     plan = plan_cores(sorted(os.sched_getaffinity(0)), prefill=1, decode=1)
     transfer = write_cores(plan.transfer)
     with ExitStack() as undo:
@@ -178,8 +180,8 @@ async def run(options: argparse.Namespace) -> Result:
             for role, mark, core in zip(("prefill", "decode"), marks, cores, strict=True)
         ]
         os.sched_setaffinity(0, plan.router)
-        async with WorkerSession(endpoints[0]) as prefill, WorkerSession(endpoints[1]) as decode:
-            return await measure(Workers(decode, prefill, hashed=True), marks, options)
+        async with PairSession(endpoints[0]) as prefill, PairSession(endpoints[1]) as decode:
+            return await measure(WorkerPair(decode, prefill, hashed=True), marks, options)
 
 
 def main() -> None:

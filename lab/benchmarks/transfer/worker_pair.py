@@ -32,7 +32,7 @@ NO_ROOT = bytes(32)  # of hashes: no adapter, no salt
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedWorker:
     role: str
     endpoint: str
     process: "subprocess.Popen[bytes]"
@@ -49,7 +49,7 @@ def worker_process(
     within: Sequence[str] = (),
     environment: Mapping[str, str] = MappingProxyType({}),
     stop_s: float = STOP_S,
-) -> Iterator[Started]:
+) -> Iterator[StartedWorker]:
     """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic. `within`: the
     beginning of the command that runs it, at whose end it listens on `host`. `environment`: beside ours. `stop_s`: that
     it may take to stop; then it is killed.
@@ -75,7 +75,7 @@ def worker_process(
     ours = {**os.environ, "PYTHONPATH": str(IMPORT_PATH), **threaded, **environment}
     process = subprocess.Popen(command, env=ours, cwd=ROOT)
     try:
-        yield Started(role, f"{host}:{port}", process)
+        yield StartedWorker(role, f"{host}:{port}", process)
     finally:
         process.terminate()
         try:
@@ -93,7 +93,7 @@ class Heard:
     event: Any
 
 
-class WorkerSession:
+class PairSession:
     """A router's session with one worker. `async with` connects, waiting until the worker has loaded."""
 
     def __init__(self, endpoint: str, tls: InternalTls | None = None) -> None:
@@ -103,7 +103,7 @@ class WorkerSession:
         self._sent = self._received = 0
         self._sending = asyncio.Lock()
 
-    async def __aenter__(self) -> "WorkerSession":
+    async def __aenter__(self) -> "PairSession":
         self._channel = open_async_channel(self.endpoint, INTERNAL_CHANNEL_OPTIONS, self._tls)
         await asyncio.wait_for(self._channel.channel_ready(), START_S)
         async with asyncio.timeout(START_S):
@@ -185,14 +185,14 @@ def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> 
     }
 
 
-def new_prompt(session: WorkerSession, tokens: int) -> list[int]:
+def new_prompt(session: PairSession, tokens: int) -> list[int]:
     """Return a prompt that no worker has seen."""
     vocab = session.worker.model.vocab_size
     return [3 + secrets.randbelow(vocab - 3) for _ in range(tokens)]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class PairAnswer:
     prompt: list[int]
     token_ids: list[int]
     first_s: float  # from sending the prompt to its first token
@@ -200,15 +200,15 @@ class Answered:
     landed: Any  # what was copied; None where nothing was
 
 
-class Workers:
+class WorkerPair:
     """Requests to a decode worker, whose prompts a prefill worker computes, or itself where there is none."""
 
-    def __init__(self, decode: WorkerSession, prefill: WorkerSession | None, hashed: bool = False) -> None:
+    def __init__(self, decode: PairSession, prefill: PairSession | None, hashed: bool = False) -> None:
         self._decode, self._prefill, self._hashed = decode, prefill, hashed
 
     async def answer(
         self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
-    ) -> Answered:
+    ) -> PairAnswer:
         """A prompt of that many tokens that no worker has seen. `pulled`: whether decode takes it over.
 
         With one token of answer decode copies the prompt and makes nothing of it: that is not waited for.
@@ -218,7 +218,7 @@ class Workers:
         attempt_id, sent, landed = common["attempt_id"], time.monotonic(), None
         if not pulled and self._prefill is not None:
             first = await self._prefill.prefill(session_pb2.Prefill(**common))
-            return Answered(common["token_ids"], list(first.event.outputs[0].token_ids), first.at - sent, [], landed)
+            return PairAnswer(common["token_ids"], list(first.event.outputs[0].token_ids), first.at - sent, [], landed)
         endpoint = "" if self._prefill is None else self._prefill.endpoint
         root = NO_ROOT if self._hashed else b""
         await self._decode.send(start=session_pb2.Start(**common, prefill_endpoint=endpoint, cache_root=root))
@@ -235,4 +235,4 @@ class Workers:
             times += [heard.at] * len(fresh)
             if on_token is not None:
                 on_token()
-        return Answered(common["token_ids"], token_ids, first.at - sent, times, landed)
+        return PairAnswer(common["token_ids"], token_ids, first.at - sent, times, landed)

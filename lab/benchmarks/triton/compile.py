@@ -60,7 +60,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class KernelCase:
     name: str
     calls: Callable[[Device], list[KernelCall]]
 
@@ -78,7 +78,7 @@ def pages(dtype: torch.dtype, head_dim: int) -> KvPages:
     return layout.view(tensor(BLOCKS * layout.block_bytes, dtype=torch.uint8), BLOCKS)
 
 
-def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring) -> Case:
+def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring) -> KernelCase:
     def calls(device: Device) -> list[KernelCall]:
         query = tensor(sequences, KV_HEADS * GROUP, head_dim, dtype=computed)
         blocks = indices(sequences * 128)
@@ -86,12 +86,12 @@ def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim:
         starts, contexts = indices(sequences + 1), indices(sequences)
         return [decode_call(query, kv, DecodeRows(blocks, starts, contexts), scoring, torch.empty_like(query), device)]
 
-    return Case(f"paged_decode {_name(stored)}/{_name(computed)} {head_dim} x{sequences} {_said(scoring)}", calls)
+    return KernelCase(f"paged_decode {_name(stored)}/{_name(computed)} {head_dim} x{sequences} {_said(scoring)}", calls)
 
 
 def rotated(
     sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring, group: int = GROUP
-) -> Case:
+) -> KernelCase:
     """Decode that rotates and stores by itself, with norms of heads."""
 
     def calls(device: Device) -> list[KernelCall]:
@@ -104,12 +104,12 @@ def rotated(
         return [decode_call(qkv, kv, rows, scoring, output, device, turning=turning)]
 
     sizes = f"{head_dim} x{sequences} {group} heads a key's"
-    return Case(f"rotated_decode {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
+    return KernelCase(f"rotated_decode {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
 
 
 def prefill(
     tokens: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring, start: int = 256
-) -> Case:
+) -> KernelCase:
     def calls(device: Device) -> list[KernelCall]:
         query = tensor(tokens, KV_HEADS * GROUP, head_dim, dtype=computed)
         kv = pages(stored, head_dim).layer(1)
@@ -119,10 +119,10 @@ def prefill(
         return prefill_calls(query, kv, prefills, scoring, torch.empty_like(query), device)
 
     sizes = f"{head_dim} x{tokens}" + (f" after {start}" if start != 256 else "")
-    return Case(f"paged_prefill {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
+    return KernelCase(f"paged_prefill {_name(stored)}/{_name(computed)} {sizes} {_said(scoring)}", calls)
 
 
-def latent(stored: torch.dtype, computed: torch.dtype) -> Case:
+def latent(stored: torch.dtype, computed: torch.dtype) -> KernelCase:
     """Decode and prefill of DeepSeek's attention, of 128 heads, and the write of its rows."""
 
     def calls(device: Device) -> list[KernelCall]:
@@ -139,10 +139,10 @@ def latent(stored: torch.dtype, computed: torch.dtype) -> Case:
             *prefill_calls(query, shared, prefills, Scoring(0.1), attended, device),
         ]
 
-    return Case(f"latent {_name(stored)}/{_name(computed)}", calls)
+    return KernelCase(f"latent {_name(stored)}/{_name(computed)}", calls)
 
 
-def store(stored: torch.dtype, computed: torch.dtype) -> Case:
+def store(stored: torch.dtype, computed: torch.dtype) -> KernelCase:
     """Return the case of both ways to write the pool."""
 
     def calls(device: Device) -> list[KernelCall]:
@@ -154,20 +154,20 @@ def store(stored: torch.dtype, computed: torch.dtype) -> Case:
         rotate = rotate_call(qkv, Turning(half, half, slots, norms, slots), kv, query, device)
         return [rotate, store_call(kv, key, value, slots, device)]
 
-    return Case(f"store {_name(stored)}/{_name(computed)}", calls)
+    return KernelCase(f"store {_name(stored)}/{_name(computed)}", calls)
 
 
-def row_by_row(dtype: torch.dtype) -> Case:
+def row_by_row(dtype: torch.dtype) -> KernelCase:
     def calls(_: Device) -> list[KernelCall]:
         x, weight = tensor(256, HIDDEN, dtype=dtype), tensor(HIDDEN, dtype=dtype)
         gate_up, gated = tensor(256, 2 * FEED_FORWARD, dtype=dtype), tensor(256, FEED_FORWARD, dtype=dtype)
         plain, added = (norm_call(x, residual, weight, 1e-6, torch.empty_like(x)) for residual in (None, x.clone()))
         return [plain, added, *(gate_call(gate_up, gate, gated) for gate in (Gate.SILU, Gate.SIGMOID))]
 
-    return Case(f"norm, gate {_name(dtype)}", calls)
+    return KernelCase(f"norm, gate {_name(dtype)}", calls)
 
 
-def delta_net(dtype: torch.dtype) -> Case:
+def delta_net(dtype: torch.dtype) -> KernelCase:
     """Convolution and rule of one layer of Qwen3-Next-80B-A3B, of 64 answers."""
 
     def calls(_: Device) -> list[KernelCall]:
@@ -188,10 +188,10 @@ def delta_net(dtype: torch.dtype) -> Case:
             rule_call(query, key, value, number, number, DeltaRates(of_head, of_head), matrices, runs, made),
         ]
 
-    return Case(f"delta net {_name(dtype)}", calls)
+    return KernelCase(f"delta net {_name(dtype)}", calls)
 
 
-def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
+def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
     """A gated product of normalised rows, and one that is added to."""
 
     def calls(device: Device) -> list[KernelCall]:
@@ -204,10 +204,10 @@ def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
             fused_call(x, weight, bias, None, 0.0, None, sums, device, adds=True),
         ]
 
-    return Case(f"few rows {_name(stored)}/{_name(dtype)} x{rows}", calls)
+    return KernelCase(f"few rows {_name(stored)}/{_name(dtype)} x{rows}", calls)
 
 
-def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype) -> Case:
+def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype) -> KernelCase:
     """Few rows, whose inputs are cut in parts, as many as one tile takes, and the spelling out for more."""
 
     def calls(device: Device) -> list[KernelCall]:
@@ -219,10 +219,10 @@ def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | No
         return [*found, dequantise_call(weight, spelled, device)]
 
     stored = "E2M1" if data.dtype == torch.uint8 and zeros is None else _name(data.dtype)
-    return Case(f"linear {stored}/{_name(dtype)}", calls)
+    return KernelCase(f"linear {stored}/{_name(dtype)}", calls)
 
 
-def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
+def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
     """Return the case of 128 experts of which each row passes 8 (Qwen3-30B-A3B)."""
 
     def calls(device: Device) -> list[KernelCall]:
@@ -238,10 +238,10 @@ def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> Case:
             )
         return found
 
-    return Case(f"experts {_name(stored)}/{_name(dtype)} x{rows}", calls)
+    return KernelCase(f"experts {_name(stored)}/{_name(dtype)} x{rows}", calls)
 
 
-def sample(vocab: int, may_ban: bool) -> Case:
+def sample(vocab: int, may_ban: bool) -> KernelCase:
     """A vocabulary of one part compiles to a variant of its own."""
 
     def calls(_: Device) -> list[KernelCall]:
@@ -251,15 +251,15 @@ def sample(vocab: int, may_ban: bool) -> Case:
         logits = tensor(64, vocab, dtype=torch.float32)
         return sample_calls(logits, column, indices(64), column, uniform, may_ban, sampled)
 
-    return Case(f"sample of {vocab}{', some banned' if may_ban else ''}", calls)
+    return KernelCase(f"sample of {vocab}{', some banned' if may_ban else ''}", calls)
 
 
-def copies() -> Case:
+def copies() -> KernelCase:
     def calls(_: Device) -> list[KernelCall]:
         blocks, piece = tensor(BLOCKS, 1, 1 << 22, dtype=torch.uint8), tensor(64, 1, 1 << 22, dtype=torch.uint8)
         return [copy_call(blocks, indices(64), piece, None, 64), copy_call(piece, None, blocks, indices(64), 64)]
 
-    return Case("gather, scatter", calls)
+    return KernelCase("gather, scatter", calls)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -346,7 +346,7 @@ class Compiled:
         )
 
 
-def compiled(case: Case, arch: int) -> Iterator[Compiled]:
+def compiled(case: KernelCase, arch: int) -> Iterator[Compiled]:
     """Compile every kernel that the case starts to cubin. Raises: triton.OutOfResources if a GPU could not start
     one.
     """

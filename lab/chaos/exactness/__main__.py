@@ -18,17 +18,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from baton.lab.chaos.exactness.answers import Answers, difference
-from baton.lab.chaos.exactness.courses import Course, Made, alone, at_once, courses, in_stack
-from baton.lab.chaos.exactness.oracle import Oracle, Tally
-from baton.lab.chaos.exactness.requests import Asked, random_requests
-from baton.lab.chaos.history import Case
+from baton.lab.chaos.exactness.courses import Course, CourseAnswers, alone, at_once, courses, in_stack
+from baton.lab.chaos.exactness.oracle import Oracle, OracleTally
+from baton.lab.chaos.exactness.requests import ExactRequest, random_requests
+from baton.lab.chaos.history import ChaosCase
 from baton.lab.report.result import Columns, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CourseResult:
     """Result of a course, with counters that show how hard it was."""
 
     course: str
@@ -44,7 +44,9 @@ class Outcome:
     seconds: float
 
 
-def compare(course: Course, asked: Sequence[Asked], expected: Answers, made: Made, seconds: float) -> Outcome:
+def compare(
+    course: Course, asked: Sequence[ExactRequest], expected: Answers, made: CourseAnswers, seconds: float
+) -> CourseResult:
     """Prints each request that differs."""
     differing = 0
     for request, before, after in zip(asked, expected, made.answers, strict=True):
@@ -52,7 +54,7 @@ def compare(course: Course, asked: Sequence[Asked], expected: Answers, made: Mad
             differing += 1
             print(f"{course.name}, {course.dtype}: {request}: {found}")
     tokens = sum(len(choice.token_ids) for answer in expected for choice in answer)
-    return Outcome(
+    return CourseResult(
         course.name,
         course.dtype,
         len(asked),
@@ -67,16 +69,16 @@ def compare(course: Course, asked: Sequence[Asked], expected: Answers, made: Mad
     )
 
 
-def hold_against_oracle(model: Path, asked: Sequence[Asked], answers: Answers) -> Tally:
+def hold_against_oracle(model: Path, asked: Sequence[ExactRequest], answers: Answers) -> OracleTally:
     """Compare float32 answers with the oracle; in bfloat16 transformers rounds differently. Raises: OracleDisagrees."""
     oracle = Oracle(model)
     for number, (request, answer) in enumerate(zip(asked, answers, strict=True)):
         prompt = tuple(oracle.tokenizer.encode(request.prompt))
-        oracle.expect(Case(f"request {number}", prompt, request.options), answer)
+        oracle.expect(ChaosCase(f"request {number}", prompt, request.options), answer)
     return oracle.tally
 
 
-def measure(model: Path, dtype: str, asked: Sequence[Asked], seed: int) -> list[Outcome]:
+def measure(model: Path, dtype: str, asked: Sequence[ExactRequest], seed: int) -> list[CourseResult]:
     began_s = time.monotonic()
     expected = alone(model, dtype, asked)
     print(f"{dtype}: {len(asked)} requests alone in {time.monotonic() - began_s:.0f} s", flush=True)
@@ -94,7 +96,7 @@ def measure(model: Path, dtype: str, asked: Sequence[Asked], seed: int) -> list[
     return outcomes
 
 
-COLUMNS: Columns[Outcome] = {
+COLUMNS: Columns[CourseResult] = {
     "course": lambda each: each.course,
     "dtype": lambda each: each.dtype,
     "requests": lambda each: f"{each.requests:,}",

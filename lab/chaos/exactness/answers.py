@@ -9,7 +9,7 @@ from baton.engine import CompletionOutput, RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ExactChoice:
     """One choice, without the last token if a stop string ended it: only the engine returns that.
 
     `logprobs`: of its tokens and of the likeliest in their places, in the bits of the wire.
@@ -23,15 +23,15 @@ class Answered:
     logprobs: tuple[tuple[tuple[int, bytes], ...], ...]
 
 
-Answers = list[tuple[Answered, ...]]
+Answers = list[tuple[ExactChoice, ...]]
 """Choices of each request, in order."""
 
 
-def first_tokens(answered: Answered, count: int) -> Answered:
+def first_tokens(answered: ExactChoice, count: int) -> ExactChoice:
     return replace(answered, token_ids=answered.token_ids[:count], logprobs=answered.logprobs[:count])
 
 
-def difference(expected: tuple[Answered, ...], made: tuple[Answered, ...]) -> str:
+def difference(expected: tuple[ExactChoice, ...], made: tuple[ExactChoice, ...]) -> str:
     """The first, in words; empty where all is equal."""
     if len(expected) != len(made):
         return f"{len(made)} choices, not {len(expected)}"
@@ -53,10 +53,10 @@ def _bits(logprob: float) -> bytes:
     return struct.pack("<f", logprob)
 
 
-def answered_here(output: RequestOutput) -> tuple[Answered, ...]:
+def answered_here(output: RequestOutput) -> tuple[ExactChoice, ...]:
     return tuple(
         first_tokens(
-            Answered(
+            ExactChoice(
                 each.index,
                 tuple(each.token_ids),
                 each.text,
@@ -77,9 +77,9 @@ def _logprobs_here(output: CompletionOutput) -> tuple[tuple[tuple[int, bytes], .
     )
 
 
-def answered_there(completion: Completion) -> tuple[Answered, ...]:
+def answered_there(completion: Completion) -> tuple[ExactChoice, ...]:
     return tuple(
-        Answered(
+        ExactChoice(
             each.index,
             each.token_ids,
             each.text,

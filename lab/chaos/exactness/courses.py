@@ -12,8 +12,8 @@ from pathlib import Path
 from baton.client import AsyncAdminClient, AsyncBatonClient, RecentRequest
 from baton.engine import LLM
 from baton.lab.chaos.exactness.answers import Answers, answered_here, answered_there
-from baton.lab.chaos.exactness.requests import Asked, sampling_params
-from baton.lab.chaos.stack import HOST, Layout, Stack
+from baton.lab.chaos.exactness.requests import ExactRequest, sampling_params
+from baton.lab.chaos.stack import HOST, ChaosStack, Layout
 
 MOST_AT_ONCE = 64
 CHUNKS = (16, 48, 160, 512)  # tokens of a step, at most
@@ -34,7 +34,7 @@ class Course:
 
 
 @dataclass(slots=True)
-class Made:
+class CourseAnswers:
     """The answers of a course. What else happened shows that it was hard."""
 
     answers: Answers
@@ -60,7 +60,7 @@ def courses(dtype: str) -> list[Course]:
     ]
 
 
-def alone(model: Path, dtype: str, asked: Sequence[Asked]) -> Answers:
+def alone(model: Path, dtype: str, asked: Sequence[ExactRequest]) -> Answers:
     """Compute each request alone, one after another, without drafts."""
     llm = LLM(str(model), dtype=dtype)
     answers = [
@@ -70,7 +70,7 @@ def alone(model: Path, dtype: str, asked: Sequence[Asked]) -> Answers:
     return answers
 
 
-def at_once(model: Path, course: Course, asked: Sequence[Asked]) -> Made:
+def at_once(model: Path, course: Course, asked: Sequence[ExactRequest]) -> CourseAnswers:
     """Compute all requests in one engine, which preempts to make room."""
     llm = LLM(
         str(model),
@@ -84,16 +84,18 @@ def at_once(model: Path, course: Course, asked: Sequence[Asked]) -> Made:
     answers = [answered_here(each) for each in llm.generate([each.prompt for each in asked], params, use_tqdm=False)]
     done = llm.speculated
     llm.shutdown()
-    return Made(answers, done.drafted_tokens, done.accepted_tokens, preemptions=llm.preemptions)
+    return CourseAnswers(answers, done.drafted_tokens, done.accepted_tokens, preemptions=llm.preemptions)
 
 
-async def in_stack(model: Path, course: Course, layout: Layout, asked: Sequence[Asked], draw: random.Random) -> Made:
+async def in_stack(
+    model: Path, course: Course, layout: Layout, asked: Sequence[ExactRequest], draw: random.Random
+) -> CourseAnswers:
     """Compute all requests in real processes, in waves whose size `draw` decides."""
     flags = ["--dtype", course.dtype, "--kv-memory", KV_BYTES, "--chunk-tokens", draw.choice(CHUNKS)]
     flags += ["--speculate", "ngram"] if course.speculates else []
-    made = Made([])
+    made = CourseAnswers([])
     with tempfile.TemporaryDirectory() as folder:
-        stack = Stack(model, Path(folder), None, layout, [str(flag) for flag in flags])
+        stack = ChaosStack(model, Path(folder), None, layout, [str(flag) for flag in flags])
         await stack.start()
         try:
             await stack.wait_whole(WHOLE_S)
@@ -118,7 +120,7 @@ async def in_stack(model: Path, course: Course, layout: Layout, asked: Sequence[
 
 
 @asynccontextmanager
-async def killing(stack: Stack, course: Course, draw: random.Random) -> AsyncIterator[list[str]]:
+async def killing(stack: ChaosStack, course: Course, draw: random.Random) -> AsyncIterator[list[str]]:
     """Meanwhile one worker after another is killed, each when all are there again. Yields those that were."""
     killed: list[str] = []
 

@@ -18,8 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from baton.lab.chaos.checker import ExpectedChoice
-from baton.lab.chaos.exactness.second_sampler import Draw, Filters, Floats, adjusted, drawn, uniform_number
-from baton.lab.chaos.history import Case
+from baton.lab.chaos.exactness.second_sampler import Filters, Floats, SampledDraw, adjusted, drawn, uniform_number
+from baton.lab.chaos.history import ChaosCase
 
 CHANGES_OF_LOGITS = ("repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias")
 
@@ -46,7 +46,7 @@ class MadeChoice(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class OracleTally:
     """Tokens by who chose them, and those that were close: another one was as good as they, within 1e-4."""
 
     tokens: Counter[str]
@@ -74,9 +74,9 @@ class Oracle:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         end = self._model.generation_config.eos_token_id
         self._ends = frozenset(end if isinstance(end, list) else [end])
-        self.tally = Tally(Counter(), Counter())
+        self.tally = OracleTally(Counter(), Counter())
 
-    def expect(self, case: Case, choices: Sequence[MadeChoice]) -> tuple[ExpectedChoice, ...]:
+    def expect(self, case: ChaosCase, choices: Sequence[MadeChoice]) -> tuple[ExpectedChoice, ...]:
         """The undisturbed `choices` as what every later answer has to equal. Raises: OracleDisagrees."""
         if [each.index for each in choices] != list(range(case.choices)):
             raise OracleDisagrees(f"{case.name}: {len(choices)} choices, not {case.choices}")
@@ -91,12 +91,12 @@ class Oracle:
             torch.set_num_threads(threads)
         return expected
 
-    def _expect(self, case: Case, choice: MadeChoice) -> ExpectedChoice:
+    def _expect(self, case: ChaosCase, choice: MadeChoice) -> ExpectedChoice:
         token_ids = tuple(choice.token_ids)
         scores, kind = self._scores([*case.prompt, *token_ids])[len(case.prompt) - 1 :], chosen_by(case.options)
         # What the form allows is not the model's to say: only this answer itself is known.
         draws = [
-            Draw(token_id, False)
+            SampledDraw(token_id, False)
             if kind == "by a form"
             else self._draw(case, choice.index, token_ids[:offset], scores[offset])
             for offset, token_id in enumerate(token_ids)
@@ -126,12 +126,12 @@ class Oracle:
             scores: Floats = self._model(torch.tensor([token_ids])).logits[0].double().numpy()
         return scores
 
-    def _draw(self, case: Case, choice: int, answer: Sequence[int], scores: Floats) -> Draw:
+    def _draw(self, case: ChaosCase, choice: int, answer: Sequence[int], scores: Floats) -> SampledDraw:
         """The token behind the answer so far."""
         number = uniform_number(int(case.options["seed"]), choice, len(case.prompt) + len(answer))
         return drawn(adjusted(scores, case.prompt, answer, case.options), Filters.of(case.options), number)
 
-    def _ending(self, case: Case, choice: MadeChoice, scores: Floats) -> str:
+    def _ending(self, case: ChaosCase, choice: MadeChoice, scores: Floats) -> str:
         """Return the error in length, text or end reason; empty if there is none.
 
         `scores`: logits after the last token.
@@ -169,7 +169,7 @@ class Oracle:
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    def _generate(self, case: Case, expected: ExpectedChoice) -> None:
+    def _generate(self, case: ChaosCase, expected: ExpectedChoice) -> None:
         """Compares with the whole answer that `generate` makes. Raises: OracleDisagrees."""
         tokens, options = torch.tensor([case.prompt]), case.options
         stopping = {"stop_strings": options["stop"], "tokenizer": self.tokenizer} if "stop" in options else {}

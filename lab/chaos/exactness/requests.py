@@ -30,17 +30,17 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ExactRequest:
     """Request with `options` of the client library."""
 
     prompt: str
     options: dict[str, Any]
 
 
-def random_requests(seed: int, count: int) -> list[Asked]:
+def random_requests(seed: int, count: int) -> list[ExactRequest]:
     draw = random.Random(f"exactness {seed}")
     shared = [_text(draw, 160) for _ in range(SHARED)]
-    return [Asked(_prompt(draw, shared), _options(draw)) for _ in range(count)]
+    return [ExactRequest(_prompt(draw, shared), _options(draw)) for _ in range(count)]
 
 
 def _prompt(draw: random.Random, shared: Sequence[str]) -> str:

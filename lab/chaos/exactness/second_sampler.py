@@ -53,7 +53,7 @@ class Filters:
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class SampledDraw:
     """Drawn token. `is_close`: rounding could change it."""
 
     token_id: int
@@ -73,17 +73,17 @@ def adjusted(scores: Floats, prompt: Sequence[int], answer: Sequence[int], optio
     return scores
 
 
-def drawn(scores: Floats, filters: Filters, number: float) -> Draw:
+def drawn(scores: Floats, filters: Filters, number: float) -> SampledDraw:
     """Draw a token. `scores`: result of `adjusted`."""
     descending = numpy.sort(scores)[::-1]
     if filters.temperature == 0.0:
-        return Draw(int(scores.argmax()), bool(descending[0] - descending[1] < CLOSE))
+        return SampledDraw(int(scores.argmax()), bool(descending[0] - descending[1] < CLOSE))
     token_id = _picked(_shares(scores, filters), number)
     alike = [(filters, number - CLOSE), (filters, number + CLOSE), *((each, number) for each in filters.neighbours())]
     others = (_picked(_shares(scores, each), min(max(moved, 0.0), 1.0 - 2**-53)) for each, moved in alike)
     top_k = filters.top_k
     tied = 0 < top_k < len(scores) and descending[top_k - 1] - descending[top_k] < CLOSE
-    return Draw(token_id, bool(tied) or any(each != token_id for each in others))
+    return SampledDraw(token_id, bool(tied) or any(each != token_id for each in others))
 
 
 def _picked(shares: Floats, number: float) -> int:

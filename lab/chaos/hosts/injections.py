@@ -8,7 +8,7 @@ from baton.lab.chaos.hosts.stack import USUAL, HostedStack
 from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, injection_of, shown
 from baton.lab.chaos.watch import Life, is_alive, life_of
 from baton.lab.harness.hosts.network import HostsUnavailable, LinkCounts
-from baton.lab.harness.hosts.shaping import Link
+from baton.lab.harness.hosts.shaping import HostLink
 
 SLOW_DELAY_MS = 40.0  # each way, beside a low rate
 SEEN_S = 5.0  # within which some packet meets what a link was changed to
@@ -22,7 +22,7 @@ class LinkChanged:
 
     stack: HostedStack
     host: str
-    link: Link | None
+    link: HostLink | None
     lasts_s: float
     before: LinkCounts = NONE
 
@@ -104,9 +104,9 @@ def injection_on_hosts(fault: Fault, scene: Scene) -> Injection:
         case FaultKind.LINK_CUT:
             return LinkChanged(stack, fault.target, None, fault.lasts_s)
         case FaultKind.LINK_SLOW:
-            return LinkChanged(stack, fault.target, Link(fault.amount, SLOW_DELAY_MS), fault.lasts_s)
+            return LinkChanged(stack, fault.target, HostLink(fault.amount, SLOW_DELAY_MS), fault.lasts_s)
         case FaultKind.LINK_LOSSY:
-            return LinkChanged(stack, fault.target, Link(None, 0.0, fault.amount), fault.lasts_s)
+            return LinkChanged(stack, fault.target, HostLink(None, 0.0, fault.amount), fault.lasts_s)
         case FaultKind.HOST_LOST:
             return HostLost(stack, fault.target, fault.lasts_s)
     return injection_of(fault, scene)

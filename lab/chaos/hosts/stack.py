@@ -13,26 +13,26 @@ from typing import TypeVar
 
 from baton.lab.chaos.hosts.plan import FIRST, spread
 from baton.lab.chaos.proxy import Proxy
-from baton.lab.chaos.stack import GRACE_S, HOST, WHOLE, Place, Stack
+from baton.lab.chaos.stack import GRACE_S, HOST, WHOLE, ChaosStack, ProcessPlace
 from baton.lab.chaos.watch import children_of, life_of
-from baton.lab.harness.hosts.network import Network
+from baton.lab.harness.hosts.network import HostNetwork
 from baton.lab.harness.hosts.reach import forwarded
-from baton.lab.harness.hosts.shaping import Link
+from baton.lab.harness.hosts.shaping import HostLink
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_ports, redis_command
 
-USUAL = Link(delay_ms=0.0)  # which may be changed, as may all else
+USUAL = HostLink(delay_ms=0.0)  # which may be changed, as may all else
 REDIS_PORT, ROUTER_PORT, WORKER_PORT, ADMIN_OFFSET, HTTP_OFFSET = 6379, 50_051, 50_071, 100, 200
 
 Result = TypeVar("Result")
 
 
-class HostedStack(Stack):
+class HostedStack(ChaosStack):
     """Owns the hosts, too."""
 
     def __init__(self, model: Path, folder: Path, hosts: int, worker_flags: Sequence[str] = ()) -> None:
         self.hosts = spread(hosts)
-        self.network = Network(tuple(self.hosts), USUAL, visible=(model,))
+        self.network = HostNetwork(tuple(self.hosts), USUAL, visible=(model,))
         self._host_of = {name: host for host, names in self.hosts.items() for name in names}
         self._off: set[str] = set()
         self._inside: dict[int, int] = {}  # a process on a host, by the one that waits for it
@@ -94,15 +94,15 @@ class HostedStack(Stack):
         self._inside.pop(child.pid, None)  # of an earlier process with that number
         return child
 
-    def _redis_place(self) -> Place:
-        return Place("redis", REDIS_PORT, self.network.address(FIRST))
+    def _redis_place(self) -> ProcessPlace:
+        return ProcessPlace("redis", REDIS_PORT, self.network.address(FIRST))
 
-    def _worker_place(self, name: str, number: int) -> Place:
-        return Place(name, WORKER_PORT + number, self.network.address(self._host_of[name]))
+    def _worker_place(self, name: str, number: int) -> ProcessPlace:
+        return ProcessPlace(name, WORKER_PORT + number, self.network.address(self._host_of[name]))
 
-    def _router_place(self, number: int) -> Place:
+    def _router_place(self, number: int) -> ProcessPlace:
         """Return a router's place as clients and the harness reach it."""
-        return Place(f"router-{number}", next(self._gate_ports), HOST, next(self._gate_ports))
+        return ProcessPlace(f"router-{number}", next(self._gate_ports), HOST, next(self._gate_ports))
 
     def _make_proxies(self) -> dict[str, Proxy]:
         return {}
@@ -112,11 +112,11 @@ class HostedStack(Stack):
         command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # the latest holds
         return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
 
-    def _worker_spec(self, place: Place) -> ProcessSpec:
+    def _worker_spec(self, place: ProcessPlace) -> ProcessSpec:
         spec = super()._worker_spec(place)
         return replace(spec, command=(*spec.command, "--host", place.advertised_host))
 
-    def _router_spec(self, place: Place) -> ProcessSpec:
+    def _router_spec(self, place: ProcessPlace) -> ProcessSpec:
         number = self.routers.index(place)
         arguments = ["--host", self.network.address(FIRST), "--port", ROUTER_PORT + number, "--insecure"]
         arguments += ["--admin-port", ROUTER_PORT + ADMIN_OFFSET + number]

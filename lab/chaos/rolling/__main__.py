@@ -12,25 +12,27 @@ from dataclasses import asdict
 from typing import Any
 
 from baton import IMPORT_PATH
-from baton.lab.chaos.checker import Kind
-from baton.lab.chaos.rolling.checkout import Release, ReleaseMissing, check_out, last_release
-from baton.lab.chaos.rolling.roll import Mixture, NotRolled, Options, Outcome, Rolled, RollingRun, Side
+from baton.lab.chaos.checker import FindingKind
+from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, check_out, last_release
+from baton.lab.chaos.rolling.roll import Mixture, NotRolled, Rolled, RollingOptions, RollingOutcome, RollingRun, Side
 from baton.lab.chaos.stack import NotWhole
 from baton.lab.report.result import Columns, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.versions import RELEASE
 
 
-def figures(outcome: Outcome) -> Mapping[str, Any]:
+def figures(outcome: RollingOutcome) -> Mapping[str, Any]:
     return {
         "before": outcome.before,
         "after": outcome.after,
         "streams": len(outcome.histories),
         "tokens": outcome.tokens,
-        "failed": outcome.of_kind(Kind.FAILED, Kind.HANG, Kind.NO_END, Kind.WRONG_END, Kind.TWO_ENDS),
-        "lost": outcome.of_kind(Kind.LOST),
-        "repeated": outcome.of_kind(Kind.REPEATED, Kind.REORDERED),
-        "wrong": outcome.of_kind(Kind.WRONG_TOKEN, Kind.WRONG_TEXT, Kind.WRONG_LOGPROB),
+        "failed": outcome.of_kind(
+            FindingKind.FAILED, FindingKind.HANG, FindingKind.NO_END, FindingKind.WRONG_END, FindingKind.TWO_ENDS
+        ),
+        "lost": outcome.of_kind(FindingKind.LOST),
+        "repeated": outcome.of_kind(FindingKind.REPEATED, FindingKind.REORDERED),
+        "wrong": outcome.of_kind(FindingKind.WRONG_TOKEN, FindingKind.WRONG_TEXT, FindingKind.WRONG_LOGPROB),
         "went_on_elsewhere": outcome.went_on_elsewhere,
         "unclean_ends": outcome.unclean,
         "rolled": [
@@ -56,7 +58,7 @@ def figures(outcome: Outcome) -> Mapping[str, Any]:
     }
 
 
-def show(outcome: Outcome) -> None:
+def show(outcome: RollingOutcome) -> None:
     rolled: Columns[Rolled] = {
         "process": lambda each: each.process,
         "to release": lambda each: each.version,
@@ -83,7 +85,7 @@ def show(outcome: Outcome) -> None:
 
 
 def main() -> None:
-    usual = Options()
+    usual = RollingOptions()
     given = read_arguments(
         __doc__,
         dwell_s=(usual.dwell_s, "how long the load goes on after each process"),
@@ -94,12 +96,12 @@ def main() -> None:
         logs=(None, "folder for the logs of all processes"),
     )
     named = last_release()
-    release = Release(given.commit, given.commit) if given.commit else named
+    release = PastRelease(given.commit, given.commit) if given.commit else named
     if given.logs is not None:
         given.logs.mkdir(parents=True, exist_ok=True)
     try:
         before, after = Side(release.version, check_out(release)), Side(RELEASE, IMPORT_PATH)
-        options = Options(given.dwell_s, given.clients, given.seed, abruptly=given.abruptly)
+        options = RollingOptions(given.dwell_s, given.clients, given.seed, abruptly=given.abruptly)
         run = RollingRun(before, after, options, lambda line: print(line, flush=True))
         outcome = asyncio.run(run.run(given.logs))
     except (ReleaseMissing, NotWhole, NotRolled) as error:

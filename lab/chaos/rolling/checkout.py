@@ -39,19 +39,19 @@ def command_of(code: Path, command: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class PastRelease:
     version: str
     commit: str
 
 
-def last_release(root: Path = ROOT) -> Release:
+def last_release(root: Path = ROOT) -> PastRelease:
     """Return the release that pyproject.toml names. Raises: KeyError, OSError."""
     named = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
-    return Release(named["version"], named["commit"])
+    return PastRelease(named["version"], named["commit"])
 
 
 def check_out(
-    release: Release, releases: Path = RELEASES, repository: Path = ROOT, has_native_kernels: bool = True
+    release: PastRelease, releases: Path = RELEASES, repository: Path = ROOT, has_native_kernels: bool = True
 ) -> Path:
     """The PYTHONPATH of that release's code, made on first use and kept. Blocks. Raises: ReleaseMissing.
 
@@ -72,7 +72,7 @@ def check_out(
     return folder / "src"
 
 
-def _archive(release: Release, repository: Path) -> bytes:
+def _archive(release: PastRelease, repository: Path) -> bytes:
     command = ["git", "-C", str(repository), "archive", "--format=tar", release.commit]
     try:
         done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)

@@ -14,11 +14,11 @@ from pathlib import Path
 from signal import SIGKILL, SIGTERM
 
 from baton.client import AsyncBatonClient
-from baton.lab.chaos.checker import ExpectedChoice, Finding, Kind, check
+from baton.lab.chaos.checker import ExpectedChoice, Finding, FindingKind, check
 from baton.lab.chaos.exactness.oracle import Oracle
-from baton.lab.chaos.history import Behaviour, Case, History, make_cases
-from baton.lab.chaos.load import TIMEOUT_S, Load, Targets
-from baton.lab.chaos.stack import HOST, WHOLE, Stack
+from baton.lab.chaos.history import Behaviour, ChaosCase, StreamHistory, make_cases
+from baton.lab.chaos.load import TIMEOUT_S, ChaosLoad, LoadTargets
+from baton.lab.chaos.stack import HOST, WHOLE, ChaosStack
 from baton.lab.chaos.watch import Life
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
@@ -41,7 +41,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RollingOptions:
     """Options of a run. `dwell_s`: duration of load after each process, before the next."""
 
     dwell_s: float = 3.0
@@ -78,22 +78,22 @@ class Mixture:
 
 
 @dataclass
-class Outcome:
-    options: Options
+class RollingOutcome:
+    options: RollingOptions
     before: str
     after: str
     rolled: list[Rolled] = field(default_factory=list)
     mixtures: list[Mixture] = field(default_factory=list)
-    histories: list[History] = field(default_factory=list)
+    histories: list[StreamHistory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     unclean: list[str] = field(default_factory=list)  # ends of processes in another way than they were to end
 
-    def of_kind(self, *kinds: Kind) -> int:
+    def of_kind(self, *kinds: FindingKind) -> int:
         return sum(finding.kind in kinds for finding in self.findings)
 
     @property
     def faults(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.kind is not Kind.CLOSE]
+        return [finding for finding in self.findings if finding.kind is not FindingKind.CLOSE]
 
     @property
     def tokens(self) -> int:
@@ -104,7 +104,7 @@ class Outcome:
         """Streams that another worker went on with. How many another router took over is not known."""
         return sum(len(each.attempts) > 1 for each in self.histories)
 
-    def streams_in(self, mixture: Mixture) -> list[History]:
+    def streams_in(self, mixture: Mixture) -> list[StreamHistory]:
         """Return the streams that began in this mixture."""
         return [each for each in self.histories if mixture.began_s <= each.began_s < mixture.ended_s]
 
@@ -142,19 +142,19 @@ class NotRolled(Exception):
 class RollingRun:
     """Rolling run. `say` receives a line for each process."""
 
-    def __init__(self, before: Side, after: Side, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(self, before: Side, after: Side, options: RollingOptions, say: Callable[[str], None]) -> None:
         self._before, self._after, self._options, self._say = before, after, options, say
-        self._outcome = Outcome(options, before.version, after.version)
+        self._outcome = RollingOutcome(options, before.version, after.version)
         self._expected: dict[str, tuple[ExpectedChoice, ...]] = {}
 
-    async def run(self, folder: Path | None = None) -> Outcome:
+    async def run(self, folder: Path | None = None) -> RollingOutcome:
         """Run everything. `folder` keeps the logs. Raises: NotWhole, NotRolled, OracleDisagrees."""
         with tempfile.TemporaryDirectory(prefix="baton-rolling-") as name:
             scratch = folder or Path(name)
             model = scratch / "tiny"
             write_tiny_checkpoint(model)
             oracle = Oracle(model)  # before the stack: an import holds the interpreter for seconds
-            stack = Stack(model, scratch, None, WHOLE)
+            stack = ChaosStack(model, scratch, None, WHOLE)
             stack.code = dict.fromkeys((place.name for place in (*stack.routers, *stack.workers)), self._before.code)
             try:
                 await stack.start()
@@ -168,12 +168,12 @@ class RollingRun:
                 await stack.stop()
         return self._outcome
 
-    async def _undisturbed(self, stack: Stack, oracle: Oracle) -> list[Case]:
+    async def _undisturbed(self, stack: ChaosStack, oracle: Oracle) -> list[ChaosCase]:
         cases = make_cases(self._options.seed, self._options.max_tokens, per_kind=1)
         line = asyncio.Semaphore(AT_ONCE)
         async with AsyncBatonClient(stack.routers[0].advertised, timeout_s=TIMEOUT_S) as baton:
 
-            async def ask(case: Case) -> None:
+            async def ask(case: ChaosCase) -> None:
                 async with line:
                     answer = await baton.complete(case.prompt, **case.options)
                 self._expected[case.name] = await asyncio.to_thread(oracle.expect, case, answer.choices)
@@ -181,10 +181,10 @@ class RollingRun:
             await asyncio.gather(*map(ask, cases))
         return cases
 
-    async def _under_load(self, stack: Stack, cases: Sequence[Case]) -> None:
+    async def _under_load(self, stack: ChaosStack, cases: Sequence[ChaosCase]) -> None:
         admin = tuple(f"{HOST}:{router.admin_port}" for router in stack.routers)
-        targets = Targets(tuple(router.advertised for router in stack.routers), admin)
-        load = Load(cases, targets, self._options.clients, self._options.seed, self._judge)
+        targets = LoadTargets(tuple(router.advertised for router in stack.routers), admin)
+        load = ChaosLoad(cases, targets, self._options.clients, self._options.seed, self._judge)
         roles = (stack.routers, *([each for each in stack.workers if each.role == role] for role in ROLES))
         versions = dict.fromkeys(stack.code, self._before.version)
         load.start()
@@ -212,7 +212,7 @@ class RollingRun:
         )
         self._outcome.mixtures.append(Mixture(routers, prefill, decode, began_s, time.monotonic()))
 
-    async def _roll(self, stack: Stack, name: str, side: Side) -> None:
+    async def _roll(self, stack: ChaosStack, name: str, side: Side) -> None:
         """Ends a process as an operator does, and waits for the next one, of that code. Raises: NotRolled, NotWhole."""
         life = stack.life(name)
         if life is None:
@@ -231,7 +231,7 @@ class RollingRun:
         self._outcome.rolled.append(rolled)
         self._say(f"{name} is of release {side.version} after {rolled.seconds:.1f} s")
 
-    def _judge(self, history: History) -> None:
+    def _judge(self, history: StreamHistory) -> None:
         self._outcome.findings += check(history, self._expected[history.case], TIMEOUT_S + SPARE_S)
 
 

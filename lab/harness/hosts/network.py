@@ -17,7 +17,7 @@ from baton import IMPORT_PATH
 from baton.lab.harness.hosts.holder import OWN
 from baton.lab.harness.hosts.shaping import (
     HOST_DEVICE,
-    Link,
+    HostLink,
     bridge_lines,
     host_lines,
     port_lines,
@@ -30,7 +30,7 @@ FOLDER = Path(__file__).parent
 HOST_NAME = "host"  # of every host: nothing may depend on it
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "cc": "gcc"}
 STEP_S = 20.0  # of one command of these; a machine that is busy takes a second
-PLAIN = Link()
+PLAIN = HostLink()
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 
 
@@ -73,13 +73,13 @@ class LinkCounts(NamedTuple):
     waited: int  # how often one of them had to wait since the rate was used up
 
 
-class Network:
+class HostNetwork:
     """Owns everything from entering to leaving. `visible`: further paths of /tmp or /dev/shm that hosts may read.
 
     The switch is a host too, with the bridge that joins the others: outside reaches them from there.
     """
 
-    def __init__(self, names: Sequence[str], link: Link = PLAIN, visible: Sequence[Path] = ()) -> None:
+    def __init__(self, names: Sequence[str], link: HostLink = PLAIN, visible: Sequence[Path] = ()) -> None:
         self.names = tuple(names)
         self._links = dict.fromkeys(self.names, link)
         self._cut: set[str] = set()
@@ -134,7 +134,7 @@ class Network:
         program = str(FOLDER / "inside.py")
         return (sys.executable, "-I", "-S", program, str(self.first_process(name)), *map(str, command))
 
-    def shape(self, name: str, link: Link) -> None:
+    def shape(self, name: str, link: HostLink) -> None:
         """Change the link of a host, for open connections too."""
         relay = self._hosts[name].relay if name in self._hosts else None
         if (link.delay_ms is None) != (self._links[name].delay_ms is None):

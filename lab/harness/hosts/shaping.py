@@ -11,7 +11,7 @@ WORDS = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class HostLink:
     """Link between a host and all others, in each direction. A path between two hosts crosses two links.
 
     `loss`: share of lost packets, which are segments of up to 64 KiB unless a rate cuts them into smaller ones.
@@ -30,7 +30,7 @@ class Link:
             raise ValueError(f"delay_ms {self.delay_ms:g}: from 0 to 10000")
 
 
-def shape_lines(device: str, link: Link) -> list[str]:
+def shape_lines(device: str, link: HostLink) -> list[str]:
     """Return lines for `tc -batch` at one end of a link: its send rate, and the loss of what it receives."""
     if link.bits_per_s is None:
         lines = [f"qdisc replace dev {device} root pfifo limit 10000"]

@@ -13,7 +13,7 @@ from typing import Any, Self
 import grpc
 
 from baton.lab.simulation.network.links import Network, Pipe
-from baton.lab.simulation.network.loop import CURRENT, Planned, SimulatedLoop, SimulatedProcess, State
+from baton.lab.simulation.network.loop import CURRENT, PlannedCall, SimulatedLoop, SimulatedProcess, State
 from baton.process.serving.interceptors import CallInterceptor
 
 EOF = grpc.aio.EOF
@@ -87,7 +87,7 @@ class SimulatedChannel:
         self._internet = internet
         self._keepalive_s = sum(options.get(f"grpc.keepalive_{part}_ms", 20_000) for part in ("time", "timeout")) / 1e3
         self._endpoint = endpoint
-        self._calls: dict[Call, None] = {}
+        self._calls: dict[SimulatedCall, None] = {}
         self._server: SimulatedServer | None = None  # that the first call went to
 
     async def __aenter__(self) -> Self:
@@ -115,7 +115,7 @@ class SimulatedChannel:
         return start
 
     def unary_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        def start(request: Any, timeout: float | None = None, metadata: Any = ()) -> "Call":
+        def start(request: Any, timeout: float | None = None, metadata: Any = ()) -> "SimulatedCall":
             call = self._call(method, request_serializer, response_deserializer, timeout, metadata)
             call.send(request, last=True)
             return call
@@ -123,23 +123,23 @@ class SimulatedChannel:
         return start
 
     def stream_stream(self, method: str, request_serializer: Any, response_deserializer: Any, **_: Any) -> Any:
-        def start(timeout: float | None = None, metadata: Any = ()) -> "Call":
+        def start(timeout: float | None = None, metadata: Any = ()) -> "SimulatedCall":
             return self._call(method, request_serializer, response_deserializer, timeout, metadata)
 
         return start
 
     stream_unary = unary_unary  # of the stubs that are made and never called
 
-    def _call(self, method: str, serialize: Any, parse: Any, timeout: float | None, metadata: Any) -> "Call":
+    def _call(self, method: str, serialize: Any, parse: Any, timeout: float | None, metadata: Any) -> "SimulatedCall":
         self._server = self._server or self._internet.at(self._endpoint)
-        call = Call(self._internet, self._endpoint, method, serialize, parse, timeout, tuple(metadata or ()))
+        call = SimulatedCall(self._internet, self._endpoint, method, serialize, parse, timeout, tuple(metadata or ()))
         call.keepalive_s = self._keepalive_s
         self._calls[call] = None
         call.on_end = lambda: self._calls.pop(call, None)
         return call
 
 
-class Call:
+class SimulatedCall:
     """The caller's end, and the way to the other one."""
 
     def __init__(
@@ -171,7 +171,7 @@ class Call:
         loop = internet.loop
         if timeout_s is not None:
             late = failure(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
-            self._deadline: Planned | None = loop.call_later(max(0.0, timeout_s), self._end_here, late)
+            self._deadline: PlannedCall | None = loop.call_later(max(0.0, timeout_s), self._end_here, late)
         else:
             self._deadline = None
         if network.silent(self._process.name, host_of(endpoint)):  # it cannot connect
@@ -314,7 +314,12 @@ class Served:
     """The server's end of a call: the context that its handler gets, and the handler's task."""
 
     def __init__(
-        self, loop: SimulatedLoop, call: Call, server: "SimulatedServer", handler: Any, metadata: tuple[Any, ...]
+        self,
+        loop: SimulatedLoop,
+        call: SimulatedCall,
+        server: "SimulatedServer",
+        handler: Any,
+        metadata: tuple[Any, ...],
     ) -> None:
         self.process = server.process
         self._loop = loop

@@ -15,7 +15,7 @@ from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, S
 GAP_S = 1e-6  # between two messages of a pipe
 
 
-class Connection(Protocol):
+class SimulatedConnection(Protocol):
     """A call under way between two processes."""
 
     @property
@@ -34,7 +34,7 @@ class Connection(Protocol):
 
 
 @dataclass(slots=True)
-class Link:
+class SimulatedWire:
     """Link of one direction between two processes."""
 
     base_s: float
@@ -77,27 +77,27 @@ class Network:
         self.draw = draw
         self.process = SimulatedProcess("network")
         self._base_s, self._jitter_s = base_s, jitter_s
-        self._links: dict[tuple[str, str], Link] = {}
-        self._connections: dict[Connection, None] = {}  # in their order
+        self._links: dict[tuple[str, str], SimulatedWire] = {}
+        self._connections: dict[SimulatedConnection, None] = {}  # in their order
         self.gone: set[str] = set()
         """Hosts that have vanished: no kernel answers for them."""
         self.cuts_felt = 0
         """Messages that a cut link held back."""
 
-    def link(self, sender: str, receiver: str) -> Link:
+    def link(self, sender: str, receiver: str) -> SimulatedWire:
         link = self._links.get((sender, receiver))
         if link is None:
-            link = self._links[sender, receiver] = Link(self._base_s, self._jitter_s)
+            link = self._links[sender, receiver] = SimulatedWire(self._base_s, self._jitter_s)
         return link
 
     def silent(self, one: str, other: str) -> bool:
         """Return whether neither process receives the other's answers."""
         return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
 
-    def opened(self, connection: Connection) -> None:
+    def opened(self, connection: SimulatedConnection) -> None:
         self._connections[connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: SimulatedConnection) -> None:
         self._connections.pop(connection, None)
 
     def cut(self, sender: str, receiver: str) -> None:
@@ -148,23 +148,23 @@ class Network:
         for connection in self._of(process):
             self._watch(connection, lambda: process.state is State.HANGS)
 
-    def _watch(self, connection: Connection, silent: Callable[[], bool]) -> None:
+    def _watch(self, connection: SimulatedConnection, silent: Callable[[], bool]) -> None:
         """Ends it unless the other end is heard again in time."""
         patience_s = connection.keepalive_s * self.draw.uniform(0.5, 1.1)
         self.loop.call_later(patience_s, _give_up, connection, silent, context=self.process.context)
 
-    def _between(self, one: str, other: str) -> list[Connection]:
+    def _between(self, one: str, other: str) -> list[SimulatedConnection]:
         return [connection for connection in self._connections if _names(connection) == {one, other}]
 
-    def _of(self, process: SimulatedProcess) -> list[Connection]:
+    def _of(self, process: SimulatedProcess) -> list[SimulatedConnection]:
         return [connection for connection in self._connections if process in connection.ends]
 
 
-def _give_up(connection: Connection, silent: Callable[[], bool]) -> None:
+def _give_up(connection: SimulatedConnection, silent: Callable[[], bool]) -> None:
     if silent():
         connection.break_off("keepalive")
 
 
-def _names(connection: Connection) -> set[str]:
+def _names(connection: SimulatedConnection) -> set[str]:
     caller, server = connection.ends
     return {caller.name, server.name} if server is not None else {caller.name}

@@ -35,7 +35,7 @@ class SimulatedProcess:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = State.RUNS
-        self.ready: deque[Planned] = deque()
+        self.ready: deque[PlannedCall] = deque()
         self.listed = False  # among those whose turn it may be
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
@@ -46,7 +46,7 @@ CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", d
 _CURRENT: ContextVar[Any] = CURRENT  # as contexts are asked for it
 
 
-class Planned:
+class PlannedCall:
     """A planned call and its process: a handle as asyncio knows them, without the parts that are not needed here."""
 
     __slots__ = ("arguments", "callback", "context", "process", "when_s")
@@ -104,7 +104,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._draw = draw
         self._harness = SimulatedProcess("harness")
         self._turns: list[SimulatedProcess] = []
-        self._timers: list[tuple[float, int, Planned]] = []
+        self._timers: list[tuple[float, int, PlannedCall]] = []
         self._timer_number = 0
         self._task_number = 0
         self._at_once = 0
@@ -142,13 +142,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Planned:
+    ) -> PlannedCall:
         if self.ahead_s:
             return self.call_at(self.now_s + self.ahead_s, callback, *args, context=context)
         if context is None:
             context = copy_context()
         process = context.get(_CURRENT) or self._harness
-        planned = Planned(process, context, callback, args, 0.0)
+        planned = PlannedCall(process, context, callback, args, 0.0)
         if process.state is not DEAD:
             process.ready.append(planned)
             if not process.listed:
@@ -168,15 +168,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Planned:
+    ) -> PlannedCall:
         return self.call_at(self.now_s + self.ahead_s + delay, callback, *args, context=context)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> Planned:
+    ) -> PlannedCall:
         if context is None:
             context = copy_context()
-        planned = Planned(context.get(_CURRENT) or self._harness, context, callback, args, when)
+        planned = PlannedCall(context.get(_CURRENT) or self._harness, context, callback, args, when)
         self._timer_number += 1
         heappush(self._timers, (when, self._timer_number, planned))
         return planned

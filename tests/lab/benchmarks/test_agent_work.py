@@ -8,22 +8,22 @@ import pytest
 
 from baton.lab.benchmarks.cluster.agent_work import (
     LONGEST_PAUSE_S,
+    AgentTurn,
+    AgentWork,
     IdealCache,
-    Turn,
-    Work,
     agent,
     draw_pause_s,
     new_tokens,
 )
 
-WORK = Work(context_tokens=8_192, vocab_size=200, seed=7)
-Conversations = list[list[tuple[Turn, tuple[int, ...]]]]
+WORK = AgentWork(context_tokens=8_192, vocab_size=200, seed=7)
+Conversations = list[list[tuple[AgentTurn, tuple[int, ...]]]]
 
 
-def conversation(name: str, work: Work = WORK) -> list[tuple[Turn, tuple[int, ...]]]:
+def conversation(name: str, work: AgentWork = WORK) -> list[tuple[AgentTurn, tuple[int, ...]]]:
     """Turns with their answers."""
     chance = random.Random(name)
-    turns, held = agent(work, name), list[tuple[Turn, tuple[int, ...]]]()
+    turns, held = agent(work, name), list[tuple[AgentTurn, tuple[int, ...]]]()
     turn = next(turns)
     while True:
         answer = work.text(chance, turn.answer_tokens)
@@ -111,7 +111,7 @@ def test_agents_of_a_kind_share_their_instructions_and_tasks_differ(conversation
 
 def test_a_seed_is_a_workload(conversations: Conversations) -> None:
     assert conversation("3") == conversations[3]
-    assert conversation("3", Work(8_192, 200, seed=8)) != conversations[3]
+    assert conversation("3", AgentWork(8_192, 200, seed=8)) != conversations[3]
 
 
 def test_an_ideal_cache_has_whole_blocks_of_whatever_was_seen_but_never_the_last_token() -> None:

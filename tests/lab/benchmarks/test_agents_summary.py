@@ -2,21 +2,21 @@
 
 import pytest
 
-from baton.lab.benchmarks.cluster.agent_work import Work
-from baton.lab.benchmarks.cluster.agents import Asked, Log, Setup, as_picture, summarise
+from baton.lab.benchmarks.cluster.agent_work import AgentWork
+from baton.lab.benchmarks.cluster.agents import AgentsSetup, AskedTurn, Log, as_picture, summarise
 from baton.launch import CommandFailed
 
-SETUP = Setup(Work(8_192, 259, 0), sessions=2, kv_memory="64MiB", seconds=10.0)
+SETUP = AgentsSetup(AgentWork(8_192, 259, 0), sessions=2, kv_memory="64MiB", seconds=10.0)
 
 
 def log() -> Log:
     """Warm at second 5; what was sent before is not measured."""
     return Log(
         asked=[
-            Asked(sent_s=1.0, prompt_tokens=1_000, ideal_tokens=0, first_s=4.0, ended_s=5.0),
-            Asked(6.0, 1_000, 900, first_s=6.1, ended_s=7.0, cached_tokens=800, answer_tokens=20),
-            Asked(8.0, 3_000, 2_700, first_s=8.3, ended_s=9.0, cached_tokens=1_900, answer_tokens=30),
-            Asked(13.0, 2_000, 1_000),
+            AskedTurn(sent_s=1.0, prompt_tokens=1_000, ideal_tokens=0, first_s=4.0, ended_s=5.0),
+            AskedTurn(6.0, 1_000, 900, first_s=6.1, ended_s=7.0, cached_tokens=800, answer_tokens=20),
+            AskedTurn(8.0, 3_000, 2_700, first_s=8.3, ended_s=9.0, cached_tokens=1_900, answer_tokens=30),
+            AskedTurn(13.0, 2_000, 1_000),
         ],
         first_turns=2,
         warm_s=5.0,
@@ -38,7 +38,7 @@ def test_an_unanswered_turn_counts_with_the_time_that_it_has_waited() -> None:
 
 
 def test_without_an_answer_there_are_the_times_waited_and_no_shares() -> None:
-    measured = summarise("files", SETUP, Log([Asked(13.0, 2_000, 1_000)], 2, warm_s=5.0), 15.0, 100, 10)
+    measured = summarise("files", SETUP, Log([AskedTurn(13.0, 2_000, 1_000)], 2, warm_s=5.0), 15.0, 100, 10)
     assert measured.ttft_p50_ms == pytest.approx(2_000)
     assert measured.turns == 0
     assert measured.cached_share is measured.of_ideal is None

@@ -23,7 +23,7 @@ from baton.lab.benchmarks.gpu.attention import TOKEN_BYTES, contexts, decode_lay
 from baton.lab.benchmarks.gpu.compilations import compilations
 from baton.lab.benchmarks.gpu.engine import NANO_VLLM, covered, nano_work
 from baton.lab.benchmarks.gpu.processes import DEVICE_LOST
-from baton.lab.benchmarks.gpu.row import Bound, Figure, Row, Setting, Target, at_least, at_most, seconds
+from baton.lab.benchmarks.gpu.row import Bound, Figure, FigureTarget, GpuRow, Setting, at_least, at_most, seconds
 from baton.lab.benchmarks.gpu.row_processes import ALL_ROWS, MODULES, run_rows, shared_out
 from baton.lab.benchmarks.gpu.run import measured
 from baton.lab.benchmarks.triton.absent_gpu import absent_gpu
@@ -46,8 +46,8 @@ for module in sys.argv[1:]:
 """
 
 
-def rows_of(module: str) -> tuple[Row, ...]:
-    found: tuple[Row, ...] = importlib.import_module(f"baton.lab.benchmarks.gpu.{module}").ROWS
+def rows_of(module: str) -> tuple[GpuRow, ...]:
+    found: tuple[GpuRow, ...] = importlib.import_module(f"baton.lab.benchmarks.gpu.{module}").ROWS
     return found
 
 
@@ -101,7 +101,7 @@ H100, H200, OTHER = "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA H100 PCIe"
     ],
 )
 def test_an_absolute_target_is_the_one_of_the_gpu_at_hand(
-    target: Target, device: str, met: bool | None, said: str
+    target: FigureTarget, device: str, met: bool | None, said: str
 ) -> None:
     found = Figure("speed", 3.0, "TB/s", target).as_dict(device)
     assert len(said) < WIDTHS[4]

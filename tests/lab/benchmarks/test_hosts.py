@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.harness.hosts.network import HostsUnavailable, Network
+from baton.lab.harness.hosts.network import HostNetwork, HostsUnavailable
 from baton.lab.harness.hosts.reach import forwarded, socket_in
-from baton.lab.harness.hosts.shaping import Link, drop_program, shape_lines
+from baton.lab.harness.hosts.shaping import HostLink, drop_program, shape_lines
 from tests.fixtures.hosts import needs_root
 
 BOUND_S = 20.0
@@ -31,13 +31,13 @@ while True:
 
 
 @pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with Network(("first", "second"), Link(delay_ms=DELAY_MS)) as network:
+def network() -> Iterator[HostNetwork]:
+    with HostNetwork(("first", "second"), HostLink(delay_ms=DELAY_MS)) as network:
         yield network
 
 
 @pytest.fixture(scope="module")
-def answering(network: Network) -> Iterator[Network]:
+def answering(network: HostNetwork) -> Iterator[HostNetwork]:
     """`second` answers every connection with its name."""
     process = start(network, "second", SERVE, "second")
     assert process.stdout is not None and process.stdout.readline() == "listening\n"
@@ -46,16 +46,16 @@ def answering(network: Network) -> Iterator[Network]:
     process.communicate(timeout=BOUND_S)
 
 
-def start(network: Network, name: str, program: str, *arguments: str) -> subprocess.Popen[str]:
+def start(network: HostNetwork, name: str, program: str, *arguments: str) -> subprocess.Popen[str]:
     command = network.command(name, [sys.executable, "-I", "-S", "-c", program, *arguments])
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def says(network: Network, name: str, program: str, *arguments: str) -> str:
+def says(network: HostNetwork, name: str, program: str, *arguments: str) -> str:
     return start(network, name, program, *arguments).communicate(timeout=BOUND_S)[0].strip()
 
 
-def heard(network: Network, address: str, within_s: float = 1.0) -> str:
+def heard(network: HostNetwork, address: str, within_s: float = 1.0) -> str:
     """From port 5000 there, by a connection from the switch; empty where none is made in time."""
     with socket_in(network.switch_process, socket.AF_INET6 if ":" in address else socket.AF_INET) as connection:
         connection.settimeout(within_s)
@@ -74,7 +74,7 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 
 @needs_root
-def test_no_file_memory_or_process_of_one_host_is_seen_by_another(network: Network) -> None:
+def test_no_file_memory_or_process_of_one_host_is_seen_by_another(network: HostNetwork) -> None:
     write = "import pathlib; [pathlib.Path(f'{each}/mark').touch() for each in ('/tmp', '/dev/shm')]; print('written')"
     assert says(network, "first", write) == "written"
     look = "import os; print(*os.listdir('/tmp'), *os.listdir('/dev/shm'), *filter(str.isdigit, os.listdir('/proc')))"
@@ -85,26 +85,26 @@ def test_no_file_memory_or_process_of_one_host_is_seen_by_another(network: Netwo
 
 
 @needs_root
-def test_a_host_changes_no_file_of_the_machine(network: Network) -> None:
+def test_a_host_changes_no_file_of_the_machine(network: HostNetwork) -> None:
     write = "import sys\ntry: open(sys.argv[1], 'w')\nexcept OSError as error: print(error.strerror)"
     assert says(network, "first", write, f"/var/{os.getpid()}") == "Read-only file system"
 
 
 @needs_root
-def test_all_hosts_have_one_name_and_one_boot_id(network: Network) -> None:
+def test_all_hosts_have_one_name_and_one_boot_id(network: HostNetwork) -> None:
     look = "import socket; print(socket.gethostname(), open('/proc/sys/kernel/random/boot_id').read().strip())"
     assert says(network, "first", look) == says(network, "second", look)
 
 
 @needs_root
-def test_hosts_reach_each_other_by_address_and_name_in_both_families(answering: Network) -> None:
+def test_hosts_reach_each_other_by_address_and_name_in_both_families(answering: HostNetwork) -> None:
     ask = "import socket, sys; print(*(socket.create_connection((to, 5000)).recv(9).decode() for to in sys.argv[1:]))"
     ways = (answering.address("second"), answering.address6("second"), "second", answering.name6("second"))
     assert says(answering, "first", ask, *ways) == " ".join(["second"] * len(ways))
 
 
 @needs_root
-async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: Network) -> None:
+async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: HostNetwork) -> None:
     async with forwarded(answering.switch_process, answering.address("second"), 5000) as target:
         reader, writer = await asyncio.open_connection(*target.split(":"))
         assert await reader.read() == b"second"
@@ -112,14 +112,14 @@ async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: Netw
 
 
 @needs_root
-def test_a_link_is_as_slow_as_it_was_asked_to_be(answering: Network) -> None:
+def test_a_link_is_as_slow_as_it_was_asked_to_be(answering: HostNetwork) -> None:
     began_s = time.monotonic()
     assert heard(answering, answering.address("second"), BOUND_S) == "second"
     assert time.monotonic() - began_s >= 3 * DELAY_MS / 1e3  # there, back, there; the answer may come with it
 
 
 @needs_root
-def test_a_link_that_was_cut_passes_nothing_until_it_is_mended(answering: Network) -> None:
+def test_a_link_that_was_cut_passes_nothing_until_it_is_mended(answering: HostNetwork) -> None:
     answering.cut("second")
     assert heard(answering, answering.address("second")) == ""
     answering.mend("second")
@@ -127,23 +127,23 @@ def test_a_link_that_was_cut_passes_nothing_until_it_is_mended(answering: Networ
 
 
 @needs_root
-def test_what_a_link_drops_and_what_waits_for_its_rate_is_counted(answering: Network) -> None:
+def test_what_a_link_drops_and_what_waits_for_its_rate_is_counted(answering: HostNetwork) -> None:
     before = answering.counts("second")
     answering.cut("second")
     assert heard(answering, answering.address("second")) == ""
     answering.mend("second")
     assert answering.counts("second").dropped > before.dropped
-    answering.shape("second", Link(bits_per_s=1e5, delay_ms=DELAY_MS))
+    answering.shape("second", HostLink(bits_per_s=1e5, delay_ms=DELAY_MS))
     send = "import socket; out = socket.socket(type=socket.SOCK_DGRAM); "
     send += "[out.sendto(bytes(1400), ('first', 9)) for _ in range(50)]"
     assert says(answering, "second", send) == ""
     counts = answering.counts("second")
     assert counts.limited > 0 and counts.waited > 0
-    answering.shape("second", Link(delay_ms=DELAY_MS))
+    answering.shape("second", HostLink(delay_ms=DELAY_MS))
 
 
 @needs_root
-def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network: Network) -> None:
+def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network: HostNetwork) -> None:
     process = start(network, "first", SERVE, "first")
     assert process.stdout is not None and process.stdout.readline() == "listening\n"
     network.power_off("first")
@@ -181,11 +181,11 @@ def test_a_machine_without_what_hosts_need_is_said_so(
     monkeypatch.setattr("baton.lab.harness.hosts.network.may_make_namespaces", lambda: missing != "root")
     monkeypatch.setattr("shutil.which", lambda program: None if program == missing else f"/usr/bin/{program}")
     with pytest.raises(HostsUnavailable, match=named):
-        Network(["only"]).__enter__()
+        HostNetwork(["only"]).__enter__()
 
 
 def test_a_rate_is_of_what_an_end_sends_and_a_loss_of_what_it_receives() -> None:
-    rate, loss = shape_lines("eth0", Link(bits_per_s=1e9, loss=0.25))
+    rate, loss = shape_lines("eth0", HostLink(bits_per_s=1e9, loss=0.25))
     assert rate == "qdisc replace dev eth0 root tbf rate 1000000000bit burst 125000b latency 50ms"
     assert loss.startswith("filter replace dev eth0 ingress ") and f" {1 << 30}," in loss
 
@@ -197,4 +197,4 @@ def test_all_or_nothing_is_lost_without_a_draw() -> None:
 @pytest.mark.parametrize("field", ["loss", "bits_per_s", "delay_ms"])
 def test_a_link_that_cannot_be_is_refused_by_its_field(field: str) -> None:
     with pytest.raises(ValueError, match=f"{field} -1"):
-        Link(**{field: -1.0})
+        HostLink(**{field: -1.0})

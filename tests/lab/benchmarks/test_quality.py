@@ -3,11 +3,11 @@
 import torch
 
 from baton.engine.models.linear import DenseLinear
-from baton.lab.benchmarks.engine.quality import DEMO, Setting, as_row, held_bytes, make_questions, measure
+from baton.lab.benchmarks.engine.quality import DEMO, QualitySetting, as_row, held_bytes, make_questions, measure
 
 
 def test_a_setting_is_measured_whole() -> None:
-    found = measure(str(DEMO), Setting("float32", "int8"), questions=2, dialogues=1)
+    found = measure(str(DEMO), QualitySetting("float32", "int8"), questions=2, dialogues=1)
     assert (found.exact, found.asked) == (2, 2)
     assert 1.0 < found.answer_perplexity < 1.05
     assert found.kv_token_bytes == 5 * 2 * 2 * (64 + 4)  # layers, keys and values, heads, numbers and a scale

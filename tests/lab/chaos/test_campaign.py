@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from baton.lab.chaos.campaign import TRIES, Campaign, Unmade, never_made, too_few_proven
+from baton.lab.chaos.campaign import TRIES, FaultCampaign, Unmade, never_made, too_few_proven
 from baton.lab.chaos.checker import Injected
-from baton.lab.chaos.faults import Fault, FaultKind, Planned, Turns
+from baton.lab.chaos.faults import Fault, FaultKind, FaultTurns, Planned
 from baton.lab.chaos.injection import NotMade, NotProven, Scene, in_use
 from baton.lab.chaos.proxy import Proxy
 from baton.lab.chaos.run import is_crash
-from baton.lab.chaos.stack import Place, unsound
+from baton.lab.chaos.stack import ProcessPlace, unsound
 
 KILL, STOP, CUT, PARTITION = FaultKind.KILL, FaultKind.STOP, FaultKind.CUT, FaultKind.PARTITION
 
@@ -49,13 +49,13 @@ def planned(kind: FaultKind, target: str, source: str = "", at_once: bool = Fals
     ],
 )
 def test_a_fault_waits_where_nothing_would_be_left(under_way: list[Fault], wanted: Planned, may: bool) -> None:
-    assert Turns(under_way).may_begin(wanted, ()) is may
+    assert FaultTurns(under_way).may_begin(wanted, ()) is may
 
 
 def test_a_fault_waits_for_whoever_has_not_recovered() -> None:
-    assert not Turns().may_begin(planned(KILL, "decode-0"), {"decode-1"})
-    assert not Turns().may_begin(planned(KILL, "decode-0"), {"decode-0"})
-    assert Turns().may_begin(planned(KILL, "decode-0"), {"prefill-0", "redis"})
+    assert not FaultTurns().may_begin(planned(KILL, "decode-0"), {"decode-1"})
+    assert not FaultTurns().may_begin(planned(KILL, "decode-0"), {"decode-0"})
+    assert FaultTurns().may_begin(planned(KILL, "decode-0"), {"prefill-0", "redis"})
 
 
 def test_a_link_in_use_is_chosen_and_none_where_nobody_says_anything() -> None:
@@ -100,11 +100,11 @@ class Fake:
         self.healed.append(True)
 
 
-async def carry_out(plan: list[Planned], errors: list[Exception | None], wanted: int | None = None) -> Campaign:
+async def carry_out(plan: list[Planned], errors: list[Exception | None], wanted: int | None = None) -> FaultCampaign:
     fakes = iter([Fake(error) for error in errors])
     scene = Scene(None, None, random.Random(1))  # type: ignore[arg-type]
     make = lambda fault, scene: next(fakes)  # noqa: E731
-    campaign = Campaign(scene, Sound(), plan, make, lambda line: None, 0.0, wanted)  # type: ignore[arg-type]
+    campaign = FaultCampaign(scene, Sound(), plan, make, lambda line: None, 0.0, wanted)  # type: ignore[arg-type]
     await campaign.run(time.monotonic() + 10)
     return campaign
 
@@ -156,14 +156,14 @@ async def test_it_ends_when_enough_is_proven() -> None:
 
 
 def test_whoever_a_router_cannot_use_is_not_sound() -> None:
-    workers = [Place("prefill-0", 1, ""), Place("decode-0", 2, "")]
+    workers = [ProcessPlace("prefill-0", 1, ""), ProcessPlace("decode-0", 2, "")]
     there = [SimpleNamespace(worker_id=each.name, connected=True, load=1) for each in workers]
     sees_all = SimpleNamespace(ready=True, registry_connected=True, detail="", workers=there)
     blind = SimpleNamespace(ready=True, registry_connected=False, detail="", workers=there[:1])
     everybody = ["redis", "router-0", "router-1", "prefill-0", "decode-0"]
 
     def names(told: dict[str, object], running: list[str]) -> set[str]:
-        return set(unsound(Place("redis", 0, ""), told, workers, running, {}))  # type: ignore[arg-type]
+        return set(unsound(ProcessPlace("redis", 0, ""), told, workers, running, {}))  # type: ignore[arg-type]
 
     assert names({"router-0": sees_all, "router-1": sees_all}, everybody) == set()
     assert names({"router-0": sees_all, "router-1": blind}, everybody) == {"redis", "decode-0"}
@@ -174,7 +174,7 @@ def test_whoever_a_router_cannot_use_is_not_sound() -> None:
 def test_a_disk_that_a_worker_does_without_is_not_sound() -> None:
     sees_all = SimpleNamespace(ready=True, registry_connected=True, detail="", workers=[])
     off = {"decode-0": "reads, writes"}
-    found = unsound(Place("redis", 0, ""), {"router-0": sees_all}, [], ["redis", "router-0"], off)  # type: ignore[dict-item]
+    found = unsound(ProcessPlace("redis", 0, ""), {"router-0": sees_all}, [], ["redis", "router-0"], off)  # type: ignore[dict-item]
     assert found == {"disk": "is not used by decode-0: reads, writes"}
 
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.lab.chaos.proxy import Owners, Proxy, Rule, Way
+from baton.lab.chaos.proxy import LinkWay, Owners, Proxy, Rule
 from baton.process.registry.redis_server import free_port
 from tests.fixtures.session_client import WAIT_S, eventually
 
@@ -63,7 +63,7 @@ async def test_bytes_pass_and_a_held_way_holds_them_until_it_is_opened(port: int
     async with echo(proxy, port):
         line = await Line.open(port)
         assert await line.says(b"one") == b"one"
-        for times, way in enumerate(Way, start=1):
+        for times, way in enumerate(LinkWay, start=1):
             proxy.set_rule("router-0", Rule(held=frozenset((way,))))
             waiting = asyncio.create_task(line.says(b"two"))
             await held(proxy, times)

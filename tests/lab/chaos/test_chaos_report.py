@@ -10,22 +10,26 @@ from xml.etree import ElementTree
 import pytest
 
 from baton.lab.chaos.campaign import Unmade
-from baton.lab.chaos.checker import Finding, Injected, Kind
+from baton.lab.chaos.checker import Finding, FindingKind, Injected
 from baton.lab.chaos.faults import Fault, FaultKind
-from baton.lab.chaos.history import Attempt, Behaviour, End, History, Piece
+from baton.lab.chaos.history import Behaviour, ObservedAttempt, StreamEnd, StreamHistory, StreamPiece
 from baton.lab.chaos.report import markdown, summary, write
-from baton.lab.chaos.run import Options, Outcome
+from baton.lab.chaos.run import ChaosOptions, ChaosOutcome
 from baton.lab.chaos.watch import Look, growth
 
 
-def outcome() -> Outcome:
-    pieces = [Piece(101.0 + at, 0, at, (7,), "x") for at in range(3)] + [Piece(106.0, 0, 3, (8,), "y")]
-    attempts = [Attempt("prefill-0", "decode-0", "WORKER_LOST"), Attempt("prefill-0", "decode-1", "")]
-    stream = History(0, "greedy 0", Behaviour.READS, "chaos-0", 100.5, 1, pieces, [End(106.0, 0, "length")], 106.1)
+def outcome() -> ChaosOutcome:
+    pieces = [StreamPiece(101.0 + at, 0, at, (7,), "x") for at in range(3)] + [StreamPiece(106.0, 0, 3, (8,), "y")]
+    attempts = [ObservedAttempt("prefill-0", "decode-0", "WORKER_LOST"), ObservedAttempt("prefill-0", "decode-1", "")]
+    stream = StreamHistory(
+        0, "greedy 0", Behaviour.READS, "chaos-0", 100.5, 1, pieces, [StreamEnd(106.0, 0, "length")], 106.1
+    )
     stream.attempts = attempts
     killed = Injected(Fault(FaultKind.KILL, "decode-0"), 103.2, 104.0, "pid 5 is gone")
     looks = life(range(120))
-    return Outcome(Options(1.0, 7, 2, ()), 100.0, 107.0, {}, [killed], [stream], [], looks, pages_free_after_s=0.2)
+    return ChaosOutcome(
+        ChaosOptions(1.0, 7, 2, ()), 100.0, 107.0, {}, [killed], [stream], [], looks, pages_free_after_s=0.2
+    )
 
 
 def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
@@ -41,14 +45,14 @@ def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
 
 
 def test_a_broken_stream_is_listed_with_its_time_and_its_workers() -> None:
-    run = replace(outcome(), findings=[Finding(0, Kind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
+    run = replace(outcome(), findings=[Finding(0, FindingKind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
     attempts = "prefill-0 > decode-0 WORKER_LOST; prefill-0 > decode-1"
     wanted = f"| 0 | wrong token | 0 | 3 | 8 in place of 7 | greedy 0, 0.5 to 6.1 s, {attempts} |"
     assert wanted in markdown(summary(run)).splitlines()
 
 
 def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
-    run = replace(outcome(), after=[Finding(0, Kind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
+    run = replace(outcome(), after=[Finding(0, FindingKind.WRONG_TOKEN, 0, 3, "8 in place of 7")])
     wanted = "| 0 | wrong token | 0 | 3 | 8 in place of 7 | after the faults, undisturbed |"
     assert wanted in markdown(summary(run)).splitlines()
 
@@ -59,8 +63,8 @@ def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
         {"histories": []},
         {"injected": []},
         {"injected": [Injected(Fault(FaultKind.KILL, "decode-0"), 1.0, 2.0, None, "still there")]},
-        {"findings": [Finding(0, Kind.LOST, 0, 3, "")]},
-        {"after": [Finding(0, Kind.WRONG_TOKEN, 0, 3, "")]},
+        {"findings": [Finding(0, FindingKind.LOST, 0, 3, "")]},
+        {"after": [Finding(0, FindingKind.WRONG_TOKEN, 0, 3, "")]},
         {"pages_free_after_s": None},
         {"pages_free_after_s": 1.5},
         {"left_in_shared_memory": ("x",)},
@@ -73,9 +77,9 @@ def test_a_broken_answer_after_the_faults_is_no_stream_of_before() -> None:
             ]
         },
         {"missing": "decode-0 not running"},
-        {"options": Options(1.0, 7, 2, (), wanted=2)},
-        {"options": Options(1.0, 7, 2, (), speculate="ngram")},
-        {"options": Options(1.0, 7, 2, (), tier=True)},
+        {"options": ChaosOptions(1.0, 7, 2, (), wanted=2)},
+        {"options": ChaosOptions(1.0, 7, 2, (), speculate="ngram")},
+        {"options": ChaosOptions(1.0, 7, 2, (), tier=True)},
     ],
 )
 def test_a_run_where_anything_broke_is_not_good(changes: dict[str, object]) -> None:
@@ -93,7 +97,7 @@ def test_single_fault_without_proof_is_listed_with_its_reason_and_breaks_nothing
 
 
 def test_drafts_of_a_run_that_speculates_are_counted() -> None:
-    speculating = replace(outcome(), options=Options(1.0, 7, 2, (), speculate="ngram"))
+    speculating = replace(outcome(), options=ChaosOptions(1.0, 7, 2, (), speculate="ngram"))
     speculating.histories[0].drafted_tokens, speculating.histories[0].accepted_tokens = 9, 4
     assert speculating.is_good
     assert "`--speculate ngram`: 4 of 9 drafted tokens were drawn" in markdown(summary(speculating))
@@ -101,7 +105,7 @@ def test_drafts_of_a_run_that_speculates_are_counted() -> None:
 
 
 def test_a_close_place_is_reported_and_breaks_nothing() -> None:
-    close = replace(outcome(), findings=[Finding(0, Kind.CLOSE, 0, 3, "")])
+    close = replace(outcome(), findings=[Finding(0, FindingKind.CLOSE, 0, 3, "")])
     assert close.is_good
     assert summary(close)["findings"]["close"] == 1
 
@@ -141,7 +145,7 @@ def life(times: range, private: Sequence[int] = (), descriptors: float = 0) -> l
 
 
 def test_a_run_with_files_says_what_came_back_from_them() -> None:
-    with_files = replace(outcome(), options=Options(1.0, 7, 2, (), tier=True))
+    with_files = replace(outcome(), options=ChaosOptions(1.0, 7, 2, (), tier=True))
     assert "NO block was read from there" in markdown(summary(with_files))
     told = Counter({"hits": 40, "queries": 90, "corrupt_blocks": 3, "evicted_blocks": 7})
     read = replace(with_files, tier=told, tier_off=Counter({"writes": 2}))

@@ -17,7 +17,7 @@ from baton.lab.chaos import injection
 from baton.lab.chaos import injection as corruption
 from baton.lab.chaos.faults import Fault, FaultKind
 from baton.lab.chaos.injection import (
-    Cut,
+    CutConnections,
     FlippedOnTheWay,
     Flushed,
     NotMade,
@@ -28,8 +28,8 @@ from baton.lab.chaos.injection import (
     Stopped,
     injection_of,
 )
-from baton.lab.chaos.proxy import Proxy, Rule, Way
-from baton.lab.chaos.stack import Place, make_wall_clock
+from baton.lab.chaos.proxy import LinkWay, Proxy, Rule
+from baton.lab.chaos.stack import ProcessPlace, make_wall_clock
 from baton.lab.chaos.watch import Life, is_alive, life_of, pool_range, read_memory, state_of
 from baton.process.registry.redis_server import start_redis_server
 from tests.fixtures.session_client import WAIT_S, eventually
@@ -116,7 +116,7 @@ class Transfers(OneProcess):
     mismatches: int = 0
     notices: bool = True
     unread: int = 3
-    workers: tuple[Place, ...] = (Place("decode-0", 1, ""),)
+    workers: tuple[ProcessPlace, ...] = (ProcessPlace("decode-0", 1, ""),)
 
     def life(self, name: str) -> Life | None:
         return self.source
@@ -203,8 +203,8 @@ async def test_a_flush_is_proved_by_the_keys_that_are_gone() -> None:
 async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     with pytest.raises(NotMade):
-        await Cut(proxy, "router-0").inject()
-    rule = Rule(held=frozenset(Way))
+        await CutConnections(proxy, "router-0").inject()
+    rule = Rule(held=frozenset(LinkWay))
     partition = Ruled([(proxy, "router-0")], rule, 0.0, lambda counts: counts.held, "held")
     await partition.inject()
     with pytest.raises(NotMade):
@@ -212,13 +212,13 @@ async def test_a_cut_and_a_partition_where_nothing_flows_were_not_made() -> None
 
 
 @pytest.mark.usefixtures("short_proof")
-@pytest.mark.parametrize("way", list(Way))
-async def test_a_partition_through_which_something_passes_is_found_out(way: Way) -> None:
+@pytest.mark.parametrize("way", list(LinkWay))
+async def test_a_partition_through_which_something_passes_is_found_out(way: LinkWay) -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
     partition = Ruled([(proxy, "router-0")], Rule(held=frozenset({way})), 0.0, lambda counts: counts.held, "held")
     await partition.inject()
-    proxy.counts("router-0").there += way is Way.THERE
-    proxy.counts("router-0").back += way is Way.BACK
+    proxy.counts("router-0").there += way is LinkWay.THERE
+    proxy.counts("router-0").back += way is LinkWay.BACK
     with pytest.raises(NotProven, match="1 pieces went by"):
         await partition.prove()
 
@@ -226,7 +226,9 @@ async def test_a_partition_through_which_something_passes_is_found_out(way: Way)
 @pytest.mark.usefixtures("short_proof")
 async def test_what_passes_the_open_way_of_a_one_way_partition_is_no_sign_of_it() -> None:
     proxy = Proxy(("127.0.1.9", 1), ("127.0.0.1", 1), lambda _: None)
-    partition = Ruled([(proxy, "router-0")], Rule(held=frozenset({Way.BACK})), 0.0, lambda counts: counts.held, "held")
+    partition = Ruled(
+        [(proxy, "router-0")], Rule(held=frozenset({LinkWay.BACK})), 0.0, lambda counts: counts.held, "held"
+    )
     await partition.inject()
     proxy.counts("router-0").there += 1
     with pytest.raises(NotMade):

@@ -22,9 +22,9 @@ from baton.lab.chaos.disk.injections import (
 )
 from baton.lab.chaos.disk.shim import DiskShim
 from baton.lab.chaos.faults import WORKERS, Fault, FaultKind, plan_faults
-from baton.lab.chaos.history import Attempt, Behaviour, History, Piece
+from baton.lab.chaos.history import Behaviour, ObservedAttempt, StreamHistory, StreamPiece
 from baton.lab.chaos.injection import (
-    Cut,
+    CutConnections,
     FlippedOnTheWay,
     Flushed,
     NotMade,
@@ -34,7 +34,7 @@ from baton.lab.chaos.injection import (
     Stopped,
     injection_of,
 )
-from baton.lab.chaos.stack import Stack
+from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import life_of
 
 HOST_KINDS = {FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY, FaultKind.HOST_LOST}
@@ -48,16 +48,21 @@ def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:
     assert pause_around(times, 3.2) is None
 
 
-def stream(number: int, *attempts: Attempt) -> History:
-    pieces = [Piece(at_s, 0, offset, (7,), "x") for offset, at_s in enumerate((1.0, 2.0, 4.5, 5.0))]
-    return History(number, "greedy 0", Behaviour.READS, "id", 0.5, 1, pieces, attempts=list(attempts))
+def stream(number: int, *attempts: ObservedAttempt) -> StreamHistory:
+    pieces = [StreamPiece(at_s, 0, offset, (7,), "x") for offset, at_s in enumerate((1.0, 2.0, 4.5, 5.0))]
+    return StreamHistory(number, "greedy 0", Behaviour.READS, "id", 0.5, 1, pieces, attempts=list(attempts))
 
 
 def test_only_streams_that_lost_that_worker_count() -> None:
     killed = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, "pid 7 is gone")
     unproven = Injected(Fault(FaultKind.KILL, "decode-1"), 2.1, 2.2, None)
-    lost = stream(1, Attempt("prefill-0", "decode-1", "WORKER_LOST"), Attempt("prefill-0", "decode-0", ""))
-    elsewhere, unharmed = stream(2, Attempt("prefill-0", "decode-0", "")), stream(3, Attempt("", "decode-1", ""))
+    lost = stream(
+        1, ObservedAttempt("prefill-0", "decode-1", "WORKER_LOST"), ObservedAttempt("prefill-0", "decode-0", "")
+    )
+    elsewhere, unharmed = (
+        stream(2, ObservedAttempt("prefill-0", "decode-0", "")),
+        stream(3, ObservedAttempt("", "decode-1", "")),
+    )
     found = gaps_at([unproven, killed], [lost, elsewhere, unharmed], frozenset({FaultKind.KILL}))
     assert [(gap.stream, gap.fault, gap.seconds) for gap in found] == [(1, 1, 2.5)]
     assert gaps_at([killed], [lost], frozenset({FaultKind.STOP})) == []
@@ -66,8 +71,10 @@ def test_only_streams_that_lost_that_worker_count() -> None:
 def test_a_stream_whose_worker_was_on_a_lost_host_counts() -> None:
     on_host = frozenset({"prefill-1", "decode-1"})
     host = Injected(Fault(FaultKind.HOST_LOST, "host-2", on_host=on_host), 2.1, 2.2, "3 processes are gone")
-    lost = stream(1, Attempt("prefill-0", "decode-1", "WORKER_LOST"), Attempt("prefill-0", "decode-0", ""))
-    [gap] = gaps_at([host], [lost, stream(2, Attempt("", "decode-0", ""))], frozenset({FaultKind.HOST_LOST}))
+    lost = stream(
+        1, ObservedAttempt("prefill-0", "decode-1", "WORKER_LOST"), ObservedAttempt("prefill-0", "decode-0", "")
+    )
+    [gap] = gaps_at([host], [lost, stream(2, ObservedAttempt("", "decode-0", ""))], frozenset({FaultKind.HOST_LOST}))
     assert (gap.stream, gap.seconds) == (1, 2.5)
 
 
@@ -78,7 +85,9 @@ def test_a_gap_names_the_other_faults_of_its_time() -> None:
     before = Injected(Fault(FaultKind.CUT, "router-0"), 1.5, 1.5, "1 connection")
     after = Injected(Fault(FaultKind.KILL, "decode-0"), 4.6, 5.0, "pid 8 is gone")
     unproven = Injected(Fault(FaultKind.KILL, "prefill-0"), 3.0, 3.0, None)
-    lost = stream(1, Attempt("prefill-0", "decode-1", "WORKER_LOST"), Attempt("prefill-0", "decode-0", ""))
+    lost = stream(
+        1, ObservedAttempt("prefill-0", "decode-1", "WORKER_LOST"), ObservedAttempt("prefill-0", "decode-0", "")
+    )
     [gap] = gaps_at([killed, lasting, later, before, after, unproven], [lost], frozenset({FaultKind.KILL}))[:1]
     assert gap.meanwhile == ("SIGSTOP decode-0", "FLUSHALL redis")
 
@@ -104,7 +113,7 @@ def test_a_disturbed_link_is_one_that_there_is() -> None:
 
 
 def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> None:
-    stack = Stack(tmp_path, tmp_path, None)
+    stack = ChaosStack(tmp_path, tmp_path, None)
     own = life_of(os.getpid())
     made = {}
     shim = DiskShim(tmp_path / "disk.so", tmp_path / "disk.page", tmp_path)
@@ -116,7 +125,7 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
         FaultKind.KILL: Signalled,
         FaultKind.STOP: Stopped,
         FaultKind.RESTART: Signalled,
-        FaultKind.CUT: Cut,
+        FaultKind.CUT: CutConnections,
         FaultKind.PARTITION: Ruled,
         FaultKind.ONE_WAY: Ruled,
         FaultKind.DELAY: Ruled,
@@ -135,4 +144,6 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
 
 def test_a_process_that_is_not_there_cannot_be_killed(tmp_path: Path) -> None:
     with pytest.raises(NotMade, match="not running"):
-        injection_of(Fault(FaultKind.KILL, "decode-0"), Scene(Stack(tmp_path, tmp_path, None), None, random.Random(1)))
+        injection_of(
+            Fault(FaultKind.KILL, "decode-0"), Scene(ChaosStack(tmp_path, tmp_path, None), None, random.Random(1))
+        )

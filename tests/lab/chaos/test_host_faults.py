@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from baton.lab.chaos import injection
-from baton.lab.chaos.faults import DECODE, PREFILL, Fault, FaultKind, Planned, Turns
+from baton.lab.chaos.faults import DECODE, PREFILL, Fault, FaultKind, FaultTurns, Planned
 from baton.lab.chaos.hosts import injections
 from baton.lab.chaos.hosts.injections import HostLost, LinkChanged, injection_on_hosts
 from baton.lab.chaos.hosts.plan import FIRST, plan_host_faults, spread
 from baton.lab.chaos.hosts.stack import HostedStack
 from baton.lab.chaos.injection import NotMade, NotProven, Scene, Signalled, Stopped
-from baton.lab.chaos.stack import Stack
+from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import Life, life_of
 from baton.lab.harness.hosts.network import LinkCounts
-from baton.lab.harness.hosts.shaping import Link
+from baton.lab.harness.hosts.shaping import HostLink
 
 LOST = Fault(FaultKind.HOST_LOST, "host-1", on_host=frozenset({"prefill-0", "decode-0"}))
 
@@ -58,13 +58,13 @@ def test_a_seed_makes_the_same_faults_of_every_kind_and_none_of_the_first_host()
     ],
 )
 def test_nothing_is_done_to_those_that_go_on_for_a_lost_host(wanted: Fault, may: bool) -> None:
-    assert Turns([LOST]).may_begin(Planned(wanted, 0.0, at_once=False), ()) is may
+    assert FaultTurns([LOST]).may_begin(Planned(wanted, 0.0, at_once=False), ()) is may
 
 
 def test_what_is_not_there_with_its_host_is_not_hit_again() -> None:
     again = Planned(Fault(FaultKind.KILL, "decode-0"), 0.0, at_once=True)
-    assert not Turns([LOST]).may_begin(again, ())
-    assert Turns([Fault(FaultKind.KILL, "decode-0")]).may_begin(again, ())
+    assert not FaultTurns([LOST]).may_begin(again, ())
+    assert FaultTurns([Fault(FaultKind.KILL, "decode-0")]).may_begin(again, ())
 
 
 @dataclass
@@ -78,7 +78,7 @@ class FakeNetwork:
     def cut(self, host: str) -> None:
         self.is_changed = not self.deaf
 
-    def shape(self, host: str, link: Link) -> None:
+    def shape(self, host: str, link: HostLink) -> None:
         self.is_changed = not self.deaf and link != injections.USUAL
 
     def mend(self, host: str) -> None:
@@ -119,8 +119,8 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(injection, "PROOF_S", 0.1)
 
 
-@pytest.mark.parametrize("link", [None, Link(loss=0.2), Link(bits_per_s=1e6)])
-async def test_a_changed_link_is_proved_by_the_packets_that_met_it(link: Link | None) -> None:
+@pytest.mark.parametrize("link", [None, HostLink(loss=0.2), HostLink(bits_per_s=1e6)])
+async def test_a_changed_link_is_proved_by_the_packets_that_met_it(link: HostLink | None) -> None:
     network = FakeNetwork()
     changed = LinkChanged(FakeStack(network), "host-1", link, 0.0)
     await changed.inject()
@@ -157,4 +157,4 @@ def test_every_fault_of_a_plan_is_an_injection_on_hosts_and_none_without(tmp_pat
     of_processes = {FaultKind.KILL: Signalled, FaultKind.STOP: Stopped, FaultKind.RESTART: Signalled}
     assert made == {**dict.fromkeys(of_links, LinkChanged), FaultKind.HOST_LOST: HostLost, **of_processes}
     with pytest.raises(NotMade, match="no hosts"):
-        injection_on_hosts(LOST, Scene(Stack(tmp_path, tmp_path, None), None, None))  # type: ignore[arg-type]
+        injection_on_hosts(LOST, Scene(ChaosStack(tmp_path, tmp_path, None), None, None))  # type: ignore[arg-type]

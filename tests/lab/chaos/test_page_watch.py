@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from baton.lab.chaos.stack import PageWatch, Place
+from baton.lab.chaos.stack import PageWatch, ProcessPlace
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 from tests.fixtures.session_client import WAIT_S, eventually
 
@@ -33,7 +33,7 @@ class Worker(session_pb2_grpc.SessionServiceServicer):
 
 @asynccontextmanager
 async def watched(workers: Sequence[Worker]) -> AsyncIterator[PageWatch]:
-    places: list[Place] = []
+    places: list[ProcessPlace] = []
     servers: list[grpc.aio.Server] = []
     for at, worker in enumerate(workers):
         own = grpc.aio.server()
@@ -41,7 +41,7 @@ async def watched(workers: Sequence[Worker]) -> AsyncIterator[PageWatch]:
         port = own.add_insecure_port("127.0.0.1:0")
         await own.start()
         servers.append(own)
-        places.append(Place(f"decode-{at}", port, "127.0.0.1"))
+        places.append(ProcessPlace(f"decode-{at}", port, "127.0.0.1"))
     watch = PageWatch(places)
     watch.start()
     try:

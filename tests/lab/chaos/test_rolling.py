@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.lab.chaos.checker import Finding, Kind
-from baton.lab.chaos.history import Attempt, Behaviour, History, Piece
-from baton.lab.chaos.rolling.checkout import Release, ReleaseMissing, check_out, last_release
-from baton.lab.chaos.rolling.roll import Mixture, Options, Outcome, Rolled
+from baton.lab.chaos.checker import Finding, FindingKind
+from baton.lab.chaos.history import Behaviour, ObservedAttempt, StreamHistory, StreamPiece
+from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, check_out, last_release
+from baton.lab.chaos.rolling.roll import Mixture, Rolled, RollingOptions, RollingOutcome
 
 GIT_S = 30
 
@@ -34,7 +34,7 @@ def head(repository: Path) -> str:
 
 
 def test_the_code_of_a_commit_is_taken_once_whatever_the_tree_has_now(repository: Path, tmp_path: Path) -> None:
-    release = Release("0.0.1", head(repository))
+    release = PastRelease("0.0.1", head(repository))
     (repository / "src" / "baton" / "__init__.py").write_text("RELEASE = 'new'\n")
     code = check_out(release, tmp_path / "releases", repository)
     assert (code / "baton" / "__init__.py").read_text() == "RELEASE = 'old'\n"
@@ -43,7 +43,7 @@ def test_the_code_of_a_commit_is_taken_once_whatever_the_tree_has_now(repository
 
 def test_a_clone_without_that_commit_says_how_to_get_it(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(ReleaseMissing, match=r"commit 0{40} of release 0\.0\.1 .* git fetch --unshallow"):
-        check_out(Release("0.0.1", "0" * 40), tmp_path / "releases", repository)
+        check_out(PastRelease("0.0.1", "0" * 40), tmp_path / "releases", repository)
     assert not list((tmp_path / "releases").iterdir())
 
 
@@ -51,15 +51,17 @@ def test_the_last_release_has_a_whole_commit_id() -> None:
     assert len(last_release().commit) == 40
 
 
-def stream(number: int, began_s: float, times: tuple[float, ...] = (), attempts: int = 1) -> History:
-    history = History(number, "greedy 0", Behaviour.READS, "r", began_s)
-    history.pieces = [Piece(at_s, 0, offset, (1,), "") for offset, at_s in enumerate(times)]
-    history.attempts = [Attempt("prefill-0", "decode-0", "lost" if at < attempts - 1 else "") for at in range(attempts)]
+def stream(number: int, began_s: float, times: tuple[float, ...] = (), attempts: int = 1) -> StreamHistory:
+    history = StreamHistory(number, "greedy 0", Behaviour.READS, "r", began_s)
+    history.pieces = [StreamPiece(at_s, 0, offset, (1,), "") for offset, at_s in enumerate(times)]
+    history.attempts = [
+        ObservedAttempt("prefill-0", "decode-0", "lost" if at < attempts - 1 else "") for at in range(attempts)
+    ]
     return history
 
 
-CLEAN = Outcome(
-    Options(),
+CLEAN = RollingOutcome(
+    RollingOptions(),
     "0.1.0",
     "0.2.0",
     [Rolled("decode-0", "0.2.0", 10.0, 20.0)],
@@ -70,7 +72,7 @@ CLEAN = Outcome(
 
 def test_a_roll_is_clean_where_every_mixture_handed_kv_over_and_every_token_was_right() -> None:
     assert CLEAN.is_good and CLEAN.went_on_elsewhere == 1
-    assert replace(CLEAN, findings=[Finding(0, Kind.CLOSE, 0, 3, "as good")]).is_good
+    assert replace(CLEAN, findings=[Finding(0, FindingKind.CLOSE, 0, 3, "as good")]).is_good
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_a_roll_is_clean_where_every_mixture_handed_kv_over_and_every_token_was_
         {"rolled": []},
         {"histories": CLEAN.histories[:1]},
         {"histories": [stream(1, 21.0, attempts=0)]},
-        {"findings": [Finding(0, Kind.LOST, 0, 3, "one token")]},
+        {"findings": [Finding(0, FindingKind.LOST, 0, 3, "one token")]},
         {"unclean": ["decode-0 ended with exit code 1"]},
     ],
     ids=["nothing rolled", "no stream in a mixture", "none handed over", "a lost token", "an unclean end"],

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from baton.lab.simulation.client import End, History
-from baton.lab.simulation.faults import Kind
+from baton.lab.simulation.client import RequestEnding, RequestHistory
+from baton.lab.simulation.faults import SimulatedFaultKind
 from baton.lab.simulation.invariants import Violation, check_all
 from baton.router.request.attempt import POISON_DEATHS
 
@@ -17,11 +17,13 @@ def world_with(deaths: int) -> Any:
     """`deaths` of a worker that is up again."""
     worker = SimpleNamespace(lives=[object()] * (deaths + 1), is_up=True)
     trace = SimpleNamespace(retried=[])
-    return SimpleNamespace(workers=[worker], faults=[SimpleNamespace(kind=Kind.KILL)], mended_s=0.0, trace=trace)
+    return SimpleNamespace(
+        workers=[worker], faults=[SimpleNamespace(kind=SimulatedFaultKind.KILL)], mended_s=0.0, trace=trace
+    )
 
 
-def failed(cause: str) -> History:
-    return History(GREEDY, begun_s=1.0, ended_s=3.0, end=End.FAILED, cause=cause, message="why")
+def failed(cause: str) -> RequestHistory:
+    return RequestHistory(GREEDY, begun_s=1.0, ended_s=3.0, end=RequestEnding.FAILED, cause=cause, message="why")
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,14 @@ import pytest
 
 from baton.lab.commands import develop
 from baton.lab.simulation.campaign import Tally
-from baton.lab.simulation.client import End
-from baton.lab.simulation.faults import OF_FILES, Kind
+from baton.lab.simulation.client import RequestEnding
+from baton.lab.simulation.faults import OF_FILES, SimulatedFaultKind
 from baton.lab.simulation.host import served_model
 from baton.lab.simulation.network.links import Network, Pipe
 from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, spawn
 from baton.lab.simulation.planted import PLANTS, planted
 from baton.lab.simulation.redis import SimulatedRedis, SimulatedRegistry
-from baton.lab.simulation.world import Options, Result, run_seed
+from baton.lab.simulation.world import WorldOptions, WorldResult, run_seed
 from baton.process.registry.redis_registry import TTL_MS, Announced, RegistryUnavailable
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.router.types.worker import WorkerDescription
@@ -37,10 +37,10 @@ def _frozen() -> None:
 
 
 def test_every_invariant_holds_in_some_worlds() -> None:
-    results = [run_seed(seed, Options(requests=3)) for seed in SEEDS]
+    results = [run_seed(seed, WorldOptions(requests=3)) for seed in SEEDS]
     assert [(result.seed, result.violation) for result in results if result.violation is not None] == []
     assert sum(len(result.faults) for result in results) > 5, "nothing befell them"
-    answered = sum(history.end is End.ANSWERED for result in results for history in result.histories)
+    answered = sum(history.end is RequestEnding.ANSWERED for result in results for history in result.histories)
     assert answered > len(SEEDS), "hardly anything was answered"
     drafted = [result.exercised["tokens drafted"] for result in results]
     drawn = sum(result.exercised["drafted tokens that were drawn"] for result in results)
@@ -48,7 +48,9 @@ def test_every_invariant_holds_in_some_worlds() -> None:
 
 
 def test_the_same_seed_is_the_same_run() -> None:
-    digests = [result.trace.digest for _ in range(2) if (result := run_seed(41, Options(requests=3))).trace is not None]
+    digests = [
+        result.trace.digest for _ in range(2) if (result := run_seed(41, WorldOptions(requests=3))).trace is not None
+    ]
     assert len(digests) == 2 and digests[0] == digests[1]
 
 
@@ -58,21 +60,25 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
 @pytest.mark.parametrize(
     "plant, likely, options",
     [
-        ("dropped-pin", 22, Options(requests=6)),
-        ("reused-transfer-id", 4, Options(requests=6)),
-        ("off-by-one-offset", 0, Options(requests=6, faults=4, kinds=(Kind.KILL,))),
-        ("unseen-flip", 0, Options(requests=4, faults=4, kinds=(Kind.FLIP,))),
-        ("announced-once", 2, Options(requests=1, faults=5, kinds=(Kind.KILL,))),
-        ("best-by-sum", 9, Options(requests=20, faults=0)),
-        ("kept-draft", 0, Options(requests=3, faults=0)),
-        ("published-draft", 2, Options(requests=6, faults=0)),
-        ("unseen-damage", 6, Options(requests=12, faults=12, kinds=(Kind.FILE_FLIP, Kind.FORGET))),
-        ("unseen-change", 26, Options(requests=8, faults=0)),
-        ("wrong-place", 0, Options(requests=12, faults=8, kinds=(Kind.FORGET,))),
-        ("stale-copy", 48, Options(requests=24, faults=16, kinds=(Kind.FORGET,))),
+        ("dropped-pin", 22, WorldOptions(requests=6)),
+        ("reused-transfer-id", 4, WorldOptions(requests=6)),
+        ("off-by-one-offset", 0, WorldOptions(requests=6, faults=4, kinds=(SimulatedFaultKind.KILL,))),
+        ("unseen-flip", 0, WorldOptions(requests=4, faults=4, kinds=(SimulatedFaultKind.FLIP,))),
+        ("announced-once", 2, WorldOptions(requests=1, faults=5, kinds=(SimulatedFaultKind.KILL,))),
+        ("best-by-sum", 9, WorldOptions(requests=20, faults=0)),
+        ("kept-draft", 0, WorldOptions(requests=3, faults=0)),
+        ("published-draft", 2, WorldOptions(requests=6, faults=0)),
+        (
+            "unseen-damage",
+            6,
+            WorldOptions(requests=12, faults=12, kinds=(SimulatedFaultKind.FILE_FLIP, SimulatedFaultKind.FORGET)),
+        ),
+        ("unseen-change", 26, WorldOptions(requests=8, faults=0)),
+        ("wrong-place", 0, WorldOptions(requests=12, faults=8, kinds=(SimulatedFaultKind.FORGET,))),
+        ("stale-copy", 48, WorldOptions(requests=24, faults=16, kinds=(SimulatedFaultKind.FORGET,))),
     ],
 )
-def test_a_planted_bug_is_found(plant: str, likely: int, options: Options) -> None:
+def test_a_planted_bug_is_found(plant: str, likely: int, options: WorldOptions) -> None:
     """`likely`: the seed of a world that usually shows it. If not, all others are looked at too."""
     seeds = (likely, *range(WORLDS_TO_LOOK_IN))
     with planted(plant):
@@ -80,8 +86,8 @@ def test_a_planted_bug_is_found(plant: str, likely: int, options: Options) -> No
 
 
 def test_files_are_read_fail_and_are_damaged_and_change_no_answer() -> None:
-    kinds = (Kind.KILL, *sorted(OF_FILES, key=lambda kind: kind.value), *[Kind.FORGET] * 4)
-    results = [run_seed(seed, Options(requests=8, faults=8, kinds=kinds)) for seed in range(6)]
+    kinds = (SimulatedFaultKind.KILL, *sorted(OF_FILES, key=lambda kind: kind.value), *[SimulatedFaultKind.FORGET] * 4)
+    results = [run_seed(seed, WorldOptions(requests=8, faults=8, kinds=kinds)) for seed in range(6)]
     assert [(result.seed, result.violation) for result in results if result.violation is not None] == []
     exercised = sum((result.exercised for result in results), Counter[str]())
     for what in ("bytes written to files", "blocks of prompts loaded from files", "calls that a disk failed"):
@@ -90,7 +96,9 @@ def test_files_are_read_fail_and_are_damaged_and_change_no_answer() -> None:
 
 
 def test_flipped_bits_are_seen_and_counted_and_change_no_answer() -> None:
-    results = [run_seed(seed, Options(requests=4, faults=4, kinds=(Kind.FLIP,))) for seed in range(6)]
+    results = [
+        run_seed(seed, WorldOptions(requests=4, faults=4, kinds=(SimulatedFaultKind.FLIP,))) for seed in range(6)
+    ]
     assert [result.violation for result in results if result.violation is not None] == []
     exercised = sum((result.exercised for result in results), Counter[str]())
     assert exercised["bits flipped"] > 0 and exercised["checksums that differed"] > 0
@@ -99,7 +107,7 @@ def test_flipped_bits_are_seen_and_counted_and_change_no_answer() -> None:
 def test_all_that_was_exercised_is_summed_and_printed() -> None:
     tally = Tally()
     for _ in range(2):
-        tally.add(Result(0, exercised=Counter({"bits flipped": 2})))
+        tally.add(WorldResult(0, exercised=Counter({"bits flipped": 2})))
     merged = Tally()
     merged.merge(Tally.from_plain(json.loads(json.dumps(tally.to_plain()))))
     assert merged.seeds == 2 and "4  bits flipped" in "\n".join(merged.lines())

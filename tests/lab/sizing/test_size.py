@@ -12,8 +12,8 @@ from baton.lab.commands.size import SizeOptions
 from baton.lab.sizing.costs import BY_BATCH, BY_CONTEXT, BY_PROMPT
 from baton.lab.sizing.loads import busiest, drawn, longest_tokens
 from baton.lab.sizing.report import as_text, summary
-from baton.lab.sizing.search import Candidate, Found, Workers
-from baton.lab.sizing.trials import Figures
+from baton.lab.sizing.search import SearchResult, SizingCandidate, WorkerNumbers
+from baton.lab.sizing.trials import TrialFigures
 from baton.launch import CommandFailed
 
 SLOS = ["--ttft-slo-ms", "500", "--tbt-slo-ms", "50"]
@@ -111,14 +111,14 @@ def test_a_load_of_nearly_one_prefill_worker_needs_two(tmp_path: Path) -> None:
 
 def test_the_table_marks_the_taken_candidate_and_names_interval_and_device() -> None:
     options = SizeOptions(ttft_slo_ms=500.0, tbt_slo_ms=50.0, seeds=2)
-    runs = [Figures(10, failed, 123.0 + failed, 1500.0, 9.0, 18.0, 0.99, 1.0, 0.99) for failed in (0, 2)]
-    candidate = Candidate(Workers(2, 1), tuple(runs))
+    runs = [TrialFigures(10, failed, 123.0 + failed, 1500.0, 9.0, 18.0, 0.99, 1.0, 0.99) for failed in (0, 2)]
+    candidate = SizingCandidate(WorkerNumbers(2, 1), tuple(runs))
     made = {"model": "m", "threads": 1, "dtype": "bfloat16", "machine": {"cpu": "a CPU", "date": "2026-11-26"}}
-    text = as_text(options, made, Found((candidate,), candidate))
+    text = as_text(options, made, SearchResult((candidate,), candidate))
     [row] = [line.split() for line in text.splitlines() if "<-" in line]
     assert row[:7] == ["2P+1D", "<-", "124", "(123-125)", "1,500", "(1,500-1,500)", "9.0"]
     assert "2P+1D is the cheapest tried that meets TTFT 500 ms and TBT 50 ms for 95% of requests" in text
     assert "median of 2 seeds and their range, each of 200 requests" in text
     assert "step costs: m on a CPU, 1 threads, bfloat16, 2026-11-26" in text
-    assert "none meets TTFT 500 ms" in as_text(options, made, Found((candidate,), None))
+    assert "none meets TTFT 500 ms" in as_text(options, made, SearchResult((candidate,), None))
     assert summary(candidate) == "2P+1D: 99.0% (99.0%-99.0%) in SLO; 2 refused or failed"

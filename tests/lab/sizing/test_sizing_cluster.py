@@ -5,21 +5,21 @@ from collections.abc import Sequence
 
 import pytest
 
-from baton.lab.sizing.cluster import Answered, Call, ClusterShape, run_cluster
+from baton.lab.sizing.cluster import CallResult, ClusterShape, SizingCall, run_cluster
 from baton.lab.sizing.costs import Overheads, PacedCosts
-from baton.lab.sizing.trials import Figures, Targets, Trial, TrialFailed, crew, figures_of
+from baton.lab.sizing.trials import SizingTargets, Trial, TrialFailed, TrialFigures, crew, figures_of
 
 STEP_S, TOKEN_S = 0.02, 0.001
 COSTS, OVERHEADS = PacedCosts(STEP_S, TOKEN_S), Overheads(message_s=5e-4, step_s=0.0, copy_s=0.0)
 PAIR = ClusterShape(1, 1, kv_tokens=20_000, context_tokens=2048, max_sequences=8)
 
 
-def calls(at_s: Sequence[float], prompt_tokens: int = 400, answer_tokens: int = 8) -> list[Call]:
+def calls(at_s: Sequence[float], prompt_tokens: int = 400, answer_tokens: int = 8) -> list[SizingCall]:
     chance = random.Random(3)
-    return [Call(each, chance.randbytes(prompt_tokens), answer_tokens) for each in at_s]
+    return [SizingCall(each, chance.randbytes(prompt_tokens), answer_tokens) for each in at_s]
 
 
-def run(cluster: ClusterShape, asked: Sequence[Call], seed: int = 0) -> list[Answered]:
+def run(cluster: ClusterShape, asked: Sequence[SizingCall], seed: int = 0) -> list[CallResult]:
     return run_cluster(cluster, COSTS, OVERHEADS, asked, seed)
 
 
@@ -47,14 +47,14 @@ def test_answers_beyond_the_places_of_a_decode_worker_wait_for_one() -> None:
 
 def test_a_shared_prefix_is_computed_once() -> None:
     [first] = calls([0.0], prompt_tokens=800)
-    again = Call(3.0, first.prompt[:768] + bytes(32), 8)
+    again = SizingCall(3.0, first.prompt[:768] + bytes(32), 8)
     answered = run(PAIR, [first, again])
     assert answered[0].ttft_s == pytest.approx(0.8, abs=0.05)
     assert answered[1].ttft_s < 0.2
 
 
 def test_processes_of_their_own_give_the_same_figures_each_time_and_name_what_failed() -> None:
-    targets = Targets(ttft_ms=500.0, tbt_ms=50.0)
+    targets = SizingTargets(ttft_ms=500.0, tbt_ms=50.0)
     done: list[None] = []
     trial = Trial(PAIR, {"paced": [STEP_S, TOKEN_S]}, OVERHEADS, tuple(calls([0.0, 0.01])), targets, seed=1)
     broken = Trial(PAIR, {}, OVERHEADS, trial.calls, targets, seed=1)
@@ -67,6 +67,6 @@ def test_processes_of_their_own_give_the_same_figures_each_time_and_name_what_fa
 
 
 def test_a_call_that_failed_is_in_no_slo() -> None:
-    answered = [Answered(0.0, [0.1, 0.2], 2, ""), Answered(0.0, [], 0, "RESOURCE_EXHAUSTED")]
-    figures = figures_of(answered, Targets(1000.0, 1000.0))
-    assert figures == Figures(2, 1, 100.0, 100.0, 100.0, 100.0, 0.5, 0.5, 0.5)
+    answered = [CallResult(0.0, [0.1, 0.2], 2, ""), CallResult(0.0, [], 0, "RESOURCE_EXHAUSTED")]
+    figures = figures_of(answered, SizingTargets(1000.0, 1000.0))
+    assert figures == TrialFigures(2, 1, 100.0, 100.0, 100.0, 100.0, 0.5, 0.5, 0.5)

@@ -13,8 +13,8 @@ from baton.lab.tableqa import names, train_data
 from baton.lab.tableqa.held_out import main
 from baton.lab.tableqa.held_out_cases import FIRST, LAST
 from baton.lab.tableqa.tokens import encode
-from baton.lab.tableqa.tool_turns import Call, ToolShown, shown, written
-from baton.lab.tableqa.train_data import Part, answered, said
+from baton.lab.tableqa.tool_turns import ToolShown, WrittenCall, shown, written
+from baton.lab.tableqa.train_data import DialoguePart, answered, said
 from baton.router.model.chat_template import read_chat_template
 from baton.router.types.request import Message, ToolCall
 
@@ -52,14 +52,14 @@ def test_training_writes_dialogues_as_the_template_does() -> None:
     template = read_chat_template(MODEL)
     assert template is not None
     tool = ToolShown("lookup", ("name", "field"))
-    call = Call("lookup", [("name", "Zoë O'Neil"), ("field", "age")])
+    call = WrittenCall("lookup", [("name", "Zoë O'Neil"), ("field", "age")])
     trained = [
         said("system", "A table."),
         shown([tool, ToolShown("now", ())]),
         said("user", "How old is Zoë O'Neil?"),
         *answered(written(call)),
         said("tool", '{"age": 34}'),
-        Part("<|im_start|>assistant\n", 0.0),
+        DialoguePart("<|im_start|>assistant\n", 0.0),
     ]
     properties = {"properties": {key: {"type": "string"} for key in tool.arguments}}
     tools = [
@@ -87,7 +87,14 @@ def test_a_word_has_the_same_tokens_in_a_table_and_in_json(tokenizer: Any) -> No
 
 def test_a_token_weighs_as_the_part_it_begins_in(tokenizer: Any) -> None:
     tokens, weights = encode(
-        tokenizer, [Part("| Jane", 0.0), Part(" |", 0.25), Part(" 34", 1.0), Part("", 9.0), Part(".", 0.5)]
+        tokenizer,
+        [
+            DialoguePart("| Jane", 0.0),
+            DialoguePart(" |", 0.25),
+            DialoguePart(" 34", 1.0),
+            DialoguePart("", 9.0),
+            DialoguePart(".", 0.5),
+        ],
     )
     assert [tokenizer.decode([token]) for token in tokens] == ["| ", "Jane", " | ", "34", "."]
     assert weights == [0.0, 0.0, 0.25, 1.0, 0.5]

@@ -9,7 +9,7 @@ import torch
 from baton.client import Choice, FinishReason
 from baton.engine.request import uniform
 from baton.lab.chaos.exactness.oracle import Oracle, OracleDisagrees
-from baton.lab.chaos.history import Case, make_cases, stopped
+from baton.lab.chaos.history import ChaosCase, make_cases, stopped
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 from tests.fixtures.sampled import by_reference
 
@@ -23,7 +23,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return Oracle(folder)
 
 
-def answered(oracle: Oracle, case: Case, choice: int = 0) -> Choice:
+def answered(oracle: Oracle, case: ChaosCase, choice: int = 0) -> Choice:
     """Token by token: greedy, or by the reference sampler."""
     made: list[int] = []
     options = case.options
@@ -36,7 +36,7 @@ def answered(oracle: Oracle, case: Case, choice: int = 0) -> Choice:
     return Choice(choice, oracle._text(made), tuple(made), FinishReason.LENGTH, None)
 
 
-def named(name: str) -> Case:
+def named(name: str) -> ChaosCase:
     case = next(case for case in make_cases(1, 16, 1) if case.name == name)
     return replace(case, options={**case.options, "max_tokens": TOKENS})
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from baton.lab.chaos.exactness.__main__ import compare
-from baton.lab.chaos.exactness.answers import Answered
-from baton.lab.chaos.exactness.courses import Course, Made
-from baton.lab.chaos.exactness.requests import Asked, random_requests, sampling_params
+from baton.lab.chaos.exactness.answers import ExactChoice
+from baton.lab.chaos.exactness.courses import Course, CourseAnswers
+from baton.lab.chaos.exactness.requests import ExactRequest, random_requests, sampling_params
 
-ANSWER = Answered(0, (5, 6), "ab", "length", None, (((5, b"\x00\x00\x80\xbf"),), ()))
+ANSWER = ExactChoice(0, (5, 6), "ab", "length", None, (((5, b"\x00\x00\x80\xbf"),), ()))
 COURSE = Course("1P+1D", "float32")
 
 
@@ -34,8 +34,8 @@ def test_requests_are_the_same_for_a_seed_and_of_all_kinds() -> None:
         replace(ANSWER, logprobs=(((5, b"\x01\x00\x80\xbf"),), ())),
     ],
 )
-def test_whatever_differs_is_counted(other: Answered) -> None:
-    asked = [Asked("one", {}), Asked("two", {})]
-    made = Made([(ANSWER,), (other,)])
+def test_whatever_differs_is_counted(other: ExactChoice) -> None:
+    asked = [ExactRequest("one", {}), ExactRequest("two", {})]
+    made = CourseAnswers([(ANSWER,), (other,)])
     assert compare(COURSE, asked, [(ANSWER,), (ANSWER,)], made, 1.0).differing == 1
-    assert compare(COURSE, asked, [(ANSWER,), (ANSWER,)], Made([(ANSWER,), (ANSWER,)]), 1.0).differing == 0
+    assert compare(COURSE, asked, [(ANSWER,), (ANSWER,)], CourseAnswers([(ANSWER,), (ANSWER,)]), 1.0).differing == 0

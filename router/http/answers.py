@@ -1,4 +1,4 @@
-"""Answers as OpenAI's routes write them: collected whole, or as chunks whose common part is written once."""
+"""Answers in OpenAI's format: one object, or chunks whose common part is encoded once."""
 
 import json
 import time
@@ -30,12 +30,12 @@ from baton.router.types.response import (
 
 
 def created_now() -> int:
-    """`created` of OpenAI's API: seconds of the wall clock, a label and no more."""
+    """Return the time for `created` in OpenAI's API, in seconds since the epoch: a label, used in no computation."""
     return int(time.time())
 
 
 def rfc3339_now() -> str:
-    """`created_at` of Ollama's API: the same."""
+    """Return the time for `created_at` in Ollama's API: a label, used in no computation."""
     return datetime.now(UTC).isoformat()
 
 
@@ -47,7 +47,7 @@ class CollectedChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # how many each of these texts was made of
+    tokens: list[int] = field(default_factory=list)  # number of tokens of each text
     end: ChoiceFinished | None = None
 
     @property
@@ -89,7 +89,7 @@ class Collected:
 
 
 async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
-    """Raises: BatonError."""
+    """Collect the events of an answer. Raises: BatonError."""
     collected = Collected()
     async with aclosing(events):
         async for event in events:
@@ -111,14 +111,14 @@ async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
 
 
 def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | None) -> str | int | None:
-    """vLLM's: the stop text or stop token of the request that ended the answer; None for the model's own end."""
+    """Return vLLM's `stop_reason`: the request's stop text or token that ended the answer, None if none did."""
     if end is None or end.stop_text is not None:
         return None if end is None else end.stop_text
     return end.stop_token_id if end.stop_token_id in (asked_token_ids or ()) else None
 
 
 def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
-    """`thought_tokens`: of the completion, None for a model that does not think."""
+    """Return `usage`. `thought_tokens`: reasoning tokens of the completion, None for a model without reasoning."""
     thoughts = {} if thought_tokens is None else {"completion_tokens_details": {"reasoning_tokens": thought_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -130,11 +130,11 @@ def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any
 
 
 _LEAST = -9999.0
-"""In place of minus infinity, which JSON does not have."""
+"""Replacement for minus infinity, which JSON cannot express."""
 
 
 class TokenTexts:
-    """Texts of tokens by themselves; those of a part of a character are written `bytes:\\xe2\\x82`."""
+    """Texts of single tokens. A token that is part of a character is written `bytes:\\xe2\\x82`."""
 
     def __init__(self, spelling: TokenBytes) -> None:
         self._spelling = spelling
@@ -147,7 +147,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
     def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """`logprobs` of a chat choice; one entry per token."""
+        """Return `logprobs` of a chat choice: one entry per token."""
         content = [
             {
                 **self._entry(token_id, scored.logprob),
@@ -160,9 +160,9 @@ class TokenTexts:
     def completion(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], offset: int
     ) -> dict[str, Any]:
-        """`logprobs` of a completion choice. `offset`: characters of text before the first of these tokens.
+        """Return `logprobs` of a completion choice. `offset`: characters of text before the first of these tokens.
 
-        None is the first token of a prompt, for which there is nothing that it could follow.
+        The first token of a prompt has no log-probability (None).
         """
         tokens = [self.text(token_id) for token_id in token_ids]
         offsets = []
@@ -180,7 +180,7 @@ class TokenTexts:
         }
 
     def prompt(self, parts: Sequence[PromptPart]) -> list[Mapping[str, Any] | None]:
-        """vLLM's `prompt_logprobs`: for each token its own entry and the likeliest, by id; None for the first token."""
+        """Return vLLM's `prompt_logprobs`: by id, entries of each token and the likeliest; None for the first."""
         return [
             None if scored is None else self._by_id(token_id, scored)
             for part in parts
@@ -196,7 +196,7 @@ class TokenTexts:
         }
 
     def _top(self, text: str, scored: TokenLogprob) -> Mapping[str, float]:
-        """The likeliest, and the token itself; of tokens with one text the likeliest counts."""
+        """Return the likeliest tokens and the token itself; among tokens with the same text, the likeliest counts."""
         top: dict[str, float] = {}
         for each in scored.top:
             top.setdefault(self.text(each.token_id), _finite(each.logprob))
@@ -216,14 +216,14 @@ def _finite(logprob: float) -> float:
 
 
 _encode_text = json.encoder.encode_basestring
-"""A text as JSON, in quotes: the function that `json.dumps` calls, without its overhead."""
+"""Encode a text as JSON, in quotes: what `json.dumps` calls, without its overhead."""
 
 
 @dataclass(slots=True)
 class UsageSoFar:
-    """The usage in the chunks of a stream: none, in the last chunk, or in each.
+    """Usage in the chunks of a stream: in none, in the last, or in each.
 
-    A stream may answer several prompts: counts are kept by prompt, and reported as sums.
+    A stream may answer several prompts: counts are kept by prompt and reported as sums.
     """
 
     in_the_end: bool
@@ -262,22 +262,22 @@ class UsageSoFar:
 
 
 class PromptEvent(NamedTuple):
-    """An event of the `place`-th request of several."""
+    """An event of one of several prompts. `place`: index of the prompt."""
 
     place: int
     event: ResponseEvent
 
 
 class ChunkStream(ABC):
-    """The chunks of one answer, to all prompts. CollectedChoice `c` of prompt `p` has the index p x n + c."""
+    """Chunks of one answer to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
 
     kind: ClassVar[str]
     renamed: ClassVar[Renamed]
     plain: ClassVar[tuple[str, str]]
-    """JSON of a choice that has only its text: what stands before that, with a place for the index, and after it."""
+    """JSON of a choice that has only text: the part before the text, with a placeholder for the index, and after it."""
 
     def __init__(self, stream_id: str, n: int | None, options: StreamOptions | None, detailed: bool) -> None:
-        """`detailed`: choices have more than their text."""
+        """Prepare the stream. `detailed`: choices have more than their text."""
         self.n = n or 1
         self._id = stream_id
         self._detailed = detailed
@@ -295,15 +295,15 @@ class ChunkStream(ABC):
 
     @abstractmethod
     def _delta(self, place: int, delta: Delta) -> Iterable[bytes]:
-        """Called only where choices are detailed."""
+        """Return the chunks of new tokens. Called only if choices are detailed."""
 
     @abstractmethod
     def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
 
     async def chunks(self, events: AsyncGenerator[ResponseEvent | PromptEvent, None]) -> AsyncGenerator[bytes, None]:
-        """`events` of a single request have no number.
+        """Yield the chunks; events of a single request need no PromptEvent.
 
-        An error that comes after the first chunk is a chunk. Raises: BatonError, Problem before that.
+        An error after the first chunk becomes a chunk. Raises: BatonError, Problem before that.
         """
         begun = False
         async with aclosing(events):
@@ -324,14 +324,14 @@ class ChunkStream(ABC):
         yield DONE
 
     def _take(self, place: int, event: ResponseEvent) -> bytes:
-        """Its chunks, perhaps none."""
+        """Return the chunks of an event, possibly none."""
         if isinstance(event, Delta):
             self._usage.completion_tokens += len(event.token_ids)
             if self._detailed:
                 return b"".join(self._delta(place, event))
             if not event.text:
                 return b""
-            # The way of nearly all chunks: a text between two parts that stay the same.
+            # Nearly all chunks: a text between two constant parts.
             if not self._begin:
                 raise RuntimeError("a stream begins with Started")
             index = place * self.n + event.index
@@ -355,7 +355,7 @@ class ChunkStream(ABC):
         return b"".join(self._finished(place, event))
 
     def choice(self, choice: Mapping[str, Any], extra: str = "") -> bytes:
-        """`extra` is JSON that begins with a comma, and stands beside the choices."""
+        """Return the chunk of a choice. `extra`: JSON that begins with a comma and follows the choices."""
         return self._encoded(json.dumps(choice, ensure_ascii=False), extra)
 
     def _encoded(self, choice: str, extra: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""All routes, as one ASGI application."""
+"""ASGI application with all routes."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -82,20 +82,20 @@ class Operations:
         self._served_since = rfc3339_now()
 
     async def models(self, scope: Scope) -> Reply:
-        """Raises: Unavailable."""
+        """List the models. Raises: Unavailable."""
         models = [self._model(chosen) for chosen in await self._dispatcher.models()]
         return json_reply({"object": "list", "data": models})
 
     async def model(self, scope: Scope) -> Reply:
-        """Raises: NotFound, Unavailable."""
+        """Describe one model. Raises: NotFound, Unavailable."""
         return json_reply(self._model(await self._dispatcher.choose(scope["path_params"]["model"])))
 
     async def health(self, scope: Scope) -> Reply:
-        """The process answers: /ready reports whether it can serve."""
+        """Answer that the process runs; /ready reports whether it can serve."""
         return FullReply(media_type="")
 
     async def ready(self, scope: Scope) -> Reply:
-        """Load balancers and probes have no key; where others need one, they learn no more than the yes or no."""
+        """Report readiness. With API keys no details are shown, since load balancers and probes have no key."""
         detail = "" if self._is_guarded else self._readiness.detail
         if self._dispatcher.draining:
             return json_reply({"ready": False, "detail": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -110,12 +110,12 @@ class Operations:
         return json_reply({"version": OWN.release})
 
     async def ollama_models(self, scope: Scope) -> Reply:
-        """Raises: Unavailable."""
+        """List the models for Ollama's clients. Raises: Unavailable."""
         models = await self._dispatcher.models()
         return json_reply({"models": [listed(chosen, self._served_since) for chosen in models]})
 
     async def ollama_running(self, scope: Scope) -> Reply:
-        """Raises: Unavailable."""
+        """List the loaded models for Ollama's clients. Raises: Unavailable."""
         return json_reply({"models": [running(chosen) for chosen in await self._dispatcher.models()]})
 
     def _model(self, chosen: ChosenModel) -> dict[str, object]:
@@ -132,7 +132,7 @@ class Operations:
 
 
 _RESPONSE = "/v1/responses/{response_id:path}"
-"""An id may have any character of a request's."""
+"""Path of a response: its id may contain any character that a request id may."""
 _ITEMS = f"{_RESPONSE}/input_items"
 
 STREAMED = {
@@ -144,9 +144,9 @@ STREAMED = {
     "/api/generate": JSON_LINES,
     "/generate": "application/octet-stream",
 }
-"""Routes whose calls are requests, and the media types of their streams."""
+"""Routes that can stream, with the media types of their streams."""
 REQUESTS = (*STREAMED, "/v1/embeddings", "/v1/score", "/v1/rerank", "/rerank", "/api/embed")
-"""All routes whose calls are requests."""
+"""Routes whose calls count as requests."""
 
 
 def make_app(
@@ -159,10 +159,9 @@ def make_app(
     store: ResponseStore,
     with_adapters: bool = False,
 ) -> Router:
-    """`metrics` is exposed at /metrics; `grpc_port` is the bound public port, once there is one. `with_adapters`: the
-    routes that load and unload adapters are there.
+    """Return the application. `grpc_port`: bound public port. `with_adapters`: serve the routes that load adapters.
 
-    Raises: OSError where files of the page are missing.
+    Raises: OSError if files of the page are missing.
     """
     responses = ResponseRoutes(store)
     posts = _posts(dispatcher, transport, responses, with_adapters)
@@ -209,7 +208,7 @@ def make_app(
     applications[_RESPONSE] = QueryEndpoint(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
     applications |= posts
     routes = [Route(path, application) for path, application in applications.items()]
-    # The bare router: each layer of middleware would wrap the sending of every token.
+    # No middleware: each layer would wrap the sending of every token.
     return Router(
         routes, redirect_slashes=False, default=UnknownPath(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
     )

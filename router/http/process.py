@@ -35,7 +35,7 @@ class HttpRouterProcess(RouterProcess):
     def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
         super().__init__(config, telemetry)
         self.http_port = 0
-        """The bound port, once it has started."""
+        """Bound port, 0 before `start`."""
         self._grpc_port = 0
         metrics = CollectorRegistry(auto_describe=False)
         requests = RequestMetrics(self.dispatcher.accounts.counts)
@@ -86,7 +86,7 @@ class HttpRouterProcess(RouterProcess):
         return self._http.slots
 
     async def start(self, running: Running) -> None:
-        """Raises: ListenError, TlsError."""
+        """Listen on HTTP, then start the router. Raises: ListenError, TlsError."""
         self._grpc_port, _ = running.ports
         host = self._config.http_host
         self.http_port = await self._http.start(host, self._config.http_port)
@@ -105,7 +105,7 @@ class HttpRouterProcess(RouterProcess):
 
 
 def _response_store(config: RouterConfig) -> ResponseStore:
-    """On Redis, where there is one: all routers share it."""
+    """Return the store of responses: Redis, which all routers share, or this process's memory."""
     ttl_s, per_key = config.responses_ttl_s, config.responses_per_key
     bounds = Bounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
     if config.redis_url is None:

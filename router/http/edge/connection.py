@@ -1,4 +1,4 @@
-"""One HTTP connection: uvicorn's protocol with strict heads, and with bounds on every byte that is not content."""
+"""HTTP connection: uvicorn's protocol with strict heads and limits on all bytes that are not content."""
 
 import asyncio
 from asyncio import Handle, TimerHandle, Transport
@@ -21,20 +21,20 @@ from baton.router.http.edge.problem import Problem
 from baton.router.http.edge.slots import ConnectionSlots
 
 ABORT = "baton.abort"
-"""Extension of a request's scope: a function that ends the connection at once, unsent bytes and all."""
+"""Extension of a request's scope: a function that aborts the connection and drops unsent bytes."""
 PROBES = frozenset({b"/health", b"/ready"})
-"""Paths that are answered when all connections are busy."""
+"""Paths that are served even if all connections are busy."""
 
 _MAX_FIELDS = 200
-_MAX_EXTRA_BYTES = 64 << 10  # of a head, and of all that is not content after it
-_EXTRA_PER_BYTE = 4  # that content makes up for: chunks of two bytes on average are 7 bytes
-_PIECE_BYTES = 8 << 10  # parsed in one turn of the event loop
+_MAX_EXTRA_BYTES = 64 << 10  # of a head, and of everything else that is not content
+_EXTRA_PER_BYTE = 4  # allowed per byte of content: a chunk of two bytes takes 7 bytes
+_PIECE_BYTES = 8 << 10  # parsed in one iteration of the event loop
 _LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # after a refusal
 _BUSY_RETRY_S = 1.0
 
 
 class _Part(Enum):
-    """What the next byte of a connection belongs to."""
+    """Part of the request that the next byte of a connection belongs to."""
 
     NOTHING = "nothing"
     HEAD = "head"
@@ -43,12 +43,12 @@ class _Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    head_s: float  # from a connection's beginning, or from a request's first byte, to its last header
+    head_s: float  # from the start of the connection, or the first byte of a request, to the last header
     idle_s: float  # between requests
 
 
 class _HeldFlow(FlowControl):
-    """Flow control whose reading stays paused while received bytes are not parsed yet."""
+    """Flow control that keeps reading paused while received bytes are not parsed."""
 
     is_held = False
 
@@ -70,7 +70,7 @@ class HttpConnection(HttpToolsProtocol):
         self._extra_bytes = self._fields = 0
         self._unread = b""
         self._parsing_soon: Handle | None = None
-        self._answered: RequestResponseCycle | None = None  # the request that is being answered, or was the last
+        self._answered: RequestResponseCycle | None = None  # the current or last request
         self._is_upgrade = self._has_served = self._is_refused = False
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -85,7 +85,7 @@ class HttpConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def give_way(self) -> None:
-        """End the connection, which waits for a request, in favour of a new one."""
+        """Close this idle connection in favour of a new one."""
         self._stop_timer()
         if self.transport.get_write_buffer_size():
             self.transport.abort()
@@ -112,7 +112,7 @@ class HttpConnection(HttpToolsProtocol):
             self._parsing_soon = self.loop.call_soon(self._parse_piece)
 
     def _parse_piece(self) -> None:
-        """Parse a part of the received bytes. Requests behind one that waits for its turn stay bytes."""
+        """Parse a part of the received bytes. Pipelined requests stay unparsed until their turn."""
         self._parsing_soon = None
         if self._is_refused or self.transport.is_closing() or self.pipeline:
             return
@@ -140,10 +140,10 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(_too_large(f"{what}: more than {_MAX_EXTRA_BYTES >> 10} KiB"))
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse the data, and return what follows a head that asks for another protocol.
+        """Parse the data, and return the bytes after a head that asks for an upgrade of the protocol.
 
-        None is offered: RFC 9110, 7.8 has the server ignore the request for it. The parser cannot, and would take
-        the body for the other protocol; so a new one gets the same head without that field. Raises: HttpParserError.
+        The server ignores upgrades (RFC 9110, 7.8). The parser cannot: it would treat the body as the other protocol.
+        So a new parser gets the same head without the field `Upgrade`. Raises: HttpParserError.
         """
         try:
             self.parser.feed_data(data)
@@ -169,7 +169,7 @@ class HttpConnection(HttpToolsProtocol):
             self._start_timer(self._limits.head_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a field of the head; those of a trailer are counted and dropped."""
+        """Add a field of the head; fields of a trailer are counted and dropped."""
         self._fields += 1
         if self._fields > _MAX_FIELDS:
             raise _too_large(f"more than {_MAX_FIELDS} header fields")
@@ -211,7 +211,7 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(self._run, cycle, app))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application. A request ends in silence where its connection has ended, or the server stops."""
+        """Run the application. A request whose connection is lost, or whose server stops, ends without an answer."""
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:
@@ -220,7 +220,7 @@ class HttpConnection(HttpToolsProtocol):
         except RuntimeError:
             if not self.transport.is_closing():
                 raise
-            cycle.disconnected = True  # uvloop has no transport to write to any more
+            cycle.disconnected = True  # uvloop closed the transport
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -234,7 +234,7 @@ class HttpConnection(HttpToolsProtocol):
             self._parse_soon()
 
     def _wait(self) -> None:
-        """Bound the time to the end of the next head, or of a request whose answer was complete before it."""
+        """Limit the time until the next head, or the rest of a request that was answered early, has arrived."""
         self._slots.wait(self)
         is_idle = self._has_served and self._part is _Part.NOTHING
         self._start_timer(self._limits.idle_s if is_idle else self._limits.head_s)
@@ -252,11 +252,11 @@ class HttpConnection(HttpToolsProtocol):
         if self._has_served and self._part is _Part.NOTHING:
             self.transport.close()
         else:
-            message = f"the request did not arrive within {self._limits.head_s:g} s"
+            message = f"request line and headers did not arrive within {self._limits.head_s:g} s (--http-head-s)"
             self._refuse(Problem(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with the problem, unless another answer is under way, and end the connection."""
+        """Answer with the problem, unless another answer is in progress, and close the connection."""
         self._stop_timer()
         if self._is_refused or self.transport.is_closing():
             return
@@ -272,14 +272,14 @@ class HttpConnection(HttpToolsProtocol):
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # A connection that is closed with unread bytes is reset, and its answer lost: they are read and dropped.
+        # Closing with unread bytes resets the connection and loses the answer: read and drop them.
         self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _end_answers(self) -> None:
-        """Tell the application that its client has gone. uvicorn tells only the newest of pipelined requests."""
+        """Report the disconnect to the application. uvicorn reports it only to the newest pipelined request."""
         self.pipeline.clear()
         for cycle in (self._answered, self.cycle):
             if cycle is not None and not cycle.response_complete:
@@ -288,7 +288,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 async def _send_until_close(cycle: RequestResponseCycle, send: Callable[[Any], Any], message: Any) -> None:
-    """Send without chunks, which HTTP/1.0 does not know: the end of the connection ends the answer."""
+    """Send without chunks, which HTTP/1.0 lacks: closing the connection ends the answer."""
     if message["type"] == "http.response.start":
         cycle.chunked_encoding = False
     else:
@@ -305,7 +305,7 @@ def _too_large(message: str) -> Problem:
 
 
 def _busy() -> Problem:
-    message = "all HTTP connections are in use (--http-max-connections of the router)"
+    message = "all HTTP connections are in use; retry later, or raise --http-max-connections of the router"
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, code="too_many_connections", retry_after_s=_BUSY_RETRY_S)
 
 
@@ -318,7 +318,7 @@ def _reply(problem: Problem) -> bytes:
 
 
 def abort_of(scope: Any) -> Callable[[], None]:
-    """A function that ends the connection of a request at once; it does nothing where another server carries it."""
+    """Return a function that aborts the connection of a request; it does nothing under another server."""
     extension = (scope.get("extensions") or {}).get(ABORT)
     abort: Callable[[], None] = extension["call"] if extension else lambda: None
     return abort

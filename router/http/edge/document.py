@@ -1,4 +1,4 @@
-"""The OpenAPI document: routes, what they take, and the shapes of what they answer. Pure."""
+"""OpenAPI document: routes, their request bodies, and the schemas of their answers. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 
 
 def _object(**properties: Any) -> Schema:
-    """All of these, and perhaps others."""
+    """Return the schema of an object with these properties, and possibly others."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -34,7 +34,7 @@ _ERRORS: Mapping[Dialect, tuple[str, Schema]] = {
     Dialect.ANTHROPIC: ("AnthropicError", _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))),
     Dialect.OLLAMA: ("OllamaError", _object(error=_TEXT)),
 }
-"""Name and schema, by whose clients read it."""
+"""Name and schema of an error, by dialect."""
 
 _KEYLESS = ("/health", "/ready")
 _GET_FAILURES = {
@@ -77,9 +77,9 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "/v1/load_lora_adapter": {"lora_name": "sql", "lora_path": "/adapters/sql"},
     "/v1/unload_lora_adapter": {"lora_name": "sql"},
 }
-"""Bodies, by path."""
+"""Example bodies, by path."""
 _IN_WORDS = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
-"""Paths whose answers are plain text, as vLLM's are."""
+"""Paths that answer in plain text, for compatibility with vLLM."""
 
 _MODEL = _object(id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT)
 _READY = _object(ready=_FLAG, detail=_TEXT)
@@ -131,7 +131,7 @@ _ANSWERS: Mapping[str, Schema] = {
     "/page/state": _ANY,
     "/openapi.json": _object(openapi=_TEXT, paths=_ANY),
 }
-"""In JSON, where nothing went wrong."""
+"""Schemas of successful JSON answers, by path."""
 
 
 def openapi_document(
@@ -142,8 +142,10 @@ def openapi_document(
     parameters: Mapping[str, Schema],
     deletes: Sequence[str],
 ) -> dict[str, Any]:
-    """`posts` are messages by path, `gets` media types by path (none for no content), `streamed` media types of
-    streams by path, `parameters` schemas of a query's parameters by path, `deletes` paths.
+    """Return the document.
+
+    By path: `posts` messages, `gets` media types (none for no content), `streamed` media types of streams,
+    `parameters` schemas of query parameters. `deletes`: paths.
     """
     paths: dict[str, Any] = {}
     for path, media in gets.items():
@@ -162,7 +164,7 @@ def openapi_document(
 
 @cache
 def _schemas(messages: Sequence[type[BaseModel]]) -> Schema:
-    """By name. They take half a second of a core."""
+    """Return schemas by name. Generating them takes 0.5 s of a core."""
     _, schemas = models_json_schema(
         [(message, "validation") for message in messages], ref_template="#/components/schemas/{model}"
     )

@@ -1,4 +1,4 @@
-"""One route as an ASGI application: access, body, message, work, reply; and the handling of errors on the way."""
+"""ASGI applications of single routes: access check, body, message, work, reply, and error handling."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -51,16 +51,16 @@ NEEDS = {
     "/v1/load_lora_adapter": Need.ADMIN,
     "/v1/unload_lora_adapter": Need.ADMIN,
 }
-"""The files of the page need nothing either. All others need a key, those that there are not too."""
+"""Paths with special needs. The files of the page need nothing; all other paths, existing or not, need a key."""
 
 HARMLESS_QUERY: dict[Dialect, tuple[str, ...]] = {Dialect.ANTHROPIC: ("beta",)}
-"""Parameters that clients add to the path, and that change nothing here."""
+"""Query parameters that clients add and that have no effect."""
 
 _CALLER = "baton.caller"
 
 
 class Guard:
-    """An ASGI application around another one."""
+    """ASGI application that checks the caller before it calls another one."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Guard:
         stall_s: float,
         refused: Callable[[str, BatonError], None],
     ) -> None:
-        """`sites`: for calls that need no key. `refused` is called with the path of each refused call."""
+        """Wrap `app`. `sites`: rules for calls without keys. `refused` gets the path of each rejected call."""
         self._app = app
         self._access = access
         self._sites = sites
@@ -87,7 +87,7 @@ class Guard:
             self._refused(scope["path"], error)
             problem = problem_of(error, {})
             problem.dialect = dialect_of(scope["path"])
-            problem.ends_connection = True  # there may be a body, which is not read
+            problem.ends_connection = True  # the body, if any, is not read
             try:
                 await refuse(problem, receive, send, {}, self._stall_s)
             except (ClientGone, Stalled):
@@ -97,7 +97,7 @@ class Guard:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """The caller, as the guard found it."""
+    """Return the caller that the guard identified."""
     caller: Caller = scope[_CALLER]
     return caller
 
@@ -110,7 +110,7 @@ Refuse = Callable[[TraceContext | None, RequestEnd], None]
 
 @dataclass(frozen=True, slots=True)
 class HttpTransport:
-    """The means, shared by all routes, by which bytes come and go."""
+    """Body reader, parser and stall limit that all routes share."""
 
     bodies: BodyReader
     parser: Parser
@@ -118,7 +118,7 @@ class HttpTransport:
 
 
 class Endpoint(Generic[Message]):
-    """Answers POSTs of one type of message."""
+    """Application that answers POSTs of one type of message."""
 
     def __init__(
         self,
@@ -128,13 +128,13 @@ class Endpoint(Generic[Message]):
         renamed: Renamed,
         refuse: Refuse | None = None,
     ) -> None:
-        """`refuse` is called for calls that end before they are requests; None: these never are."""
+        """Create the endpoint. `refuse` is called for calls that end before they become requests; None if none does."""
         self.message_type = message_type
         self._answer = answer
         self._transport = transport
         self._renamed = renamed
         self.observers: list[Callable[[HttpCall, Problem], None]] = []
-        """Called with every refusal, before it is sent."""
+        """Functions called with each error before it is sent."""
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -161,30 +161,30 @@ class Endpoint(Generic[Message]):
                 release_frames(problem)
         except ClientGone:
             self._ended(call, left(Leave.CLIENT))
-            logger.info("the client has gone")
+            logger.info("client disconnected; the request is cancelled")
         except Stalled:
-            logger.warning("the client read nothing of its answer for %g s", stall_s)
+            logger.warning("client stalled: no bytes read for %g s; closing the connection", stall_s)
             abort_of(scope)()
 
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
-        """The call has ended so. Requests that were begun for it are counted already."""
+        """Count a call that ended before it became a request."""
         if self._refuse is not None and call.reader.requests == 0:
             self._refuse(call.trace, end)
 
     async def _respond(self, body: RequestBody, call: HttpCall, send: Send) -> None:
-        """Raises: Problem, as long as nothing has been sent."""
+        """Parse the body and answer. Raises: Problem if nothing has been sent, Stalled."""
         try:
             message = await self._transport.parser.parse(self.message_type, body.parts)
-            body.release()  # it may be large, and the answer long
+            body.release()  # it may be large, and the answer may take long
             await self._reply(message, call, send)
         except (Problem, Stalled):
             raise
-        except Exception as error:  # the edge of every call: a fault of any kind becomes status 500
+        except Exception as error:  # edge of every call: any fault becomes status 500
             logger.exception("%s failed", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
 
     async def _reply(self, message: Message, call: HttpCall, send: Send) -> None:
-        """Raises: Problem, Stalled."""
+        """Answer the message. Raises: Problem, Stalled."""
         headers_sent = {REQUEST_ID_HEADER: call.request_id}
         try:
             reply = await self._answer(message, call)
@@ -194,7 +194,7 @@ class Endpoint(Generic[Message]):
 
 
 def _end_of(problem: Problem) -> RequestEnd:
-    """The router's error, or a fault of this program, is the cause of its problem."""
+    """Return how a request with this problem ended; its cause is the router's error or a fault of this program."""
     cause = problem.__cause__
     if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
         return end_of(cause, dispatched=False)
@@ -202,7 +202,7 @@ def _end_of(problem: Problem) -> RequestEnd:
 
 
 class QueryEndpoint:
-    """An ASGI application that answers requests without a body."""
+    """Application that answers requests without a body."""
 
     def __init__(
         self,
@@ -211,7 +211,7 @@ class QueryEndpoint:
         parameters: Collection[str] = (),
         methods: Sequence[str] = ("GET", "HEAD"),
     ) -> None:
-        """`parameters`: those of the query that the answer reads."""
+        """Create the endpoint. `parameters`: names of the query parameters that it reads."""
         self._answer = answer
         self._stall_s = stall_s
         self._parameters = parameters
@@ -221,7 +221,7 @@ class QueryEndpoint:
         headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
         try:
             check_method(scope, *self._methods)
-            if not is_public(scope):  # links to a page may carry anything
+            if not is_public(scope):  # links to a page may have any parameters
                 check_query(scope, self._parameters)
             reply = await self._answer(scope)
         except BatonError as error:
@@ -232,16 +232,16 @@ class QueryEndpoint:
 
 
 class UnknownPath:
-    """An ASGI application for paths that there are not."""
+    """Application for unknown paths."""
 
     def __init__(self, stall_s: float, reasons: Mapping[str, str]) -> None:
-        """`reasons`: why, of paths that clients of other servers ask for."""
+        """Create the application. `reasons`: why paths of other servers are not served, by path."""
         self._stall_s = stall_s
         self._reasons = reasons
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, reason = scope["path"], self._reasons.get(scope["path"])
-        message = f"there is no {path[:200]}" + (f": {reason}" if reason else "")
+        message = f"unknown path {path[:200]}" + (f": {reason}" if reason else "")
         problem = Problem(HTTPStatus.NOT_FOUND, message, code="unknown_path")
         await send_reply(_refusal(problem, scope), send, {}, self._stall_s)
 

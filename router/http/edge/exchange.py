@@ -1,7 +1,7 @@
-"""The bytes of one exchange: a body read within bounds, and its reply, whole or as a stream. A stream begins with its
-first chunk: an error before it is a status.
+"""Bytes of one exchange: a body read within limits, and its reply, full or streamed.
 
-A client that goes, or takes nothing of its answer for too long, ends the work for it.
+A stream starts with its first chunk: an error before it becomes a status. A client that disconnects, or reads nothing
+of its answer for too long, cancels its request.
 """
 
 import asyncio
@@ -26,11 +26,11 @@ Fields = Mapping[str, str]
 
 
 class ClientGone(Exception):
-    """The connection ended before the answer did, which can no longer be sent."""
+    """The client disconnected before its answer was complete."""
 
 
 class RequestBody:
-    """The bytes read, in the pieces that they came in; they count against the reader's budget until released."""
+    """Received pieces of a body; they count against the reader's budget until they are released."""
 
     def __init__(self, reader: "BodyReader") -> None:
         self._reader = reader
@@ -39,14 +39,14 @@ class RequestBody:
 
     def add(self, part: bytes) -> None:
         if self.parts and len(self.parts[-1]) < _SHORT_PART_BYTES:
-            self.parts[-1] += part  # else a body in single bytes would take fifty times its size
+            self.parts[-1] += part  # a body sent in single bytes would take 50 times its size
         else:
             self.parts.append(part)
         self.size += len(part)
         self._reader.held_bytes += len(part)
 
     def release(self) -> None:
-        """May be called more than once; only the parsed message remains."""
+        """Free the bytes. May be called more than once."""
         self._reader.held_bytes -= self.size
         self.parts, self.size = [], 0
 
@@ -58,7 +58,7 @@ class RequestBody:
 
 
 class BodyReader:
-    """Reads bodies; all that are there at once share one budget of bytes."""
+    """Reader of bodies, which share one budget of bytes."""
 
     def __init__(self, max_bytes: int, all_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
@@ -67,7 +67,7 @@ class BodyReader:
         self.held_bytes = 0
 
     async def read(self, headers: Headers, receive: Receive) -> RequestBody:
-        """To be released. Raises: Problem (413, 408, 503), ClientGone."""
+        """Return the body, which the caller must release. Raises: Problem (413, 408, 503), ClientGone."""
         stated = headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated) > self._max_bytes:
             raise self._too_large()
@@ -77,7 +77,7 @@ class BodyReader:
                 async with asyncio.timeout(self._timeout_s):
                     await self._fill(body, receive)
             except TimeoutError:
-                message = f"the body did not arrive within {self._timeout_s:g} s"
+                message = f"the body did not arrive within {self._timeout_s:g} s (--http-body-s)"
                 raise Problem(HTTPStatus.REQUEST_TIMEOUT, message, ends_connection=True) from None
             unless_whole.pop_all()
             return body
@@ -96,14 +96,14 @@ class BodyReader:
                 return
 
     def _too_large(self) -> Problem:
-        message = f"the body may have at most {self._max_bytes / _MEGABYTE:g} MiB"
+        message = f"the body exceeds {self._max_bytes / _MEGABYTE:g} MiB (--http-max-body of the router); send less"
         return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large", ends_connection=True)
 
 
 def _no_memory() -> Problem:
     return Problem(
         HTTPStatus.SERVICE_UNAVAILABLE,
-        "the memory for request bodies is in use by other requests",
+        "the memory for request bodies is in use by other requests (--http-all-bodies); retry later",
         retry_after_s=_BUSY_RETRY_S,
         ends_connection=True,
     )
@@ -125,7 +125,7 @@ class FullReply:
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply:
-    """`chunks` raise nothing once the first has come: a later failure is a chunk too."""
+    """A stream. `chunks` raises nothing after the first chunk: a later failure is a chunk too."""
 
     chunks: AsyncGenerator[bytes, None]
     media_type: str = EVENT_STREAM
@@ -135,7 +135,7 @@ Reply = FullReply | StreamedReply
 
 
 class Stalled(Exception):
-    """The client has taken nothing for too long."""
+    """The client read nothing for too long."""
 
 
 def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> FullReply:
@@ -156,7 +156,7 @@ def problem_reply(problem: Problem) -> FullReply:
 
 
 async def send_reply(reply: Reply, send: Send, headers: Fields, stall_s: float, reader: Reader | None = None) -> None:
-    """`reader`: of a stream. Raises: the first chunk's exception, before anything is sent; Stalled."""
+    """Send the reply. `reader`: reader of a stream. Raises: exception of the first chunk, before sending; Stalled."""
     if isinstance(reply, FullReply):
         sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
         await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
@@ -178,8 +178,8 @@ async def send_reply(reply: Reply, send: Send, headers: Fields, stall_s: float, 
 
 
 async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields, stall_s: float) -> None:
-    """Sends a refusal. Of a body that has not been read the rest is read and dropped, for a moment: a connection that
-    ends with unread bytes takes the refusal with it.
+    """Send an error. The rest of an unread body is read and dropped for up to 2 s: closing a connection with unread
+    bytes would lose the error.
     """
     reply = problem_reply(problem)
     sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
@@ -194,7 +194,7 @@ async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """The work, given up at once where the client goes; `receive` has given the whole body. Raises: ClientGone."""
+    """Await the work, cancelled if the client disconnects. The body must have been received. Raises: ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
     try:
@@ -214,7 +214,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _send(send: Send, message: dict[str, Any], stall_s: float) -> None:
-    """Waits only where the client has left too much unread."""
+    """Send a message; waits only if the client has too many unread bytes. Raises: Stalled."""
     try:
         async with asyncio.timeout(stall_s):
             await send(message)

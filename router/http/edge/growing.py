@@ -1,4 +1,4 @@
-"""An answer that grows by pieces, whole or as server-sent events: what the protocols with typed events share."""
+"""Answer that grows by pieces, for protocols with typed server-sent events (Anthropic, OpenAI Responses)."""
 
 import json
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from baton.text.output.thoughts import OutputParser
 
 
 class GrowingAnswer(ABC):
-    """Events of its growth are what a stream sends; `whole` is what it has become."""
+    """An answer: `stream` yields the events of its growth, `collect` returns the finished object."""
 
     def __init__(self, parser: OutputParser) -> None:
         self.model = self.version = ""
@@ -21,7 +21,7 @@ class GrowingAnswer(ABC):
 
     @abstractmethod
     def whole(self) -> dict[str, Any]:
-        """Of an answer that has ended."""
+        """Return the finished answer."""
 
     @abstractmethod
     def _begin(self, started: Started) -> Iterator[bytes]: ...
@@ -31,17 +31,17 @@ class GrowingAnswer(ABC):
 
     @abstractmethod
     def _end(self, end: ChoiceFinished, usage: Usage) -> Iterator[bytes]:
-        """Behind the last piece."""
+        """Yield the events after the last piece."""
 
     @abstractmethod
     def _failed(self, error: BatonError) -> bytes: ...
 
     async def _complete(self) -> bytes:
-        """What is sent last of all, if anything: when it returns the answer may be announced as complete."""
+        """Return the final event, if any, once the answer may be announced as complete."""
         return b""
 
     async def stream(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[bytes, None]:
-        """An error after the first event is an event. Raises: BatonError, before that."""
+        """Yield the events; an error after the first one becomes an event. Raises: BatonError before that."""
         begun = False
         try:
             async with aclosing(events):
@@ -58,7 +58,7 @@ class GrowingAnswer(ABC):
             yield self._failed(error)
 
     async def collect(self, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
-        """Raises: BatonError."""
+        """Return the finished answer. Raises: BatonError."""
         async with aclosing(events):
             async for event in events:
                 for _ in self._grow(event):

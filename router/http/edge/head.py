@@ -1,4 +1,4 @@
-"""The rules of RFC 9112 for a request's head that the parser leaves to its user. Pure."""
+"""Rules of RFC 9112 for request heads that the parser does not check. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(:[0-9]*)?
 
 
 def check_head(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises: Problem (400)."""
+    """Check a request's head. Raises: Problem (400)."""
     hosts = [value for name, value in headers if name == b"host"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if version not in ("1.0", "1.1"):

@@ -1,4 +1,4 @@
-"""The reply to an HTTP client when a request fails: a status, and the error object that its clients read. Pure."""
+"""Errors for HTTP clients: a status and an error object in the client's dialect. Pure."""
 
 import json
 import re
@@ -53,14 +53,14 @@ _BODY_TYPES = frozenset(
 )
 _INDEX = re.compile(r"\[(\d+)\]")
 _ENDS = re.compile(r"(?<=[\w\]])(?=[.\[]|$)")
-"""Of the beginnings of a path."""
+"""Matches the end of each prefix of a path."""
 
 Renamed = Mapping[str, str]
-"""The names of our fields in a message: by the beginning of a path, after `sampling.`. An index is [] or itself."""
+"""Names of the router's fields in a message, by prefix of the path after `sampling.`. [] stands for any index."""
 
 
 class Dialect(Enum):
-    """Whose clients read the error."""
+    """API whose clients read the error."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -71,12 +71,12 @@ _PATHS = {"/v1/messages": Dialect.ANTHROPIC, "/api/": Dialect.OLLAMA}
 
 
 def dialect_of(path: str) -> Dialect:
-    """By whose path it is; there need be nothing at it."""
+    """Return the dialect of a path, whether it exists or not."""
     return next((dialect for begin, dialect in _PATHS.items() if path.startswith(begin)), Dialect.OPENAI)
 
 
 class Problem(Exception):
-    """An answer that is an error. `param` is the path of the offending field in the body."""
+    """An error as an answer. `param`: path of the invalid field in the body."""
 
     def __init__(
         self,
@@ -95,19 +95,19 @@ class Problem(Exception):
         self.code = code
         self.retry_after_s = retry_after_s
         self.allowed = allowed  # methods
-        self.ends_connection = ends_connection  # there is more of the request, which will not be read
+        self.ends_connection = ends_connection  # the rest of the request is not read
         self.dialect = Dialect.OPENAI
 
     @property
     def cause(self) -> str:
-        """For counters: one lower-case word out of few."""
+        """Reason for counters: one of a few lower-case words."""
         if self.status is HTTPStatus.BAD_REQUEST and self.code not in ("invalid_json", "body_too_large"):
             return "invalid_argument"
         return self.code or self.status.name.lower()
 
     @property
     def content(self) -> dict[str, Any]:
-        """As its client reads it."""
+        """Error object in the client's dialect."""
         return self.content_for(self.dialect)
 
     def content_for(self, dialect: Dialect) -> dict[str, Any]:
@@ -127,27 +127,28 @@ class Problem(Exception):
 
 
 def refused(param: str, message: str, code: str | None = None) -> Problem:
-    """The client must change this field."""
+    """Return a problem that asks the client to change this field."""
     return Problem(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param, code)
 
 
 def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
-    """Raises: Problem (405) for a request of another method."""
+    """Check the method. Raises: Problem (405)."""
     if scope["method"] not in allowed:
-        message = f"{scope['method'][:16]} is not served here, but {' and '.join(allowed)}"
+        message = f"method {scope['method'][:16]} is not served here; use {' or '.join(allowed)}"
         raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
 
 
 def check_query(scope: Mapping[str, Any], harmless: Collection[str] = ()) -> None:
-    """Raises: Problem that names the first parameter: no route has any, though some clients add a `harmless` one."""
+    """Check the query parameters. Raises: Problem that names the first one that is not `harmless`."""
     for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name not in harmless:
             raise refused(name, "unknown query parameter; this route has none", "unknown_field")
 
 
 def check_content(headers: Mapping[str, str]) -> None:
-    """Raises: Problem (415) for a body that is compressed, or is no JSON by its type. `curl -d` says that it is a form,
-    browsers that it is plain text.
+    """Check the type of the body. Raises: Problem (415) if it is compressed or not JSON.
+
+    Types of forms and plain text are accepted too: `curl -d` and browsers send JSON with them.
     """
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
@@ -163,7 +164,7 @@ def _unread(field: str, value: str, remedy: str) -> Problem:
 
 
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:
-    """The same error as over gRPC."""
+    """Return the problem of an error, with the same meaning as over gRPC."""
     status = _STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     match error:
         case InvalidArgument():
@@ -173,7 +174,7 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
         case NotFound():
             return Problem(status, error.message, error.resource_type, f"{error.resource_type}_not_found")
         case Unauthenticated():
-            return Problem(status, error.message, code="invalid_api_key")  # OpenAI's code for none at all, too
+            return Problem(status, error.message, code="invalid_api_key")  # OpenAI's code for a missing key, too
         case PermissionDenied():
             return Problem(status, error.message, code=error.reason.lower())
         case RateLimited():
@@ -186,7 +187,7 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
 
 
 def _renamed(field: str, renamed: Renamed) -> str:
-    """By the longest beginning that has a name, with its own indices where that is said of any index."""
+    """Rename the longest prefix that has a name; [] in the name is replaced by the field's own indices."""
     path = field.removeprefix("sampling.")
     for end in sorted((match.end() for match in _ENDS.finditer(path)), reverse=True):
         begin, rest = path[:end], path[end:]

@@ -1,4 +1,4 @@
-"""The HTTP server: uvicorn's connections on a socket of ours, with bounds and without its signals."""
+"""HTTP server: uvicorn's connections on our own socket, with limits and without uvicorn's signal handlers."""
 
 import asyncio
 import errno
@@ -17,7 +17,9 @@ from baton.router.http.edge.connection import HttpConnection, WaitLimits
 from baton.router.http.edge.slots import ConnectionSlots
 
 _BACKLOG = 1024
-_SEND_BUFFER_BYTES = 128 << 10  # of the kernel, per connection; a slow reader's bytes lie there and, as many, here
+_SEND_BUFFER_BYTES = (
+    128 << 10
+)  # kernel buffer per connection; as many bytes of a slow reader are buffered in this process
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
 _ACCEPTED_AT_ONCE = 16
@@ -34,15 +36,15 @@ class HttpLimits:
 
 
 class _Opening:
-    """An accepted connection before its first byte, which costs little, and then during its TLS handshake."""
+    """An accepted connection before its first byte, and then during its TLS handshake."""
 
     def __init__(self, accepted: socket.socket, silence_s: float) -> None:
-        """`silence_s`: how long the client may take for its first byte."""
+        """Wait for the first byte. `silence_s`: maximum wait."""
         self.accepted = accepted
         self.silence: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(silence_s, self.give_way)
 
     def give_way(self) -> None:
-        """End the connection, as its client could. To cancel a handshake would leave uvloop's transport half open."""
+        """Shut the socket down. Cancelling the handshake would leave uvloop's transport half open."""
         with suppress(OSError):
             self.accepted.shutdown(socket.SHUT_RDWR)
 
@@ -55,7 +57,7 @@ class _Opening:
 
 
 class HttpServer:
-    """Serves one application on one address, from `start` to `stop`."""
+    """Server of one application on one address, from `start` to `stop`."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
         self._config = uvicorn.Config(
@@ -83,7 +85,7 @@ class HttpServer:
         return len(self._state.connections) + len(self._opening)
 
     async def start(self, host: str, port: int) -> int:
-        """The bound port. Raises: ListenError, TlsError."""
+        """Listen, and return the bound port. Raises: ListenError, TlsError."""
         self._tls_context = None if self._tls is None else self._tls.http_context()
         self._listening = listening_socket(host, port, self._limits.stall_s)
         self.slots.fit_open_files()
@@ -93,7 +95,7 @@ class HttpServer:
         return bound
 
     async def stop(self) -> None:
-        """Takes no more connections, gives answers that are under way a moment, and ends."""
+        """Stop listening, wait up to 2 s for running answers, and close all connections."""
         if self._listening is None:
             return
         if self._resuming is not None:
@@ -123,7 +125,7 @@ class HttpServer:
             asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept what waits. asyncio's own server is no choice: uvloop's resets connections that have no descriptor."""
+        """Accept pending connections. uvloop's own server would reset connections if descriptors run out."""
         loop = asyncio.get_running_loop()
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -132,7 +134,7 @@ class HttpServer:
                 return
             except OSError as error:
                 if error.errno not in _NO_DESCRIPTORS:
-                    continue  # the client has gone before it was accepted
+                    continue  # the client disconnected before it was accepted
                 self.slots.shrink("no_descriptors")
                 loop.remove_reader(listening)
                 self._resuming = loop.call_later(_ACCEPT_PAUSE_S, self._accept_on)
@@ -188,14 +190,14 @@ class HttpServer:
 
 
 def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
-    """A bound socket; connections inherit its options. Raises: ListenError."""
+    """Return a listening socket, whose options connections inherit. Raises: ListenError."""
     address = Address("--http-port", host, port)
     check_free(address)
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        # A peer that has gone without a word is found out: idle connections are probed, sent bytes are to be confirmed.
+        # Detect vanished peers: probe idle connections, and require acknowledgement of sent bytes.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)

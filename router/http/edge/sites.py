@@ -1,7 +1,7 @@
-"""Which web pages may call a router without keys. A browser carries pages of every site past loopback and firewalls.
+"""Rules for web pages that call a router without keys: a browser carries any site's pages past loopback and firewalls.
 
-A page that rebinds its own name to this address has that name as Host. Any other foreign page is known by the browser's
-Sec-Fetch-Site, or by its Origin. Pure.
+DNS rebinding shows as an unknown Host. Other foreign pages are identified by the browser's Sec-Fetch-Site or Origin.
+Pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -22,12 +22,12 @@ class SiteRules:
     """Rules for the Host and the origin of calls."""
 
     def __init__(self, hosts: Collection[str], origins: Collection[str]) -> None:
-        """`hosts`: names besides `localhost` and addresses; `*.NAME` stands for all below a name, `*` for all."""
+        """Create the rules. `hosts`: names besides `localhost` and addresses; `*.NAME` allows subdomains, `*` all."""
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = frozenset(origins)
 
     def check(self, scope: Scope) -> None:
-        """Raises: PermissionDenied."""
+        """Check a call. Raises: PermissionDenied."""
         headers = Headers(scope=scope)
         host = headers.get("host")
         if host is not None and not self._knows(_name_of(host)):
@@ -53,7 +53,7 @@ class SiteRules:
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """The application, whose answers pages of these origins may read. Preflights need no key, since they have none."""
+    """Let pages of these origins read the answers of the application. Preflights, which have no key, need none."""
     return CORSMiddleware(
         app,
         allow_origins=origins,
@@ -65,7 +65,7 @@ def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 
 def _name_of(host: str) -> str:
-    """The name or address, without port."""
+    """Return the name or address without the port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.lower().removesuffix(".")
 
@@ -79,6 +79,6 @@ def _is_address(name: str) -> bool:
 
 
 def _opens_page(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Whether a link on another site is followed to the router's own page."""
+    """Check whether the call follows a link from another site to the router's own page."""
     is_document = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
     return is_document and is_public(scope)

@@ -1,1 +1,1 @@
-"""The page at /: its files, and the state that a browser reads each second. static/ is served as it is."""
+"""The page at /: its files, and the state that a browser reads every second."""

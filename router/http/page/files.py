@@ -1,4 +1,4 @@
-"""The files of the page. They hold no client's data, and are served to every client."""
+"""Files of the page. They contain no client's data and are served to every client."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,9 +20,9 @@ _SCRIPTS = (
 )
 _NAMES = ("page.css", "docs.css", "icon.svg", *(f"{name}.js" for name in _SCRIPTS))
 FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _NAMES}}
-"""By path. A file that is not named here is not served."""
+"""Files by path. Other files are not served."""
 
-# Nothing from other origins, nothing inline, no form targets, and in no other page's frame.
+# No content from other origins, nothing inline, no form targets, no frames.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,12 +36,12 @@ HEADERS = {
 
 
 def is_public(scope: Scope) -> bool:
-    """Whether it asks for one of the files, and for nothing else."""
+    """Check whether the call reads one of the files."""
     return scope["path"] in FILES and scope["method"] in ("GET", "HEAD")
 
 
 def file_answers() -> dict[str, Callable[[Scope], Awaitable[Reply]]]:
-    """By path. Reads the files, which are small, once. Raises: OSError."""
+    """Read the files once, and return their answers by path. Raises: OSError."""
     return {path: _answer(FOLDER / name) for path, name in FILES.items()}
 
 

@@ -1,7 +1,7 @@
-"""The page's state, read each second: workers for callers that may see all requests, and each caller's newest requests.
+"""State of the page, which browsers read every second: the caller's newest requests, and workers for administrators.
 
-It has sizes, times and workers, and neither prompts nor answers. A key that is no administrator's sees only its own
-requests: of those that held them up, it sees which of its own did.
+The state has sizes, times and workers, neither prompts nor answers. A key without administrator rights sees only its
+own requests, also as causes of stalls.
 """
 
 import asyncio
@@ -44,16 +44,16 @@ _REASONS = {
 
 @dataclass(slots=True)
 class RecentRequest:
-    number: int  # no other has it; clients may give one id to several
-    tenant: str | None  # None: not known; only administrators see it
-    reason: str  # of an error, for a person; may be empty
+    number: int  # unique; clients may reuse request ids
+    tenant: str | None  # None: unknown; only administrators see the request
+    reason: str  # of an error, for people; may be empty
     ended_s: float  # monotonic
     seen: RequestReport
     call: HttpCall | None = None  # over HTTP
 
 
 class RecentRequests:
-    """`observe` is called with every request that has ended, `refused` after it where an HTTP client got an error."""
+    """The newest requests. `observe` gets every finished request, then `refused` those whose client got an error."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -76,17 +76,17 @@ class RecentRequests:
         )
 
     def refused_soon(self, call: HttpCall, problem: Problem) -> None:
-        """As `refused`, within the event loop: the record of a request is handed over in the turn after its end."""
+        """Schedule `refused` for the next iteration of the event loop, after `observe` got the record."""
         asyncio.get_running_loop().call_soon(self.refused, call, problem)
 
     def refused(self, call: HttpCall, problem: Problem) -> None:
-        """The reason, as the client got it."""
+        """Replace the reason of the call's failed requests by the error that the client got."""
         for request in self._requests:
             if request.call is call and request.seen.status != "OK":
                 request.reason = problem.message[:REASON_CHARACTERS]
 
     def newest(self, count: int, tenant: str | None) -> Iterator[RecentRequest]:
-        """The newest first; of one tenant, or of all."""
+        """Yield requests of a tenant, or of all tenants, newest first."""
         for request in reversed(self._requests):
             if count == 0:
                 return
@@ -95,12 +95,12 @@ class RecentRequests:
                 yield request
 
     def ids_of(self, tenant: str) -> Set[str]:
-        """Of its requests that have ended."""
+        """Return the ids of a tenant's finished requests."""
         return {request.seen.request_id for request in self._requests if request.tenant == tenant} - {""}
 
 
 def reason_of(record: RequestRecord) -> str:
-    """Why it did not end well, as far as its record shows it; empty where it ended well. Pure."""
+    """Return why a request failed, as far as its record shows; empty if it succeeded. Pure."""
     timeline, end = record.timeline, record.end
     if end is None or end.outcome is Outcome.ANSWERED:
         return ""
@@ -129,10 +129,10 @@ class PageState:
     recent: RecentRequests
     clock: Callable[[], float] = time.monotonic
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Another one after a restart: requests are then counted from 1 again."""
+    """Id of this run of the router: after a restart, requests are numbered from 1 again."""
 
     async def answer(self, scope: Scope) -> Reply:
-        """Raises: Unavailable."""
+        """Return the state for the caller. Raises: Unavailable."""
         sees_all, caller = self._sees_all(scope), caller_of(scope)
         tenant = None if sees_all else caller.tenant
         culprits = None if tenant is None else self.recent.ids_of(tenant) | self.dispatcher.accounts.running_ids(tenant)
@@ -148,7 +148,7 @@ class PageState:
         )
 
     def _sees_all(self, scope: Scope) -> bool:
-        """A key that may not see all may still see its own requests. Raises: Unauthenticated."""
+        """Check whether the caller may see all requests. Raises: Unauthenticated."""
         try:
             self.access.caller(Need.ADMIN, Headers(scope=scope).items())
         except PermissionDenied:
@@ -156,7 +156,7 @@ class PageState:
         return True
 
     async def _models(self, caller: Caller) -> list[dict[str, object]]:
-        """Empty while there are none: no client waits here."""
+        """Return the models; empty while the router is not ready, since this call does not wait."""
         if not self.readiness.ready:
             return []
         return [
@@ -176,7 +176,7 @@ class PageState:
         }
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
-        """`load` is null while it is not known."""
+        """Return the state of a worker; `load` is null if unknown."""
         report, times = worker.report, self.dispatcher.accounts.token_times.quantiles(worker.endpoint)
         draining = report is not None and report.draining
         facts = {
@@ -228,7 +228,7 @@ class PageState:
         }
 
     def _cause(self, part: CausePart, culprits: Set[str] | None) -> dict[str, Any]:
-        """`culprits`: requests that may be named; None: all. A detail may be the size of another's request."""
+        """Return a cause of a stall. `culprits`: requests whose ids and details the caller may see; None: all."""
         is_shown = culprits is None or part.request_id in culprits
         return {
             "cause": part.cause.value,

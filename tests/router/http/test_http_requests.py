@@ -95,7 +95,7 @@ async def test_a_body_over_the_limit_is_refused_where_no_header_tells(gateway: G
 async def test_a_prompt_of_ten_megabytes_is_refused_before_it_is_read(gateway: Gateway) -> None:
     response = await gateway.client.post(PATH, json={"prompt": "word " * (2 << 20)})
 
-    assert response.status_code == 413 and "at most 4 MiB" in response.json()["error"]["message"]
+    assert response.status_code == 413 and "exceeds 4 MiB" in response.json()["error"]["message"]
 
 
 async def test_more_elements_than_any_prompt_has_are_refused_before_they_are_parsed(gateway: Gateway) -> None:

@@ -236,7 +236,7 @@ async def test_a_wrong_level_of_thinking_is_answered_with_those_there_are(gatewa
 @pytest.mark.parametrize("path", ["/api/embeddings", "/api/pull", "/api/nothing"])
 async def test_what_there_is_not_is_said_as_its_clients_read_it(gateway: Gateway, path: str) -> None:
     error = await gateway.refused(path, 404, model="tiny")
-    assert error.startswith(f"there is no {path}")
+    assert error.startswith(f"unknown path {path}")
     assert (": " in error) is (path != "/api/nothing"), "why"
 
 

@@ -26,7 +26,7 @@ class KeyMetrics(Collector):
     """Metrics by API key. `observe` is called with every finished request."""
 
     def __init__(self, limits: Callable[[], Mapping[str, KeyLimits]], running: Callable[[], Counter[str]]) -> None:
-        """`limits`: limits of all current keys, by name. `running`: number of running requests, by name."""
+        """Create the metrics. `limits`: limits of all current keys, by name. `running`: number of running requests."""
         self._limits = limits
         self._running = running
         self._names: set[str] = set()

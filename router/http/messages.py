@@ -1,9 +1,8 @@
-"""HTTP clients' messages, as pydantic models: a field that is neither served nor harmless is refused by name.
+"""Bodies of HTTP requests, as pydantic models. A field that is neither served nor harmless is rejected by name.
 
-Every model lists the fields that it serves, then harmless ones: accepted, without effect, with the reason. None of
-these can change an answer; a type says which values are harmless, and another value asks for something that is not
-served. Last come fields of OpenAI and of vLLM that would change an answer and are not served: refused, with the reason.
-They are listed because clients also send values that ask for nothing, which are accepted.
+Each model lists the fields that it serves, then harmless fields: accepted without effect, since no value of their type
+can change an answer. Last come fields of OpenAI and vLLM that would change an answer and are not served: rejected with
+the reason, except for values that ask for nothing.
 """
 
 import json
@@ -16,14 +15,14 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Body(BaseModel):
-    """Strict: "5" is no number, and 1 is no truth value. A field that a body does not declare is an error."""
+    """A strict body: "5" is not a number, 1 is not a boolean, and undeclared fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 @dataclass(frozen=True)
 class Unserved:
-    """The type of a field that other servers have: only null and `neutral` are accepted, since they ask for nothing."""
+    """Type of a field that is not served: null and the `neutral` values are accepted, since they ask for nothing."""
 
     reason: str
     neutral: tuple[Any, ...] = ()
@@ -42,6 +41,7 @@ class Unserved:
 
 
 def harmless(reason: str) -> Any:
+    """Declare a field that is accepted without effect."""
     return Field(None, description=f"accepted, does nothing: {reason}")
 
 
@@ -51,8 +51,8 @@ _TEXT_ONLY = "messages and answers are text"
 MAX_PROMPTS = 256
 
 Count = Annotated[int, Field(ge=0, le=2**32 - 1)]
-TokenId = int  # the router checks whether it is in the vocabulary
-# Lists may be long: the first element that is wrong ends their validation.
+TokenId = int  # the router checks it against the vocabulary
+# Lists may be long: validation stops at the first invalid element.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Prompts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
@@ -83,7 +83,7 @@ class JsonSchemaFormat(Body):
 
 
 class NamedSchemaFormat(Body):
-    """Of a response."""
+    """JSON schema format of a response."""
 
     type: Literal["json_schema"]
     name: str = ""
@@ -96,7 +96,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputs(Body):
-    """vLLM's; one of the fields."""
+    """Structured output in vLLM's fields, of which exactly one is given."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -113,33 +113,34 @@ class StructuredOutputs(Body):
 
 
 class Speculative(Body):
-    """How many of an answer's next tokens are drafted; none of them changes. Ranges are checked where gRPC's are."""
+    """Speculative decoding; it changes no token of an answer. The router checks the ranges, as for gRPC."""
 
-    method: str = Field("ngram", description="ngram or draft_model: as the worker drafts; or off")
-    num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's own, the most")
+    method: str = Field("ngram", description="ngram or draft_model, as the worker is configured; or off")
+    num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's maximum")
 
 
 # Fields that several messages have
 
 
 class ModelField(Body):
-    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
+    model: str | None = Field(None, description="name of a model or an adapter; default: the model")
 
 
 class RequestFields(ModelField):
-    """About the request as a whole."""
+    """Fields that concern the request, not its sampling."""
 
     request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
-    session_id: str | None = Field(None, description="of the conversation whose KV is kept; default: x-session-id")
-    keep_for_s: float | None = Field(None, description="its next turn may come within so many seconds of this one")
-    done: bool | None = Field(None, description="its last turn: its KV may go first")
+    session_id: str | None = Field(None, description="conversation whose KV is kept; default: x-session-id")
+    keep_for_s: float | None = Field(None, description="seconds within which the next turn may come")
+    done: bool | None = Field(None, description="true: last turn of the session; its KV is evicted first")
     cache_salt: str | None = None
     priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
 
 
 class SamplingFields(Body):
-    """How tokens are chosen: OpenAI's fields, and vLLM's additions. Ranges are checked where gRPC's are; here are
-    types, and the range of a 32-bit field.
+    """Sampling parameters: OpenAI's fields and vLLM's additions.
+
+    Types and the range of 32-bit fields are checked here, all other ranges by the router, as for gRPC.
     """
 
     temperature: float | None = None
@@ -159,9 +160,9 @@ class SamplingFields(Body):
     stop_token_ids: TokenIds | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
-    best_of: Count | None = Field(None, description="so many are made; the likeliest are the answer")
+    best_of: Count | None = Field(None, description="number of generated choices, of which the likeliest are returned")
 
-    # Structured output under vLLM's newer name and under the older ones: one of them at most.
+    # Structured output under vLLM's current name or its older names: at most one of them.
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="the older name of structured_outputs.json")
     guided_regex: str | None = Field(None, description="the older name of structured_outputs.regex")
@@ -193,7 +194,7 @@ class SamplingFields(Body):
 
 
 class OpenAIFields(RequestFields, SamplingFields):
-    """Of every request that OpenAI defines."""
+    """Fields of all requests that OpenAI defines."""
 
     user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
     safety_identifier: str | None = harmless("the newer name of user")
@@ -216,11 +217,11 @@ class StreamOptions(ResponseStreamOptions):
 
 
 class ChoiceFields(OpenAIFields):
-    """Of completions and chats."""
+    """Fields of completions and chats."""
 
     n: Count | None = Field(None, description="choices; default: 1")
     prompt_logprobs: Count | None = Field(
-        None, description="likeliest tokens to tell with each token of the prompt; at most 20, not in a stream"
+        None, description="number of likeliest tokens to return per prompt token; at most 20, not in a stream"
     )
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -234,7 +235,7 @@ class CompletionRequest(ChoiceFields):
     prompt: str | TokenIds | Prompts | TokenPrompts
     max_tokens: Count | None = Field(None, description="per choice; default: 16")
     echo: bool | None = None
-    logprobs: Count | None = Field(None, description="likeliest tokens to tell with each; at most 20")
+    logprobs: Count | None = Field(None, description="number of likeliest tokens to return per token; at most 20")
 
     suffix: Annotated[Any, Unserved("no model here fills in the middle", ("",))] = None
     prompt_embeds: Annotated[Any, Unserved("a prompt is text or token ids")] = None
@@ -245,7 +246,7 @@ class CompletionRequest(ChoiceFields):
 
 
 class CacheControl(Body):
-    """Anthropic's mark of a beginning that is asked for again; the cache finds it by itself."""
+    """Anthropic's mark of a prefix to cache; the prefix cache needs no marks."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = Field(None, description="keep_for_s of the session, if the request has one")
@@ -269,7 +270,7 @@ class CalledFunction(Body):
 
 
 class ToolCallMessage(Body):
-    """A call that a client repeats as it got it."""
+    """A tool call of an earlier answer."""
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -284,10 +285,12 @@ class ChatMessage(Body):
     name: str | None = None
     tool_calls: Annotated[list[ToolCallMessage], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
-    reasoning_content: str | None = Field(None, description="of an earlier answer; where the model's template reads it")
+    reasoning_content: str | None = Field(
+        None, description="reasoning of an earlier answer, if the model's template reads it"
+    )
     reasoning: str | None = Field(None, description="another name of reasoning_content")
 
-    # Of a message that a client repeats as it got it.
+    # Fields of an earlier answer.
     annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
     parsed: Any = harmless("OpenAI's client adds it: the content once more, parsed")
 
@@ -298,7 +301,7 @@ class ChatMessage(Body):
 
 
 Parameters = Annotated[dict[str, Any], BeforeValidator(lambda given: {"type": "object"} if given is True else given)]
-"""A JSON schema; true is one too, and arguments are an object all the same."""
+"""JSON schema of arguments; true stands for any object."""
 
 
 class FunctionTool(Body):
@@ -330,22 +333,22 @@ class ChatRequest(ChoiceFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
-    max_tokens: Count | None = Field(None, description="per choice; default: what the context leaves room for")
+    max_tokens: Count | None = Field(None, description="per choice; default: the rest of the context")
     max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     add_generation_prompt: bool | None = None
     chat_template_kwargs: TemplateOptions | None = Field(None, description="names that the model's template reads")
     reasoning_effort: str | None = Field(
         None, description="where the model's template reads it, or enable_thinking: then `none` is false, others true"
     )
     enable_thinking: bool | None = Field(None, description="where the model's template reads it")
-    thinking_budget: Count | None = Field(None, description="tokens of thoughts, at most")
+    thinking_budget: Count | None = Field(None, description="maximum number of reasoning tokens")
     thinking_token_budget: Count | None = Field(None, description="vLLM's name of thinking_budget")
-    include_reasoning: bool | None = Field(None, description="false: thoughts are made and not sent")
+    include_reasoning: bool | None = Field(None, description="false: reasoning is generated and not sent")
 
     prediction: dict[str, Any] | None = harmless("makes an answer sooner, never another one")
 
@@ -404,9 +407,9 @@ class DetokenizeRequest(ModelField):
 class LoadAdapterRequest(Body):
     """POST /v1/load_lora_adapter."""
 
-    lora_name: str = Field(description="by which requests choose it as their model")
-    lora_path: str = Field(description="of its folder, absolute, as workers see it")
-    load_inplace: bool | None = Field(None, description="in place of another adapter of that name")
+    lora_name: str = Field(description="name by which requests choose it as their model")
+    lora_path: str = Field(description="absolute path of its folder on the workers")
+    load_inplace: bool | None = Field(None, description="true: replace an adapter of that name")
 
 
 class UnloadAdapterRequest(Body):
@@ -417,5 +420,5 @@ class UnloadAdapterRequest(Body):
 
 
 ADAPTER_MESSAGES = (LoadAdapterRequest, UnloadAdapterRequest)
-"""Of routes that are off unless they are turned on."""
+"""Messages of routes that are off by default."""
 MESSAGES = (ChatRequest, CompletionRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest)

@@ -1,4 +1,4 @@
-"""All metrics of a router's process: name, help, labels, buckets, and the reading of those that workers report.
+"""Declarations of a router's metrics: name, help, labels, buckets, and the readings of metrics that workers report.
 
 The collectors take names and labels from here, and so does the generator of dashboards and alerts (`lab/dashboards/`).
 Names are vLLM's where vLLM has the metric, since existing dashboards use them.
@@ -37,7 +37,7 @@ KEY_TTFT_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # fmt: on
 TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 SMALL_COUNTS = (1, 2, 5, 10, 20)
-"""vLLM's buckets, with finer ones below them. Keys have few buckets, since each key has a series per bucket."""
+"""Buckets of vLLM, with finer ones below. Keys have few buckets, since each key has a series per bucket."""
 LABELS = ("model_name", "engine")
 
 
@@ -455,4 +455,4 @@ FAMILIES: Mapping[str, MetricFamily] = {
         *KEY_FAMILIES,
     )
 }
-"""All metrics by name."""
+"""Metrics by name."""

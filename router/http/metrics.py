@@ -248,7 +248,7 @@ class StallMetrics(Collector):
     """Metrics of stalls by cause. `observe` is called with every finished request."""
 
     def __init__(self, loop_busy_s: Callable[[], float]) -> None:
-        """`loop_busy_s`: total time for which the router's event loop was busy."""
+        """Create the metrics. `loop_busy_s`: total time for which the router's event loop was busy."""
         self._loop_busy_s = loop_busy_s
         self._stalls, self._seconds = declared.STALLS.counter(), declared.STALL_SECONDS.counter()
         for cause in StallCause:  # zeros from the start: see COUNTED_FAILURES

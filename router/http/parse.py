@@ -1,7 +1,7 @@
-"""A body to the message that it is, or to a problem that names its error and the field probably meant. Pure.
+"""Parsing of bodies into messages, or into problems that name the error and the field probably meant. Pure.
 
-Parsing holds the event loop, and so all clients' tokens. The counts of `json_size` bound its time: `is_small` is true
-for bodies that an event loop has time for.
+Parsing blocks the event loop, and so all clients' tokens. Its time is bounded by the counts of `json_size`; bodies for
+which `is_small` is true may be parsed on the event loop.
 """
 
 import re
@@ -18,16 +18,16 @@ from pydantic_core import ErrorDetails, from_json
 from baton.router.http.edge.problem import Problem, refused
 
 MAX_VALUES = (1 << 17) + (1 << 12)
-"""A prompt of 128 Ki token ids, and some more. So many numbers are 10 ms."""
+"""Enough for a prompt of 128 Ki token ids and other fields; parsing that many numbers takes 10 ms."""
 MAX_TEXTS = 1 << 14
-"""Keys are texts too: a conversation has four or more for each message."""
+"""Maximum number of texts, keys included: a conversation has four or more per message."""
 MAX_CONTAINERS = 1 << 13
 _SHOWN = 64  # characters of a name
-_LIKE = 0.7  # of 1; less alike is another word
+_LIKE = 0.7  # minimum similarity of a suggestion, from 0 to 1
 
 
 class JsonSize(NamedTuple):
-    """Of a text that is no JSON: of what stands before the place where it stops being so, at least."""
+    """Counts of a body's elements. If it is not valid JSON, the valid beginning is counted at least."""
 
     values: int
     texts: int
@@ -35,7 +35,7 @@ class JsonSize(NamedTuple):
 
     @property
     def excess(self) -> str | None:
-        """The count that is too high; None where all is in bounds."""
+        """Limit that is exceeded, None if there is none."""
         for counted, most, name in (
             (self.texts, MAX_TEXTS, "texts and keys"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),
@@ -47,10 +47,10 @@ class JsonSize(NamedTuple):
 
 
 def json_size(body: bytes) -> JsonSize:
-    """How much there is in a body, counted before anything is made of it. Takes a few milliseconds for 4 MB.
+    """Count the elements of a body before it is parsed. Takes a few milliseconds for 4 MB.
 
-    The time of parsing depends on the number of values in the text, far more than on its length: 4 MB of one text are
-    6 ms, of empty lists or of short messages half a second. Of a body with too many texts only those are counted.
+    The time of parsing depends on the number of values far more than on the length: 4 MB take 6 ms as one text, and
+    500 ms as empty lists or short messages. If there are too many texts, nothing else is counted.
     """
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     texts = plain.count(b'"') // 2
@@ -63,7 +63,7 @@ def json_size(body: bytes) -> JsonSize:
 class UnknownField(NamedTuple):
     path: str
     name: str
-    known: Sequence[str]  # names of the fields that there are in its place
+    known: Sequence[str]  # names of the fields allowed there
 
     @property
     def problem(self) -> Problem:
@@ -73,7 +73,7 @@ class UnknownField(NamedTuple):
 
 
 def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField | None:
-    """The first one, in the order of the body. `annotation`: the value's type, `path`: its place."""
+    """Return the first unknown field in the order of the body. `annotation`: type of the value."""
     for member in _meant(list(_members(annotation)), value):
         if isinstance(value, list) and get_origin(member) is list:
             places = ((get_args(member)[0], each, f"{path}[{index}]") for index, each in enumerate(value))
@@ -92,7 +92,7 @@ def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField |
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """Of a union, and of unions in it; of any other type itself."""
+    """Yield the members of a union, nested ones included; any other type yields itself."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])
@@ -104,7 +104,7 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _meant(members: list[Any], value: Any) -> list[Any]:
-    """Of types of objects the one that has most of the value's fields, of those that fields such as `type` allow."""
+    """Return the likely types of a value: of object types that fit its `type`, the one with most of its fields."""
     models = [each for each in members if isinstance(each, type) and issubclass(each, BaseModel)]
     if not isinstance(value, dict) or not models:
         return members
@@ -117,7 +117,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _is_meant(fields: dict[str, FieldInfo], value: dict[str, Any]) -> bool:
-    """Whether a field that tells types of objects apart, such as `type`, is what it is in these."""
+    """Check whether the fields that discriminate object types, such as `type`, have this type's values."""
     return all(
         value[name] in get_args(field.annotation)
         for name, field in fields.items()
@@ -137,12 +137,12 @@ _VALUES_PER_TEXT = 4  # a number is as much work as a quarter of a text
 
 
 def is_small(size: JsonSize) -> bool:
-    """Whether a body of at most SMALL_BYTES is parsed in a millisecond or two, or found wrong in twice that."""
+    """Check whether a body of at most SMALL_BYTES is parsed in 1 to 2 ms, or rejected in twice that time."""
     return size.texts + size.containers + size.values // _VALUES_PER_TEXT <= _SMALL_WEIGHT
 
 
 def parse(message_type: type[Message], body: bytes) -> Message:
-    """Raises: Problem that names the first field that is wrong."""
+    """Parse a body. Raises: Problem that names the first invalid field."""
     if (excess := json_size(body).excess) is not None:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body has {excess}", code="body_too_large")
     try:
@@ -153,12 +153,12 @@ def parse(message_type: type[Message], body: bytes) -> Message:
         sent = from_json(body)
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON{place_of(error)}", code="invalid_json") from error
-    # A field by a wrong name is more often the mistake than that the right one is missing.
+    # A misspelled field is a more likely mistake than a missing one.
     if (unknown := unknown_field(message_type, sent)) is not None:
         raise unknown.problem
     # The input is left out: it may be a prompt.
     errors = invalid.errors(include_url=False, include_input=False)
-    # Of the members of a union, the one that came furthest is probably the intended one.
+    # The member of a union whose validation got furthest is probably the intended one.
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
     found = [(_path(each, sent), each) for each in known]
     path, detail = max(found, key=lambda one: one[0].progress)
@@ -185,11 +185,11 @@ _WORDS = {
     "union_tag_invalid": "must be one of {expected_tags}",
     "union_tag_not_found": "is required",
 }
-"""By kind of error: the library's own words are for programmers."""
+"""Error texts by kind of error, in place of the library's, which are for programmers."""
 
 
 def place_of(error: ValueError) -> str:
-    """Where a text stops being JSON."""
+    """Return the position at which a text stops being JSON."""
     found = _PLACE.search(str(error))
     return f" from line {found[1]}, column {found[2]}" if found else ""
 
@@ -202,21 +202,21 @@ def _words(error: ErrorDetails) -> str:
 
 
 def _wanted(messages: Sequence[str]) -> str:
-    """What one value must be, or another thing; else the first message."""
+    """Join the requirements of a union's members; if they cannot be joined, return the first."""
     if all(each.startswith(_MUST_BE) for each in messages):
         return _MUST_BE + ", or ".join(dict.fromkeys(each.removeprefix(_MUST_BE) for each in messages))
     return messages[0]
 
 
 class _Path(NamedTuple):
-    """`messages[0].role`; `progress` grows with depth, and with the place in a list."""
+    """A path such as `messages[0].role`. `progress` grows with depth and with the index in a list."""
 
     text: str
     progress: tuple[int, ...]
 
 
 def _path(error: ErrorDetails, value: Any) -> _Path:
-    """Where pydantic found the error, without the names that it gives to the members of a union."""
+    """Return the path of an error, without pydantic's names of union members."""
     path = ""
     progress: tuple[int, ...] = ()
     location = error["loc"]

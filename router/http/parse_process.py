@@ -1,11 +1,10 @@
-"""Bodies to messages without holding the event loop: small ones at once, large ones in a process of their own.
+"""Parsing of bodies without blocking the event loop: small ones immediately, large ones in a helper process.
 
-While a body is parsed no stream gets a token, so one that is parsed here takes a millisecond or two at most. The other
-process's result is read on a thread, in steps as short as those: its long fields are bytes, cheap to take in.
+No stream gets a token while a body is parsed, so parsing on the event loop may take 2 ms at most. The helper's result
+is read on a thread, in steps as short as those: its long fields are bytes, which are cheap to import.
 
-The other process sends a packed message. It is a head, in JSON, which lists the parts that follow: the rest of the
-body, in JSON too, where each long field is empty; then those fields, in one or more parts each. A refusal is a head
-alone.
+The helper sends a packed message: a head in JSON, which lists the parts that follow; the body in JSON, with long fields
+left empty; and the long fields, in one or more parts each. An error is a head alone.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ Message = TypeVar("Message", bound=BaseModel)
 
 LONG = 1 << 9  # elements of a list
 LONG_TEXT = 1 << 14  # characters, of a text or of all texts in a list
-PIECE = 1 << 8  # elements of a list, such as messages, that are parsed at once
+PIECE = 1 << 8  # elements of a list, such as messages, that are parsed together
 _LENGTH_BYTES = 8
 _RETRY_S = 1.0
 
@@ -54,7 +53,7 @@ class _LongField(NamedTuple):
 
 
 def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
-    """The message that this body is, or why it is none."""
+    """Pack the message of this body, or the error that it has."""
     try:
         parse(message_type, body)
         sent = from_json(body)
@@ -69,7 +68,7 @@ def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
 
 
 def unpack(message_type: type[Message], packed: memoryview) -> Message:
-    """Raises: Problem, as it was packed."""
+    """Return the packed message. Raises: Problem that was packed."""
     parts = _PartReader(packed)
     head = json.loads(bytes(parts.take(int.from_bytes(parts.take(_LENGTH_BYTES), "little"))))
     if "problem" in head:
@@ -85,7 +84,7 @@ def unpack(message_type: type[Message], packed: memoryview) -> Message:
 
 
 def _field(name: str, value: Any) -> _LongField | None:
-    """None for a field that may stay where it is. Raises: Problem."""
+    """Return the long field, None for a field that stays in the body. Raises: Problem."""
     if isinstance(value, str):
         return _LongField(name, FieldKind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
     if not isinstance(value, list):
@@ -112,7 +111,7 @@ def _is_long(texts: Sequence[str]) -> bool:
 
 
 def _ids(name: str, values: Sequence[int]) -> bytes:
-    """Raises: Problem that names the first that does not fit."""
+    """Pack token ids in 32 bits each. Raises: Problem that names the first invalid one."""
     try:
         return array("I", values).tobytes()
     except OverflowError:
@@ -140,7 +139,7 @@ def _elements(parts: Sequence[memoryview], adapter: TypeAdapter[list[Any]]) -> I
 
 
 def _array(part: memoryview) -> Sequence[int]:
-    """Sequence of ints that are made as they are asked for."""
+    """Return a sequence of integers without creating objects for all of them."""
     ids = array("I")
     ids.frombytes(part)
     return ids
@@ -162,16 +161,16 @@ class _PartReader:
 
 
 class Parser:
-    """Parses bodies, large ones in the other process. To be closed."""
+    """Parser of bodies, which parses large ones in a helper process. The owner closes it."""
 
     def __init__(self, helper: Asks) -> None:
-        """`helper` runs this module."""
+        """Create the parser. `helper` runs this module."""
         self._helper = helper
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unpack")
         self.parsed_elsewhere = 0
 
     async def parse(self, message_type: type[Message], parts: Sequence[bytes]) -> Message:
-        """Raises: Problem that names the first field that is wrong; of a helper that fails, one with status 503."""
+        """Parse a body. Raises: Problem that names the first invalid field, or with status 503 if the helper fails."""
         if sum(map(len, parts)) <= SMALL_BYTES:
             body = b"".join(parts)
             size = json_size(body)
@@ -181,9 +180,9 @@ class Parser:
         try:
             packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
         except HelperBusy:
-            raise _unavailable("too many large bodies are being parsed") from None
+            raise _unavailable("too many large bodies are being parsed; retry later") from None
         except HelperFailed as error:
-            raise _unavailable("the body could not be parsed") from error
+            raise _unavailable("the process that parses large bodies failed; retry later") from error
         return await asyncio.get_running_loop().run_in_executor(self._thread, unpack, message_type, memoryview(packed))
 
     def close(self) -> None:
@@ -205,7 +204,7 @@ TYPES = {
 
 
 def packed(asked: memoryview) -> Sequence[Buffer]:
-    """The name of a type of messages, a line end, and a body."""
+    """Answer the router: `asked` is the name of a message type, a newline and a body."""
     name, _, body = bytes(asked).partition(b"\n")
     return pack(TYPES[name.decode()], body)
 

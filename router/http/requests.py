@@ -1,6 +1,4 @@
-"""The one place where messages of HTTP become the router's requests: their fields, structured output, tools. The router
-checks the values.
-"""
+"""Conversion of HTTP messages into the router's requests: fields, structured output, tools."""
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,24 +56,24 @@ from baton.text.structured.output import StructuredKind, StructuredOutput, json_
 
 REQUEST_ID_HEADER = "x-request-id"
 DEFAULT_MAX_TOKENS = 16
-"""Of a completion, as OpenAI and vLLM have it. A chat continues to the end of the context."""
+"""Default of completions, as in OpenAI's API and vLLM. Chats default to the rest of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    request_id: str  # the client's own, or a new one
+    request_id: str  # given by the client, or new
     caller: Caller
-    session: str  # of the header: its requests go to the same workers
-    trace: TraceContext | None  # the caller's place in its trace
+    session: str  # from the header x-session-id
+    trace: TraceContext | None  # the caller's span
     reader: Reader = field(default_factory=Reader)
 
 
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
-"""The call that the current task answers; None outside a POST over HTTP."""
+"""Call that the current task answers; None outside a POST over HTTP."""
 
 
 def call_of(headers: Headers, caller: Caller) -> HttpCall:
-    """A header that is no good is as if it were not there."""
+    """Read a call from its headers; invalid headers are ignored."""
     given = headers.get(REQUEST_ID_HEADER, "")
     usable = bool(given) and identifier_fault(given) is None
     return HttpCall(
@@ -92,15 +90,15 @@ class AskedForm(NamedTuple):
 
 
 def structure_of(message: SamplingFields) -> StructuredOutput | None:
-    """None where any text will do. Raises: Problem for more than one form."""
+    """Return the requested form, None for free text. Raises: Problem for more than one form."""
     asked = list(asked_forms(message))
     if len(asked) > 1:
-        raise refused(asked[1].field, f"one form at most; {asked[0].field} asks for another")
+        raise refused(asked[1].field, f"at most one form is allowed, and {asked[0].field} asks for another; remove one")
     return asked[0].form if asked else None
 
 
 def asked_forms(message: BaseModel) -> Iterator[AskedForm]:
-    """All that the message asks for, OpenAI's fields first. Raises: Problem."""
+    """Yield all requested forms, OpenAI's fields first. Raises: Problem."""
     match message:
         case ChatRequest() | CompletionRequest():
             yield from _of_format("response_format", message.response_format)
@@ -147,7 +145,7 @@ _SEED_BITS = (1 << 64) - 1
 
 
 def completion_requests(message: CompletionRequest, call: HttpCall) -> list[GenerationRequest]:
-    """One for each prompt. Raises: Problem."""
+    """Convert a completion into one request per prompt. Raises: Problem."""
     max_tokens, scored = _or(message.max_tokens, DEFAULT_MAX_TOKENS), _prompt_logprobs(message)
     sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
     return [
@@ -157,10 +155,10 @@ def completion_requests(message: CompletionRequest, call: HttpCall) -> list[Gene
 
 
 async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: TokenizerWorker) -> ReadChat:
-    """Raises: Problem, BatonError."""
+    """Convert a chat into a request with its parser. Raises: Problem, BatonError."""
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
-        raise refused("max_completion_tokens", "is another name of max_tokens, which says something else")
+        raise refused("max_completion_tokens", "differs from max_tokens, its other name; give one of them")
     if message.top_logprobs is not None and not message.logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
     logprobs = (message.top_logprobs or 0) if message.logprobs else None
@@ -175,10 +173,10 @@ async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: Tokenize
 
 
 def _asked(message: ChatRequest) -> ChatAsked:
-    """Raises: Problem."""
+    """Return the chat-specific fields. Raises: Problem."""
     budget = message.thinking_token_budget if message.thinking_budget is None else message.thinking_budget
     if message.thinking_token_budget not in (None, budget):
-        raise refused("thinking_token_budget", "is another name of thinking_budget, which says something else")
+        raise refused("thinking_token_budget", "differs from thinking_budget, its other name; give one of them")
     choice = message.tool_choice or "auto"
     return ChatAsked(
         tools=ToolsAsked(
@@ -195,7 +193,7 @@ def _asked(message: ChatRequest) -> ChatAsked:
 
 
 def simple_request(message: GenerateRequest, call: HttpCall) -> GenerationRequest:
-    """Raises: Problem."""
+    """Convert a message of /generate. Raises: Problem."""
     sampling = _sampling(message, message.n, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structure_of(message))
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
 
@@ -205,7 +203,7 @@ def chat_message(message: ChatMessage) -> Message:
         role=message.role,
         content=_text(message.content),
         name=message.name or "",
-        # Conversations are long, and few of their messages call functions.
+        # Few of a conversation's messages call functions.
         tool_calls=tuple(ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls)
         if message.tool_calls
         else (),
@@ -215,21 +213,21 @@ def chat_message(message: ChatMessage) -> Message:
 
 
 RETENTIONS_S: Mapping[str, float] = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86_400.0}
-"""OpenAI keeps KV in memory for 5 to 10 minutes after its last use."""
+"""Retention of OpenAI's values, in seconds. `in_memory` there means 5 to 10 minutes after the last use."""
 TTLS_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
-"""Anthropic's."""
+"""Retention of Anthropic's values, in seconds."""
 
 
 _SESSION_MARK = "_session_"
 
 
 def session_id(message: RequestFields, call: HttpCall) -> str:
-    """Of the message, else of the header."""
+    """Return the session id of the message, else of the header."""
     return named_session(message)[1] or call.session
 
 
 def named_session(message: RequestFields) -> tuple[str, str]:
-    """The field of the message that names a session, and its id; both empty where none does."""
+    """Return the field that names a session, and the id; both are empty if there is none."""
     user = message.metadata.user_id if isinstance(message, MessagesRequest) and message.metadata is not None else None
     for name, given in (
         ("session_id", message.session_id),
@@ -242,7 +240,7 @@ def named_session(message: RequestFields) -> tuple[str, str]:
 
 
 def _session_of_user(user_id: str) -> str:
-    """Claude Code names its session in a JSON text, and before that at the end of the user's id."""
+    """Return the session in a user id of Claude Code: a JSON text, or in older versions the end of the id."""
     try:
         read = read_json(user_id)
     except JsonRefused:
@@ -253,9 +251,9 @@ def _session_of_user(user_id: str) -> str:
 
 
 def kept_for_s(message: RequestFields, in_session: bool) -> float | None:
-    """Our own field, else OpenAI's, else the longest of Anthropic's marks; None where none says how long.
+    """Return the retention: our field, else OpenAI's, else the longest of Anthropic's marks; None if there is none.
 
-    What other servers' fields say is a wish: without a session there is nothing that it is about.
+    Fields of other servers have no effect without a session.
     """
     if message.keep_for_s is not None or not in_session:
         return message.keep_for_s
@@ -281,7 +279,7 @@ def _ttls(message: RequestFields) -> Iterator[str]:
 
 
 def shown_tools(tools: Sequence[Tool] | None) -> list[Mapping[str, Any]]:
-    """As a template gets them."""
+    """Return tools in the form that chat templates read."""
     return [tool.model_dump(exclude_none=True) for tool in tools or ()]
 
 
@@ -352,7 +350,7 @@ def _numbers(message: SamplingFields) -> dict[str, float]:
 
 def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:
     if message.stream and message.prompt_logprobs is not None:
-        raise refused("prompt_logprobs", "is not served in a stream")
+        raise refused("prompt_logprobs", "is not served in a stream; set stream to false")
     return message.prompt_logprobs
 
 
@@ -366,7 +364,7 @@ def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
 
 
 def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], field: str) -> list[Prompt]:
-    """One or several, as OpenAI has them. Raises: Problem."""
+    """Return the prompts in a field of OpenAI's API: one or several, as text or token ids. Raises: Problem."""
     if isinstance(given, str):
         return [TextPrompt(given)]
     if not given:
@@ -395,13 +393,13 @@ _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA,
 
 
 def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
-    """`renamed` for all messages of its type, and the names that this one chose of several. Raises: Problem."""
+    """Return `renamed` and the names of the fields that this message chose among several. Raises: Problem."""
     names = dict(renamed)
     if isinstance(message, RequestFields):
         names["session_id"] = named_session(message)[0] or SESSION_HEADER
     match message:
         case ChatRequest():
-            names |= _FORCED  # where no form is asked for, a function is forced
+            names |= _FORCED  # without a form, a function is forced
             if message.reasoning_effort is not None:
                 names[f"template_options.{EFFORT}"] = "reasoning_effort"
             if message.enable_thinking is not None:

@@ -1,4 +1,4 @@
-"""An answer as Anthropic's clients read it: blocks of thoughts, text and calls, whole or as events."""
+"""Answers in Anthropic's format: blocks of reasoning, text and calls, in one object or as events."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from baton.text.output.tool_calls import arguments_object
 @dataclass(slots=True)
 class _Block:
     content: dict[str, Any]
-    arguments: str = ""  # of a call, as JSON
+    arguments: str = ""  # of a tool call, as JSON
 
 
 class AnthropicAnswer(GrowingAnswer):
-    """One message."""
+    """A message that grows by content blocks."""
 
     def __init__(self, message_id: str, parser: OutputParser) -> None:
         super().__init__(parser)
@@ -64,7 +64,7 @@ class AnthropicAnswer(GrowingAnswer):
                 yield encoded_event("content_block_delta", index=place, delta=delta)
 
     def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
-        """Unless the last block is of that kind; each call has a block of its own."""
+        """Open a block, unless the last one is of this kind; each call has its own block."""
         if self._blocks and self._blocks[-1].content["type"] == kind:
             return
         yield from self._close()
@@ -110,7 +110,7 @@ def _content(block: _Block) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """Anthropic's counts exclude each other."""
+    """Return `usage`. Anthropic's input counts are disjoint: `input_tokens` excludes cached tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

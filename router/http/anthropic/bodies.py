@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/messages and of /v1/messages/count_tokens, by the rules of router/http/messages.py."""
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens; router/http/messages.py has the rules of bodies."""
 
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Body):
-    """Of an earlier answer."""
+    """Reasoning of an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
@@ -30,7 +30,7 @@ class ThinkingBlock(Body):
 
 
 class ToolUseBlock(Block):
-    """A call that a client repeats as it got it."""
+    """A tool call of an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -82,7 +82,7 @@ class CustomTool(Body):
 
 
 class AnyTool(Body):
-    """Whether, and which, function is called."""
+    """Tool choice that names no tool."""
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = Field(None, description="true: one call at most")
@@ -116,7 +116,7 @@ class Metadata(Body):
 
 
 class PromptFields(RequestFields):
-    """What makes the prompt."""
+    """Fields that form the prompt."""
 
     messages: Annotated[list[Turn], Field(fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None

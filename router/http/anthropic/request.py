@@ -1,4 +1,4 @@
-"""Anthropic's messages as the chat that they are: the router and the parsers of the other routes do the rest. Pure."""
+"""Conversion of Anthropic's messages into a chat request. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
 
 Chat = Mapping[str, Any]
-"""A part of the body of a chat."""
+"""Part of the body of a chat."""
 BETWEEN_BLOCKS = "\n"
 
 RENAMED: Renamed = {
@@ -43,7 +43,7 @@ RENAMED: Renamed = {
 
 
 def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall) -> ChatRequest:
-    """`template` is the model's own. Raises: Problem."""
+    """Convert a message into a chat. `template`: chat template of the model. Raises: Problem."""
     _check_order(message)
     config, choice = message.output_config, message.tool_choice
     chat: dict[str, Any] = {
@@ -66,10 +66,10 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
 
 
 def _check_order(message: PromptFields) -> None:
-    """Raises: Problem for an answer that is begun by the client."""
+    """Check that the last turn is the user's. Raises: Problem."""
     if message.messages and isinstance(message.messages[-1], AssistantTurn):
         last = len(message.messages) - 1
-        raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions continues a text")
+        raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions can continue a text")
 
 
 def _system(message: PromptFields) -> Iterator[Chat]:
@@ -78,7 +78,7 @@ def _system(message: PromptFields) -> Iterator[Chat]:
 
 
 def _turn(turn: UserTurn | AssistantTurn) -> Iterator[Chat]:
-    """A turn of the user is a message for each result of a tool, and one for its text."""
+    """Yield the chat messages of a turn; a user turn has one per tool result and one for its text."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
     elif isinstance(turn, AssistantTurn):
@@ -134,7 +134,7 @@ def _format(config: OutputConfig | None) -> Chat | None:
 
 
 def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | None:
-    """Left out, it is off; `adaptive` is what the model does by itself. Raises: Problem for what it cannot do."""
+    """Return `enable_thinking`: off by default; `adaptive` is the model's default. Raises: Problem if unsupported."""
     kind = message.thinking.type if message.thinking is not None else None
     asked = {"enabled": True, "disabled": False}.get(kind or "")
     return asked_to_think(asked, kind == "adaptive", "thinking", template)

@@ -1,4 +1,4 @@
-"""An answer as Ollama's clients read it: one object, or a line of JSON for each part of it."""
+"""Answers in Ollama's format: one object, or a line of JSON per part."""
 
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ _NS_PER_MS = 1e6
 
 @dataclass(slots=True)
 class AnswerPart:
-    """Some of an answer, or all of it."""
+    """A part of an answer, or a complete answer."""
 
     text: str = ""
     thinking: str = ""
@@ -40,7 +40,7 @@ class AnswerPart:
 
 
 PartFormat = Callable[[AnswerPart], dict[str, Any]]
-"""How a part stands in an object of the answer."""
+"""Conversion of a part into fields of the answer."""
 
 
 def in_chat(part: AnswerPart) -> dict[str, Any]:
@@ -59,12 +59,12 @@ def _logprobs(part: AnswerPart) -> dict[str, Any]:
 
 
 def loaded(model: str, shape: PartFormat) -> dict[str, Any]:
-    """To a request that asks for nothing but the model."""
+    """Return the answer to a request that only asks for the model to be loaded."""
     return {"model": model, "created_at": rfc3339_now(), **shape(AnswerPart()), "done": True, "done_reason": "load"}
 
 
 def embedded(made: Vectors, took_s: float) -> FullReply:
-    """`load_duration` is 0: the time of a vector is not split."""
+    """Return the answer with vectors; `load_duration` is 0, since their time is not split."""
     body = {
         "model": made.model,
         "system_fingerprint": made.version,
@@ -84,14 +84,14 @@ class _Call:
 
 
 class OllamaAnswer:
-    """Takes the events of one request."""
+    """Converter of one request's events."""
 
     def __init__(self, shape: PartFormat, parser: OutputParser, texts: TokenTexts | None) -> None:
-        """`texts`: of tokens whose log-probabilities were asked for."""
+        """Create the converter. `texts`: texts of tokens, if log-probabilities were asked for."""
         self._shape = shape
         self._parser = parser
         self._texts = texts
-        self._call: _Call | None = None  # under way: its arguments are an object only when they are whole
+        self._call: _Call | None = None  # incomplete call: its arguments become an object when complete
         self._calls = 0
         self._model = self._version = ""
 
@@ -105,7 +105,7 @@ class OllamaAnswer:
         return part
 
     def rest(self) -> AnswerPart:
-        """What was held back, at the end of the answer."""
+        """Return the text that was held back until the end of the answer."""
         part = self._told(self._parser.finish())
         part.calls += self._ended_call()
         return part
@@ -142,8 +142,8 @@ class OllamaAnswer:
 
 
 def _measured(summary: Summary) -> dict[str, int]:
-    """The three durations add up to the total. None of it is loading: a request waits for its turn, and then its prompt
-    is computed.
+    """Return counts and durations. Loading, prompt and answer add up to the total; loading stands for the time in the
+    queue.
     """
     stages, usage = summary.timings.stages, summary.usage
     waited_ms = min(stages.ttft_ms, stages.router_queue_ms + stages.route_ms + stages.prefill_queue_ms)
@@ -164,7 +164,7 @@ def _ns(duration_ms: float) -> int:
 async def stream(
     answer: OllamaAnswer, events: AsyncGenerator[ResponseEvent, None], renamed: Renamed
 ) -> AsyncGenerator[bytes, None]:
-    """An error after the first line is a line. Raises: BatonError, before that."""
+    """Yield the lines; an error after the first one becomes a line. Raises: BatonError before that."""
     begun = False
     try:
         async with aclosing(events):
@@ -193,7 +193,7 @@ def _lines(answer: OllamaAnswer, event: ResponseEvent) -> Sequence[dict[str, Any
 
 
 async def whole(answer: OllamaAnswer, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
-    """Raises: BatonError."""
+    """Return the complete answer. Raises: BatonError."""
     all_of_it = AnswerPart()
     async with aclosing(events):
         async for event in events:

@@ -1,4 +1,4 @@
-"""Bodies of POST /api/chat, /api/generate, /api/embed and /api/show, by the rules of router/http/messages.py."""
+"""Bodies of POST /api/chat, generate, embed and show; router/http/messages.py has the rules of bodies."""
 
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,7 @@ _MIROSTAT = "top_k, top_p, min_p and typical_p are served"
 
 
 class Options(Body):
-    """Left out: the model's own defaults, which need not be Ollama's."""
+    """Sampling options. Defaults are the model's, which may differ from Ollama's."""
 
     temperature: float | None = None
     num_predict: int | None = Field(None, ge=-2, le=2**32 - 1, description="default, -1 and -2: all of the context")
@@ -54,7 +54,7 @@ class Options(Body):
 
 
 class AskedFields(RequestFields):
-    """Of both ways to ask."""
+    """Fields of /api/chat and /api/generate."""
 
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="any JSON object, or a JSON schema")
@@ -80,7 +80,7 @@ class EarlierFunction(Body):
 
 
 class EarlierCall(Body):
-    """A call that a client repeats as it got it."""
+    """A tool call of an earlier answer."""
 
     id: str = ""
     function: EarlierFunction
@@ -91,7 +91,7 @@ class EarlierCall(Body):
 class Turn(Body):
     role: str
     content: str | None = None
-    thinking: str | None = Field(None, description="of an earlier answer; where the model's template reads it")
+    thinking: str | None = Field(None, description="reasoning of an earlier answer, if the model's template reads it")
     tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
     tool_name: str | None = Field(None, description="of the function whose result this is")
     tool_call_id: str | None = None
@@ -100,14 +100,14 @@ class Turn(Body):
 
 
 class OllamaChatRequest(AskedFields):
-    """POST /api/chat. Without messages it is a question whether the model is loaded."""
+    """POST /api/chat. Without messages, it asks whether the model is loaded."""
 
     messages: Annotated[list[Turn], Field(fail_fast=True)] | None = None
     tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
 
 
 class OllamaGenerateRequest(AskedFields):
-    """POST /api/generate. Without a prompt it is a question whether the model is loaded."""
+    """POST /api/generate. Without a prompt, it asks whether the model is loaded."""
 
     prompt: str | None = None
     system: str | None = None
@@ -123,7 +123,7 @@ class OllamaEmbedRequest(ModelField):
     """POST /api/embed."""
 
     input: str | Texts = Field(description="one text, or many")
-    dimensions: Count | None = Field(None, description="how many numbers of a vector are kept, the first ones")
+    dimensions: Count | None = Field(None, description="number of leading components of a vector to keep")
 
     keep_alive: str | float | None = harmless(_LOADED)
     options: dict[str, Any] | None = harmless("nothing is sampled")
@@ -134,7 +134,7 @@ class OllamaEmbedRequest(ModelField):
 class OllamaShowRequest(Body):
     """POST /api/show."""
 
-    model: str | None = Field(None, description="of a model or of an adapter; default: the model")
+    model: str | None = Field(None, description="name of a model or an adapter; default: the model")
     name: str | None = Field(None, description="an older name of model")
 
     verbose: bool | None = harmless("all that is known is shown")

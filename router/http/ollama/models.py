@@ -1,4 +1,4 @@
-"""A served model as Ollama's clients read it. What is not known is empty, or left out. Pure."""
+"""Served models in Ollama's format. Unknown values are empty or omitted. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,17 +9,17 @@ from baton.text.output.thoughts import thoughts_of
 
 _PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _PARAMETERS |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
-"""That a checkpoint may state, by their names here and there."""
+"""Sampling defaults of a checkpoint: the router's names and Ollama's."""
 _NAME_COLUMN = 30
 
 
 def listed(chosen: ChosenModel, served_since: str) -> dict[str, Any]:
-    """`served_since` as RFC 3339 has it."""
+    """Describe a model in a list. `served_since`: time in the format of RFC 3339."""
     return {**_named(chosen), "modified_at": served_since}
 
 
 def running(chosen: ChosenModel) -> dict[str, Any]:
-    """It never expires."""
+    """Describe a loaded model; it never expires."""
     return {**_named(chosen), "context_length": chosen.served.max_model_len}
 
 
@@ -46,7 +46,7 @@ def _named(chosen: ChosenModel) -> dict[str, Any]:
 
 
 def _details(chosen: ChosenModel) -> dict[str, Any]:
-    """Ollama's clients read every one of these."""
+    """Return the details, all of which Ollama's clients read."""
     family = chosen.served.family
     return {
         "parent_model": chosen.served.name if chosen.lora is not None else "",

@@ -1,6 +1,4 @@
-"""Ollama's messages as the chats and completions that they are: the router and the other routes' parsers do the rest.
-Pure.
-"""
+"""Conversion of Ollama's messages into chat and completion requests. Pure."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -23,7 +21,7 @@ from baton.router.public.chat import EFFORT, THINKING, asked_to_think
 from baton.router.types.request import GenerationRequest
 
 Chat = Mapping[str, Any]
-"""A part of the body of a chat."""
+"""Part of the body of a chat."""
 _LATEST = ":latest"
 
 _OPTIONS = {
@@ -39,7 +37,7 @@ _OPTIONS = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-"""Ours and Ollama's."""
+"""Sampling parameters: the router's names and Ollama's."""
 RENAMED: Renamed = {
     **{ours: f"options.{theirs}" for ours, theirs in _OPTIONS.items()},
     "logprobs": "top_logprobs",
@@ -56,12 +54,12 @@ GENERATE_NAMES: Renamed = {**RENAMED, "messages": "prompt"}
 
 
 def model_name(given: str | None) -> str:
-    """Ollama's clients may name the version that is newest there: here it is the only one."""
+    """Return the model's name without the tag `:latest`, which Ollama's clients may append."""
     return (given or "").removesuffix(_LATEST)
 
 
 def chat_of(message: AskedFields, template: ChatTemplate | None) -> ChatRequest:
-    """`template` is the model's own. Raises: Problem."""
+    """Convert a message into a chat. `template`: chat template of the model. Raises: Problem."""
     level = message.think if isinstance(message.think, str) else None
     asked = message.think if isinstance(message.think, bool) else None if level is None else True
     chat = {
@@ -77,16 +75,16 @@ def chat_of(message: AskedFields, template: ChatTemplate | None) -> ChatRequest:
 
 
 def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationRequest:
-    """A text that is continued. Raises: Problem."""
+    """Convert a message with `raw` into a completion request. Raises: Problem."""
     for field, value in (("system", message.system), ("think", message.think)):
         if value:
-            raise refused(field, "goes through the model's chat template, which raw leaves out")
+            raise refused(field, "needs the model's chat template, which raw turns off; remove one of the two")
     if message.top_logprobs is not None and not message.logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
     logprobs = (message.top_logprobs or 0) if message.logprobs else None
     completion = CompletionRequest.model_validate({**_common(message), "prompt": message.prompt, "logprobs": logprobs})
     (request,) = completion_requests(completion, call)
-    # OpenAI's default is a few tokens; Ollama's is all that the context has room for, as a chat's.
+    # OpenAI's default is 16 tokens, Ollama's is the rest of the context, as for chats.
     return replace(request, sampling=replace(request.sampling, max_tokens=completion.max_tokens))
 
 

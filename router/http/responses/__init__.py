@@ -1,1 +1,1 @@
-"""OpenAI's Responses protocol: what its clients send, what they read, and what is kept between their turns."""
+"""OpenAI's Responses API: bodies, answers, and stored responses."""

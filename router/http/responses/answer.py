@@ -1,4 +1,4 @@
-"""A response as OpenAI's clients read it: items of thoughts, text and calls, whole or as events."""
+"""Responses in OpenAI's format: items of reasoning, text and calls, in one object or as events."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
@@ -22,11 +22,11 @@ from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thou
 from baton.text.output.thoughts import OutputParser
 
 Keep = Callable[["GrowingResponse"], Awaitable[None]]
-"""Called with a response that is complete, before its client learns so."""
+"""Function that stores a complete response before the client learns that it is complete."""
 
 
 class GrowingResponse(GrowingAnswer):
-    """One response."""
+    """A response that grows by items."""
 
     def __init__(
         self, message: ResponseRequest, request_id: str, parser: OutputParser, is_kept: bool, keep: Keep
@@ -50,7 +50,7 @@ class GrowingResponse(GrowingAnswer):
         yield self._event("response.in_progress", response=self.content("in_progress"))
 
     def _end(self, end: ChoiceFinished, usage: Usage) -> Iterator[bytes]:
-        """All but the last event: the response is complete, and not yet announced as that."""
+        """Yield all final events but the last, which announces the response as complete."""
         if not self.output:
             yield from self._open("message", {"role": "assistant", "content": []})
         self._ended, self._usage = end, usage
@@ -69,7 +69,7 @@ class GrowingResponse(GrowingAnswer):
         return self._event("response.failed", response=content)
 
     def whole(self) -> dict[str, Any]:
-        """Of a response that has ended."""
+        """Return the complete response."""
         if self._usage is None:
             raise RuntimeError("an answer ends with Finished")
         usage, is_cut = self._usage, self._status == "incomplete"
@@ -199,7 +199,7 @@ class GrowingResponse(GrowingAnswer):
 
     @property
     def _part(self) -> dict[str, Any]:
-        """The place of the only part of the last item."""
+        """Position of the only part of the last item."""
         is_summary = self._summarises and self._is_open("reasoning")
         return self._place | {"summary_index" if is_summary else "content_index": 0}
 
@@ -213,5 +213,5 @@ _ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", "function_cal
 
 
 def _tool(given: dict[str, Any]) -> Item:
-    """Two fields are always there."""
+    """Return a tool with the two fields that OpenAI always includes."""
     return {"parameters": None, "strict": None, **given}

@@ -1,4 +1,4 @@
-"""The body of POST /v1/responses, by the rules of router/http/messages.py: items, and what is to be made of them."""
+"""Body of POST /v1/responses: items and options; router/http/messages.py has the rules of bodies."""
 
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ _CONVERSATION = "previous_response_id continues a conversation"
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-# Items: a client may repeat those of a response as it got them
+# Items, including those of earlier responses
 
 
 class ContentPart(MessagePart):
@@ -79,7 +79,7 @@ class ReasoningText(Body):
 
 
 class ReasoningItem(Body):
-    """What was thought; where the model's template shows it."""
+    """Reasoning of an earlier answer, if the model's template reads it."""
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list)
@@ -111,7 +111,7 @@ InputItem = Annotated[
 
 
 class FlatTool(Body):
-    """A function; its fields lie beside its type."""
+    """A function whose fields are next to its type."""
 
     type: Literal["function"]
     name: str
@@ -174,10 +174,10 @@ class ResponseRequest(OpenAIFields):
     stream_options: ResponseStreamOptions | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    thinking_budget: Count | None = Field(None, description="tokens of thoughts, at most")
+    thinking_budget: Count | None = Field(None, description="maximum number of reasoning tokens")
     tools: Annotated[list[FlatTool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | AllowedTools | None = None
-    parallel_tool_calls: bool | None = Field(None, description="false: one call at most")
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     metadata: Labels | None = Field(None, description="labels, which the response repeats")
     include: list[Literal["reasoning.encrypted_content"]] | None = harmless("thoughts come as they are")
 

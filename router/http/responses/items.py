@@ -1,4 +1,4 @@
-"""Items of a conversation: in one form, and as the chat messages of a template. Pure."""
+"""Items of a conversation in one form, and their conversion into chat messages. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -7,16 +7,16 @@ from baton.router.http.responses.bodies import CallItem, CallOutputItem, Content
 from baton.router.types.response import AnswerId
 
 Item = Mapping[str, Any]
-"""As JSON, in the form that the protocol lists items in; each has an id."""
+"""An item as the API lists it; each has an id."""
 Chat = dict[str, Any]
-"""A message of a chat's body."""
+"""Message in the body of a chat."""
 BETWEEN_THOUGHTS = "\n"
 
 
 def given_items(
     given: str | Sequence[InputMessage | CallItem | CallOutputItem | ReasoningItem], request_id: str
 ) -> list[Item]:
-    """An item that has no id gets one, of the request."""
+    """Return the items of an input; items without an id get one derived from the request."""
     if isinstance(given, str):
         given = [InputMessage(role="user", content=given)]
     return [_item(each, f"{request_id}_in_{place}") for place, each in enumerate(given)]
@@ -52,7 +52,7 @@ def _texts(content: str | Sequence[ContentPart]) -> list[str]:
 
 
 def chat_messages(items: Sequence[Item]) -> Iterator[Chat]:
-    """Thoughts, a text and calls that follow each other are one turn of the assistant."""
+    """Yield chat messages. Consecutive reasoning, text and calls form one turn of the assistant."""
     turn: Chat = {}
     for item in items:
         match item["type"]:

@@ -1,4 +1,4 @@
-"""A response as the chat that it is: the router and the parsers of the other routes do the rest. Pure."""
+"""Conversion of requests for responses into chat requests. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +20,8 @@ RENAMED: Renamed = {
 
 
 def chat_of(message: ResponseRequest, items: Sequence[Item], call: HttpCall) -> ChatRequest:
-    """`items`: the conversation so far, and the input. Raises: Problem."""
-    structure_of(message)  # a form that excludes another is refused by its own name
+    """Convert a request into a chat. `items`: conversation so far, and the input. Raises: Problem."""
+    structure_of(message)  # conflicting forms are rejected by the names of their fields
     system = [{"role": "system", "content": message.instructions}] if message.instructions else []
     effort = message.reasoning.effort if message.reasoning is not None else None
     chat = {
@@ -35,7 +35,7 @@ def chat_of(message: ResponseRequest, items: Sequence[Item], call: HttpCall) -> 
         "tool_choice": _choice(message),
         "parallel_tool_calls": message.parallel_tool_calls,
     }
-    # Valid already, and long lists of a body that another process parsed are arrays, which validation refuses.
+    # Already validated; long lists parsed by the helper are arrays, which validation would reject.
     shared: dict[str, Any] = {name: getattr(message, name) for name in OpenAIFields.model_fields}
     shared["keep_for_s"] = kept_for_s(message, bool(session_id(message, call)))
     return ChatRequest.model_validate(chat).model_copy(update=shared)
@@ -52,7 +52,7 @@ def _format(message: ResponseRequest) -> Mapping[str, Any] | None:
 
 
 def _tools(message: ResponseRequest) -> list[Mapping[str, Any]] | None:
-    """Those that the model may call: where the choice names some, no others."""
+    """Return the tools that the model may call: all, or those that the tool choice allows."""
     if message.tools is None:
         return None
     names = {tool.name for tool in message.tools}
@@ -60,7 +60,7 @@ def _tools(message: ResponseRequest) -> list[Mapping[str, Any]] | None:
     for place, name in enumerate(allowed or ()):
         if name not in names:
             field = "name" if isinstance(message.tool_choice, FlatNamedTool) else f"tools[{place}].name"
-            raise refused(f"tool_choice.{field}", f"there is no tool {name!r}")
+            raise refused(f"tool_choice.{field}", f"unknown tool {name!r}; declare it in tools")
     is_subset = isinstance(message.tool_choice, AllowedTools)
     return [_tool(each) for each in message.tools if not is_subset or each.name in (allowed or ())]
 

@@ -1,6 +1,6 @@
-"""What is kept of responses, so that a later turn names one in place of its conversation. Bounded, and apart by key.
+"""Store of responses, by API key and bounded, so that a later turn can name one instead of sending its conversation.
 
-A record has the whole conversation: an older one may go without harm to a newer one.
+Each record has the complete conversation, so evicting an older record does not break a newer one.
 """
 
 import hashlib
@@ -18,33 +18,33 @@ from baton.router.http.edge.problem import Problem
 from baton.router.http.responses.items import Item
 
 MAX_RECORD_BYTES = 1 << 20
-"""Reading so much JSON holds the event loop for some milliseconds."""
+"""Maximum size of a conversation: reading its JSON blocks the event loop for some milliseconds."""
 _ITEM_BYTES = 200
 _RETRY_S = 1.0
 
 
 class Records(Protocol):
-    """Bytes by owner and id. What is too old, or too much, is gone: the oldest first."""
+    """Records by owner and id. Expired records are removed, and beyond the bounds the oldest."""
 
     async def put(self, owner: str, name: str, record: bytes) -> None:
-        """Raises: RegistryUnavailable."""
+        """Store a record. Raises: RegistryUnavailable."""
 
     async def get(self, owner: str, name: str) -> bytes | None:
-        """Raises: RegistryUnavailable."""
+        """Return a record. Raises: RegistryUnavailable."""
 
     async def delete(self, owner: str, name: str) -> bool:
-        """Whether there was one. Raises: RegistryUnavailable."""
+        """Delete a record, and return whether it existed. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
 
 class MemoryRecords:
-    """Those of one process."""
+    """Records in this process's memory."""
 
     def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
-        self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # the oldest first
+        self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # oldest first
         self._owners: dict[str, OrderedDict[str, None]] = {}
         self._bytes: dict[str, int] = {}
         self.all_bytes = 0
@@ -73,7 +73,7 @@ class MemoryRecords:
         return self._drop(owner, name)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def _expire(self) -> None:
         now = self._clock()
@@ -100,7 +100,7 @@ class MemoryRecords:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response as its client got it, and the items that it answered: the whole conversation before it."""
+    """A response, and the conversation that it answers."""
 
     response: dict[str, Any]
     items: Sequence[Item]
@@ -114,7 +114,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by tenant. Everything that goes wrong is a Problem."""
+    """Stored responses by tenant. Failures are Problems."""
 
     def __init__(self, records: Records, bounds: Bounds) -> None:
         self._records = records
@@ -125,15 +125,15 @@ class ResponseStore:
         return self.bounds.per_owner > 0
 
     def refuses(self, items: Sequence[Item]) -> str | None:
-        """Why a conversation is not kept; None where it is. Its answer may make the record longer."""
+        """Return why a conversation cannot be stored, None if it can, as far as its size without the answer shows."""
         if not self.keeps:
-            return "this server keeps no responses (--responses-per-key 0)"
+            return "this server stores no responses (--responses-per-key 0); set store to false"
         if sum(map(_text_bytes, items)) > MAX_RECORD_BYTES:
-            return f"a conversation of more than {MAX_RECORD_BYTES >> 20} MiB is not kept"
+            return f"the conversation exceeds {MAX_RECORD_BYTES >> 20} MiB and cannot be stored; set store to false"
         return None
 
     async def put(self, tenant: str, kept: StoredResponse) -> bool:
-        """False where it could not be kept: the store does not answer, or it is too long with its answer."""
+        """Store a response, and return whether it was stored: not if it is too long or Redis does not answer."""
         record = kept.packed()
         if len(record) > 2 * MAX_RECORD_BYTES:
             return False
@@ -144,7 +144,7 @@ class ResponseStore:
         return True
 
     async def get(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
-        """`param`: the field that names it. Raises: Problem (404, 503)."""
+        """Return a response. `param`: field that names it. Raises: Problem (404, 503)."""
         try:
             record = await self._records.get(_owner(tenant), name) if self.keeps else None
         except RegistryUnavailable as error:
@@ -154,7 +154,7 @@ class ResponseStore:
         return StoredResponse(**json.loads(record))
 
     async def delete(self, tenant: str, name: str) -> None:
-        """Raises: Problem (404, 503)."""
+        """Delete a response. Raises: Problem (404, 503)."""
         try:
             was_there = self.keeps and await self._records.delete(_owner(tenant), name)
         except RegistryUnavailable as error:
@@ -171,25 +171,25 @@ class ResponseStore:
             f"responses are kept for {bounds.ttl_s:g} s, the newest {bounds.per_owner} of an API key with at most "
             f"{bounds.bytes_per_owner} bytes, and not with store: false"
             if self.keeps
-            else "this server keeps none"
+            else "this server stores none (--responses-per-key 0)"
         )
-        message = f"there is no response {name[:64]!r} of this API key; {reason}. Send the conversation as input"
+        message = f"unknown response {name[:64]!r} of this API key; {reason}. Send the conversation as input"
         code = "response_not_found" if param is None else "previous_response_not_found"
         return Problem(HTTPStatus.NOT_FOUND, message, param, code)
 
 
 def _text_bytes(item: Item) -> int:
-    """Its name and its place in a list included."""
+    """Return the size of an item, its overhead included."""
     parts = [*item.get("content", ()), *item.get("summary", ())]
     texts = [part["text"] for part in parts] + [item.get(name, "") for name in ("arguments", "output", "name")]
     return _ITEM_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def _owner(tenant: str) -> str:
-    """Of fixed length, and nothing but digits."""
+    """Return a name of fixed length and hexadecimal digits for a tenant."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
 
 
 def _unavailable() -> Problem:
-    message = "Redis, which keeps the responses, does not answer"
+    message = "Redis, which stores the responses, does not answer; retry later"
     return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, code="responses_unavailable", retry_after_s=_RETRY_S)

@@ -1,1 +1,1 @@
-"""The routes: one file each."""
+"""Routes, one file each."""

@@ -1,4 +1,4 @@
-"""vLLM's routes for LoRA adapters that come and go: POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
+"""Routes that load and unload LoRA adapters, as in vLLM: POST /v1/load_lora_adapter and /v1/unload_lora_adapter."""
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.edge.exchange import FullReply, Reply
@@ -11,12 +11,12 @@ TEXT = "text/plain; charset=utf-8"
 
 
 async def load_adapter(dispatcher: Dispatcher, message: LoadAdapterRequest, call: HttpCall) -> Reply:
-    """On all workers, or on none. Raises: BatonError."""
+    """Load an adapter on all workers or on none. Raises: BatonError."""
     await dispatcher.load_adapter(message.lora_name, message.lora_path, bool(message.load_inplace))
     return FullReply(f"Success: LoRA adapter '{message.lora_name}' added successfully.".encode(), media_type=TEXT)
 
 
 async def unload_adapter(dispatcher: Dispatcher, message: UnloadAdapterRequest, call: HttpCall) -> Reply:
-    """New requests are refused from now on; those that run end with it. Raises: BatonError."""
+    """Unload an adapter: new requests are rejected, running ones complete. Raises: BatonError."""
     await dispatcher.unload_adapter(message.lora_name, 0.0)
     return FullReply(f"Success: LoRA adapter '{message.lora_name}' removed successfully.".encode(), media_type=TEXT)

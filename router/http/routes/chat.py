@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, whole or as chunks: the role, then texts and parts of calls, then why it ended."""
+"""POST /v1/chat/completions, as one object or as chunks: role, then text and parts of calls, then finish reason."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,7 +33,7 @@ RENAMED: Renamed = {
 
 
 class ChatStream(ChunkStream):
-    """One request's chunks, of all its choices."""
+    """Chunks of all choices of a chat."""
 
     kind, renamed = "chat.completion.chunk", RENAMED
     plain = ('{"index":%d,"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
@@ -53,11 +53,11 @@ class ChatStream(ChunkStream):
             yield self._chunk(index, {"role": "assistant", "content": ""}, {}, "" if index else extra)
 
     def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
-        """Prompts are not repeated."""
+        """Yield nothing: chats do not repeat prompts."""
         yield from ()
 
     def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
-        """Log-probabilities and token ids go with the first part, or by themselves where there is none."""
+        """Yield the chunks of new tokens. Details of the tokens go with the first piece, or alone if there is none."""
         details: dict[str, Any] = {}
         if self._message.logprobs:
             details["logprobs"] = self._texts.chat(delta.token_ids, delta.logprobs)
@@ -108,7 +108,7 @@ def _delta(piece: OutputPiece) -> dict[str, Any]:
 
 
 async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer a chat. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     chat = await chat_request(message, call, tokenizer)
     request = chat.request
@@ -152,12 +152,12 @@ def _choice(message: ChatRequest, choice: CollectedChoice, texts: TokenTexts, pa
 
 
 def ended_by(message: Mapping[str, Any], reason: str | None) -> str | None:
-    """What a client is to do with the whole message decides, where nothing cut it off."""
+    """Return the finish reason: `tool_calls` if a complete message has calls."""
     return "tool_calls" if "tool_calls" in message and reason == "stop" else reason
 
 
 def whole_message(texts: Iterable[tuple[str, int]], parser: OutputParser) -> dict[str, Any]:
-    """`texts` come with the number of tokens that each is made of."""
+    """Assemble a message. `texts`: texts with their numbers of tokens."""
     content, thoughts, calls = "", "", list[dict[str, Any]]()
     pieces = [piece for text, tokens in texts for piece in parser.push(text, tokens)]
     for piece in (*pieces, *parser.finish()):

@@ -1,4 +1,4 @@
-"""POST /v1/completions. Several prompts are several requests answered as one."""
+"""POST /v1/completions. Several prompts are several requests with one answer."""
 
 import asyncio
 import re
@@ -38,14 +38,14 @@ from baton.router.types.response import (
     one_version,
 )
 
-_AHEAD = 64  # events that wait for a client; more of them wait in the router, which has a bound of its own
+_AHEAD = 64  # buffered events; the router buffers further ones within its own limit
 
 Answer = Callable[[GenerationRequest], AsyncGenerator[ResponseEvent, None]]
 _PROMPT = re.compile(r"(text|token_ids(\.ids)?)\b")
 
 
 def by_place(error: Exception, place: int, prompts: int) -> Exception:
-    """An error in one of several prompts names it by its place."""
+    """Name the prompt in an error of one of several prompts by its index."""
     if prompts > 1 and isinstance(error, InvalidArgument) and (found := _PROMPT.match(error.field)):
         field = f"prompts[{place}]{error.field[found.end() :]}"
         return InvalidArgument(field, error.description, error.reason, error.metadata)
@@ -53,7 +53,7 @@ def by_place(error: Exception, place: int, prompts: int) -> Exception:
 
 
 async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: Reader) -> list[Collected]:
-    """In the order of the requests; the first failure ends the others. Raises: BatonError."""
+    """Collect the answers in the order of the requests; the first failure cancels the others. Raises: BatonError."""
 
     async def one(place: int, request: GenerationRequest) -> Collected:
         try:
@@ -64,7 +64,7 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
     tasks = [asyncio.ensure_future(one(place, request)) for place, request in enumerate(requests)]
     try:
         return list(await asyncio.gather(*tasks))
-    except Exception:  # a failure of any kind ends the others; a client that leaves cancels, which is none
+    except Exception:  # any failure cancels the others; a client that disconnects raises CancelledError
         reader.leaves = Leave.SIBLING
         raise
     finally:
@@ -74,7 +74,7 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
 async def merged(
     requests: Sequence[GenerationRequest], answer: Answer, reader: Reader
 ) -> AsyncGenerator[PromptEvent, None]:
-    """Events as they come; the first failure ends the others. Raises: BatonError."""
+    """Yield the events of all requests as they come; the first failure cancels the others. Raises: BatonError."""
     queue: asyncio.Queue[PromptEvent | Exception | None] = asyncio.Queue(_AHEAD)
 
     async def follow(place: int, request: GenerationRequest) -> None:
@@ -119,14 +119,14 @@ RENAMED: Renamed = {
 
 
 async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer a completion. Raises: Problem, BatonError."""
     requests = completion_requests(message, call)
     texts = TokenTexts((await dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
     stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
     answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
     if message.stream:
         stream = CompletionStream(message, stream_id, texts)
-        if len(requests) == 1:  # nearly always, and without tasks and a queue in between
+        if len(requests) == 1:  # the usual case needs no tasks and no queue
             return StreamedReply(stream.chunks(answer(requests[0])))
         return StreamedReply(stream.chunks(merged(requests, answer, call.reader)))
     whole = await collect_all(requests, answer, call.reader)
@@ -200,7 +200,7 @@ class CompletionStream(ChunkStream):
         yield self.choice(choice)
 
     def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
-        """The prompt stands before every choice."""
+        """Yield the prompt before every choice."""
         for index in range(place * self.n, (place + 1) * self.n):
             logprobs = None
             if self._message.logprobs is not None:

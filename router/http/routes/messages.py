@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's protocol, over the same chats as OpenAI's."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the router's chats."""
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.anthropic.answer import AnthropicAnswer
@@ -13,7 +13,7 @@ __all__ = ["RENAMED", "answer_messages", "count_tokens"]
 
 
 async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer a message. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer)
     request = read.request
@@ -23,7 +23,7 @@ async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call
 
 
 async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Count the tokens of a prompt. Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     chat = await chat_request(chat_of(message, served.tokenizer.chat_template, call), call, served.tokenizer)
     prompt = chat.request.prompt

@@ -1,4 +1,4 @@
-"""Ollama's API, over the same chats and completions as OpenAI's."""
+"""Ollama's API over the router's chats and completions."""
 
 import asyncio
 import time
@@ -39,21 +39,21 @@ EMBED_NAMES: Renamed = {INPUTS: "input"}
 
 _NO_PULLS = "the server is started with its model"
 UNSERVED: Mapping[str, str] = {
-    "/api/embeddings": "/api/embed has what took its place",
+    "/api/embeddings": "use /api/embed, its successor",
     **dict.fromkeys((f"/api/{name}" for name in ("pull", "push", "create", "copy", "delete")), _NO_PULLS),
 }
-"""Paths that Ollama has, and why they are none here."""
+"""Paths of Ollama that are not served, with the reasons."""
 
 
 async def answer_chat(dispatcher: Dispatcher, message: OllamaChatRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer a chat. Raises: Problem, BatonError."""
     if not message.messages:
         return await _loaded(dispatcher, message, in_chat)
     return await _chat(dispatcher, message, call, in_chat, RENAMED)
 
 
 async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer a completion. Raises: Problem, BatonError."""
     if not message.prompt:
         return await _loaded(dispatcher, message, in_generate)
     if not message.raw:
@@ -63,7 +63,7 @@ async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest
 
 
 async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer with vectors. Raises: Problem, BatonError."""
     began = time.monotonic()
     asked = VectorCall(
         dispatcher,
@@ -74,24 +74,24 @@ async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpC
         reader=call.reader,
     )
     made = await asked.embed(prompts_of(message.input, "input"), message.dimensions)
-    # There may be millions of numbers.
+    # Vectors may have millions of numbers.
     return await asyncio.to_thread(embedded, made, time.monotonic() - began)
 
 
 async def show(dispatcher: Dispatcher, message: OllamaShowRequest, call: HttpCall) -> Reply:
-    """Raises: BatonError."""
+    """Describe a model. Raises: BatonError."""
     return json_reply(shown(await dispatcher.choose(model_name(message.model or message.name))))
 
 
 async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: PartFormat) -> Reply:
-    """Raises: BatonError."""
+    """Answer that the model is loaded. Raises: BatonError."""
     return json_reply(loaded((await dispatcher.choose(model_name(message.model))).name, shape))
 
 
 async def _chat(
     dispatcher: Dispatcher, message: AskedFields, call: HttpCall, shape: PartFormat, names: Renamed
 ) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer a chat, or a completion as a chat. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(model_name(message.model))).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
     return await _reply(dispatcher, message, read.request, call, shape, read.reader(), names)
@@ -106,7 +106,7 @@ async def _reply(
     parser: OutputParser,
     names: Renamed,
 ) -> Reply:
-    """Raises: BatonError."""
+    """Answer with one object or with lines of JSON. Raises: BatonError."""
     tokenizer = (await dispatcher.choose(request.model)).served.tokenizer
     answer = OllamaAnswer(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)

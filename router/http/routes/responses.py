@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's newer protocol, over the same chats as /v1/chat/completions; and what is kept of it."""
+"""Routes of /v1/responses: OpenAI's Responses API over the router's chats, and stored responses."""
 
 from http import HTTPStatus
 from typing import Any
@@ -21,21 +21,21 @@ __all__ = ["LIST_PARAMETERS", "RENAMED", "ResponseRoutes"]
 
 MAX_LISTED, DEFAULT_LISTED = 100, 20
 LIST_PARAMETERS: dict[str, dict[str, Any]] = {
-    "after": {"type": "string", "description": "an item's id: those behind it"},
+    "after": {"type": "string", "description": "id of the item after which the list starts"},
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": DEFAULT_LISTED},
     "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 }
-"""Of a list of items, as the OpenAPI document has them."""
+"""Query parameters of a list of items, for the OpenAPI document."""
 
 
 class ResponseRoutes:
-    """The routes of responses, over what is kept of them."""
+    """Routes of responses and of the store."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
     async def create(self, dispatcher: Dispatcher, message: ResponseRequest, call: HttpCall) -> Reply:
-        """Raises: Problem, BatonError."""
+        """Answer a request. Raises: Problem, BatonError."""
         tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
         request_id, tenant = message.request_id or call.request_id, call.caller.tenant
         items = given_items(message.input, request_id)
@@ -56,7 +56,7 @@ class ResponseRoutes:
         return json_reply(await response.collect(events))
 
     def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
-        """Raises: Problem where the client insists on what cannot be done."""
+        """Check whether the response will be stored. Raises: Problem if the client demands it and it cannot be."""
         if message.store is False:
             return False
         reason = self._store.refuses(items)
@@ -65,7 +65,7 @@ class ResponseRoutes:
         return reason is None
 
     async def one(self, scope: Scope) -> Reply:
-        """GET and DELETE of a response. Raises: Problem."""
+        """Answer GET and DELETE of a response. Raises: Problem."""
         tenant, name = caller_of(scope).tenant, scope["path_params"]["response_id"]
         if scope["method"] != "DELETE":
             return json_reply((await self._store.get(tenant, name)).response)
@@ -73,7 +73,7 @@ class ResponseRoutes:
         return json_reply({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, scope: Scope) -> Reply:
-        """All that the response answers: the conversation before it, and its input. Raises: Problem."""
+        """List the items that a response answers: the earlier conversation and its input. Raises: Problem."""
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         order, limit, after = query.get("order", "desc"), _limit(query.get("limit")), query.get("after")
         if order not in ("asc", "desc"):
@@ -83,9 +83,7 @@ class ResponseRoutes:
         if after is not None:
             places = [place for place, item in enumerate(items) if item["id"] == after]
             if not places:
-                raise Problem(
-                    HTTPStatus.NOT_FOUND, f"after: there is no item {after[:64]!r}", "after", "item_not_found"
-                )
+                raise Problem(HTTPStatus.NOT_FOUND, f"after: unknown item {after[:64]!r}", "after", "item_not_found")
             items = items[places[0] + 1 :]
         shown = items[:limit]
         ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}

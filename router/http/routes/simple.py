@@ -1,4 +1,4 @@
-"""vLLM's simple server (POST /generate) and its tokenizer routes."""
+"""Routes of vLLM's simple server (POST /generate) and tokenizer."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ _PIECE = 1 << 12  # numbers or texts
 
 
 async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpCall) -> Reply:
-    """`{"text": [prompt + output]}`; a stream repeats all of it each time. Raises: Problem, BatonError."""
+    """Answer with `{"text": [prompt + output]}`; each chunk of a stream repeats it all. Raises: Problem, BatonError."""
     events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
     if message.stream:
         return StreamedReply(_cumulative(message, events), "application/octet-stream")
@@ -39,7 +39,7 @@ async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpC
 
 
 async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Tokenize a prompt or messages. Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     _check_tokenize(message)
     if message.prompt is not None:
@@ -52,28 +52,30 @@ async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpC
         prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)
         token_ids = await served.tokenize_chat(prompt, call.caller.tenant)
     texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
-    # There may be a hundred thousand of them.
+    # A prompt may have 100,000 tokens.
     return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
 
 
 async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: HttpCall) -> Reply:
-    """Raises: BatonError."""
+    """Return the text of token ids. Raises: BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     if len(message.tokens) > MAX_DETOKENIZE_TOKENS:
-        raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.tokens)}")
+        raise InvalidArgument(
+            "token_ids", f"{len(message.tokens)} ids exceed the limit of {MAX_DETOKENIZE_TOKENS}; send fewer"
+        )
     token_ids = await served.tokenizer.checked("token_ids", message.tokens, served.vocab_size)
     return json_reply({"prompt": await served.tokenizer.decode(token_ids, False)})
 
 
 def _check_tokenize(message: TokenizeRequest) -> None:
-    """Raises: Problem for a field of the other of the two."""
+    """Check that prompt and messages have no fields of each other. Raises: Problem."""
     if (message.prompt is None) == (message.messages is None):
-        raise refused("prompt", "either a prompt or messages")
+        raise refused("prompt", "give either prompt or messages")
     if message.messages is not None and message.add_special_tokens:
-        raise refused("add_special_tokens", "goes with a prompt: a chat template writes them")
+        raise refused("add_special_tokens", "applies only to prompt; a chat template adds them itself")
     for name in ("tools", "add_generation_prompt", "chat_template_kwargs"):
         if message.prompt is not None and getattr(message, name) is not None:
-            raise refused(name, "goes with messages")
+            raise refused(name, "applies only to messages")
 
 
 def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenTexts | None) -> FullReply:
@@ -83,7 +85,7 @@ def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenText
 
 
 def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
-    """A JSON list, made in pieces: while one is made, no other thread runs."""
+    """Encode a JSON list in pieces, since encoding blocks all other threads."""
     pieces = [
         json.dumps(values[begin : begin + _PIECE], ensure_ascii=False)[1:-1].encode()
         for begin in range(0, len(values), _PIECE)
@@ -113,7 +115,7 @@ async def _cumulative(
 
 
 def _escaped(text: str) -> bytes:
-    """As it stands in JSON: once for each token, rather than all of it again with every one."""
+    """Escape a text for JSON, once per token instead of the complete text with each token."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 

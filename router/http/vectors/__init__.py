@@ -1,1 +1,1 @@
-"""OpenAI's route for vectors, and vLLM's for scores and ranks."""
+"""Routes for vectors (OpenAI), scores and ranks (vLLM)."""

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, as OpenAI has it; /v1/score and /v1/rerank, as vLLM has them."""
+"""POST /v1/embeddings in OpenAI's format, /v1/score and /v1/rerank in vLLM's."""
 
 import asyncio
 import base64
@@ -23,15 +23,15 @@ RERANK_NAMES: Renamed = {f"{QUERIES}[0]": "query", "session": "x-session-id"}
 
 
 async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, call: HttpCall) -> Reply:
-    """Raises: Problem, BatonError."""
+    """Answer with embeddings. Raises: Problem, BatonError."""
     inputs = prompts_of(message.input, "input")
     made = await _call(dispatcher, message, call).embed(inputs, message.dimensions, message.prompt_name)
-    # There may be millions of numbers.
+    # Vectors may have millions of numbers.
     return await asyncio.to_thread(_embeddings, made, message.encoding_format == "base64")
 
 
 async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: HttpCall) -> Reply:
-    """Raises: BatonError."""
+    """Answer with scores. Raises: BatonError."""
     made = await _call(dispatcher, message, call).score(_listed(message.text_1), _listed(message.text_2))
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(made.scores)]
     return json_reply(
@@ -48,7 +48,7 @@ async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: Http
 
 
 async def answer_rerank(dispatcher: Dispatcher, message: RerankRequest, call: HttpCall) -> Reply:
-    """Best first; of equal ones the earlier. Raises: BatonError."""
+    """Answer with ranked documents, best first, then in their order. Raises: BatonError."""
     made = await _call(dispatcher, message, call).score([message.query], message.documents)
     order = sorted(range(len(made.scores)), key=lambda index: -made.scores[index])
     results = [_result(message, index, made.scores[index]) for index in order[: message.top_n or None]]
@@ -95,12 +95,12 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def embedding_text(numbers: Sequence[float], as_base64: bool) -> str:
-    """As JSON."""
+    """Return a vector as JSON."""
     return json.dumps(base64_of(numbers) if as_base64 else list(numbers))
 
 
 def base64_of(numbers: Sequence[float]) -> str:
-    """Of float32, little-endian, as OpenAI's client reads it."""
+    """Encode as little-endian float32 in base64, as OpenAI's client reads it."""
     packed = array("f", numbers)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -108,7 +108,7 @@ def base64_of(numbers: Sequence[float]) -> str:
 
 
 def _embeddings(made: Vectors, as_base64: bool) -> FullReply:
-    """JSON in pieces: while one is made, no other thread runs."""
+    """Encode the answer in pieces, since encoding blocks all other threads."""
     texts = (embedding_text(numbers, as_base64) for numbers in made.numbers)
     listed = ", ".join(
         f'{{"object": "embedding", "index": {index}, "embedding": {text}}}' for index, text in enumerate(texts)

@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/embeddings, /v1/score and /v1/rerank, by the rules of router/http/messages.py."""
+"""Bodies of POST /v1/embeddings, /v1/score and /v1/rerank; router/http/messages.py has the rules of bodies."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,12 +9,12 @@ from baton.router.http.messages import Count, ModelField, Texts, TokenIds, Unser
 _CHAT_TEXT = "an input is a text or token ids"
 _TRUNCATED = "shorten the input, with /tokenize"
 
-# The router checks how many there are.
+# The router checks their number.
 TokenInputs = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 class VectorFields(ModelField):
-    """Of all three."""
+    """Fields of all three."""
 
     request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
     cache_salt: str | None = None
@@ -34,9 +34,9 @@ class EmbeddingRequest(VectorFields):
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: of float32, little-endian; default: float"
     )
-    dimensions: Count | None = Field(None, description="how many numbers of a vector are kept, the first ones")
+    dimensions: Count | None = Field(None, description="number of leading components of a vector to keep")
     prompt_name: str | None = Field(
-        None, description="of the checkpoint's prompts, the one that stands before each text; default: as it says"
+        None, description="name of the checkpoint's prompt that precedes each text; default: the checkpoint's"
     )
 
     messages: Annotated[Any, Unserved(_CHAT_TEXT)] = None
@@ -61,7 +61,7 @@ class RerankRequest(VectorFields):
 
     query: str
     documents: Texts
-    top_n: Count | None = Field(None, description="how many of them are shown, the best; 0 and left out: all")
+    top_n: Count | None = Field(None, description="number of best documents to return; default and 0: all")
     return_documents: bool | None = Field(None, description="false: without their texts")
 
     max_tokens_per_doc: Annotated[Any, Unserved(_TRUNCATED)] = None

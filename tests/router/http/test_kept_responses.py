@@ -208,7 +208,7 @@ async def test_a_server_may_keep_nothing(gateway: Gateway) -> None:
     error = await gateway.refused(PATH, input="hi", store=True)
     assert (error["param"], error["code"]) == ("store", "response_not_stored")
     error = await gateway.refused(PATH, 404, input="hi", previous_response_id=made["id"])
-    assert "keeps none" in error["message"]
+    assert "stores none" in error["message"]
 
 
 async def test_a_conversation_that_is_too_long_to_be_kept_is_refused_where_it_must_be(gateway: Gateway) -> None:

@@ -32,7 +32,7 @@ from baton.lab.benchmarks.peers.process import (
     converted_path,
     find_python,
 )
-from baton.lab.benchmarks.peers.process import Form as SourceForm
+from baton.lab.benchmarks.peers.process import CheckpointForm as SourceForm
 from baton.lab.report.statistics import MeanEstimate
 from baton.launch import CommandFailed
 

@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
 from baton.lab.benchmarks.placement import route
-from baton.lab.benchmarks.placement import with_files as with_files_bench
 from baton.lab.benchmarks.placement.files import Directory, FileOptions, SimulatedFiles
 from baton.lab.benchmarks.placement.policies import SglangCacheAware
 from baton.lab.benchmarks.placement.route import (
@@ -252,13 +251,3 @@ def test_a_placement_that_knows_of_files_finds_more_with_a_small_cache(tmp_path:
     assert known["hit_rate"] + known["loaded_rate"] >= unknown["hit_rate"] + unknown["loaded_rate"]
     assert known["ttft_mean_ms"] < none["ttft_mean_ms"]
     assert known["mispredicted"] < unknown["mispredicted"]
-
-
-def test_the_three_ways_are_measured_on_one_trace(tmp_path: Path) -> None:
-    trace = read_trace(conversations(tmp_path / "trace.jsonl"))
-    points = with_files_bench.measure("conversations", trace, Speeds(2000.0), cache_share=8, load_gb_per_s=6.0)
-    assert [point.files for point in points] == list(with_files_bench.Files)
-    none, unknown, known = (point.figures for point in points)
-    assert none.loaded_rate == 0.0 < unknown.loaded_rate
-    assert known.ttft_mean_ms < none.ttft_mean_ms
-    assert "known" in table(points, with_files_bench.COLUMNS)

@@ -162,7 +162,7 @@ def test_a_test_that_hangs_ends_with_the_processes_that_it_started(
 ) -> None:
     begin, note = suite.start, checkout / "pid"
 
-    def start(root: Path, part: suite.Part) -> "subprocess.Popen[bytes]":
+    def start(root: Path, part: suite.SuitePart) -> "subprocess.Popen[bytes]":
         process = begin(root, part)
         while not note.exists() or not note.read_text():
             assert process.poll() is None

@@ -17,9 +17,9 @@ def test_an_answer_is_that_of_transformers_and_its_kv_came_by_cuda_ipc() -> None
     from transformers import AutoModelForCausalLM
 
     from baton.lab.benchmarks.gpu.row import Setting
-    from baton.lab.benchmarks.gpu.workers import Workers, with_workers
+    from baton.lab.benchmarks.gpu.workers import WorkerPair, with_workers
 
-    async def measure(workers: Workers) -> list[tuple[list[int], list[int], object]]:
+    async def measure(workers: WorkerPair) -> list[tuple[list[int], list[int], object]]:
         found = []
         for length in (1, 33, 700):
             asked = await workers.answer(length, TOKENS)

@@ -31,7 +31,7 @@ from tests.fixtures.tools import ROOT
 from tests.lab.dashboards.expressions import SERIES, faults
 
 CONFIGS: dict[str, type[Settings]] = {
-    "gateway": RouterConfig,
+    "router": RouterConfig,
     "prefill_worker": PrefillConfig,
     "decode_worker": DecodeConfig,
 }
@@ -87,7 +87,7 @@ def test_every_process_accepts_its_configuration(
         assert config.host == "0.0.0.0"
         ports = {each["name"]: each["containerPort"] for each in container["ports"]}
         assert config.port == ports["grpc"]
-        if package == "gateway":
+        if package == "router":
             assert (config.http_port, config.admin_host) == (ports["http"], "127.0.0.1")
             assert config.has_keys == ("api-keys" in components) != config.insecure
         else:
@@ -135,7 +135,7 @@ def test_secrets_come_from_their_owner_and_the_page_says_how() -> None:
 
 def test_probes_still_reach_a_process_that_needs_certificates() -> None:
     every = {container["args"][0]: container for _, container in ours(rendered("cpu", COMPONENTS))}
-    assert every["gateway"]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    assert every["router"]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     for package in ("prefill_worker", "decode_worker"):
         worker = every[package]
         [port] = [each["value"] for each in worker["env"] if each["name"] == "BATON_HEALTH_PORT"]

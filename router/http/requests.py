@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from baton.process.foreign_text import identifier_fault
 from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
 from baton.router.http.anthropic.bodies import MessagesRequest, PromptFields
+from baton.router.http.chat_body import logprobs_count
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import (
     ChatMessage,
@@ -159,9 +160,7 @@ async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: Tokenize
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
         raise refused("max_completion_tokens", "differs from max_tokens, its other name; give one of them")
-    if message.top_logprobs is not None and not message.logprobs:
-        raise refused("top_logprobs", "needs logprobs to be true")
-    logprobs = (message.top_logprobs or 0) if message.logprobs else None
+    logprobs = logprobs_count(message.logprobs, message.top_logprobs)
     prompt = ChatPrompt(
         messages=[chat_message(each) for each in message.messages],
         add_generation_prompt=message.add_generation_prompt is not False,

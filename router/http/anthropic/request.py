@@ -1,7 +1,7 @@
 """Conversion of Anthropic's messages into a chat request. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from baton.router.http.anthropic.bodies import (
@@ -18,14 +18,13 @@ from baton.router.http.anthropic.bodies import (
     ToolUseBlock,
     UserTurn,
 )
+from baton.router.http.chat_body import ChatPart, function_tool, named_tool, request_fields, schema_format
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import ChatRequest
 from baton.router.http.requests import HttpCall, kept_for_s, session_id
 from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
 
-Chat = Mapping[str, Any]
-"""Part of the body of a chat."""
 BETWEEN_BLOCKS = "\n"
 
 RENAMED: Renamed = {
@@ -47,6 +46,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
     _check_order(message)
     config, choice = message.output_config, message.tool_choice
     chat: dict[str, Any] = {
+        **request_fields(message),
         "messages": [*_system(message), *(each for turn in message.messages for each in _turn(turn))],
         "tools": None if message.tools is None else [_tool(each) for each in message.tools],
         "tool_choice": _choice(choice),
@@ -58,7 +58,6 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
         "session_id": session_id(message, call),
         "keep_for_s": kept_for_s(message, bool(session_id(message, call))),
     }
-    chat |= {name: getattr(message, name) for name in ("model", "request_id", "done", "cache_salt", "priority")}
     if isinstance(message, MessagesRequest):
         chat |= {name: getattr(message, name) for name in ("max_tokens", "temperature", "top_p", "top_k", "stream")}
         chat |= {"stop": message.stop_sequences}
@@ -72,12 +71,12 @@ def _check_order(message: PromptFields) -> None:
         raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions can continue a text")
 
 
-def _system(message: PromptFields) -> Iterator[Chat]:
+def _system(message: PromptFields) -> Iterator[ChatPart]:
     if message.system:
         yield {"role": "system", "content": _text(message.system)}
 
 
-def _turn(turn: UserTurn | AssistantTurn) -> Iterator[Chat]:
+def _turn(turn: UserTurn | AssistantTurn) -> Iterator[ChatPart]:
     """Yield the chat messages of a turn; a user turn has one per tool result and one for its text."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
@@ -93,7 +92,7 @@ def _turn(turn: UserTurn | AssistantTurn) -> Iterator[Chat]:
             yield {"role": "user", "content": _text(texts)}
 
 
-def _answer(blocks: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> Chat:
+def _answer(blocks: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> ChatPart:
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     calls = [
         {"id": block.id, "function": {"name": block.name, "arguments": _arguments(block)}}
@@ -116,21 +115,20 @@ def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else BETWEEN_BLOCKS.join(block.text for block in content)
 
 
-def _tool(tool: CustomTool) -> Chat:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {"type": "function", "function": {**function, "strict": tool.strict}}
+def _tool(tool: CustomTool) -> ChatPart:
+    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
-def _choice(choice: AnyTool | NamedTool | None) -> str | Chat | None:
+def _choice(choice: AnyTool | NamedTool | None) -> str | ChatPart | None:
     if isinstance(choice, NamedTool):
-        return {"type": "function", "function": {"name": choice.name}}
+        return named_tool(choice.name)
     return None if choice is None else "required" if choice.type == "any" else choice.type
 
 
-def _format(config: OutputConfig | None) -> Chat | None:
+def _format(config: OutputConfig | None) -> ChatPart | None:
     if config is None or config.format is None:
         return None
-    return {"type": "json_schema", "json_schema": {"schema": config.format.schema_}}
+    return schema_format(config.format.schema_)
 
 
 def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | None:

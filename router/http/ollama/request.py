@@ -1,10 +1,11 @@
 """Conversion of Ollama's messages into chat and completion requests. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from baton.router.http.chat_body import ChatPart, logprobs_count, request_fields, schema_format
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import ChatRequest, CompletionRequest
 from baton.router.http.ollama.bodies import (
@@ -20,8 +21,6 @@ from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.chat import EFFORT, THINKING, asked_to_think
 from baton.router.types.request import GenerationRequest
 
-Chat = Mapping[str, Any]
-"""Part of the body of a chat."""
 _LATEST = ":latest"
 
 _OPTIONS = {
@@ -79,9 +78,7 @@ def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationReq
     for field, value in (("system", message.system), ("think", message.think)):
         if value:
             raise refused(field, "needs the model's chat template, which raw turns off; remove one of the two")
-    if message.top_logprobs is not None and not message.logprobs:
-        raise refused("top_logprobs", "needs logprobs to be true")
-    logprobs = (message.top_logprobs or 0) if message.logprobs else None
+    logprobs = logprobs_count(message.logprobs, message.top_logprobs)
     completion = CompletionRequest.model_validate({**_common(message), "prompt": message.prompt, "logprobs": logprobs})
     (request,) = completion_requests(completion, call)
     # OpenAI's default is 16 tokens, Ollama's is the rest of the context, as for chats.
@@ -89,10 +86,8 @@ def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationReq
 
 
 def _common(message: AskedFields) -> dict[str, Any]:
-    fields = {name: getattr(message, name) for name in ("request_id", "session_id", "keep_for_s", "done")}
-    fields |= {name: getattr(message, name) for name in ("cache_salt", "priority")}
-    fields |= {"model": model_name(message.model), "stream": message.stream is not False}
-    return {**fields, **_sampling(message.options), "response_format": _format(message)}
+    named = {"model": model_name(message.model), "stream": message.stream is not False}
+    return {**request_fields(message), **named, **_sampling(message.options), "response_format": _format(message)}
 
 
 def _sampling(options: Options | None) -> dict[str, Any]:
@@ -104,15 +99,13 @@ def _sampling(options: Options | None) -> dict[str, Any]:
     return given | ({"seed": None} if options.seed == -1 else {})
 
 
-def _format(message: AskedFields) -> Chat | None:
-    if not message.format and message.format != {}:
+def _format(message: AskedFields) -> ChatPart | None:
+    if message.format is None or message.format == "":
         return None
-    if message.format == "json":
-        return {"type": "json_object"}
-    return {"type": "json_schema", "json_schema": {"schema": message.format}}
+    return {"type": "json_object"} if isinstance(message.format, str) else schema_format(message.format)
 
 
-def _turns(message: AskedFields) -> Iterator[Chat]:
+def _turns(message: AskedFields) -> Iterator[ChatPart]:
     match message:
         case OllamaChatRequest():
             yield from (_turn(turn) for turn in message.messages or ())
@@ -122,7 +115,7 @@ def _turns(message: AskedFields) -> Iterator[Chat]:
             yield {"role": "user", "content": message.prompt}
 
 
-def _turn(turn: Turn) -> Chat:
+def _turn(turn: Turn) -> ChatPart:
     return {
         "role": turn.role,
         "content": turn.content,
@@ -133,6 +126,6 @@ def _turn(turn: Turn) -> Chat:
     }
 
 
-def _call(call: EarlierCall) -> Chat:
+def _call(call: EarlierCall) -> ChatPart:
     arguments = json.dumps(call.function.arguments, ensure_ascii=False)
     return {"id": call.id, "function": {"name": call.function.name, "arguments": arguments}}

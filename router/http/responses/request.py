@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from baton.router.http.chat_body import function_tool, named_tool, schema_format
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
 from baton.router.http.requests import HttpCall, kept_for_s, session_id, structure_of
@@ -47,7 +48,7 @@ def _format(message: ResponseRequest) -> Mapping[str, Any] | None:
         case JsonObjectFormat():
             return {"type": "json_object"}
         case NamedSchemaFormat():
-            return {"type": "json_schema", "json_schema": {"name": form.name, "schema": form.schema_}}
+            return schema_format(form.schema_, form.name)
     return None
 
 
@@ -75,14 +76,13 @@ def _allowed(choice: object) -> list[str] | None:
 
 
 def _tool(tool: FlatTool) -> Mapping[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    return {"type": "function", "function": {**function, "strict": tool.strict}}
+    return function_tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 
 def _choice(message: ResponseRequest) -> str | Mapping[str, Any] | None:
     match message.tool_choice:
         case FlatNamedTool(name=name):
-            return {"type": "function", "function": {"name": name}}
+            return named_tool(name)
         case AllowedTools(mode=mode):
             return mode
         case choice:

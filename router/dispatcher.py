@@ -61,7 +61,7 @@ from baton.router.types.worker import Adapter
 
 
 class RequestCounts:
-    """Of requests, by how they ended; of tokens, by model. Tokens count as they come, not at the end."""
+    """Counts of requests by outcome, and of tokens by model. Tokens count as they come, not at the end."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -75,7 +75,7 @@ class RequestCounts:
         self._running[record] = None
 
     def end(self, record: RequestRecord, end: RequestEnd) -> None:
-        """Raises: KeyError for one that does not run."""
+        """Count the end of a request. Raises: KeyError for one that does not run."""
         del self._running[record]
         self._ended[end.outcome, end.reason] += 1
         self._prompt_tokens[record.model] += record.prompt_tokens
@@ -92,7 +92,7 @@ class RequestCounts:
 
     @property
     def newest_running(self) -> Iterator[RequestRecord]:
-        """By their arrival, the newest first."""
+        """Return the running requests, newest first."""
         return reversed(self._running)
 
     @property
@@ -101,12 +101,12 @@ class RequestCounts:
 
     @property
     def ended(self) -> Mapping[tuple[Outcome, str], int]:
-        """By outcome and reason."""
+        """Return the counts of finished requests by outcome and reason."""
         return MappingProxyType(self._ended)
 
     @property
     def prompt_tokens(self) -> Counter[str]:
-        """Of prompts that a worker was given. A resumed stream adds none: its prompt counted when it began."""
+        """Return the prompt tokens given to workers. A resumed stream adds none: its prompt counted when it began."""
         return self._prompt_tokens + _sum({record: record.prompt_tokens for record in self._running})
 
     @property
@@ -123,11 +123,11 @@ def _sum(tokens: Mapping[RequestRecord, int]) -> Counter[str]:
 
 
 DEADLINE_SLACK_S = 0.02
-"""gRPC ends a call at its client's deadline by its own clock: a call that ends so near to it has ended by that."""
+"""Time before the deadline from which a cancelled call counts as expired: gRPC ends it by its own clock."""
 
 
 class Accounts:
-    """Every request of this router from its beginning to its end: counted while it runs, traced when it has ended."""
+    """All requests of this router: counted while they run, traced when they have ended."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
@@ -150,8 +150,9 @@ class Accounts:
     def request(
         self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
     ) -> Iterator[None]:
-        """One request, from its beginning to its end: the exception shows how it ended. `deadline_s`: a reading of the
-        monotonic clock. `life`: as in Dispatcher.answer.
+        """Follow one request to its end; an exception shows how it ended. `deadline_s`: monotonic seconds.
+
+        `life`: see Dispatcher.answer.
         """
         reader.requests += 1
         self._begin(record)
@@ -194,7 +195,7 @@ class Accounts:
         return self._tracer.recent.find(given)
 
     def running_ids(self, tenant: str) -> set[str]:
-        """Of a tenant's requests that run, as far as they have one."""
+        """Return the ids of a tenant's running requests, as far as they have one."""
         running = (record.prepared for record in self.counts.newest_running)
         return {each.request_id for each in running if each is not None and each.tenant == tenant}
 
@@ -212,7 +213,7 @@ class Accounts:
     def _left(
         self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
     ) -> RequestEnd:
-        """Its events are read no more."""
+        """Record a stream whose events are read no more."""
         if record.summary is not None:
             return ANSWERED
         if life is not None and life.expired():
@@ -240,7 +241,7 @@ class Dispatcher:
         streams: Streams,
         meters: KeyMeters | None = None,
     ) -> None:
-        """`meters` of API keys, which may be shared with other routers; None: this router's own."""
+        """Create a dispatcher. `meters` of API keys may be shared with other routers; None: this router's own."""
         self._readiness = readiness
         self._scheduling = scheduling
         self._limits = limits
@@ -297,7 +298,7 @@ class Dispatcher:
         return ChosenModel(served, choose_adapter(model, self._adapters(served)))
 
     async def load_adapter(self, name: str, path: str, replaces: bool) -> tuple[Adapter, list[str]]:
-        """On all workers of the model; see ClusterAdapters.load. Raises: BatonError."""
+        """Load an adapter on all workers of the model; see ClusterAdapters.load. Raises: BatonError."""
         served = await self._readiness.gate.model()
         return await self._scheduling.fleet.adapters.load(name, path, replaces, served.name, served.fingerprint)
 
@@ -306,7 +307,7 @@ class Dispatcher:
         return await self._scheduling.fleet.adapters.unload(name, wait_s)
 
     async def reload(self, path: str, grace_s: float) -> tuple[ChosenModel, list[str]]:
-        """Other weights on all workers of the model, also before it is ready; see ClusterAdapters.reload.
+        """Load other weights on all workers of the model, even before it is ready; see ClusterAdapters.reload.
 
         Raises: BatonError.
         """
@@ -317,7 +318,7 @@ class Dispatcher:
 
     @property
     def version(self) -> str:
-        """Of the weights that new requests are answered by; empty where no model is known yet."""
+        """Version of the weights that answer new requests; empty before a model is known."""
         served = self._readiness.gate.served
         return "" if served is None else ChosenModel(served, self._weights).version
 
@@ -339,10 +340,10 @@ class Dispatcher:
         life: asyncio.Timeout | None = None,
         reader: Reader | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """One Started, PromptParts, Deltas, one Finished per choice; of a resumed stream the rest of them.
+        """Yield one Started, PromptParts, Deltas, and one Finished per choice; for a resumed stream, the rest of them.
 
-        Closing it cancels all. `life` is made to expire where another stream of the same request begins; None: this
-        one is not to be resumed. `reader`: whose call it is; None: only this one's. Raises: BatonError.
+        Closing the iterator cancels everything. `life` expires when another stream of the same request begins; None:
+        the stream cannot be resumed. `reader`: owner of the call; None for this call alone. Raises: BatonError.
         """
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
@@ -421,7 +422,7 @@ class Dispatcher:
         return Beginning(prepared, chosen, request.tenant, token, shown_tokens=request.shown_tokens)
 
     async def _chosen(self, request: GenerationRequest) -> tuple[ChosenModel, PreparedRequest]:
-        """With the weights that are in force once it is prepared. Raises: BatonError."""
+        """Prepare a request with the weights that are in force afterwards. Raises: BatonError."""
         while True:
             weights = self._weights
             chosen = await self.choose(request.model)
@@ -450,7 +451,7 @@ class Dispatcher:
         return Finished(choice, record.summary)
 
     async def _begin_again(self, asked: ResumeRequest) -> Beginning:
-        """From the journal's record, or from the request itself. Raises: BatonError."""
+        """Prepare a resumed request from the journal's record, or from the request itself. Raises: BatonError."""
         check_names(asked)
         current_request_id.set(asked.request_id)
         served = await self._readiness.gate.model()

@@ -87,7 +87,7 @@ class RouterProcess:
         self._registry, self._membership = _membership(config)
         self._keys = keys = config.open_keys()
         self.access = Access(None if keys is None else lambda: keys.ring)
-        """Which callers are allowed; for HTTP too."""
+        """Callers that are allowed, over HTTP too."""
         self.cluster = cluster = Cluster()
         policy = placement_policy(config)
         timing = session_timing(config)
@@ -116,7 +116,7 @@ class RouterProcess:
         self._peer_routers = self._meet_peers(self._shares, router_id, meters)
         self._journal_store = _journal_store(config, router_id)
         self.journal = self._open_journal(self._journal_store, router_id)
-        """None without Redis."""
+        """Journal in Redis; None without it."""
         self.streams = Streams(router_id, self.journal, self._took_over)
         self._planning = _planning(config, cluster, queue, fleet, self._shares)
         explainer = Explainer(tracer.recent, cluster.name_of, caches=cluster.caches)
@@ -179,7 +179,7 @@ class RouterProcess:
 
     @property
     def loop_busy_s(self) -> float:
-        """How long this process's event loop was too busy to take things in, so far."""
+        """Time for which this process's event loop was too busy to process events, in seconds since the start."""
         return self._lag.busy_s
 
     @property
@@ -188,7 +188,7 @@ class RouterProcess:
 
     @property
     def registry_problem(self) -> str:
-        """Why Redis does not take what this router and its workers write; empty where it does."""
+        """Reason why Redis rejects writes of this router and its workers; empty if it does not."""
         parts = (self._membership, self._peer_routers, self.journal)
         return next((part.problem for part in parts if part is not None and part.problem), "")
 
@@ -288,7 +288,7 @@ class RouterProcess:
             await self._running.health.set_serving(ready)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """These tasks end only by cancellation; anything else is a bug, and a router without them serves no request."""
+        """End the process with a task that ended without being cancelled: a router without it serves no request."""
         ended_on_cancel = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
         if ended_on_cancel or self._running is None:
             return
@@ -318,7 +318,7 @@ def _host(config: RouterConfig) -> str:
 
 
 def address_of(config: RouterConfig) -> str:
-    """By which other routers and operators know this one."""
+    """Return the address by which other routers and operators know this router."""
     return host_and_port(_host(config), config.port)
 
 
@@ -351,7 +351,9 @@ def _planning(
         return None
 
     async def may_act() -> bool:
-        """One router of several; all of them know the same. Without Redis there is one, or the number is unknown."""
+        """Return whether this router's planner may act: one router of several holds the lease;
+        without Redis, always.
+        """
         if shares is None:
             return True
         try:

@@ -1,4 +1,4 @@
-"""When this router may serve: the workers are there, their model is loaded, a probe request came back.
+"""Readiness of this router: the workers are there, their model is loaded, a probe request came back.
 
 waiting for workers -> loading the tokenizer -> probe -> ready -> (no such workers left) -> waiting ...
 
@@ -38,9 +38,9 @@ class ProbeFailed(Exception):
 
 
 async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float) -> Placement:
-    """One short greedy request all the way: prefill, transfer and decode, or a decode worker that computes it all.
+    """Send one short greedy request through prefill, transfer and decode, or a decode worker that computes it all.
 
-    Returns which way it went. Raises: ProbeFailed, BatonError.
+    Returns its placement. Raises: ProbeFailed, BatonError.
     """
     pooling = served.pooled_alone()
     # One complete block and one token: KV of a whole block travels.
@@ -78,7 +78,7 @@ async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float
 
 
 class Readiness:
-    """`on_change` is awaited with whether the router is ready, whenever that changes."""
+    """Readiness of this router. `on_change` is awaited with every change of it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Readiness:
         known_prompt_bytes: int,
         tool_format: str = "",
     ) -> None:
-        """`wait_s` bounds how long a request waits for readiness."""
+        """Create it. `wait_s`: maximum time that a request waits for readiness."""
         self._scheduling = scheduling
         alone = policy.no_prefill_worker is NoPrefillWorker.LOCAL
         self._answers_need = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
@@ -122,14 +122,14 @@ class Readiness:
 
     @property
     def detail(self) -> str:
-        """Why it is not ready, or in which way less than it should be; empty when all is well."""
+        """Reason why the router is not ready, or is less than it should be; empty if all is well."""
         if self.ready and not self.gate.detail and self._prefill_untried:
             return "a prefill worker awaits its readiness probe"
         return self.gate.detail
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why workers take no requests though their processes answer, by endpoint."""
+        """Reasons why workers take no requests though their processes answer, by endpoint."""
         found = dict[str, str]()
         for worker in self._scheduling.cluster.workers:
             if worker.held and worker.description is not None and self._serving is not None:
@@ -140,12 +140,12 @@ class Readiness:
         return {endpoint: why for endpoint, why in found.items() if why}
 
     def _refusals(self) -> list[str]:
-        """For people, as a log and an error have them."""
+        """Return the refusals in words, for logs and errors."""
         name_of = self._scheduling.cluster.name_of
         return [f"{name_of(endpoint)} is refused: {why}" for endpoint, why in self.refused.items()]
 
     def _log_refusals(self) -> None:
-        """Those that are news."""
+        """Log the refusals that are new."""
         refusals = self._refusals()
         for refusal in refusals:
             if refusal not in self._logged:
@@ -261,7 +261,7 @@ class Readiness:
         await self._on_change(ready)
 
     def _can_answer(self) -> bool:
-        """With the model that is served."""
+        """Return whether workers that serve the model can answer."""
         description = self._answering()
         served = self.gate.served
         return description is not None and served is not None and description.fingerprint == served.fingerprint

@@ -81,7 +81,7 @@ class TokenFlow:
 
 
 class RolePlanning:
-    """One router's planner. `may_act` is whether it is this router's turn to change anything."""
+    """Planner of one router. `may_act`: whether it is this router's turn to change anything."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class RolePlanning:
             await self.look()
 
     async def look(self) -> None:
-        """Once."""
+        """Observe the cluster once, and act."""
         now = self._clock()
         situation = self.situation()
         self._replicas.look(situation, now)
@@ -155,7 +155,7 @@ class RolePlanning:
         self._planner.changed(now)
 
     def situation(self) -> Situation:
-        """As it is now."""
+        """Return the present situation."""
         now = self._clock()
         while self._ended and now - self._ended[0].at_s > WINDOW_S:
             self._ended.popleft()

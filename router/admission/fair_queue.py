@@ -23,7 +23,7 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False, slots=True)
 class Entry(Generic[Item]):
-    """One waiting request. `number` counts arrivals."""
+    """Request in the queue. `number` counts arrivals."""
 
     item: Item
     tenant: str

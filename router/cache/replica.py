@@ -37,7 +37,7 @@ class Hits(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """Whose lanes these are."""
+    """Lanes of one set of workers."""
 
     found: tuple[str, ...]
     ready: tuple[str, ...]
@@ -76,7 +76,7 @@ class PrefixIndex:
         return len(self._lanes)
 
     def blocks(self, worker: str) -> int:
-        """How many are ready there."""
+        """Return the number of blocks that are ready on the worker."""
         holder = self._holders.get(worker)
         return 0 if holder is None else len(holder.ready)
 
@@ -137,7 +137,7 @@ class PrefixIndex:
             holder.expected[owner] = new
 
     def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
-        """As `expect`, of a prompt whose end is not reported to this router."""
+        """Expect the blocks of a prompt whose end is not reported to this router."""
         holder, owner = self._holder(worker), object()
         holder.elsewhere.append(owner)
         self.expect(worker, owner, block_hashes)
@@ -145,7 +145,7 @@ class PrefixIndex:
             self.settle(worker, holder.elsewhere.popleft())
 
     def settle(self, worker: str, owner: object) -> Sequence[bytes]:
-        """This prompt will make no more blocks there. Returns the expected blocks that the worker did not report."""
+        """End the expectations of a prompt, and return the expected blocks that the worker did not report."""
         holder = self._holders.get(worker)
         if holder is None:
             return ()
@@ -165,7 +165,7 @@ class PrefixIndex:
         self._ends_of.clear()
 
     def hits(self, block_hashes: Sequence[bytes]) -> Hits:
-        """How many blocks of this prompt, from its beginning, each worker has."""
+        """Return the number of blocks of this prompt, from its beginning, on each worker."""
         found: dict[str, int] = {}
         ready: dict[str, int] = {}
         for blocks, lanes in self._ends(block_hashes):
@@ -228,10 +228,10 @@ MIDWAY = 4
 
 
 class PrefixFanOut:
-    """Where the newest prompts diverge: how many prompts continued behind a known prefix.
+    """Count of prompts that continued behind a known prefix: where the newest prompts diverge.
 
     The end of a prompt is continued by its conversation's next turn. A system prompt or a document is continued by many
-    prompts, each in its own way: a worker that computes it again makes its blocks for all prompts that come after.
+    prompts, each in its own way: a worker that computes it again has its blocks for all later prompts.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
@@ -254,7 +254,7 @@ class PrefixFanOut:
             self._counts.popitem(last=False)
 
     def behind(self, block_hashes: Sequence[bytes], known_blocks: int) -> int:
-        """How many diverged there before; 0 where nothing is known of the prompt."""
+        """Return the number of prompts that diverged there before; 0 if the prompt is unknown."""
         return self._counts.get(block_hashes[known_blocks - 1], MIDWAY) if 0 < known_blocks <= len(block_hashes) else 0
 
 
@@ -268,7 +268,7 @@ RESYNC_PERIOD_S = 10.0
 
 
 class CacheAudit:
-    """How right this router was about one worker's cache: the hits that it predicted, and those that were found."""
+    """Accuracy of one worker's view: predicted hits against hits found."""
 
     def __init__(self) -> None:
         self.checked_requests = 0
@@ -291,7 +291,7 @@ class CacheAudit:
         return sum(self._wrong) / len(self._wrong) if self._wrong else 0.0
 
     def wants_resync(self, now: float) -> bool:
-        """Whether something must be wrong with the view itself. True at most once in a while."""
+        """Return whether the view itself must be wrong; true at most once per interval."""
         rested = self._resynced_s is None or now - self._resynced_s >= RESYNC_PERIOD_S
         if not rested or len(self._wrong) < LEAST_REQUESTS or self.drift <= MOST_DRIFT:
             return False
@@ -323,7 +323,7 @@ class Evictions:
         return len(self._at_s)
 
     def begin(self, now: float) -> None:
-        """From now on they are all added. Monotonic seconds, as all times here."""
+        """Start recording evictions, in monotonic seconds."""
         if self._known_since_s is None:
             self._known_since_s = now
 
@@ -338,7 +338,7 @@ class Evictions:
                 self._known_since_s = at_s.pop(block_hash)
 
     def known_s(self, now: float) -> float:
-        """All evictions of so many seconds are here."""
+        """Return the length of time for which all evictions are recorded."""
         return 0.0 if self._known_since_s is None else max(0.0, now - self._known_since_s)
 
     def runs(self, block_hashes: Sequence[bytes], first: int, now: float) -> tuple[EvictedRun, ...]:
@@ -372,7 +372,7 @@ BEHIND_S = 1.0  # changes that a report counts may take so long to arrive; it ma
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """One message of the worker's; `sequence` counts them from 1."""
+    """Changes in one message of a worker; `sequence` counts the messages from 1."""
 
     sequence: int
     stored: tuple[bytes, ...]
@@ -381,7 +381,7 @@ class CacheChanges:
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshotPart:
-    """Some of all that the worker has after the changes of `sequence`; parts count from 0."""
+    """Part of a snapshot after the changes of `sequence`; parts count from 0."""
 
     sequence: int
     part: int
@@ -390,7 +390,7 @@ class CacheSnapshotPart:
 
 
 class Wrong(StrEnum):
-    """How it shows that a view cannot be right."""
+    """Reason why a view cannot be right."""
 
     GAP = auto()  # a change is missing
     BEHIND = auto()  # changes that the worker has announced do not arrive
@@ -444,7 +444,7 @@ class CacheReplica:
         return False
 
     def take_snapshot(self, part: CacheSnapshotPart, now: float) -> None:
-        """All parts of a snapshot replace what the index has; an old one, of something that is followed, does not."""
+        """Replace the index by a complete snapshot. An old one of a view that is followed changes nothing."""
         if self.follows and part.sequence < self.sequence:
             return
         if self._parts_of != (part.sequence, part.parts):
@@ -502,7 +502,7 @@ class CacheReplica:
             self._index.evict(self._worker, (self._assumed.popitem(last=False)[0],))
 
     def _ask(self, now: float) -> bool:
-        """Whether nothing came of the last time for long enough."""
+        """Return whether the last request for a snapshot had no result for long enough."""
         if self._asked_s is not None and now - self._asked_s <= ASK_AGAIN_S:
             return False
         self._asked_s = now
@@ -511,7 +511,7 @@ class CacheReplica:
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """For people."""
+    """State of a worker's view, for an operator."""
 
     follows: bool
     exact: bool
@@ -534,7 +534,7 @@ class Caches:
         self._salted = SaltedNames()
 
     def connected(self, worker: str) -> None:
-        """It is to be asked for a snapshot. If it was connected before, it is the same process, or was forgotten."""
+        """Request a snapshot of a worker. If it was connected before, it is the same process, or was forgotten."""
         cache = self._caches.get(worker)
         if cache is None:
             cache = self._caches[worker] = CacheReplica(worker, self.index)
@@ -547,7 +547,7 @@ class Caches:
             cache.disconnected()
 
     def forget(self, worker: str) -> None:
-        """Its process is gone."""
+        """Forget a worker whose process is gone."""
         self._caches.pop(worker, None)
         self._share_evictions()
         self.index.forget(worker)
@@ -562,17 +562,17 @@ class Caches:
             cache.take_snapshot(part, now)
 
     def check(self, worker: str, reported: CacheSum | None, now: float) -> bool:
-        """With the sum of a report."""
+        """Compare the view with the checksum of a report."""
         cache = self._caches.get(worker)
         return cache is not None and cache.check(reported, now)
 
     def wrong(self, worker: str) -> Wrong | None:
-        """Why its view was given up the last time."""
+        """Return why the worker's view was dropped the last time."""
         cache = self._caches.get(worker)
         return None if cache is None else cache.wrong
 
     def follows(self, worker: str) -> bool:
-        """Whether it reports its cache; otherwise `assume` the blocks of prompts that were sent there."""
+        """Return whether the worker reports its cache; if not, call `assume` with the blocks of its prompts."""
         cache = self._caches.get(worker)
         return cache is not None and cache.follows
 
@@ -588,7 +588,7 @@ class Caches:
             cache.audit.take(predicted_tokens, actual_tokens)
 
     def look(self, worker: str, block_hashes: Sequence[bytes], hit_blocks: int, now: float) -> CacheLook:
-        """What is known of a prompt there that is placed now: `hit_blocks` of it are there, or will be."""
+        """Return the cache state of a prompt that is placed on the worker with `hit_blocks` present or expected."""
         cache = self._caches.get(worker)
         if cache is None:
             return CacheLook(hit_blocks, follows=False, known_s=0.0)
@@ -597,9 +597,9 @@ class Caches:
         return CacheLook(hit_blocks, cache.follows, evictions.known_s(now), evicted)
 
     def under_other_salt(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes], worker: str) -> Held:
-        """How much of a prompt is in a cache under another salt or without one: on `worker` if it is there too.
+        """Return how much of a prompt is cached under another salt or without one: on `worker`, if it is there too.
 
-        `plain_hashes`: names of its first blocks without a salt, the same ones where it has none.
+        `plain_hashes`: names of its first blocks without a salt; the same names if it has none.
         """
         if not plain_hashes or (not self._salted and plain_hashes[0] == block_hashes[0]):
             return NOWHERE
@@ -636,7 +636,7 @@ class Caches:
         )
 
     def _share_evictions(self) -> None:
-        """Many workers keep fewer each."""
+        """Divide the record of evictions among the workers: many workers keep fewer each."""
         most = min(KEPT_EVICTIONS, MOST_EVICTIONS // max(1, len(self._caches)))
         for cache in self._caches.values():
             cache.evictions.most = most

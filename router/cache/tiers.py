@@ -169,7 +169,7 @@ class _Follower:
 
 
 class Known(NamedTuple):
-    """Known files, for people."""
+    """Known files, for an operator."""
 
     folder_blocks: int  # in the worker's own files
     directory_blocks: int  # different ones, in all files that it reads

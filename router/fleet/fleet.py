@@ -91,10 +91,10 @@ Own = TypeVar("Own")
 
 
 class Inbox(Generic[Own]):
-    """Of one request: what workers send about its attempts, and its own events. `wake_ups` are those of the router.
+    """Inbox of one request: worker events about its attempts, and its own events. `wake_ups` are shared by the router.
 
-    The length of the answer bounds it: workers never send a token twice within a session, so a stalled client can hold
-    no more here than it asked for.
+    The length of the answer bounds it: workers never send a token twice within a link, so a stalled client can queue no
+    more here than it asked for.
     """
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
@@ -108,7 +108,7 @@ class Inbox(Generic[Own]):
         self._wake()
 
     def put_own(self, event: Own) -> None:
-        """It goes before all that workers have sent, and waits for no turn."""
+        """Queue an own event ahead of everything that workers have sent, without waiting for a turn."""
         self._own.append(event)
         self._wake()
 
@@ -118,7 +118,7 @@ class Inbox(Generic[Own]):
         return self._arrivals[0] if self._arrivals else None
 
     def take_first(self) -> Arrival:
-        """Raises: IndexError without one."""
+        """Remove the first worker event. Raises: IndexError if there is none."""
         return self._arrivals.popleft()
 
     async def take(self) -> Arrival | Own:
@@ -163,7 +163,7 @@ class WorkerSessions:
         adapter_store: AdapterStore | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`router_id`: 16 random bytes of this process, drawn here if None.
+        """Create the links. `router_id`: 16 random bytes of this process, drawn here if None.
 
         `on_change` is called when there may be more capacity, or fewer workers, than before.
         """
@@ -187,7 +187,7 @@ class WorkerSessions:
                 self._follow(records, tasks)
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
-        """From now on its workers' events about this attempt go to the inbox, until `close`."""
+        """Send the workers' events about this attempt to the inbox, until `close`."""
         self._attempts[attempt_id] = _Open(inbox, placement)
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
@@ -203,7 +203,7 @@ class WorkerSessions:
             self._send_attempt(tag.attempt_id, endpoint, command)
 
     def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
-        """Has a decode worker continue an answer that it makes for that router. A lost worker fails the attempt."""
+        """Let a decode worker continue another router's answer. A lost worker fails the attempt."""
         self._send_attempt(tag.attempt_id, endpoint, session_wire.adopt(router_id, attempt_id, tag))
 
     def _send_attempt(self, attempt_id: int, endpoint: str, command: Command) -> None:
@@ -212,7 +212,9 @@ class WorkerSessions:
             self.on_event(endpoint, Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
-        """`keep_landed`: to a decode worker, its blocks of the prompt are of use to the next attempt."""
+        """Cancel an attempt on a worker. `keep_landed`: the next attempt can use the prompt blocks
+        of a decode worker.
+        """
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
     def request_credit(self, wanted: CreditRequest) -> None:
@@ -220,7 +222,7 @@ class WorkerSessions:
         self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:
-        """Has a worker drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
+        """Let a worker drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
         endpoint = endpoint_to_change(self._cluster.workers, worker_id, role)
         if endpoint is not None and not self._send(endpoint, session_wire.change_role(role)):
             raise Unavailable(f"{worker_id} was lost", "WORKER_LOST", RETRY_S)

@@ -117,14 +117,14 @@ _RARE = frozenset(
 
 
 class ResponseCheck:
-    """Of one worker, whose model has so many tokens; until it has described itself, as many as there may be."""
+    """Check of one worker's messages against the size of its model; until it has described itself, of any model."""
 
     def __init__(self, vocab_size: int = MOST_VOCABULARY) -> None:
         self._bounds = Bounds(_rules(vocab_size))
         self._vocab_size = vocab_size
 
     def check(self, message: session_pb2.ConnectResponse) -> None:
-        """Raises: OutOfBounds."""
+        """Check a message. Raises: OutOfBounds."""
         if message.HasField("step_outputs"):  # hundreds a second
             numbers_of_message = (message.number, message.acknowledged, message.epoch)
             if max(numbers_of_message) <= MAX_EXACT:
@@ -151,6 +151,6 @@ class ResponseCheck:
 
 
 def _check_logprobs(output: session_pb2.SequenceOutput) -> None:
-    """Raises: OutOfBounds."""
+    """Check log-probabilities. Raises: OutOfBounds."""
     if output.logprobs and len(output.logprobs) != len(output.token_ids):
         raise OutOfBounds(f"logprobs: {len(output.logprobs)} entries for {len(output.token_ids)} tokens")

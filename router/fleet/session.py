@@ -40,7 +40,7 @@ MOST_TOGETHER = 256  # commands of a message: a worker takes them in without loo
 
 
 class SessionOutbox:
-    """`put` never waits. A burst of cancels is one thing to do for a worker, and is there at once."""
+    """Queue of commands to one worker. `put` never waits. A burst of cancels is sent as one message."""
 
     def __init__(self) -> None:
         self._waiting: deque[Command] = deque()
@@ -76,7 +76,7 @@ _REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAU
 
 
 def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
-    """As the generated stub does, of commands."""
+    """Open the stream as the generated stub does, for serialised commands."""
     begin = channel.stream_stream(
         _METHOD,
         request_serializer=Command.to_bytes,
@@ -106,7 +106,9 @@ class SessionListener(Protocol):
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
     def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
-        """Its process answers and must not be used. At each try; None: it did not describe itself."""
+        """Handle a worker whose process answers but must not be used, at each try. `description`:
+        None if it sent none.
+        """
 
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
@@ -135,11 +137,11 @@ class _WorkerSilent(Exception):
 
 
 class _WorkerInvalid(Exception):
-    """What the worker sends cannot be used: the session is lost."""
+    """Error: the worker sends messages that cannot be used. The link is closed."""
 
 
 class WorkerSession:
-    """One (router, worker) pair. `run` until cancelled; `send` never waits."""
+    """Link between this router and one worker. `run` it until cancelled; `send` never waits."""
 
     def __init__(
         self,
@@ -169,7 +171,7 @@ class WorkerSession:
 
     @property
     def held(self) -> bool:
-        """There is a session, connected or in its grace: requests on that worker may continue."""
+        """Whether the link is open, or in its reconnect grace: requests on the worker may continue."""
         return self._epoch != 0
 
     def send(self, command: Command) -> bool:
@@ -200,7 +202,7 @@ class WorkerSession:
                 self._grace.cancel()
 
     async def _connection(self) -> bool:
-        """One connection, from Hello to its end. Returns whether it got as far as Welcome."""
+        """Run one connection from Hello to its end. Return whether it reached Welcome."""
         self._heard_at = time.monotonic()
         welcomed = False
         try:
@@ -234,7 +236,9 @@ class WorkerSession:
         return welcomed
 
     async def _require_proof(self, call: Call, proof: CallProof | None) -> None:
-        """Before anything is sent. A worker without a secret would say nothing before our greeting."""
+        """Require the worker's proof before anything is sent. A worker without a secret would say nothing before our
+        greeting.
+        """
         if proof is None:
             return
         try:
@@ -397,7 +401,7 @@ class WorkerSession:
 
 
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Raises the exception of the first to end, and has ended the others by then.
+    """Wait until one task ends, end the others, and raise its exception.
 
     A TaskGroup that fails just as it is cancelled would raise the failure alone, before Python 3.13.
     """

@@ -110,9 +110,9 @@ class RequestDeps:
 
 
 class Lease:
-    """Everything that one attempt holds outside of its request. `release` returns it, exactly once.
+    """Resources that one attempt holds outside of its request. `release` returns them, exactly once.
 
-    This is the lock of a suspected request; its queue entry; then its charges on the workers, its share of the wait
+    These are the lock of a suspected request; its queue entry; then its charges on the workers, its share of the wait
     estimate, its inbox at the links, the work of its workers, and its journal entry.
     """
 

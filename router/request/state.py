@@ -1,4 +1,4 @@
-"""How events change a request and its attempts. Pure: time comes in, effects go out.
+"""Changes of a request and its attempts by events. Pure: time comes in, effects go out.
 
 | phase | event | next phase |
 |---|---|---|

@@ -46,9 +46,11 @@ def harmless(reason: str) -> Any:
 
 
 _TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets what it reads"
-_TEXT_ONLY = "messages and answers are text"
+TEXT_ONLY = "messages and answers are text"
+OWN_TOOLS = "the server runs no tools; a client runs those that it names"
 
 MAX_PROMPTS = 256
+MAX_TOOLS = 128
 
 Count = Annotated[int, Field(ge=0, le=2**32 - 1)]
 TokenId = int  # the router checks it against the vocabulary
@@ -297,7 +299,7 @@ class ChatMessage(Body):
     # No template would show these.
     refusal: Annotated[Any, Unserved("put the text into content", ("",))] = None
     function_call: Annotated[Any, Unserved("tool_calls has calls")] = None
-    audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
+    audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
 
 
 Parameters = Annotated[dict[str, Any], BeforeValidator(lambda given: {"type": "object"} if given is True else given)]
@@ -337,7 +339,7 @@ class ChatRequest(ChoiceFields):
     max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     add_generation_prompt: bool | None = None
@@ -354,8 +356,8 @@ class ChatRequest(ChoiceFields):
 
     functions: Annotated[Any, Unserved("tools has functions", ([],))] = None
     function_call: Annotated[Any, Unserved("tool_choice chooses a function")] = None
-    modalities: Annotated[Any, Unserved(_TEXT_ONLY, (["text"],))] = None
-    audio: Annotated[Any, Unserved(_TEXT_ONLY)] = None
+    modalities: Annotated[Any, Unserved(TEXT_ONLY, (["text"],))] = None
+    audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
     web_search_options: Annotated[Any, Unserved("nothing is searched")] = None
     moderation: Annotated[Any, Unserved("nothing is moderated")] = None
     verbosity: Annotated[Any, Unserved("ask for it in a message", ("medium",))] = None
@@ -364,8 +366,8 @@ class ChatRequest(ChoiceFields):
     continue_final_message: Annotated[Any, Unserved("/v1/completions continues a text", (False,))] = None
     chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
     documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
-    mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
-    media_io_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
+    media_io_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
 
 
 # vLLM's simple server and its tokenizer routes
@@ -385,7 +387,7 @@ class TokenizeRequest(ModelField):
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = Field(
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
         None, description="with messages"
     )
     add_special_tokens: bool | None = Field(None, description="with a prompt; default: true")
@@ -395,7 +397,7 @@ class TokenizeRequest(ModelField):
 
     continue_final_message: Annotated[Any, Unserved("a chat template ends each message", (False,))] = None
     chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
-    mm_processor_kwargs: Annotated[Any, Unserved(_TEXT_ONLY, ({},))] = None
+    mm_processor_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
 
 
 class DetokenizeRequest(ModelField):

@@ -4,9 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from baton.router.http.messages import Body, CacheControl, Count, Parameters, RequestFields, Texts, Unserved, harmless
-
-_OWN_TOOLS = "there are no tools on this server; a client runs those that it names"
+from baton.router.http.messages import (
+    MAX_TOOLS,
+    OWN_TOOLS,
+    Body,
+    CacheControl,
+    Count,
+    Parameters,
+    RequestFields,
+    Texts,
+    Unserved,
+    harmless,
+)
 
 
 class Block(Body):
@@ -77,8 +86,8 @@ class CustomTool(Body):
 
     eager_input_streaming: bool | None = harmless("arguments are streamed as they are written")
     input_examples: Annotated[Any, Unserved("put them into the description", ([],))] = None
-    defer_loading: Annotated[Any, Unserved(_OWN_TOOLS, (False,))] = None
-    allowed_callers: Annotated[Any, Unserved(_OWN_TOOLS, (["direct"],))] = None
+    defer_loading: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = None
+    allowed_callers: Annotated[Any, Unserved(OWN_TOOLS, (["direct"],))] = None
 
 
 class AnyTool(Body):
@@ -120,13 +129,13 @@ class PromptFields(RequestFields):
 
     messages: Annotated[list[Turn], Field(fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Annotated[AnyTool | NamedTool, Field(discriminator="type")] | None = None
     thinking: Thinking | None = Field(None, description="default: none, where the model's template leaves the choice")
     output_config: OutputConfig | None = None
 
     cache_control: CacheControl | None = None
-    mcp_servers: Annotated[Any, Unserved(_OWN_TOOLS, ([],))] = None
+    mcp_servers: Annotated[Any, Unserved(OWN_TOOLS, ([],))] = None
     context_management: Annotated[Any, Unserved("a prompt that is too long is refused")] = None
 
 
@@ -146,7 +155,7 @@ class MessagesRequest(PromptFields):
     user_profile_id: str | None = harmless("names a user to Anthropic; here an API key names the tenant")
     workspace_id: str | None = harmless("the same of a workspace")
     diagnostics: Annotated[Any, Unserved("`./baton why` and the traces say where time went")] = None
-    container: Annotated[Any, Unserved(_OWN_TOOLS)] = None
+    container: Annotated[Any, Unserved(OWN_TOOLS)] = None
     speed: Annotated[Any, Unserved("there is one speed", ("standard",))] = None
 
 

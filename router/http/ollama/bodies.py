@@ -4,9 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from baton.router.http.messages import Body, Count, ModelField, RequestFields, Texts, Tool, Unserved, harmless
+from baton.router.http.messages import (
+    MAX_TOOLS,
+    TEXT_ONLY,
+    Body,
+    Count,
+    ModelField,
+    RequestFields,
+    Texts,
+    Tool,
+    Unserved,
+    harmless,
+)
 
-_TEXT_ONLY = "messages and answers are text"
 _TEMPLATE = "the model's own chat template is used"
 _OWN = "the model is shown as it is"
 _LOADED = "the model is loaded before it is served, and stays"
@@ -50,7 +60,7 @@ class Options(Body):
     penalize_newline: Annotated[Any, Unserved("penalties are of all tokens", (True,))] = None
     logits_all: Annotated[Any, Unserved("top_logprobs has log-probabilities", (False,))] = None
     vocab_only: Annotated[Any, Unserved(_LOADED, (False,))] = None
-    embedding_only: Annotated[Any, Unserved(_TEXT_ONLY, (False,))] = None
+    embedding_only: Annotated[Any, Unserved(TEXT_ONLY, (False,))] = None
 
 
 class AskedFields(RequestFields):
@@ -96,14 +106,14 @@ class Turn(Body):
     tool_name: str | None = Field(None, description="of the function whose result this is")
     tool_call_id: str | None = None
 
-    images: Annotated[Any, Unserved(_TEXT_ONLY, ([],))] = None
+    images: Annotated[Any, Unserved(TEXT_ONLY, ([],))] = None
 
 
 class OllamaChatRequest(AskedFields):
     """POST /api/chat. Without messages, it asks whether the model is loaded."""
 
     messages: Annotated[list[Turn], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(AskedFields):
@@ -116,7 +126,7 @@ class OllamaGenerateRequest(AskedFields):
     suffix: Annotated[Any, Unserved("no model here fills in the middle", ("",))] = None
     template: Annotated[Any, Unserved(_TEMPLATE, ("",))] = None
     context: Annotated[Any, Unserved("/api/chat takes a conversation", ([],))] = None
-    images: Annotated[Any, Unserved(_TEXT_ONLY, ([],))] = None
+    images: Annotated[Any, Unserved(TEXT_ONLY, ([],))] = None
 
 
 class OllamaEmbedRequest(ModelField):

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from baton.router.http.messages import (
+    MAX_TOOLS,
+    OWN_TOOLS,
     Body,
     Count,
     JsonObjectFormat,
@@ -19,7 +21,6 @@ from baton.router.http.messages import (
 )
 
 _EARLIER = "of an earlier answer"
-_OWN_TOOLS = "there are no tools on this server; a client runs those that it names"
 _CONVERSATION = "previous_response_id continues a conversation"
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -54,8 +55,8 @@ class CallItem(Body):
 
     status: Status | None = harmless(_EARLIER)
     caller: Any = harmless("of an earlier call, that it was the model")
-    namespace: Annotated[Any, Unserved(_OWN_TOOLS)] = None
-    async_: Annotated[Any, Unserved(_OWN_TOOLS, (False,))] = Field(None, alias="async")
+    namespace: Annotated[Any, Unserved(OWN_TOOLS)] = None
+    async_: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = Field(None, alias="async")
 
 
 class CallOutputItem(Body):
@@ -119,8 +120,8 @@ class FlatTool(Body):
     parameters: Parameters | None = None
     strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
 
-    defer_loading: Annotated[Any, Unserved(_OWN_TOOLS, (False,))] = None
-    allowed_callers: Annotated[Any, Unserved(_OWN_TOOLS, (["direct"],))] = None
+    defer_loading: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = None
+    allowed_callers: Annotated[Any, Unserved(OWN_TOOLS, (["direct"],))] = None
     output_schema: Annotated[Any, Unserved("describe it in the description")] = None
 
 
@@ -132,7 +133,7 @@ class FlatNamedTool(Body):
 class AllowedTools(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[FlatNamedTool], Field(fail_fast=True, max_length=128)]
+    tools: Annotated[list[FlatNamedTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
 # The request
@@ -175,13 +176,13 @@ class ResponseRequest(OpenAIFields):
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
     thinking_budget: Count | None = Field(None, description="maximum number of reasoning tokens")
-    tools: Annotated[list[FlatTool], Field(fail_fast=True, max_length=128)] | None = None
+    tools: Annotated[list[FlatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     metadata: Labels | None = Field(None, description="labels, which the response repeats")
     include: list[Literal["reasoning.encrypted_content"]] | None = harmless("thoughts come as they are")
 
-    max_tool_calls: Count | None = harmless(f"bounds the calls of a server's tools; {_OWN_TOOLS}")
+    max_tool_calls: Count | None = harmless(f"bounds the calls of a server's tools; {OWN_TOOLS}")
 
     n: Annotated[Any, Unserved("a response is one answer", (1,))] = None
     conversation: Annotated[Any, Unserved(_CONVERSATION)] = None

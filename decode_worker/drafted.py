@@ -1,4 +1,4 @@
-"""What each answer had of a step with drafted tokens: how many were its own, how many were drawn, and the time saved.
+"""Drafts of each answer in a step: how many were its own, how many were drawn, and the time saved.
 
 An accepted token saves its answer a step without drafts; every answer of the step waits for as long as drafts make it
 longer. Both are known from measured steps (engine/scheduler/speculation.py). Does no I/O.

@@ -52,7 +52,7 @@ class StepMessages:
         self.touched: dict[int, Answer] = {}
         """Answers with tokens of this step, by request."""
         self.choice_ended = False
-        """Whether a choice finished and released its blocks, even if others continue."""
+        """True once a choice finished and released its blocks, even if others continue."""
 
     def note(self, answer: Answer, outcome: SchedulerOutcome) -> None:
         if isinstance(outcome, TokenMade) or (isinstance(outcome, PromptComputed) and outcome.ended):

@@ -7,7 +7,7 @@ from baton.process.registry.worker_record import WorkerRole
 
 
 class ElasticConfig(PrefillConfig, DecodeConfig):
-    """Serves as a prefill or a decode worker, and changes when a router says so."""
+    """Settings of a worker that serves as prefill or decode worker and changes when a router says so."""
 
     role: WorkerRole = Field(description="first role: prefill or decode")
     role_drain_s: float = Field(

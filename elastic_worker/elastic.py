@@ -1,4 +1,4 @@
-"""One worker process, two roles: drains the one and begins the other, over the same weights and the same pool.
+"""Worker process that changes its role: it drains one and begins the other with the same weights and pool.
 
 Cached blocks stay in the pool. To routers the change is a new epoch of the same worker: the link of the old epoch ends
 when no request is open in it, and the next one announces the new role.
@@ -41,7 +41,7 @@ class ElasticWorker(ServedWorker):
         epoch: int,
         next_epoch: Callable[[], Awaitable[Epoch]],
     ) -> None:
-        """`next_epoch` returns a new epoch for each change. Raises: ModelError."""
+        """Create a worker. `next_epoch` returns a new epoch for each change. Raises: ModelError."""
         if config.role is WorkerRole.DECODE:
             check_answers(prepared)
         rows = config.max_sequences if config.graphs else 0
@@ -59,7 +59,7 @@ class ElasticWorker(ServedWorker):
 
     @property
     def _switching(self) -> bool:
-        """Whether the old role has stopped and the new one does not serve yet."""
+        """Return whether the old role has stopped and the new one does not serve yet."""
         return self.serving is None and self._change is not None and not self._change.done()
 
     @property
@@ -128,7 +128,7 @@ MakeElastic = Callable[[ElasticConfig, PreparedModel, int, Callable[[], Awaitabl
 
 
 def main(config: ElasticConfig, make_worker: MakeElastic = ElasticWorker) -> int:
-    """Returns the exit code: 2 for an error that a restart would not fix."""
+    """Return the exit code: 2 for an error that a restart would not fix."""
     sequences = config.max_sequences
     step = LargestStep(max(config.chunk_tokens, sequences), max(sequences, min(config.chunk_tokens, PROMPTS_AT_ONCE)))
     next_epoch = partial(take_worker_epoch, config)

@@ -1,4 +1,4 @@
-"""The parts of a worker process that stay when its role changes: device, weights, runner on all ranks, KV pool."""
+"""Parts of a worker process that outlive a change of role: device, weights, runner on all ranks, KV pool."""
 
 import asyncio
 import logging
@@ -152,7 +152,7 @@ def make_rest_checker(config: WorkerConfig, memory: PoolMemory) -> RestChecker |
 
 
 class EngineHost:
-    """Closed by its maker, after the last step of the last role."""
+    """Device, weights and pool of a worker process. Its creator closes it after the last step of the last role."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class EngineHost:
             self.tier.tell_sums(self.at_rest.take_sums)  # of several ranks its files have the parts in another order
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
-        self.used = False  # an engine's thread has warmed the runner up: it must not write to the pool again
+        self.used = False  # the runner is warm: a second warm-up would write to the pool
         self._config = config
         self._host_slots = host_slots
         self._nice = nice
@@ -206,11 +206,11 @@ class EngineHost:
         return self._model
 
     def pass_on(self) -> None:
-        """A role has ended here and another will follow. Cached blocks stay; blocks that are still held are freed."""
+        """Prepare for the next role. Cached blocks stay, unless blocks are still in use: then the cache is dropped."""
         self.used = True
         held = self.blocks.counts.held
         if held:
-            logger.warning("%d blocks were still in use at the change of role; the prefix cache is dropped", held)
+            logger.warning("prefix cache dropped: %d blocks were still in use at the change of role", held)
             self.blocks = BlockPool(self.prepared.total_blocks, self.prepared.layout.groups)
 
     async def close(self) -> None:

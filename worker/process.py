@@ -1,4 +1,4 @@
-"""A worker's process, whatever its role: prepares the model, takes an epoch, serves until a signal."""
+"""Worker process of any role: prepare the model, take an epoch, serve until a signal."""
 
 import asyncio
 import logging
@@ -22,14 +22,14 @@ from baton.worker.host import prepare
 from baton.worker.transfer.pool import prepare_groups
 
 logger = logging.getLogger(__name__)
-SWITCH_INTERVAL_S = 0.0005  # the engine's thread must not wait 5 ms for an event loop that is busy
-PROMPTS_AT_ONCE = 64  # that end in one step, where memory is measured
+SWITCH_INTERVAL_S = 0.0005  # longest wait of the engine's thread for a busy event loop
+PROMPTS_AT_ONCE = 64  # prompts that end in one step, when memory is measured
 MakeWorker = Callable[[PreparedModel, int], Worker]
 """Factory of a worker from the prepared model and the epoch."""
 
 
 def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int = 0) -> int:
-    """The exit code. `nice`: how far the whole process stands back."""
+    """Run a worker; return the exit code. `nice`: nice value of the process."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     log_notices(config)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

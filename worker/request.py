@@ -1,4 +1,4 @@
-"""The requests that are open on a worker, whatever its role, and prompts while they are computed. Does no I/O."""
+"""Open requests of a worker of either role, and prompts while they are computed. Does no I/O."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ class OpenRequest:
         return AttemptKey(self.session.router_id, self.attempt_id)
 
     def let_go(self) -> None:
-        """Cancels what would call it back."""
+        """Cancel timers and tasks of the request."""
         if self.deadline is not None:
             self.deadline.cancel()
 
@@ -51,7 +51,7 @@ Open = TypeVar("Open", bound=OpenRequest)
 
 
 class RequestTable(Generic[Open]):
-    """The open requests, by their number on this worker and by the attempt of their router."""
+    """Open requests by number on this worker and by attempt of their router."""
 
     def __init__(self) -> None:
         self._requests: dict[int, Open] = {}
@@ -61,7 +61,7 @@ class RequestTable(Generic[Open]):
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Open]:
-        """The table may change meanwhile."""
+        """Iterate over a copy: the table may change meanwhile."""
         return iter(tuple(self._requests.values()))
 
     def __contains__(self, request: Open) -> bool:
@@ -85,7 +85,7 @@ class RequestTable(Generic[Open]):
 
 @dataclass(slots=True)
 class PromptProgress:
-    """A prompt that is computed here, until its first tokens are sent to the router."""
+    """Prompt that is computed here, until its first tokens are sent to the router."""
 
     arrived: float  # monotonic seconds
     queue_ms: float = 0.0  # until its first chunk began
@@ -98,7 +98,7 @@ class PromptProgress:
     restored: Restored = NOTHING_RESTORED
 
     def record(self, computed: PromptComputed, timing: StepTiming) -> int:
-        """Takes in a chunk that was computed in this step; returns its tokens."""
+        """Record a chunk that was computed in this step; return its number of tokens."""
         if not self.chunk_ms:
             self.queue_ms = max(0.0, timing.started - self.arrived) * 1e3
         self.chunk_ms.append(timing.duration_ms)
@@ -108,7 +108,7 @@ class PromptProgress:
         return tokens
 
     def scores(self, attempt_id: int, computed: PromptComputed) -> session_pb2.ConnectResponse | None:
-        """A step's scores of the prompt's own tokens, if any."""
+        """Return the message with a step's scores of prompt tokens, if any."""
         if not computed.prompt:
             return None
         offset = 1 + self.scored_tokens
@@ -118,7 +118,7 @@ class PromptProgress:
     def first_step(
         self, attempt_id: int, first: Iterable[FirstToken], with_logprobs: bool, answered_tokens: int
     ) -> session_pb2.FirstStep:
-        """The message with the first token of every choice."""
+        """Return the message with the first token of every choice."""
         timings = session_pb2.PrefillTimings(
             queue_ms=self.queue_ms,
             chunk_ms=self.chunk_ms,

@@ -1,4 +1,4 @@
-"""One role of a worker process: what prefill and decode have alike of servers, transfers, start and stop."""
+"""Base of the prefill and the decode role: engine, servicers, transfers, start and stop."""
 
 import asyncio
 import logging
@@ -50,7 +50,7 @@ from baton.worker.wire import groups_to_wire
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
-TOMBSTONE_S = 60.0  # longer than any command of a request or a fetch may trail behind
+TOMBSTONE_S = 60.0  # longer than any late command of a request or a fetch
 ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
@@ -60,19 +60,19 @@ SERVICE_NAMES = (
 
 
 def end_stuck(stuck: CopyStuck) -> None:
-    """Ends the process, whose device may write into blocks of its pool at any later time."""
+    """End the process: its device may still write into blocks of the pool."""
     end_process(str(stuck), COPY_TIMEOUT_S)
 
 
 class StepFile:
-    """For measurements from outside, a line for each step is appended to a file: `started ended tokens`.
+    """File with a line per step for measurements: `started ended tokens`.
 
-    Seconds on the machine's monotonic clock, and tokens of answers.
+    Times are seconds of the machine's monotonic clock, tokens those of answers.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises: OSError where it cannot be written."""
-        self._lines = path.open("a", buffering=1)  # a reader finds whole lines
+        """Open the file. Raises: OSError."""
+        self._lines = path.open("a", buffering=1)  # line-buffered: readers find complete lines
 
     def recording(self, handler: OutcomeHandler) -> OutcomeHandler:
         def handle(outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
@@ -87,7 +87,7 @@ class StepFile:
 
 
 def _tokens_made(outcome: SchedulerOutcome) -> int:
-    """Of answers."""
+    """Return the number of answer tokens in an outcome."""
     if isinstance(outcome, PromptComputed):
         return len(outcome.first or ())
     return isinstance(outcome, TokenMade)
@@ -226,7 +226,7 @@ class ServingRole(ABC):
 
     async def _stop_engine(self) -> None:
         if not await asyncio.to_thread(self.loop.stop, STOP_TIMEOUT_S):
-            logger.warning("the engine did not stop within %g s", STOP_TIMEOUT_S)
+            logger.warning("engine still running %g s after stop", STOP_TIMEOUT_S)
 
     def report(self) -> None:
         self.service.tell_files()

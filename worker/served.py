@@ -73,7 +73,7 @@ class ServedWorker:
         roles: Mapping[WorkerRole, MakeRole],
         pulls: PullThread | None = None,
     ) -> None:
-        """`role`: first of `roles` to serve. `pulls`: see `RoleContext`."""
+        """Create a worker that serves `role` of `roles` first. `pulls`: see `RoleContext`."""
         self._address = config
         self.host = host
         self.role = role
@@ -83,7 +83,7 @@ class ServedWorker:
         self._switch = ServicerSwitch()
         self._on_fault: FaultHandler = lambda fault: None
         self.serving: ServingRole | None = None
-        """None while the engine of a role starts."""
+        """Role that serves; None while an engine starts."""
 
     @property
     def listener(self) -> Listener:
@@ -124,7 +124,7 @@ class ServedWorker:
         await self.host.close()
 
     def _lost(self, fault: BaseException) -> None:
-        """Report a fault of the host, which every role is lost with."""
+        """Report a fault of the host, with which every role is lost."""
         if self.serving is not None:
             self.serving.service.broken = True
         self._on_fault(fault)

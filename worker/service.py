@@ -1,4 +1,4 @@
-"""The session servicer of a worker, as far as both roles have it: sessions with routers, open requests, drain."""
+"""Session service of both roles: links with routers, open requests, drain."""
 
 import asyncio
 import itertools
@@ -42,11 +42,11 @@ from baton.worker.transfer.reader import TransferReader
 from baton.worker.wire import Limit, session_turn, worker_report
 
 logger = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 1.0  # for routers to take their last messages, and for copies to end
-MAX_UNACKNOWLEDGED = 65536  # messages a router may leave unread before it loses its session
-NOTICE_S = 0.3  # of a drain: a report to every router, and the requests that they sent before it came
+CLOSE_TIMEOUT_S = 1.0  # bound on delivery of the last messages and on running copies
+MAX_UNACKNOWLEDGED = 65536  # unread messages after which a router loses its link
+NOTICE_S = 0.3  # from the report of a drain to the first refusal: requests in flight are accepted
 ADAPTER_PROTOCOL = 2
-"""Routers that speak it know of adapters that come and go, and say which ones they still need."""
+"""First protocol whose routers know of changing adapters and report which ones they still need."""
 ChangeRole = Callable[[session_pb2.Role], None]
 FaultHandler = Callable[[BaseException], None]
 
@@ -74,17 +74,17 @@ class ServiceParts:
 
 
 def _check_protocol(hello: session_pb2.Hello) -> int:
-    """The newest protocol of the router. Raises: FailedPrecondition, naming the versions of both."""
+    """Return the newest protocol of the router. Raises: FailedPrecondition, naming the versions of both."""
     theirs = announced(hello.versions.release, hello.versions.protocol, hello.versions.oldest_protocol)
     refused = refusal(OWN, theirs)
     if refused:
-        logger.warning("router %s is refused: %s", hello.router_id.hex()[:8], refused)
+        logger.warning("link refused: router %s: %s", hello.router_id.hex()[:8], refused)
         raise FailedPrecondition("hello.versions", refused)
     return theirs.protocol
 
 
 class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]):
-    """Serves SessionService and keeps the table of requests. Lives on the event loop."""
+    """Servicer of SessionService with the table of open requests. Lives on the event loop."""
 
     role_name: str
 
@@ -96,7 +96,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         table: RequestTable[Open],
         parts: ServiceParts,
     ) -> None:
-        """`worker`: description that routers receive."""
+        """Create a service. `worker`: description that routers receive."""
         self._worker = worker
         self._epoch = epoch
         self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
@@ -113,11 +113,11 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._checks = CommandCheck(worker)
         self._refusals = SeldomLog(logger)
         self.leaving = False
-        """Whether reports say that the worker drains."""
+        """True while reports say that the worker drains."""
         self.draining = False
-        """Whether new requests are refused."""
+        """True while new requests are refused."""
         self.broken = False
-        """Whether the engine failed. An open request may be the reason, so other workers do not continue it."""
+        """True once the engine failed. An open request may be the reason, so other workers do not continue it."""
         self._loop = parts.loop
         self._grammars = parts.grammars
         self._kv = parts.kv
@@ -131,7 +131,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     @property
     def hands_over(self) -> bool:
-        """Whether requests that are open when the worker stops are left over by a drain."""
+        """Return whether other workers continue the requests that are open when this worker stops."""
         return self.leaving and not self.broken
 
     async def Connect(
@@ -157,7 +157,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     async def _noting_clocks(
         self, commands: AsyncIterator[session_pb2.ConnectRequest]
     ) -> AsyncIterator[session_pb2.ConnectRequest]:
-        """Of one router, which names itself first."""
+        """Check the greeting and the clocks of one router; yield all its commands."""
         estimate: ClockEstimate | None = None
         async for command in commands:
             if estimate is None:
@@ -166,13 +166,13 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
                 try:
                     self._checks.clock(clock := command.clock)
                 except OutOfBounds as refusal:
-                    self._refusals.warning("clock", "a router's clock is ignored: %s", refusal)
+                    self._refusals.warning("clock", "router clock ignored: %s", refusal)
                 else:
                     estimate.take(clock.echo_us / 1e6, time.monotonic(), clock.kept_us / 1e6, clock.wall_us / 1e6)
             yield command
 
     def _greeted(self, hello: session_pb2.Hello) -> ClockEstimate:
-        """Raises: InvalidArgument; FailedPrecondition, naming the versions of both."""
+        """Check a greeting; return the router's clock. Raises: InvalidArgument; FailedPrecondition."""
         try:
             self._checks.hello(hello)
         except OutOfBounds as refusal:
@@ -181,9 +181,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return self._clocks.setdefault(hello.router_id, ClockEstimate())
 
     async def close(self) -> None:
-        """Ends all sessions, and with them every request that is left.
+        """Close all links and end the remaining requests.
 
-        Those that a drain left over are continued by other workers: each is reported to its router as failed.
+        After a drain each of them is reported as failed, and another worker continues it.
         """
         if self.hands_over:
             self.draining = True
@@ -194,19 +194,19 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     @abstractmethod
     def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
-        """A step has ended: called on the event loop, in the order of the steps."""
+        """Process the outcomes of a step, on the event loop, in the order of the steps."""
 
     @abstractmethod
     def report(self) -> None:
-        """Sends every router this worker's state."""
+        """Send every router a report of this worker."""
 
     @abstractmethod
     def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
-        """Returns whether it is a command for this role."""
+        """Carry out a command of this role; return False for any other."""
 
     @abstractmethod
     def _abandon(self, request: Open) -> None:
-        """Ends a request in any phase."""
+        """End a request in any phase."""
 
     def _on_cancel(self, request: Open, command: session_pb2.Cancel) -> None:
         self._abandon(request)
@@ -216,7 +216,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
-        """A command out of bounds, or whose handling fails, ends what it asks for and nothing else."""
+        """Carry out a command. One that is out of bounds, or fails, ends its own request only."""
         try:
             self._checks.command(command)
         except OutOfBounds as refusal:
@@ -224,8 +224,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             return
         try:
             self._carry_out(session, command)
-        except Exception as fault:  # the edge: whatever one command leads to is its own fault, not the process's
-            logger.exception("a command of a router failed: %s", command.WhichOneof("command"))
+        except Exception as fault:  # the edge of one command: the process continues
+            logger.exception("router command failed: %s", command.WhichOneof("command"))
             request = self._open_request(session, command)
             if request is not None:
                 self._fail_unforeseen(request)
@@ -244,9 +244,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         reason: "session_pb2.FailureReason",
         why: str,
     ) -> None:
-        """Answers a command that is not carried out, where an answer is awaited."""
+        """Send a failure for a refused command, if the router waits for an answer."""
         name, attempt_id = command.WhichOneof("command"), attempt_of(command)
-        self._refusals.warning(str(name), "a router's command is refused: %s: %s", name, why)
+        self._refusals.warning(str(name), "router command refused: %s: %s", name, why)
         if attempt_id is not None and self._open_request(session, command) is None:
             self._send_failed(session, attempt_id, reason, why)
         elif name == "prepare_adapter" and not command.prepare_adapter.drop:
@@ -273,7 +273,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             case "change_role" if self._change_role is not None:
                 self._change_role(command.change_role.role)
             case "change_role":
-                logger.warning("a router asked for a change of role, which this worker does not support")
+                logger.warning("change of role refused: this worker has a fixed role")
             case other if not self._on_role_command(session, command):
                 self._refusals.warning("role", "a router sent %s to a %s worker", other, self.role_name)
 
@@ -304,15 +304,15 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self._send(session, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
 
     def _adapter_number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
-        """The engine's number of the adapter that a request names, 0 for none. Raises: ValueError."""
+        """Return the engine's number of the adapter that a request names, 0 for none. Raises: ValueError."""
         if self.adapters is not None:
             return self.adapters.number(command)
         if command.adapter:
-            raise ValueError(f"there is no adapter {command.adapter!r} here")
+            raise ValueError(f"adapter {command.adapter!r} is not loaded on this worker")
         return 0
 
     def offer(self, kept: KeptBlocks) -> bool:
-        """To the first router that is here, to have another worker take it over. False: none is."""
+        """Offer a session's KV to the first connected router; return False if there is none."""
         session = next((each for each in self._hub.sessions if each.outbox is not None), None)
         if session is None:
             return False
@@ -327,7 +327,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self._taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
 
     def _times(self, session: Session, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
-        """Of a command that has arrived, kept from now on."""
+        """Create and log the times of a command that has arrived."""
         times = RequestTimes(
             number,
             command.request_id,
@@ -340,14 +340,14 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return times
 
     def tell_files(self) -> None:
-        """What has changed in the worker's own files. To be called before each report, often."""
+        """Announce changes of the worker's files. Call before each report."""
         if self._kv.tier is not None:
             self._files.tell(self._kv.tier.files)
 
     def _report_message(
         self, reader: TransferReader | None, limit: Limit, waiting: int = 0
     ) -> session_pb2.ConnectResponse:
-        """Report for one router, whose share of this worker is `limit`. `reader` None: pulls no KV."""
+        """Build the report for one router, whose share is `limit`. `reader` None: the worker pulls no KV."""
         tier = self._kv.tier
         report = worker_report(
             self._loop,
@@ -365,7 +365,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     def _is_new(self, session: Session, attempt_id: int) -> bool:
         if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:
             return True
-        self._refusals.warning("twice", "a router sent attempt %d twice; the second is dropped", attempt_id)
+        self._refusals.warning("twice", "duplicate attempt id %d from a router; the command is dropped", attempt_id)
         return False
 
     def _set_deadline(self, request: Open, time_left_ms: int) -> None:
@@ -376,7 +376,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         )
 
     def _on_task_ended(self, request: Open, what: str, task: "asyncio.Future[None]") -> None:
-        """`what`: the task was to do. Of one that ended well, or was called off, nothing is left to be done."""
+        """Fail a request whose task failed. `what`: log line for an unexpected error."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, RequestRefused):
             self._fail(request, session_pb2.FAILURE_REASON_INVALID, str(error))
@@ -399,7 +399,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         request.let_go()
         self.log.end(request.times)
         if self.adapters is not None and self.adapters.awaits_last:
-            asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has learned that it ended
+            asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has processed the end
 
     def _send_failed(
         self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
@@ -422,9 +422,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
 
 class Drain:
-    """One service's drain; it may be called off. On the event loop.
+    """Drain of one service, which may be cancelled. Lives on the event loop.
 
-    The worker reports first that it leaves, and takes requests that cross that report; then it refuses new ones.
+    The worker first reports that it drains and accepts requests that cross that report; then it refuses new ones.
     """
 
     def __init__(self, service: SessionService[Open]) -> None:
@@ -433,7 +433,7 @@ class Drain:
 
     @property
     def busy(self) -> bool:
-        """Something is open, or may still arrive."""
+        """Return whether a request is open or may still arrive."""
         service = self._service
         return service.busy or (service.leaving and not service.draining)
 

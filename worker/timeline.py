@@ -1,4 +1,4 @@
-"""The servicer of timelines: the newest steps and requests of this worker, from memory that is bounded."""
+"""Servicer of timelines: the newest steps and requests of this worker, from bounded memory."""
 
 import time
 from collections.abc import Iterator
@@ -92,5 +92,5 @@ def _named(step: StepRecord) -> dict[str, float]:
 
 
 def _us(seconds: float | None) -> int:
-    """0 where there is no such moment."""
+    """Return microseconds, 0 for None."""
     return 0 if seconds is None else round(seconds * 1e6)

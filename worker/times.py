@@ -11,7 +11,7 @@ KEPT_CHUNKS = 64  # of one prompt; the last one counts for all after it
 
 
 class ChunkTime(NamedTuple):
-    """A part of a prompt that was computed in one step. Monotonic seconds."""
+    """Part of a prompt that was computed in one step. Monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -19,7 +19,7 @@ class ChunkTime(NamedTuple):
 
 
 class TransferTime(NamedTuple):
-    """KV that came from another worker. Monotonic seconds."""
+    """Pull of KV from another worker. Monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -29,7 +29,7 @@ class TransferTime(NamedTuple):
 
 
 class RestoreTime(NamedTuple):
-    """KV that came from files. Monotonic seconds."""
+    """Load of KV from files. Monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -39,7 +39,7 @@ class RestoreTime(NamedTuple):
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Filled in on the request's way. Monotonic seconds; None: it did not come to that."""
+    """Times of one request in monotonic seconds; None: not reached."""
 
     number: int = 0  # on this worker, as in the records of steps
     request_id: str = ""
@@ -75,14 +75,14 @@ class RequestTimes:
 
 
 class RequestLog:
-    """The requests that are open here, and the newest that have ended."""
+    """Open requests and the newest finished ones."""
 
     def __init__(
         self,
         now: Callable[[], float] = lambda: time.monotonic(),
         on_end: Callable[[RequestTimes], None] = lambda times: None,
     ) -> None:
-        """Create the times. `on_end` is called with each request that has finished."""
+        """Create a log. `on_end` is called with each request that has finished."""
         self._now = now
         self._on_end = on_end
         self._open: dict[int, RequestTimes] = {}
@@ -92,7 +92,7 @@ class RequestLog:
         self._open[times.number] = times
 
     def end(self, times: RequestTimes) -> None:
-        """Does nothing with one that has ended."""
+        """Close a request, which may be closed already."""
         if self._open.pop(times.number, None) is None:
             return
         times.ended_s = self._now()

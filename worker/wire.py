@@ -1,4 +1,4 @@
-"""Values of the engine as session messages have them, and back."""
+"""Conversion between engine values and session messages."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ END_REASONS = {
 
 
 def groups_to_wire(groups: BlockGroups) -> session_pb2.BlockGroups | None:
-    """None: not set, of one group."""
+    """Return the message, None for a single group."""
     if groups == ONE_GROUP:
         return None
     return session_pb2.BlockGroups(whole=groups.whole, windowed=groups.windowed, window_tokens=groups.window_tokens)
@@ -82,7 +82,7 @@ STALL_CAUSES = {
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
-    """`constraint`: the form of `structured`. Raises: ValueError, naming the field, for a value without meaning."""
+    """Convert sampling parameters. `constraint`: compiled `structured`. Raises: ValueError, naming the field."""
     stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
     stop = BEAM_STOPS.get(sampling.beam_stop)
     if stop is None:
@@ -113,7 +113,7 @@ POOLINGS = {
 
 
 def pooling_of(command: session_pb2.Prefill | session_pb2.Start) -> Pooling | None:
-    """None: the prompt is to be answered. Raises: ValueError, naming the field, for a kind that is not known."""
+    """Return the pooling, None for a prompt to answer. Raises: ValueError for an unknown kind, naming the field."""
     if not command.HasField("pooling"):
         return None
     kind = POOLINGS.get(command.pooling.kind)
@@ -177,7 +177,7 @@ def first_output(
 
 
 def add_logprobs(output: session_pb2.SequenceOutput, token: LoggedToken) -> None:
-    """To be called for each token of the output, in their order."""
+    """Append the log-probabilities of the next token of `output`."""
     output.logprobs.append(token.logprob)
     output.top_token_ids.extend(each.token_id for each in token.top)
     output.top_logprobs.extend(each.logprob for each in token.top)
@@ -203,7 +203,7 @@ def prompt_scores(attempt_id: int, offset: int, scores: Sequence[Drawn]) -> sess
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most that a router may have here, of a worker's blocks and places in the batch."""
+    """Maximum blocks and batch slots that a router may use on a worker."""
 
     blocks: int
     slots: int
@@ -220,7 +220,7 @@ def worker_report(
     tier: TierState | None = None,
     taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
-    """`limit`: of the router that receives it. `waiting_requests`: those that the engine does not know yet."""
+    """Build a report. `limit`: share of the receiving router. `waiting_requests`: requests not yet in the engine."""
     load = loop.load
     return report_pb2.Report(
         limit_blocks=limit.blocks,
@@ -272,7 +272,7 @@ KINDS = {
 
 
 async def constraint_of(grammars: Grammars | None, sampling: sampling_pb2.Sampling) -> Constraint | None:
-    """None where any answer will do. Raises: ValueError, with the field's name."""
+    """Compile the constraint, None for free text. Raises: ValueError, naming the field."""
     if not sampling.HasField("structured"):
         return None
     kind = KINDS.get(sampling.structured.kind)

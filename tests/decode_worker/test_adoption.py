@@ -236,7 +236,7 @@ async def test_a_number_in_use_is_not_taken_twice(caplog: pytest.LogCaptureFixtu
         await both.ask_decode_alone(1)
         await second.send(start=start_command(AS, b"2" * 16, both.prefill.endpoint))
         await adopt(second, both.router, 1)
-        await eventually(lambda: "twice" in caplog.text)
+        await eventually(lambda: "duplicate attempt id" in caplog.text)
         assert len(both.decode.service._table) == 2
         await both.router.cancel(1)
         await second.cancel(AS)

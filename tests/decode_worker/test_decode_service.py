@@ -210,7 +210,7 @@ async def test_an_attempt_sent_twice_is_taken_once(caplog: pytest.LogCaptureFixt
         await both.router.send(start=start_command(1, b"1" * 16, both.prefill.endpoint))
         await both.ask_decode_alone(2)  # commands are taken in their order: the one before has been by then
         assert [answer.attempt_id for answer in both.decode.service._table] == [1, 2]
-        assert "sent attempt 1 twice" in caplog.text
+        assert "duplicate attempt id 1" in caplog.text
         await both.router.cancel(1)
         await both.router.cancel(2)
 

@@ -22,7 +22,7 @@ from baton.process.registry.worker_record import WEIGHTS, weights_digest
 
 @dataclass(slots=True)
 class ReadWeights:
-    """Checked at first, then loaded."""
+    """Weights of a checkpoint: checked first, loaded later."""
 
     checked: CheckedWeights
     model: Model | None = None
@@ -67,11 +67,11 @@ class EngineAdapters:
 
     @property
     def started_weights(self) -> str:
-        """Their digest; empty where they stay."""
+        """Return the digest of the weights at start; empty if they cannot be replaced."""
         return "" if self._weights is None else weights_digest(self._weights.prepared.checkpoint)
 
     def read(self, name: str, folder: Path) -> Read:
-        """Blocks. Of weights, only what names them. Raises: ModelError."""
+        """Read an adapter, or the names of a set of weights. Blocks. Raises: ModelError."""
         if name != WEIGHTS:
             read = read_named(name, folder)
             return Read(name, folder, read.digest, read.adapter)
@@ -81,7 +81,7 @@ class EngineAdapters:
         return Read(name, folder, weights_digest(weights.checked.checkpoint), weights)
 
     def load(self, read: Read, between_steps: Callable[[Callable[[], None]], None]) -> None:
-        """Loads weights, on a thread that is not the engine's, while steps go on. Blocks. Raises: ModelError, RankLost.
+        """Load weights on another thread than the engine's, while steps continue. Blocks. Raises: ModelError, RankLost.
 
         `between_steps` has a function called on the engine's thread, and waits for it.
         """
@@ -102,7 +102,7 @@ class EngineAdapters:
             raise
 
     def add(self, read: Read) -> int:
-        """Returns its number. The other ranks read adapters themselves, while steps wait.
+        """Add an adapter and return its number. Other ranks read adapters themselves, while steps wait.
 
         Raises: ModelError, and then no rank has it; RankLost.
         """

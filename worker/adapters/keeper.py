@@ -1,4 +1,4 @@
-"""Carries out what routers say of adapters: loads one before it is listed, and frees one when no request needs it.
+"""Adapters as routers ask for them: loaded before they are listed, freed when no request needs them.
 
 Weights in place of the model's own come and go in the same way, two sets at most at a time.
 
@@ -24,8 +24,8 @@ from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed, 
 from baton.worker.request import Session
 
 logger = logging.getLogger(__name__)
-READ_TIMEOUT_S = 50.0  # of a folder that may be on a slow disk; routers wait for longer
-WEIGHTS_TIMEOUT_S = 570.0  # of a whole checkpoint; likewise
+READ_TIMEOUT_S = 50.0  # of an adapter folder, possibly on a slow disk; routers wait longer
+WEIGHTS_TIMEOUT_S = 570.0  # of a checkpoint; routers wait longer
 CLOSE_TIMEOUT_S = 5.0
 
 
@@ -44,10 +44,10 @@ NO_LIST = RouterList(ListRank(), frozenset())
 class Surroundings:
     """Interface of the worker's service to the keeper."""
 
-    in_use: Callable[[], Iterable[int]]  # numbers that open requests have, some of them 0
+    in_use: Callable[[], Iterable[int]]  # adapter numbers of open requests, 0 for none
     routers: Callable[[], Iterable[Session]]  # those that say which adapters they still need
     answer: Callable[[Session, session_pb2.ConnectResponse], None]
-    changed: Callable[[], None]  # the state has
+    changed: Callable[[], None]  # called after a change of the state
     fault: Callable[[BaseException], None]
 
 
@@ -92,7 +92,7 @@ class AdapterKeeper:
         return bool(self._table.of(Kept.RETIRED))
 
     def number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
-        """The engine's, of the adapter that a request names. Raises: ValueError."""
+        """Return the engine's number of the adapter that a request names. Raises: ValueError."""
         return self._table.number(command.adapter, command.adapter_digest)
 
     def prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
@@ -144,7 +144,7 @@ class AdapterKeeper:
         return retired.key.name != WEIGHTS or self._table.replaces_weights
 
     async def close(self) -> None:
-        """Waits for what is being loaded, bounded: the table outlives this, and is to know it."""
+        """Wait for running loads, bounded: the table outlives this object and must record them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
 
@@ -157,7 +157,7 @@ class AdapterKeeper:
     def _on_ended(self, task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()
         if fault is not None and not isinstance(fault, EngineStopped):
-            logger.error("an adapter could not be loaded", exc_info=fault)
+            logger.error("loading an adapter failed", exc_info=fault)
             self._around.fault(fault)
 
     async def _prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
@@ -203,7 +203,7 @@ class AdapterKeeper:
                         self._check_room(key)
                         await asyncio.to_thread(self._engine.load, read, self._wait_between_steps)
             except TimeoutError as error:
-                raise ModelError(f"{path} was not read within {timeout_s:g} s") from error
+                raise ModelError(f"timed out after {timeout_s:g} s reading {path}") from error
             if self._table.find(key) is None:
                 await self._add(key, read)
         if change is not None and change not in self._held:

@@ -15,18 +15,18 @@ class Kept(Enum):
     """Reason to keep an adapter."""
 
     STARTED = auto()
-    """The worker was started with it."""
+    """Loaded when the worker started."""
     PREPARED = auto()
-    """A list that is about to come."""
+    """Prepared for a list that has not arrived yet."""
     LISTED = auto()
-    """Requests that choose it."""
+    """In the list: new requests may choose it."""
     RETIRED = auto()
-    """Requests that run with it, here or as far as any router knows."""
+    """Not in the list any more; kept for running requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterKey:
-    """Equal ones compute the same."""
+    """Identity of an adapter: equal keys compute the same."""
 
     name: str
     digest: str
@@ -41,7 +41,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An entry of the list."""
+    """Entry of the list of adapters."""
 
     key: AdapterKey
     path: str  # of its folder
@@ -90,7 +90,7 @@ class AdapterTable:
 
     @property
     def weights(self) -> list[Loaded]:
-        """Sets of them."""
+        """Return the loaded sets of weights."""
         return [each for each in self._loaded.values() if each.key.name == WEIGHTS]
 
     @property
@@ -107,7 +107,7 @@ class AdapterTable:
         del self._loaded[loaded.key]
 
     def number(self, name: str, digest: str = "") -> int:
-        """The engine's number for a request; 0 for an empty name. `digest` empty: a router that knows of none.
+        """Return the engine's number for a request; 0 for an empty name. `digest` empty: a router that knows of none.
 
         Raises: ValueError.
         """

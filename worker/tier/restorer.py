@@ -1,7 +1,7 @@
-"""Blocks of a prompt that lie in files and not in the pool: loaded before the prompt is queued, where that is sooner.
+"""Loads of a prompt's blocks from files before it is queued, where that is faster than computing them.
 
-As with a fetch from another worker (`prefill_worker/fetch.py`): blocks are taken, filled, published under their names
-and let go of. One prompt is served at a time, so that two with one prefix load it once.
+Blocks are reserved, filled, published under their names and released, as in a fetch from another worker
+(`prefill_worker/fetch.py`). One prompt is served at a time, so that two with one prefix load it once.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
-"""Called with how many blocks of it, from the first one on, have their KV."""
+"""Called with the prefix and the number of its first blocks that have their KV."""
 PRICED_BLOCKS = 64  # at once: a load has a fixed cost too
-OVERDUE_S = 1.0  # after its time is over, a load has so long to end the read that it is in
+OVERDUE_S = 1.0  # bound on the running read of an overdue load
 TIMEOUT_S = 30.0  # of a restore
-LINE_S = 120.0  # a prompt waits so long for those before it, and is computed then
-ROOM_S = 20.0  # and so long of that for room, once it is the next one
+LINE_S = 120.0  # longest wait of a prompt for earlier ones; it is computed then
+ROOM_S = 20.0  # longest wait of the next prompt for free blocks
 LOOK_S = 0.005
 
 
@@ -57,7 +57,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of a restore, which may be nothing."""
+    """Result of a restore, possibly of zero tokens."""
 
     duration_ms: float
     tokens: int = 0  # put into the prefix cache
@@ -127,7 +127,7 @@ class TierRestorer:
 
     @property
     def busy(self) -> bool:
-        """A prompt is loaded, or the next one waits for room."""
+        """Return whether a prompt is loaded, or the next one waits for free blocks."""
         return self._turn.locked()
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class TierRestorer:
         return self._reachable(engine, hashes, cached) > cached and self.health.allows(time.monotonic())
 
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
-        """Loads blocks of `hashes` that are missing in the pool, those that the prompt could take from the cache.
+        """Load blocks of `hashes` that are missing in the pool, those that the prompt could take from the cache.
 
         Not before the prompts that are queued have begun: what is loaded earlier would be evicted for them again.
         Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
@@ -157,9 +157,9 @@ class TierRestorer:
                 line.reschedule(asyncio.get_running_loop().time() + TIMEOUT_S)
                 landed = await self._restore(hashes)
         except TimeoutError:
-            logger.info("a prompt is computed: loading its KV, and that of others before it, took too long")
+            logger.info("KV load timed out; the prompt is computed")
         except EngineStopped as error:
-            logger.info("no blocks are loaded: %s", error)
+            logger.info("KV load stopped: %s", error)
         self.counters.hit_blocks += landed.columns
         options, duration_ms = self._options, (time.monotonic() - began) * 1e3
         return Restored(duration_ms, landed.columns * options.block_tokens, landed.blocks * options.block_bytes)
@@ -184,7 +184,7 @@ class TierRestorer:
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Loads what the pool lacks of a session that is expected soon, where unprotected blocks are room enough.
+        """Load what the pool lacks of a session that is expected soon, where unprotected blocks are room enough.
 
         Only while no prompt is queued, is loaded or waits for that. Raises: EngineStopped.
         """
@@ -227,7 +227,7 @@ class TierRestorer:
         return NOTHING_LANDED if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
 
     async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> Landing:
-        """The blocks go back when the load has ended, however long that takes."""
+        """Load blocks, which are released when the load has finished, however long that takes."""
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
         began = time.monotonic()
@@ -252,7 +252,7 @@ class TierRestorer:
         return Landing(loaded, incoming.new_columns(cached + loaded))
 
     def _on_loaded(self, landed: Landed, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
-        """However it ended, nothing is copied into the blocks any more. Called before its waiter continues."""
+        """Publish or release the blocks of a finished load, before its waiter continues."""
         self._loads.discard(load)
         error = None if load.cancelled() else load.exception()
         blocks = 0 if load.cancelled() or error is not None else load.result()
@@ -261,7 +261,7 @@ class TierRestorer:
         if isinstance(error, OSError):
             self._fail(str(error))
         elif error is not None:
-            logger.error("a load failed", exc_info=error)
+            logger.error("KV load failed", exc_info=error)
         elif blocks:
             self._rate.observe(blocks * self._options.block_bytes, now - began, now)
             self._works()
@@ -271,11 +271,11 @@ class TierRestorer:
         return LoadCosts(options.block_tokens, options.column_bytes, engine.compute_tokens_per_s(), load_rate)
 
     def _cached(self, engine: EngineView, hashes: Sequence[bytes]) -> int:
-        """Columns of a prompt that it could take from the pool."""
+        """Return the number of a prompt's columns in the pool."""
         return self._options.groups.known_columns(hashes, engine.in_pool)
 
     def _reachable(self, engine: EngineView, hashes: Sequence[bytes], cached: int) -> int:
-        """The same from the pool and the files. `cached`: from the pool."""
+        """Return the number of columns in pool and files. `cached`: columns in the pool."""
         if self._options.groups == ONE_GROUP:
             return cached + self._store.known(hashes[cached:])
         return self._options.groups.known_columns(
@@ -321,7 +321,7 @@ class TierRestorer:
             self._works()
             return
         if not isinstance(error, OSError):
-            logger.error("reading was tried, and failed", exc_info=error)
+            logger.error("test read of the KV tier failed", exc_info=error)
         self._fail(str(error))
 
 

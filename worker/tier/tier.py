@@ -1,4 +1,4 @@
-"""The tier of a worker process, whatever its role: files, threads, and what it reports."""
+"""Tier of a worker process of either role: files, threads, reported state."""
 
 import asyncio
 import hashlib
@@ -53,7 +53,7 @@ class KvTier:
         self.restorer = TierRestorer(levels, self._loader, options, cores)
 
     def start(self) -> None:
-        """Begins to look what the files have."""
+        """Begin to search the files."""
         for writer in self._writers:
             writer.start()
 
@@ -82,7 +82,7 @@ class KvTier:
             writer.offer(names)
 
     async def detach(self) -> None:
-        """The engine is about to end: what it has published is written, within bounds."""
+        """Write the published blocks, within bounds, before the engine ends."""
         await self.restorer.detach()
         await asyncio.gather(*(asyncio.to_thread(writer.detach, FLUSH_S) for writer in self._writers))
 
@@ -126,7 +126,7 @@ def _shared_id(store: TierStore) -> bytes:
 
 
 def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier | None:
-    """The one that `config` asks for, not started. Raises: ModelError where a bound is too small for this model."""
+    """Build the tier that `config` asks for, not started. Raises: ModelError if a bound is too small for the model."""
     shape = memory.description.shape
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
     levels = list[TierStore]()

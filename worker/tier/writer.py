@@ -44,7 +44,7 @@ SumListener = Callable[[Sequence[tuple[bytes, int]]], Set[bytes]]
 
 
 class Blocks(NamedTuple):
-    """The engine's part: both are answered on its thread."""
+    """Interface of the engine, which answers on its thread."""
 
     watch: Callable[[Sequence[bytes]], "Future[list[Watch]]"]
     unwatch: Callable[[Watch], None]
@@ -109,7 +109,7 @@ class TierWriter:
             self._wake.notify_all()
 
     def detach(self, timeout_s: float) -> None:
-        """Writes what is queued, for so long at most; then the engine may end. Blocks."""
+        """Write queued blocks within the timeout; then the engine may end. Blocks."""
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._flushing = True
@@ -122,7 +122,7 @@ class TierWriter:
             self._blocks = None
 
     def close(self, timeout_s: float) -> bool:
-        """Ends the thread after what it writes, and closes the store. Returns whether that was in time."""
+        """End the thread after its current write and close the store; return whether that was in time."""
         if self._thread.ident is None:
             return True  # it was never started
         with self._wake:
@@ -178,7 +178,7 @@ class TierWriter:
         return opens
 
     def _take(self) -> list[bytes]:
-        """Names that have waited long enough, as many as the staging takes."""
+        """Take names that have waited long enough, as many as the staging takes."""
         names: list[bytes] = []
         with self._wake:
             if self._closing:

@@ -20,11 +20,11 @@ from baton.worker.transfer.peers import PeerFailed
 from baton.worker.transfer.reader import TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
-MOST_WAITING = 256  # sessions that are to be taken over here
+MOST_WAITING = 256  # queued sessions to take over
 PULL_TIMEOUT_S = 5.0
-QUIET_S = 1.0  # no worker has read for so long: none will
+QUIET_S = 1.0  # time without readers after which none is expected
 POLL_S = 0.05
-MOST_S = 20.0  # of the 30 that the end of a process may take
+MOST_S = 20.0  # of the 30 s of a drain
 
 
 class BlockTaker:
@@ -39,16 +39,16 @@ class BlockTaker:
         """Blocks taken over since the start."""
 
     def take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: SessionTurn) -> None:
-        """Begins to; it may come to nothing."""
+        """Begin to take over a session. Failures are logged."""
         if len(self._tasks) >= MOST_WAITING:
-            logger.info("a session of %s is not taken over: %d others wait", endpoint, MOST_WAITING)
+            logger.info("session of %s not taken over: %d others wait", endpoint, MOST_WAITING)
             return
         task = asyncio.create_task(self._take(endpoint, transfer_id, hashes, turn), name="take over")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Waits for the copy that is under way, bounded by the transports."""
+        """Cancel take-overs and wait for the running copy, bounded by the transports."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -72,9 +72,9 @@ class BlockTaker:
             blocks = pull.blocks
             self.taken_blocks += max(0, blocks - incoming.cached_blocks)
         except TimeoutError:
-            logger.info("a session of %s is not taken over: it took longer than %g s", endpoint, PULL_TIMEOUT_S)
+            logger.info("session of %s not taken over: timeout after %g s", endpoint, PULL_TIMEOUT_S)
         except (PeerFailed, TransferFailed) as error:
-            logger.info("a session of %s is not taken over: %s", endpoint, error)
+            logger.info("session of %s not taken over: %s", endpoint, error)
         finally:
             self._loop.end_take_over(incoming, blocks, turn)
 
@@ -98,7 +98,7 @@ def _give_back(loop: EngineLoop, turn: SessionTurn, asked: "Future[IncomingPrefi
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A worker on its way out."""
+    """Interface of a draining worker to the hand-over of its sessions."""
 
     kept: Callable[[], "Future[list[KeptBlocks]]"]
     offer: Callable[[KeptBlocks], bool]  # to a router; False: none is there
@@ -107,7 +107,7 @@ class Leaving:
 
 
 async def hand_over(leaving: Leaving) -> None:
-    """Offers what is kept at once, and when the last request has ended what came to it; then lets others read.
+    """Offer sessions now and again after the last request; then wait while others read.
 
     Bounded by MOST_S. Raises nothing of its own.
     """
@@ -124,9 +124,9 @@ async def hand_over(leaving: Leaving) -> None:
                 if leaving.has_readers():
                     quiet_since = time.monotonic()
     except TimeoutError:
-        logger.info("sessions may be left over: handing them over took longer than %g s", MOST_S)
+        logger.info("hand-over of sessions stopped: timeout after %g s; the rest is recomputed elsewhere", MOST_S)
     except EngineStopped as error:
-        logger.info("no sessions are handed over: %s", error)
+        logger.info("hand-over of sessions stopped: %s", error)
 
 
 async def _offer(leaving: Leaving, offered: set[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The workers that this one reads KV from: pairs once with each, and keeps the fastest way to it."""
+"""Workers that this one reads KV from: one pairing with each, over the fastest transport that works."""
 
 import asyncio
 import logging
@@ -50,18 +50,18 @@ logger = logging.getLogger(__name__)
 PROBE_BYTES = 8 << 20
 READ_TIMEOUT_S = 10.0
 COPIED_BY_DEVICES = frozenset({"cuda_ipc", "nixl", "nccl"})
-"""The transports whose bytes no code sees on their way: on a machine that is set up badly they arrive changed."""
+"""Transports by which devices copy: a misconfigured machine may change the bytes unnoticed."""
 SWEEP_PERIOD_S = 0.25
 NEVER_IDLE = ("grpc.client_idle_timeout_ms", 2**31 - 1)  # else gRPC ends a connection without calls in half an hour
 
 
 class PeerFailed(Exception):
-    """The other worker cannot be paired with, or blocks cannot be copied from it."""
+    """Pairing with another worker, or copying blocks from it, failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLink:
-    """A link to another worker, as `baton status` shows it."""
+    """Pairing with another worker, as `baton status` shows it."""
 
     endpoint: str
     transport: str
@@ -70,7 +70,7 @@ class PeerLink:
 
 
 class _Source(NamedTuple):
-    """The other worker, while it is paired with."""
+    """Worker during pairing."""
 
     endpoint: str
     pool: PoolDescription
@@ -82,7 +82,7 @@ class _Source(NamedTuple):
 class _Chosen:
     transport: Transport
     rate: LinkRate
-    fallback: str  # what failed of faster ways; where tcp or grpc was not asked for, why none was taken
+    fallback: str  # why no faster transport was taken
 
 
 @dataclass(eq=False, slots=True)
@@ -91,13 +91,13 @@ class Peer:
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
-    pool_id: bytes  # of the process that we paired with; its address may be another's by now
+    pool_id: bytes  # of the paired process; another may have its address by now
     channel: grpc.aio.Channel
     link: "GrpcLink"
     transport: Transport
     rate: LinkRate
     fallback: str = ""  # why no faster way was taken
-    compare: Callable[[bytes, BlockPair], None] | None = None  # the first block, with its source's; None: done
+    compare: Callable[[bytes, BlockPair], None] | None = None  # check of the first block; None: done
     users: int = 0
     forgotten: bool = False
 
@@ -128,7 +128,7 @@ class GrpcLink:
 
 
 class Peers:
-    """Copies from any peer into `storage`, which `mine` describes."""
+    """Pairings of this worker; they copy into `storage`, which `mine` describes."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Peers:
         self._closed = False
 
     async def borrow(self, endpoint: str) -> Peer:
-        """The peer at `endpoint`, paired with at the first call; to be given back once. Raises: PeerFailed."""
+        """Return the peer at `endpoint`, pairing at the first call. Give it back once. Raises: PeerFailed."""
         while not self._closed:
             pairing = self._pairings.get(endpoint)
             if pairing is None:
@@ -193,7 +193,7 @@ class Peers:
         try:
             return await self._thread.copy(peer.transport, transfer_id, pairs)
         except LinkBroken as error:
-            self.forget(peer)  # the next transfer pairs anew
+            self.forget(peer)  # the next transfer pairs again
             raise PeerFailed(f"copying failed: {error}") from error
         except TransferError as error:
             raise PeerFailed(f"copying failed: {error}") from error
@@ -201,7 +201,7 @@ class Peers:
     async def check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
     ) -> None:
-        """Compares blocks of our own pool with the wanted checksums, and the very first of `pairs` over a link that
+        """Compare blocks of our own pool with the wanted checksums, and the very first of `pairs` over a link that
         devices copy by with the source's own. Raises: ChecksumDiffers, PeerFailed.
         """
         if pairs and peer.compare is not None:
@@ -214,7 +214,7 @@ class Peers:
             await self._thread.check(self._checksums, wanted)
 
     def distrust(self, peer: Peer) -> None:
-        """A block was corrupt when it came. If it was the first, this transport is not taken again to that pool."""
+        """Record a corrupt block. If it was the first one, this transport to that pool is not used again."""
         if peer.compare is not None:
             self._unfit[peer.pool_id, peer.transport.name] = "its copies differ from the source's blocks"
             self.forget(peer)
@@ -230,7 +230,7 @@ class Peers:
         return [each.result() for each in pairings if each.exception() is None]
 
     async def close(self) -> None:
-        """Ends all copies that still run over a link."""
+        """End all copies that still run over a link."""
         self._closed = True
         if self._sweeping is not None:  # first: it would close a peer that is closed here too
             self._sweeping.cancel()
@@ -278,7 +278,7 @@ class Peers:
         return Peer(endpoint, stub, pool.pool_id, channel, link, transport, rate, chosen.fallback, compare)
 
     async def _sweep(self) -> None:
-        """Forgets peers whose connection is gone, until cancelled.
+        """Forget peers whose connection is gone, until cancelled.
 
         Memory of a dead process stays allocated while it is mapped here, and no transfer may come to notice. A pending
         `wait_for_state_change` would notice too, but keeps the connection of a closed channel open.
@@ -290,14 +290,14 @@ class Peers:
                     self.forget(peer)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
-        """The pool there. Raises: OutOfBounds; AioRpcError, also where it will not pair with ours."""
+        """Return the peer's pool. Raises: OutOfBounds; AioRpcError, also if the peer refuses to pair."""
         reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
         TRANSFERS.check(paired)
         return description_from_wire(paired.source)
 
     async def _choose(self, source: _Source) -> _Chosen:
-        """The fastest way that opens and copies. Never silently something slower. Raises: TransferError."""
+        """Choose the fastest transport that opens and copies; log why faster ones failed. Raises: TransferError."""
         ways = possible_ways(self._mine, source.pool, self._parts[0].device.type, self._choice)
         failed: list[str] = []
         for name in ways.possible:
@@ -321,7 +321,7 @@ class Peers:
         raise PeerUnreachable("; ".join([*ways.reasons, *failed]))
 
     async def _try(self, name: TransportName, source: _Source) -> tuple[Transport, LinkRate]:
-        """Opens it and copies a first time. Raises: TransferError, and nothing of it stays open."""
+        """Open a transport and copy once. Raises: TransferError, after which nothing stays open."""
         with ExitStack() as undo:
             transport = self._copied_on(await self._open(name, source))
             undo.callback(transport.close)

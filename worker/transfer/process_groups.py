@@ -147,7 +147,7 @@ class GroupHost:
             raise FailedPrecondition("first_sequence", str(error)) from error
 
     async def close(self) -> None:
-        """Ends every group; their readers get an error. Bounded by the groups' timeout."""
+        """End every group; their readers get an error. Bounded by the groups' timeout."""
         for hosted in self._groups.values():
             hosted.broken.set()
             hosted.values.close()

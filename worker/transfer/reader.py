@@ -1,4 +1,4 @@
-"""The reading side of KV transfers on the wire: pulls blocks into those that were taken for them here.
+"""Reader side of KV transfers: pulls blocks of other workers into reserved blocks of this one.
 
 A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
 source has confirmed that the blocks read did not change meanwhile. Cancelling a pull waits for the copy under way, so
@@ -33,7 +33,7 @@ CONFIRM_PERIOD_S = 0.1
 TAKEN_BACK = frozenset(
     {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
 )
-"""The statuses of a source that still runs."""
+"""Statuses of a source that still runs."""
 
 
 class TransferFailed(Exception):
@@ -53,20 +53,20 @@ class SourceLost(TransferFailed):
 
 
 class Destination(Protocol):
-    """Blocks of our own for those of a transfer."""
+    """Reserved blocks of this worker for those of a transfer."""
 
     @property
     def blocks(self) -> Sequence[int]:
-        """In logical order. Only the pull writes them, and none reads those that are pulled before it has ended."""
+        """Blocks in logical order. Only the pull writes them; they are read after it has finished."""
 
     @property
     def cached_blocks(self) -> int:
-        """The first so many have their KV already: they are left alone."""
+        """Number of first blocks that have their KV already and are not pulled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """The blocks that have landed, validated."""
+    """Result of a pull: validated blocks."""
 
     first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
     blocks: int  # how many the source had; those of the destination up to there have their KV
@@ -79,7 +79,7 @@ class Pull:
 
 @dataclass(slots=True)
 class ConfirmedBlocks:
-    """Of a pull that has not ended well: the first so many blocks of its destination may be used all the same.
+    """Number of first blocks of a failed pull that may still be used.
 
     A block is confirmed once the source says, after it had landed, that it was pinned throughout. That stays true even
     if the source is lost, so that another attempt at the same prompt need not pull it again.
@@ -90,7 +90,7 @@ class ConfirmedBlocks:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of one pull: blocks seen and copied so far."""
+    """Progress of one pull: blocks offered and copied so far."""
 
     opened: float  # monotonic seconds
 
@@ -119,7 +119,7 @@ async def keep_confirming(
     confirmed: ConfirmedBlocks,
     period_s: float,
 ) -> None:
-    """Has the source confirm the landed blocks, each `period_s`, until cancelled or until the source denies it.
+    """Ask the source to confirm landed blocks every `period_s`, until cancelled or denied.
 
     A pull that ends sooner costs no call: its end is confirmed by the call that closes it. Copies continue
     meanwhile, but blocks that land after the call was sent are not in the answer.
@@ -171,7 +171,7 @@ class TransferReader:
         slow_down: Callable[[], float] = lambda: 0.0,
         confirm_period_s: float | None = None,
     ) -> None:
-        """`gpu`: UUID of the one that is decoded on; `slow_down`: see SlowDown.ratio. Sources get both."""
+        """Create a reader. `gpu`: UUID of the decoding GPU; `slow_down`: see SlowDown.ratio. Sources receive both."""
         self._peers, self._gpu, self._slow_down = peers, gpu, slow_down
         self._confirm_period_s = confirm_period_s or CONFIRM_PERIOD_S
         self._closing: set[asyncio.Task[None]] = set()
@@ -190,7 +190,7 @@ class TransferReader:
         confirmed: ConfirmedBlocks | None = None,
         restore: bool = False,
     ) -> Pull:
-        """Copies the blocks that `destination` lacks. Raises: TransferFailed.
+        """Copy the blocks that `destination` lacks. Raises: TransferFailed.
 
         With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
         them, which may be empty; with `restore`, those too that it can load from files first. Otherwise all, of a
@@ -295,7 +295,7 @@ class TransferReader:
         raise kind(f"the transfer from {peer.endpoint} broke: {code.name} {error.details()}") from error
 
     async def close(self) -> None:
-        """Waits until the sources are notified of cancelled pulls; bounded by the timeout of that call."""
+        """Wait until the sources are notified of cancelled pulls; bounded by the timeout of that call."""
         await asyncio.gather(*self._closing)
 
     async def _follow(
@@ -306,7 +306,7 @@ class TransferReader:
         destination: Destination,
         progress: Progress,
     ) -> kv_transfer_pb2.TransferEnd:
-        """Copies blocks as they are finished; returns with the last watermark's end once all of them are here."""
+        """Copy blocks as they are finished; returns with the last watermark's end once all of them are here."""
         arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
         # read ahead of the copies: a message that waited for one would look as if it had come late
         reading = asyncio.create_task(_read(stream, arrivals))
@@ -354,7 +354,7 @@ class TransferReader:
     async def _check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
     ) -> None:
-        """Compares the landed blocks with the source's checksums, and the first over a link with the source's own.
+        """Compare the landed blocks with the source's checksums, and the first over a link with the source's own.
 
         Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError;
         PeerFailed.
@@ -369,18 +369,18 @@ class TransferReader:
                 raise TransferFailed(f"the KV read from {peer.endpoint} was stale") from error
             self.integrity.checksum_mismatches += 1
             self._peers.distrust(peer)
-            logger.error("the KV read from %s is corrupt: %s", peer.endpoint, error)
+            logger.error("KV read from %s is corrupt: %s; the blocks are not used", peer.endpoint, error)
             raise BlocksCorrupt(f"the KV read from {peer.endpoint} is corrupt: {error}") from error
 
     async def _confirm(self, peer: Peer, transfer_id: bytes) -> bool:
-        """Everything was read; was it pinned throughout? The answer also unpins it."""
+        """Confirm a complete read, which unpins the blocks; return whether they were pinned throughout."""
         request = kv_transfer_pb2.CloseRequest(
             transfer_id=transfer_id, complete=True, gpu=self._gpu, slow_down=self._slow_down()
         )
         return await _closed(peer, request)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
-        """Notifies the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
+        """Notify the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
 
         async def close() -> None:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)
@@ -397,7 +397,7 @@ class TransferReader:
 
 
 async def _closed(peer: Peer, request: kv_transfer_pb2.CloseRequest) -> bool:
-    """Whether what was read may be used, or was rightly found corrupt. Raises: AioRpcError, OutOfBounds."""
+    """Close the transfer; return whether the blocks read were pinned throughout. Raises: AioRpcError, OutOfBounds."""
     response = await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
     TRANSFERS.check(response)
     return bool(response.valid)
@@ -409,7 +409,7 @@ def _doubt(confirmed: ConfirmedBlocks | None) -> None:
 
 
 async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "asyncio.Queue[Arrival | None]") -> None:
-    """Notes when each message came; None is the end."""
+    """Queue each message with its arrival time; None at the end."""
     try:
         async for message in stream:
             arrivals.put_nowait(Arrival(message, time.monotonic()))

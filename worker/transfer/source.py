@@ -1,4 +1,4 @@
-"""The source side of KV transfers on the wire: which blocks a reader may read, and how far.
+"""Source side of KV transfers: which blocks a reader may read, and how far.
 
 `kvtransfer.source` decides the state of a transfer; this file waits, answers and reads memory. A transfer is a
 prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,
@@ -63,7 +63,7 @@ def is_overwritten(owner: Owner | None) -> bool:
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
-    """Serves KvTransferService over the pool in `storage`.
+    """Servicer of KvTransferService over the pool in `storage`.
 
     `on_ended` is called with the request whose blocks have no readers any more; one that announces none needs none.
     `on_slow_down` is called with a reader's GPU, and how many times as long its decode steps take as at their best.
@@ -106,13 +106,13 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
-        """A prompt has arrived. False if its reader has given up already."""
+        """Announce a prompt that has arrived. Return False if its reader has given up already."""
         announced = self._table.announce(transfer_id, request_id, time.monotonic())
         self._wake(transfer_id)
         return announced
 
     def advance(self, transfer_id: bytes, blocks: Sequence[int], first: Sequence[FirstToken] | None) -> None:
-        """Blocks have become readable; with `first`, they were the last. Raises: UnknownTransfer."""
+        """Make blocks readable; `first` marks the last ones. Raises: UnknownTransfer."""
         now = time.monotonic()
         self._table.advance(transfer_id, blocks, now, self._checksums.of(blocks))
         if first is not None:
@@ -120,12 +120,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._wake(transfer_id)
 
     def drop(self, transfer_id: bytes) -> None:
-        """The prompt is gone: its reader must not use the blocks that it has read."""
+        """Drop a prompt: its reader must not use the blocks that it has read."""
         self._table.drop(transfer_id, time.monotonic())
         self._wake(transfer_id)
 
     def close(self) -> None:
-        """The worker stops: readers that still follow a transfer are notified that it is gone."""
+        """End all transfers because the worker stops; their readers are notified."""
         self._closed = True
         if self._tcp is not None:
             self._tcp.detach()
@@ -138,7 +138,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             await self._groups.close()
 
     async def sweep(self) -> None:
-        """Ends transfers that have waited too long, until cancelled."""
+        """End transfers that have waited too long, until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             for owner in self._table.expired(time.monotonic()):
@@ -163,7 +163,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.OpenRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.OpenRequest, kv_transfer_pb2.OpenResponse]",
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
-        """Streams watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
+        """Stream watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
 
         With `block_hashes` one watermark reports how many of them are here; with `restore`, after some came from files.
         """
@@ -195,7 +195,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "that id")
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes], restore: bool) -> None:
-        """Makes a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
+        """Make a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
         if self._cache is None:
             raise FailedPrecondition("block_hashes", "no cached blocks are offered here")
         if len(hashes) > self._num_blocks:
@@ -223,7 +223,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         return self._description.num_blocks
 
     def _unwatch_result(self, asked: "Future[Watch]") -> None:
-        """The reader has gone while the engine was asked, which may have been too late to stop it."""
+        """Release a watch that the engine granted after its reader had gone."""
         if not asked.cancelled() and asked.exception() is None:
             self.cached_reads += 1
             self._release(asked.result())
@@ -326,7 +326,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if request.corrupt:
             valid = verdict.owner is not None and not overwritten  # else the blocks read were stale, which explains it
             if valid and self._cache is not None:
-                logger.error("a reader's checksum differs: %d blocks are not offered again", len(blocks))
+                logger.error("checksum mismatch at a reader: %d blocks are not offered again", len(blocks))
                 self._cache.distrust(blocks)
         if verdict.owner is not None:
             self._release(verdict.owner)

@@ -1,4 +1,4 @@
-"""Values of a KV transfer as its messages have them, and back."""
+"""Conversion between values of a KV transfer and its messages."""
 
 from baton.engine.request import EndReason, FirstToken, TokenLogprob
 from baton.kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
@@ -78,7 +78,7 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
 
 
 def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:
-    """The news since the first `sent_blocks`, at `now` (monotonic seconds)."""
+    """Build the message with changes since the first `sent_blocks`, at `now` (monotonic seconds)."""
     response = kv_transfer_pb2.OpenResponse(
         watermark_blocks=len(state.blocks),
         blocks=state.blocks[sent_blocks:],
@@ -107,6 +107,6 @@ def first_token_to_wire(first: FirstToken) -> kv_transfer_pb2.FirstToken:
 
 
 def first_token_from_wire(first: kv_transfer_pb2.FirstToken) -> FirstToken:
-    """Why a choice ended is the router's to know; here it matters only that it did."""
+    """Convert a first token. The reason why a choice ended is not transferred, only that it did."""
     top = tuple(TokenLogprob(*token) for token in zip(first.top_token_ids, first.top_logprobs, strict=False))
     return FirstToken(first.choice, first.token_id, first.logprob, EndReason.STOP if first.ended else None, top)

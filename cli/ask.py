@@ -1,4 +1,4 @@
-"""`baton generate` and `baton chat`: one question and its answer, or a conversation, as text or as JSON."""
+"""Ask one question, or hold a conversation, as text or JSON (`baton generate`, `baton chat`)."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def round_ms(value: float) -> float:
 
 
 def round_milliseconds(fields: Mapping[str, object]) -> dict[str, object]:
-    """The same fields, those in milliseconds (by their names) rounded."""
+    """Round the fields whose names end with `_ms`."""
     return {
         name: round_ms(value) if name.endswith("_ms") and isinstance(value, float) else value
         for name, value in fields.items()
@@ -49,14 +49,14 @@ class AnswerOutput(Protocol):
 
 
 class TextOutput:
-    """Streams a single choice; several are shown whole, one after another, since they come interleaved."""
+    """Output as text: a single choice streams, several are printed when complete."""
 
     def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
         self._errors = errors or sys.stderr
         self._at_terminal = self._output.isatty()
         self._texts: dict[int, list[str]] | None = {} if choices > 1 else None
-        self._prompt = ""  # to stand before each of several choices
+        self._prompt = ""  # printed before each of several choices
         self.text = ""
 
     def show(self, event: Event) -> None:
@@ -76,7 +76,7 @@ class TextOutput:
             self._output.flush()
 
     def _write(self, text: str) -> None:
-        """A terminal would obey the control characters of a model."""
+        """Write a text, without control characters at a terminal."""
         self._output.write(shown(text, keeps="\n\t") if self._at_terminal else text)
 
     def end(self) -> None:
@@ -88,13 +88,13 @@ class TextOutput:
         if self.text:
             self.end()
         field = error.field if isinstance(error, InvalidRequest) else None
-        # Messages of the server begin with the field by themselves.
+        # Messages of the server begin with the field.
         prefix = f"{field}: " if field and not error.message.startswith(field) else ""
         self._errors.write(f"baton: {error.code.name}: {prefix}{shown(error.message, keeps=chr(10))}\n")
 
 
 class JsonOutput:
-    """The format that scripts read: `event` is started, prompt, delta, finished or error."""
+    """Output as a JSON object per line; `event` is started, prompt, delta, finished or error."""
 
     def __init__(self, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
@@ -104,7 +104,7 @@ class JsonOutput:
         self._write(event_as_object(event))
 
     def end(self) -> None:
-        """Every line is out already."""
+        """Do nothing: every line is written."""
 
     def fail(self, error: BatonClientError) -> None:
         field = error.field if isinstance(error, InvalidRequest) else None
@@ -125,10 +125,10 @@ class JsonOutput:
 
 
 def event_as_object(event: Event) -> dict[str, object]:
-    """Usage and timings are there only on the last `finished`, `logprobs` only where they were asked for."""
+    """Return an event as JSON; usage and timings are in the last `finished`, `logprobs` only if requested."""
     if not isinstance(event, Finished):
         content = {"event": _NAMES[type(event)], **asdict(event)}
-        content.pop("resume_token", None)  # its holder may take the stream over
+        content.pop("resume_token", None)  # a credential for the stream
         if content.get("logprobs", ()) is None:
             del content["logprobs"]
         return content
@@ -146,7 +146,7 @@ def event_as_object(event: Event) -> dict[str, object]:
 
 
 def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:
-    """Shows an answer to its end; False where it failed, which is shown too. `timing` gets a line of figures."""
+    """Print an answer and return whether it succeeded. `timing` gets a line of figures."""
     last: Event | None = None
     request_id = ""
     try:
@@ -164,7 +164,7 @@ def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | 
 
 
 def timing_line(usage: Usage, timings: Timings) -> str:
-    """The rate is that of the tokens after the first one."""
+    """Format TTFT, token rate after the first token, and token counts."""
     parts = [f"TTFT {timings.ttft_ms:.0f} ms"]
     decoding_ms = timings.total_ms - timings.ttft_ms
     if usage.completion_tokens > 1 and decoding_ms >= 1:
@@ -182,7 +182,7 @@ def generate(
     json: bool,
     verbose: bool = False,
 ) -> int:
-    """Continues a prompt. With `system` the prompt is a user's message, put through the model's chat template."""
+    """Continue a prompt, with `system` through the chat template; return the exit code."""
     if system is not None and isinstance(prompt, str):
         return chat_once(target, prompt, system, options, json, verbose)
     with BatonClient(target, **credentials()) as client:
@@ -198,15 +198,12 @@ def chat_once(
 
 
 def opening(system: str | None) -> list[Message]:
-    """The first messages of a conversation."""
+    """Return the first messages of a conversation."""
     return [] if system is None else [Message("system", system)]
 
 
 def ask(call: Callable[[], Generator[Event, None, None]], output: AnswerOutput, target: str, verbose: bool) -> int:
-    """Shows the answer, and with `verbose` a line of figures on stderr; returns the exit code.
-
-    A request that the client itself refuses is shown like one that the server refuses.
-    """
+    """Print the answer, with `verbose` also figures on stderr; return the exit code."""
     try:
         events = call()
     except BatonClientError as error:
@@ -221,15 +218,15 @@ def _output(options: GenerateOptions, json: bool) -> AnswerOutput:
     return JsonOutput() if json else TextOutput(options.get("n", 1))
 
 
-HELP = """/reset   forget the conversation and begin anew
+HELP = """/reset   forget the conversation
 /help    show this
-Ctrl-C   cancel the answer; the conversation goes on
+Ctrl-C   cancel the answer; the conversation continues
 Ctrl-D   end the conversation"""
-INTERRUPTED = 130  # the status that shells give a command that Ctrl-C ended
+INTERRUPTED = 130  # a shell's status after Ctrl-C
 
 
 def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose: bool = False) -> int:
-    """Until the end of input. The exit code is 1 where standard input is no terminal and an answer failed."""
+    """Converse until the end of input; return 1 if an answer failed and standard input is no terminal."""
     import readline  # noqa: F401  line editing for input()
 
     at_terminal = sys.stdin.isatty()
@@ -249,11 +246,11 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose
                 print()
                 continue
             if line:
-                conversation.take(line)
+                conversation.handle(line)
 
 
 class Conversation:
-    """The messages so far; all of them go with each question. It is a session of its own unless one was named."""
+    """Conversation, sent completely with each question, in a new session unless one was named."""
 
     def __init__(
         self, client: BatonClient, target: str, system: str | None, options: GenerateOptions, verbose: bool
@@ -266,20 +263,20 @@ class Conversation:
         self.messages = list(self._opening)
         self.has_failed = False
 
-    def take(self, line: str) -> None:
-        """A command, or a question, whose answer is shown."""
+    def handle(self, line: str) -> None:
+        """Handle a command or ask a question."""
         if line == "/reset":
             self.messages = list(self._opening)
-            print("The conversation begins anew.")
+            print("The conversation is reset.")
         elif line == "/help":
             print(HELP)
         elif re.fullmatch(r"/\w+", line):
-            print(f"There is no command {line}.\n{HELP}")
+            print(f"Unknown command {line}.\n{HELP}")
         else:
             self._ask([*self.messages, Message("user", line)])
 
     def _ask(self, messages: list[Message]) -> None:
-        """A failed answer is forgotten with its question; a cancelled one is kept as far as it came."""
+        """Ask; keep a cancelled answer as far as it came, but no failed one."""
         output = TextOutput(choices=1)
         try:
             is_answered = (

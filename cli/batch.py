@@ -1,6 +1,6 @@
-"""`baton batch`: answers a file of requests, offline. Interrupted and run again, it continues.
+"""Answer a file of requests offline (`baton batch`).
 
-A request is done when its whole line is in the output; a line that was cut off is dropped and its request done again.
+A repeated run continues: it skips requests with a complete line in the output and removes an incomplete last line.
 """
 
 import fcntl
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def answer_line(answered: "Ready", output: "RequestOutput") -> dict[str, Any]:
-    """The line of an answered request."""
+    """Return the line of an answered request."""
     request = answered.request
     choices = [choice_of(answered, completion) for completion in output.outputs]
     prompt_tokens = len(output.prompt_token_ids)
@@ -51,26 +51,27 @@ def _line(request: BatchRequest, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choice_of(answered: "Ready", completion: Any) -> dict[str, Any]:
+    """Return a choice in the form of the request's API."""
     text, reason = completion.text, completion.finish_reason
     content = answered.answer(text, reason) if answered.request.is_chat else {"text": text, "finish_reason": reason}
     return {"index": completion.index, **content}
 
 
 def error_line(request: BatchRequest, refused: LineRefused) -> dict[str, Any]:
-    """The line of a request that was refused. It is not tried again."""
+    """Return the line of a rejected request, which a repeated run skips."""
     error = {"code": "invalid_request", "message": str(refused), "param": refused.param}
     return {"id": request.custom_id, "custom_id": request.custom_id, "response": None, "error": error}
 
 
 def run_batch(options: BatchOptions) -> int:
-    """0 where every request was answered, 1 where some were refused. Raises: CommandFailed."""
+    """Answer the requests; return 0 if all were answered, 1 if some were rejected. Raises: CommandFailed."""
     requests = read_requests(options.source)
     with opened(options.target) as target:
         done = finished_ids(target, options.target)
         unknown = done - {request.custom_id for request in requests}
         if unknown:
             raise CommandFailed(
-                f"{options.target} has answers to what is not in {options.source}: {sorted(unknown)[0]}"
+                f"{options.target} answers {sorted(unknown)[0]}, which is not in {options.source}; give another file"
             )
         left = [request for request in requests if request.custom_id not in done]
         sys.stderr.write(f"{len(requests)} requests, {len(done)} done already\n")
@@ -80,7 +81,7 @@ def run_batch(options: BatchOptions) -> int:
 
 
 def read_requests(path: Path) -> list[BatchRequest]:
-    """Raises: CommandFailed."""
+    """Read the file of requests. Raises: CommandFailed."""
     try:
         return read_lines(path.read_bytes())
     except OSError as error:
@@ -89,7 +90,7 @@ def read_requests(path: Path) -> list[BatchRequest]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The output, for this process alone. Raises: CommandFailed."""
+    """Open and lock the output. Raises: CommandFailed."""
     try:
         file = path.open("a+b")
     except OSError as error:
@@ -103,19 +104,20 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def finished_ids(file: BinaryIO, path: Path) -> set[str]:
-    """Ids of the complete lines; bytes after the last of them are cut off. Raises: CommandFailed."""
+    """Return the ids of complete lines and truncate the file after the last. Raises: CommandFailed."""
     file.seek(0)
-    whole = file.read()
-    complete = whole.rfind(b"\n") + 1
+    content = file.read()
+    complete = content.rfind(b"\n") + 1
     try:
-        done = {str(json.loads(line)["custom_id"]) for line in whole[:complete].splitlines() if line.strip()}
+        done = {str(json.loads(line)["custom_id"]) for line in content[:complete].splitlines() if line.strip()}
     except (ValueError, KeyError, TypeError) as error:
-        raise CommandFailed(f"{path} is no output of `baton batch`; give another file") from error
+        raise CommandFailed(f"{path} is not an output of `baton batch`; give another file") from error
     file.truncate(complete)
     return done
 
 
 def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: BinaryIO) -> None:
+    """Load the model and answer all requests. Raises: CommandFailed."""
     from baton.cli.batch_requests import Validator, embedded
     from baton.engine import LLM, LoRARequest
     from baton.engine.config.model_config import ModelError
@@ -158,20 +160,21 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
                 write(target, answer_line(answered, output))
             for line, vectors in embedded(llm, inputs):
                 write(target, _line(line.request, line.body(vectors)))
-        except ModelError as error:  # of an adapter, before anything is computed
+        except ModelError as error:  # of an adapter
             raise CommandFailed(str(error)) from error
     os.fsync(target.fileno())
 
 
 def write(target: BinaryIO, line: dict[str, object]) -> None:
-    """In one piece, and out of this process at once: a written line outlives a kill."""
+    """Write and flush a line, so that it survives a kill of this process."""
     target.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     target.flush()
 
 
 def report(target: BinaryIO, path: Path) -> int:
+    """Print counts; return the exit code."""
     target.seek(0)
     lines = [json.loads(line) for line in target.read().splitlines()]
     refused = sum(1 for line in lines if line["error"] is not None)
-    sys.stderr.write(f"{path}: {len(lines) - refused} answered, {refused} refused\n")
+    sys.stderr.write(f"{path}: {len(lines) - refused} answered, {refused} rejected\n")
     return 1 if refused else 0

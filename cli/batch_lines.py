@@ -16,7 +16,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class LineRefused(Exception):
-    """One line cannot be answered; `param` is the field at fault, where it is one."""
+    """Error of one line; `param`: the field at fault, if any."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class LineRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """A line. `custom_id` is unique within its file; `body` is not checked yet; with a `fault` there is none."""
+    """Request of a line. `custom_id`: unique in the file. `body`: unchecked, empty if there is a `fault`."""
 
     custom_id: str
     url: str = COMPLETION
@@ -38,7 +38,7 @@ class BatchRequest:
 
 
 def read_lines(content: bytes) -> list[BatchRequest]:
-    """One for each line that is not empty. A line that is no request has a fault, and the number of its line as id."""
+    """Return a request per non-empty line; an invalid line has a fault and is identified by its number."""
     texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
     read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
     given = {custom_id for _, custom_id, _ in read if custom_id is not None}
@@ -47,7 +47,7 @@ def read_lines(content: bytes) -> list[BatchRequest]:
     for number, custom_id, request in read:
         if custom_id is None or custom_id in seen:
             if custom_id is not None:
-                request = BatchRequest("", fault=LineRefused(f"custom_id: {custom_id!r} comes twice", "custom_id"))
+                request = BatchRequest("", fault=LineRefused(f"custom_id: {custom_id!r} is used twice", "custom_id"))
             custom_id = next(name for name in _line_names(number) if name not in given)
         seen.add(custom_id)
         requests.append(replace(request, custom_id=custom_id))
@@ -62,7 +62,7 @@ def _line_names(number: int) -> Iterator[str]:
 
 
 def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
-    """The id that the line gives, and the rest."""
+    """Return the id in a line, and its request."""
     try:
         line = from_json(text)
     except ValueError as error:
@@ -72,14 +72,14 @@ def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
     custom_id = line.pop("custom_id", None)
     try:
         if not isinstance(custom_id, str | None):
-            raise LineRefused("custom_id: must be a text", "custom_id")
+            raise LineRefused("custom_id: must be a string", "custom_id")
         return custom_id, _request(line)
     except LineRefused as fault:
         return custom_id if isinstance(custom_id, str) else None, BatchRequest("", fault=fault)
 
 
 def _request(line: dict[str, Any]) -> BatchRequest:
-    """Raises: LineRefused."""
+    """Return the request of a line. Raises: LineRefused."""
     method, url = line.pop("method", "POST"), line.pop("url", None)
     body = line.pop("body", None)
     if body is None:
@@ -89,12 +89,12 @@ def _request(line: dict[str, Any]) -> BatchRequest:
     elif line:
         name = next(iter(line))
         near = get_close_matches(name, NAMES, 1)
-        hint = f"did you mean {near[0]}?" if near else "fields of the request stand in body"
+        hint = f"did you mean {near[0]}?" if near else "put fields of the request into body"
         raise LineRefused(f"{name}: unknown field; {hint}", name)
     if method != "POST":
         raise LineRefused(f"method: is {method!r}, must be POST", "method")
     if url is None:
         url = CHAT if "messages" in body else EMBEDDING if "input" in body else COMPLETION
     if url not in URLS:
-        raise LineRefused(f"url: {url!r} is not served in a batch, but {' and '.join(URLS)}", "url")
+        raise LineRefused(f"url: {url!r} is not supported; use {' or '.join(URLS)}", "url")
     return BatchRequest("", url, body)

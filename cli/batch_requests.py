@@ -1,4 +1,4 @@
-"""The request of a line of a batch: read and checked as the server does, and made the engine's own request."""
+"""Requests of a batch, checked as the server checks them and converted into the engine's."""
 
 import asyncio
 import hashlib
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from baton.engine import LLM, EmbeddingRequestOutput, LoRARequest, SamplingParams
     from baton.engine.offline.prompts import Prompt
 
-_WHOLE = "a batch is answered whole"
-_CONTENT = "an answer of a batch is its text"
+_STREAMED = "a batch has complete answers only"
+_CONTENT = "a batch returns texts only"
 _CALL = HttpCall("", Caller(), "", None)
 _SAME = ("seed", "n", "best_of", "ignore_eos")
-"""Fields that the server's request and the engine's parameters call the same; None is a field left out."""
+"""Fields of the same name in the server's request and the engine's parameters; None: not given."""
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias")
 
 
 class BatchFields(Body):
-    """Of both kinds, in place of the server's fields of these names."""
+    """Fields that a batch treats differently from the server."""
 
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    stream: Annotated[Any, Unserved(_WHOLE, (False,))] = None
+    stream: Annotated[Any, Unserved(_STREAMED, (False,))] = None
     prompt_logprobs: Annotated[Any, Unserved(_CONTENT)] = None
     return_token_ids: Annotated[Any, Unserved(_CONTENT, (False,))] = None
 
@@ -67,30 +67,29 @@ class BatchCompletion(BatchFields, CompletionRequest):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A request that can be answered. `model` is the line's name of it."""
+    """Request that can be answered. `model`: the name in the line."""
 
     request: BatchRequest
     prompt: "Prompt"
     params: "SamplingParams"
     model: str
     lora: "LoRARequest | None"
-    parser: MakeParser | None = None  # of a chat's answers, where they are more than text
+    parser: MakeParser | None = None  # of chat answers with more than text
 
     def answer(self, text: str, reason: str | None) -> dict[str, Any]:
-        """Of a chat: its message, and why it ended."""
+        """Return a chat's message and finish reason."""
         if self.parser is None:
             return {"message": {"role": "assistant", "content": text}, "finish_reason": reason}
         message = whole_message([(text, 0)], self.parser())
         return {"message": message, "finish_reason": ended_by(message, reason)}
 
 
-MOST_INPUTS = 256
-"""Of several lines that are computed together."""
+MAX_INPUTS_TOGETHER = 256  # of lines that are computed together
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyInputs:
-    """A request for vectors that can be answered. `model` is the line's name of it."""
+    """Request for vectors that can be answered. `model`: the name in the line."""
 
     request: BatchRequest
     prompts: "tuple[Prompt, ...]"
@@ -100,7 +99,7 @@ class ReadyInputs:
     lora: "LoRARequest | None"
 
     def body(self, vectors: "Sequence[EmbeddingRequestOutput]") -> dict[str, Any]:
-        """As the server's answer."""
+        """Return the body of the server's API."""
         numbers = [each.outputs.embedding for each in vectors]
         usage = Usage(sum(map(_tokens, self.prompts)), 0, sum(each.num_cached_tokens for each in vectors))
         shown = [base64_of(each) if self.as_base64 else each for each in numbers]
@@ -115,7 +114,7 @@ def _tokens(prompt: "Prompt") -> int:
 def embedded(
     llm: "LLM", lines: Sequence[ReadyInputs]
 ) -> "Iterator[tuple[ReadyInputs, Sequence[EmbeddingRequestOutput]]]":
-    """Each line with its vectors, in order; lines that ask alike are computed together."""
+    """Yield each line with its vectors, computing lines with equal options together."""
     from baton.engine import PoolingParams
 
     for together in _together(lines):
@@ -130,7 +129,9 @@ def _together(lines: Sequence[ReadyInputs]) -> Iterator[list[ReadyInputs]]:
     group: list[ReadyInputs] = []
     for line in lines:
         inputs = sum(len(each.prompts) for each in group) + len(line.prompts)
-        if group and (inputs > MOST_INPUTS or (line.dimensions, line.lora) != (group[0].dimensions, group[0].lora)):
+        if group and (
+            inputs > MAX_INPUTS_TOGETHER or (line.dimensions, line.lora) != (group[0].dimensions, group[0].lora)
+        ):
             yield group
             group = []
         group.append(line)
@@ -139,10 +140,10 @@ def _together(lines: Sequence[ReadyInputs]) -> Iterator[list[ReadyInputs]]:
 
 
 class Validator:
-    """`models` are the names that a line may give, the first where it gives none. To be closed."""
+    """Checks lines; close it. `models`: names that a line may give, the first is the default."""
 
     def __init__(self, llm: "LLM", folder: Path, models: Mapping[str, "LoRARequest | None"]) -> None:
-        """Raises: ModelFolderError."""
+        """Load the tokenizer. Raises: ModelFolderError."""
         self._llm = llm
         self._models = models
         self._tokenizer: TokenizerWorker = load_tokenizer(folder)
@@ -155,7 +156,7 @@ class Validator:
         self._runner.close()
 
     def ready(self, request: BatchRequest) -> Ready:
-        """Raises: LineRefused, naming the field."""
+        """Check a chat or completion. Raises: LineRefused, naming the field."""
         if request.fault is not None:
             raise request.fault
         with _refusing():
@@ -180,7 +181,7 @@ class Validator:
             raise problem_of(error, names_of(message, COMPLETION_NAMES)) from error
 
     def inputs(self, request: BatchRequest) -> ReadyInputs:
-        """Raises: LineRefused, naming the field."""
+        """Check a request for vectors. Raises: LineRefused, naming the field."""
         with _refusing():
             message = parse(EmbeddingRequest, _json(request.body))
             pooler = read_pooler(self._folder)
@@ -207,14 +208,14 @@ class Validator:
 
     @property
     def _limits(self) -> tuple[int, int]:
-        """Ids of the vocabulary, and tokens of the context."""
+        """Vocabulary size and context length."""
         return self._llm.vocab_size, self._llm.max_model_len
 
     def _name(self, model: str) -> str:
         """Raises: Problem."""
         name = model or next(iter(self._models))
         if name not in self._models:
-            raise refused("model", f"{name!r} is not here, but {', '.join(self._models)}", "model_not_found")
+            raise refused("model", f"{name!r} is not loaded, only {', '.join(self._models)}", "model_not_found")
         return name
 
     def _token_ids(self, valid: ValidRequest) -> tuple[int, ...]:
@@ -231,7 +232,7 @@ class Validator:
         token_ids = self._token_ids(valid)
         params = replace(
             sampling_params(replace(asked.sampling, seed=valid.sampling.seed)),
-            # Parts of an answer lie between some of them.
+            # Parts of an answer are between some of them.
             skip_special_tokens=message.skip_special_tokens is not False and not asked.shown_tokens,
             include_stop_str_in_output=bool(message.include_stop_str_in_output),
         )
@@ -241,12 +242,12 @@ class Validator:
 
 
 def seed_of(custom_id: str) -> int:
-    """Of a request without a seed: only its id decides it."""
+    """Return the seed of a request without one, from its id."""
     return int.from_bytes(hashlib.sha256(custom_id.encode()).digest()[:8], "little")
 
 
 def sampling_params(asked: RequestedSampling) -> "SamplingParams":
-    """The same as the engine names it."""
+    """Return the engine's sampling parameters."""
     from baton.engine import SamplingParams, StructuredOutputsParams
 
     given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(asked, name)) is not None}
@@ -262,7 +263,7 @@ def _json(body: Mapping[str, Any]) -> bytes:
 
 
 def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Lines may call a prompt of token ids `prompt_token_ids`. Raises: Problem."""
+    """Accept `prompt_token_ids` as a name of the prompt. Raises: Problem."""
     if "prompt_token_ids" not in body:
         return body
     if "prompt" in body:
@@ -280,7 +281,7 @@ def _prompted(message: EmbeddingRequest, pooler: Pooler) -> list[AskedPrompt]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Raises: LineRefused for any error of a request."""
+    """Convert any error of a request. Raises: LineRefused."""
     try:
         yield
     except Problem as problem:

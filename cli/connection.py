@@ -1,4 +1,4 @@
-"""How commands reach a server: which port, how they authenticate, and what a failed call means for the user."""
+"""Connections of commands: addresses, credentials, and advice for failed calls."""
 
 import http.client
 import json
@@ -41,16 +41,16 @@ class Credentials(TypedDict):
 
 
 def credentials() -> Credentials:
-    """From the environment. Raises: CommandFailed."""
+    """Return the credentials in the environment. Raises: CommandFailed."""
     authority = os.environ.get(TLS_CA_VARIABLE)
     if authority and not Path(authority).is_file():
-        raise CommandFailed(f"{TLS_CA_VARIABLE} is {authority}, which is no file")
+        raise CommandFailed(f"{TLS_CA_VARIABLE}: {authority} is not a file")
     return Credentials(api_key=os.environ.get(API_KEY_VARIABLE) or None, tls=Path(authority) if authority else False)
 
 
 def admin_key(target: str) -> str | None:
-    """For the admin port at `target`: of the secret in this environment, or the user's API key. None where the client
-    finds the token of a service that this user has started here, which changes as that restarts. Raises: CommandFailed.
+    """Return the key for an admin port: from the cluster secret, or the user's API key. None if the client itself finds
+    the token of a service that this user started. Raises: CommandFailed.
     """
     try:
         secret = read_config(SecretConfig, []).cluster_secret
@@ -63,10 +63,7 @@ def admin_key(target: str) -> str | None:
 
 
 def way_in(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.Channel] | None:
-    """To a public port with TLS, or, by the variables of router and workers, to one of theirs; None: no TLS.
-
-    Raises: CommandFailed.
-    """
+    """Return how to open a TLS channel to a public or an internal port, None without TLS. Raises: CommandFailed."""
     if internal:
         try:
             tls = read_config(InternalTlsConfig, []).internal_tls
@@ -81,7 +78,7 @@ _TIMEOUT_S = 2.0
 
 
 def grpc_port_of(target: str, credentials: Credentials) -> int | None:
-    """`target`: host:port. None where no Baton answers there, or not to this caller."""
+    """Return the gRPC port of the router with an HTTP port at `target`, None if no Baton answers this caller there."""
     headers = {"authorization": f"Bearer {credentials['api_key']}"} if credentials["api_key"] else {}
     try:
         connection = _connection(target, credentials)
@@ -96,48 +93,28 @@ def grpc_port_of(target: str, credentials: Credentials) -> int | None:
     return port if isinstance(port, int) else None
 
 
-def fetch_text(target: str, path: str, credentials: Credentials) -> str:
-    """What an HTTP port of a router answers to GET. Raises: CommandFailed."""
-    headers = {"authorization": f"Bearer {credentials['api_key']}"} if credentials["api_key"] else {}
-    try:
-        connection = _connection(target, credentials)
-        try:
-            connection.request("GET", path, headers=headers)
-            answer = connection.getresponse()
-            text = answer.read().decode(errors="replace")
-        finally:
-            connection.close()
-    except (OSError, http.client.HTTPException) as error:
-        raise CommandFailed(f"no answer from http://{target}{path} ({type(error).__name__})") from error
-    if answer.status in (401, 403):
-        raise CommandFailed(f"http://{target}{path} needs a key of `baton keys new --admin`, in {API_KEY_VARIABLE}")
-    if answer.status != 200:
-        raise CommandFailed(f"http://{target}{path} answered {answer.status}")
-    return text
-
-
 def _connection(target: str, credentials: Credentials) -> http.client.HTTPConnection:
-    """Raises: OSError where the certificates cannot be read."""
+    """Return a connection. Raises: OSError if certificates cannot be read."""
     authority = credentials["tls"]
     if authority is False:
         return http.client.HTTPConnection(target, timeout=_TIMEOUT_S)
     context = ssl.create_default_context(cafile=None if authority is True else authority)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the certificate itself may be the one trusted
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the certificate itself may be trusted
     return http.client.HTTPSConnection(target, timeout=_TIMEOUT_S, context=context)
 
 
-# Parts of gRPC's messages about a server of another protocol, plain and over TLS.
+# Parts of gRPC's messages about an HTTP/1 server, plain and over TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 
 def for_people(
     error: BatonClientError, target: str, begun: bool = False, grpc_port: GrpcPort = lambda target: None
 ) -> BatonClientError:
-    """The same kind of error with advice. One that the server itself explained comes back as it is.
+    """Return the error with advice, or as it is if the server explained it.
 
-    `begun`: a part of the answer had come. `grpc_port` finds the gRPC port of a server whose HTTP port is `target`.
+    `begun`: part of the answer has arrived. `grpc_port` finds the gRPC port for an HTTP port.
     """
-    # Our server gives every UNAVAILABLE a reason: without one there is no server, or no longer one.
+    # Baton gives every UNAVAILABLE a reason: without one there is no server.
     if isinstance(error, Unavailable) and error.reason is None:
         return Unavailable(_unreachable(error.message, target, begun, grpc_port), error.details)
     if isinstance(error, NotAllowed):
@@ -150,7 +127,7 @@ def for_people(
 
 @contextmanager
 def admin_client(target: str) -> Iterator[AdminClient]:
-    """Calls that are made once. Raises: CommandFailed, with advice, for any error but ModelNotFound."""
+    """Open a client without retries. Raises: CommandFailed with advice for any error but ModelNotFound."""
     try:
         with AdminClient(target, retry=RetryPolicy(attempts=1), api_key=admin_key(target)) as admin:
             yield admin
@@ -161,20 +138,20 @@ def admin_client(target: str) -> Iterator[AdminClient]:
 
 
 def first_that_knows(request_id: str, admin_targets: Sequence[str], ask: Callable[[AdminClient], Answer]) -> Answer:
-    """Asks one router after another. Raises: CommandFailed where none knows the request."""
+    """Ask one router after another. Raises: CommandFailed if none knows the request."""
     for target in admin_targets:
         with suppress(ModelNotFound), admin_client(target) as admin:
             return ask(admin)
     raise CommandFailed(
-        f"no router at {', '.join(admin_targets)} knows {request_id}: it was served by another one, has not ended yet, "
-        "or is too long ago"
+        f"no router at {', '.join(admin_targets)} knows {request_id}: it was served by another one, still runs, "
+        "or is too old"
     )
 
 
 def explained(
     events: Generator[Event, None, None], target: str, grpc_port: GrpcPort = lambda target: None
 ) -> Generator[Event, None, None]:
-    """The same events, their error with advice."""
+    """Yield the events, and raise their error with advice."""
     begun = False
     try:
         for event in events:

@@ -1,4 +1,4 @@
-"""New API keys, and certificates for development, made by the `openssl` that nearly every machine has."""
+"""API keys, and certificates for development, which the `openssl` program creates."""
 
 import os
 import subprocess
@@ -28,15 +28,12 @@ FILES = ("ca.pem", "server.pem", "server-key.pem", "internal-ca.pem", "internal.
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """FILES; overwrites none. Those of the public ports and of router and workers have authorities of their own.
-
-    Raises: CommandFailed.
-    """
+    """Create FILES, overwriting none, with separate CAs for public and internal ports. Raises: CommandFailed."""
     there = [name for name in FILES if (folder / name).exists()]
     if there:
-        raise CommandFailed(f"{folder / there[0]} is there already")
+        raise CommandFailed(f"{folder / there[0]} exists; give another folder")
     public = tuple(_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts)))
-    # The authorities' keys never leave this folder of ours, which only we can read, and which goes with them.
+    # The keys of the CAs never leave this private folder, which is deleted.
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         _make(work, "ca", "server", public, "serverAuth", days)
@@ -50,7 +47,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
 
 
 def _make(folder: Path, authority: str, name: str, alternatives: Sequence[str], purposes: str, days: int) -> None:
-    """An authority, and the one certificate that it will ever sign."""
+    """Create a CA and its only certificate."""
     limited = ("-days", str(days), "-sha256")
     own = ("-keyout", f"{authority}-key.pem", "-out", f"{authority}.pem", "-subj", f"/CN=Baton {authority}")
     _openssl(folder, "req", "-x509", *_CURVE, *limited, *own, *_extensions("critical,CA:TRUE", "keyCertSign"))
@@ -66,7 +63,7 @@ def _extensions(constraints: str, usage: str) -> tuple[str, ...]:
 
 
 def _alternative(host: str) -> str:
-    """Raises: CommandFailed."""
+    """Return a subject alternative name. Raises: CommandFailed."""
     try:
         return f"IP:{ip_address(host)}"
     except ValueError:
@@ -76,7 +73,7 @@ def _alternative(host: str) -> str:
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    # Without the machine's own settings, which may add extensions twice.
+    # The machine's settings may add extensions twice.
     (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
     environment = {**os.environ, "OPENSSL_CONF": str(folder / "openssl.cnf")}
     try:
@@ -84,9 +81,9 @@ def _openssl(folder: Path, *arguments: str) -> None:
             ["openssl", *arguments], cwd=folder, env=environment, check=True, capture_output=True, timeout=_TIMEOUT_S
         )
     except FileNotFoundError:
-        raise CommandFailed("openssl is not installed; it makes the certificates") from None
+        raise CommandFailed("openssl is not installed; install it to create certificates") from None
     except subprocess.TimeoutExpired:
-        raise CommandFailed(f"openssl did not end within {_TIMEOUT_S:g} s") from None
+        raise CommandFailed(f"openssl did not finish within {_TIMEOUT_S:g} s") from None
     except subprocess.CalledProcessError as error:
         raise CommandFailed(f"openssl: {error.stderr.decode(errors='replace').strip()[-500:]}") from error
 
@@ -97,7 +94,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 def append_key(file: Path, name: str, limits: KeyLimits, is_admin: bool) -> str:
-    """The key. The file is replaced in one step: a router sees it as it was or as it is. Raises: CommandFailed."""
+    """Append a new key's hash to a file atomically and return the key. Raises: CommandFailed."""
     secret = new_secret()
     key = ApiKey(name, digest_of(secret), limits, is_admin)
     try:
@@ -111,7 +108,7 @@ def append_key(file: Path, name: str, limits: KeyLimits, is_admin: bool) -> str:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Readable by its owner alone, unless it was by others before."""
+    """Replace a file, readable by its owner only unless it had another mode."""
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
     beside = file.with_name(f".{file.name}.{os.getpid()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -15,22 +15,22 @@ from baton.process.worker_config import WorkerConfig
 class PlanOptions:
     model: Annotated[str, typer.Option(help="Folder with config.json, or Hugging Face id; no weights are needed.")]
     max_model_len: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per request, prompt plus answer; default: the model's positions.")
+        int | None, typer.Option(min=1, help="Maximum tokens of prompt plus answer; default: the model's context.")
     ] = None
     kv_memory: int | None = of_field(WorkerConfig, "kv_memory", note=KV_MEMORY_NOTE)
     dtype: str = of_field(WorkerConfig, "dtype")
-    device: Annotated[
-        DeviceChoice, typer.Option(help="Device that the model would run on; auto: a GPU if there is one.")
-    ] = DeviceChoice.AUTO
+    device: Annotated[DeviceChoice, typer.Option(help="Device of the model; auto: a GPU if there is one.")] = (
+        DeviceChoice.AUTO
+    )
     kv_cache_dtype: str = of_field(WorkerConfig, "kv_cache_dtype")
     quantize: str = of_field(WorkerConfig, "quantize")
-    batch: Annotated[int | None, typer.Option(min=1, help="Requests at once; default: one.")] = None
+    batch: Annotated[int | None, typer.Option(min=1, help="Number of concurrent requests; default: 1.")] = None
     block_size: Annotated[
         int | None,
         typer.Option(
             min=1,
             max=16384,
-            help="Tokens per KV block; default: 32, or as many that a state is at most half of a block.",
+            help="Tokens per KV block; default: 32, or more if a model's state needs over half of a block.",
         ),
     ] = None
     json: Json = False
@@ -38,8 +38,8 @@ class PlanOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    source: Annotated[Path, typer.Argument(help="Requests, one JSON object per line, as for OpenAI's batch API.")]
-    target: Annotated[Path, typer.Argument(help="File for the answers; requests that it answers already are skipped.")]
+    source: Annotated[Path, typer.Argument(help="Requests, a JSON object per line as in OpenAI's batch API.")]
+    target: Annotated[Path, typer.Argument(help="File for the answers; requests answered in it are skipped.")]
     model: ModelFolder = None
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     dtype: str = of_field(WorkerConfig, "dtype")

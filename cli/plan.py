@@ -1,4 +1,4 @@
-"""`baton plan`: a model's need of memory and how much fits, before any weight is loaded."""
+"""Memory that a model needs and requests that fit, without loading weights (`baton plan`)."""
 
 import json
 import warnings
@@ -15,29 +15,29 @@ from baton.launch.model_source import find_folder
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """`needed_bytes`: KV of `batch` requests of `max_model_len` tokens, without rounding up to blocks; with a state for
-    each block, where the model keeps one."""
+    """Memory of a model. `needed_bytes`: KV and states of `batch` requests of `max_model_len` tokens, not rounded up to
+    blocks."""
 
     dtype: str
     kv_dtype: str
     weight_format: str
     parameters: int
     weight_bytes: int
-    keeps_kv: bool  # else the pool only counts the tokens that are computed at once
+    keeps_kv: bool  # else the pool only bounds the tokens of a step
     sizing: KvSizing
     batch: int
     needed_bytes: int
 
 
 def run_plan(options: PlanOptions) -> int:
-    """Prints the plan. Raises: CommandFailed."""
+    """Print the plan; return the exit code. Raises: CommandFailed."""
     plan = make_plan(options)
     print(json.dumps(as_dict(plan)) if options.json else describe(plan))
     return 0
 
 
 def make_plan(options: PlanOptions) -> MemoryPlan:
-    """Raises: CommandFailed."""
+    """Compute the plan. Raises: CommandFailed."""
     import torch
 
     from baton.engine.config.model_config import EncoderConfig, ModelError
@@ -61,7 +61,7 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of configurations: nothing is run
+            warnings.simplefilter("ignore")  # about configurations: nothing runs
             shape = read_model_shape(folder)
         dtype = resolve_dtype(asked)
         layout = resolve_layout(asked, shape.config)
@@ -76,7 +76,7 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     tokens = options.max_model_len or shape.config.max_positions
     if tokens > shape.config.max_positions:
         raise CommandFailed(
-            f"--max-model-len is {tokens} tokens; the model has positions for {shape.config.max_positions}"
+            f"--max-model-len: {tokens} exceeds the model's context of {shape.config.max_positions} tokens"
         )
     batch = options.batch or 1
     least = KvSizing.of(layout, 0, tokens)
@@ -95,7 +95,7 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
 
 
 def _needed_bytes(sizing: KvSizing, batch: int) -> int:
-    """See `MemoryPlan`."""
+    """Return `MemoryPlan.needed_bytes`."""
     if sizing.groups.windowed:
         return sizing.bytes_for(batch)
     return batch * (sizing.max_model_len * sizing.token_bytes + sizing.request_blocks * sizing.state_bytes)
@@ -107,10 +107,7 @@ def _windows(sizing: KvSizing) -> str:
 
 
 def config_folder(model: str) -> Path:
-    """A folder with config.json, or that file itself; of a model on the hub only that file is fetched.
-
-    Raises: CommandFailed.
-    """
+    """Return the folder with config.json, fetching only that file from the hub. Raises: CommandFailed."""
     given = Path(model).expanduser()
     folder = given.parent if given.is_file() else find_folder(model, ["config.json"])
     if not (folder / "config.json").is_file():
@@ -119,7 +116,7 @@ def config_folder(model: str) -> Path:
 
 
 def describe(plan: MemoryPlan) -> str:
-    """For people. An amount that fits is followed by the one that would, where it does not."""
+    """Format for people; if the KV does not fit, with the --kv-memory that would do."""
     sizing = plan.sizing
     kept = plan.dtype if plan.weight_format == "none" else f"{plan.weight_format} and {plan.dtype}"
     weights = f"weights            {format_bytes(plan.weight_bytes)} ({plan.parameters:,} parameters, {kept})"
@@ -146,6 +143,7 @@ def describe(plan: MemoryPlan) -> str:
 
 
 def as_dict(plan: MemoryPlan) -> dict[str, object]:
+    """Return the plan as JSON."""
     sizing = plan.sizing
     return {
         "dtype": plan.dtype,

@@ -1,4 +1,4 @@
-"""`baton role`: change a worker's role."""
+"""Change a worker's role (`baton role`)."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`baton status`, once or with --watch: workers, blocks, load and latency, as one router sees them.
+"""Workers, blocks, load and latency of one router, once or with --watch (`baton status`).
 
 `baton top` shares its columns and its frames.
 """

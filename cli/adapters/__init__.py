@@ -1,1 +1,1 @@
-"""`baton adapter`: LoRA adapters of a running service."""
+"""LoRA adapters and weights of a running service."""

@@ -1,4 +1,4 @@
-"""`baton adapter`: loads, lists and unloads LoRA adapters over the admin port of a router."""
+"""Load, list and unload LoRA adapters over a router's admin port (`baton adapter`)."""
 
 import json
 from dataclasses import asdict
@@ -14,7 +14,7 @@ STILL_USED = 3
 
 
 def load_adapter(admin_target: str, name: str, path: str, replace: bool) -> int:
-    """Returns the exit code. A relative path is one of here. Raises: CommandFailed."""
+    """Load an adapter, from a path relative to the current folder; return the exit code. Raises: CommandFailed."""
     folder = str(Path(path).expanduser().resolve())
     with admin_client(admin_target) as admin:
         worker_ids = admin.load_adapter(name, folder, replace=replace, timeout_s=LOAD_TIMEOUT_S)
@@ -23,7 +23,7 @@ def load_adapter(admin_target: str, name: str, path: str, replace: bool) -> int:
 
 
 def list_adapters(admin_target: str, as_json: bool) -> int:
-    """Returns the exit code. Raises: CommandFailed."""
+    """Print the adapters; return the exit code. Raises: CommandFailed."""
     with admin_client(admin_target) as admin:
         adapters = admin.adapters()
     if as_json:
@@ -35,19 +35,19 @@ def list_adapters(admin_target: str, as_json: bool) -> int:
         for worker_id, why in each.missing.items():
             print(f"  not on {worker_id}: {why or 'it is being loaded'}")
     if not adapters:
-        print("there is no adapter")
+        print("no adapters")
     return 0
 
 
 def unload_adapter(admin_target: str, name: str, wait_s: float) -> int:
-    """Returns the exit code. Raises: CommandFailed."""
+    """Unload an adapter; return the exit code. Raises: CommandFailed."""
     with admin_client(admin_target) as admin:
         try:
             worker_ids = admin.unload_adapter(name, wait_s=wait_s, timeout_s=wait_s + ANSWER_S)
         except ModelNotFound as error:
             raise CommandFailed(error.message) from error
     if worker_ids:
-        print(f"{name} takes no new requests; some still run with it on {', '.join(worker_ids)}")
+        print(f"{name} gets no new requests; some still run with it on {', '.join(worker_ids)}")
         return STILL_USED
     print(f"{name} is unloaded")
     return 0

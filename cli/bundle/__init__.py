@@ -1,1 +1,1 @@
-"""`baton bundle`: an archive for a bug report without secrets, prompts and answers."""
+"""Archive for a bug report without secrets, prompts and answers (`baton bundle`)."""

@@ -1,4 +1,4 @@
-"""`baton bundle`: one archive with machine, configuration, status, recent requests and logs, all redacted."""
+"""Collect machine, configuration, status, recent requests and logs, redacted, in an archive (`baton bundle`)."""
 
 import io
 import json
@@ -47,7 +47,7 @@ _DETAIL = re.compile(r"[\w.:/@+-]{0,160}( [\w.:/@+-]{1,160})?")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a bundle is collected from."""
+    """Sources of a bundle."""
 
     runtime: Path
     run: RunRecord | None  # the last of `baton up`, running or not

@@ -1,1 +1,1 @@
-"""`baton cache`."""
+"""KV in files, seen from outside (`baton cache`)."""

@@ -1,4 +1,4 @@
-"""`baton cache`: what the files of --kv-tier-dir hold. Reads headers, never what a prompt said."""
+"""List and clear the files of --kv-tier-dir (`baton cache`). Reads only headers."""
 
 import json
 import sys
@@ -16,19 +16,19 @@ IDENTITY_SHOWN = 12  # hexadecimal digits
 
 @dataclass(frozen=True, slots=True)
 class SegmentLine:
-    """A file as `ls` shows it."""
+    """File in `ls`."""
 
     worker: str
     segment: int
     size_bytes: int
     blocks: int
-    block_bytes: int  # 0: this is no segment, or its first bytes are damaged
-    model: str  # the beginning of its identity, which other models, layouts and types do not have
+    block_bytes: int  # 0: no segment, or a damaged header
+    model: str  # prefix of the identity of model, layout and types
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLine:
-    """A worker as `du` shows it."""
+    """Worker in `du`."""
 
     worker: str
     runs: bool
@@ -38,14 +38,14 @@ class OwnerLine:
 
 
 def segment_lines(disk: RealDisk) -> Iterator[SegmentLine]:
-    """Raises: OSError."""
+    """Yield all files. Raises: OSError."""
     for owner in disk.owners():
         for found in disk.segments(owner):
             yield _line(disk, found)
 
 
 def owner_lines(disk: RealDisk) -> list[OwnerLine]:
-    """Raises: OSError."""
+    """Return all workers with files. Raises: OSError."""
     lines = []
     for owner in disk.owners():
         files = [_line(disk, found) for found in disk.segments(owner)]
@@ -55,7 +55,7 @@ def owner_lines(disk: RealDisk) -> list[OwnerLine]:
 
 
 def show_segments(directory: Path, as_json: bool) -> None:
-    """Raises: CommandFailed."""
+    """Print the files. Raises: CommandFailed."""
     try:
         for line in segment_lines(_disk(directory)):
             if as_json:
@@ -70,7 +70,7 @@ def show_segments(directory: Path, as_json: bool) -> None:
 
 
 def show_owners(directory: Path, as_json: bool) -> None:
-    """Raises: CommandFailed."""
+    """Print the workers. Raises: CommandFailed."""
     try:
         lines = owner_lines(_disk(directory))
     except OSError as error:
@@ -86,7 +86,7 @@ def show_owners(directory: Path, as_json: bool) -> None:
 
 
 def clear_owners(directory: Path, worker: str | None) -> int:
-    """Returns the exit code: 1 where a worker that runs was left alone. Raises: CommandFailed."""
+    """Remove files; return 1 if a running worker kept its own, else 0. Raises: CommandFailed."""
     disk, left = _disk(directory), 0
     try:
         owners = [owner for owner in disk.owners() if worker in (None, owner)]
@@ -96,7 +96,7 @@ def clear_owners(directory: Path, worker: str | None) -> int:
             try:
                 claim = disk.claim(owner)
             except OwnerBusy:
-                print(f"{owner} runs: its files are left alone", file=sys.stderr)
+                print(f"{owner} is running: its files are kept", file=sys.stderr)
                 left += 1
                 continue
             try:

@@ -1,4 +1,4 @@
-"""`baton adapter`: its flags."""
+"""Flags of `baton adapter`."""
 
 from typing import Annotated
 
@@ -7,20 +7,21 @@ import typer
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
 
-app = typer.Typer(help="LoRA adapters of a running service: load, list, unload.", no_args_is_help=True)
+app = typer.Typer(help="Load, list and unload LoRA adapters of a running service.", no_args_is_help=True)
 
 
 @app.command()
 def load(
-    name: Annotated[str, typer.Argument(help="By which requests choose it as their model.")],
-    path: Annotated[str, typer.Argument(help="Its folder, as PEFT saves it and as workers see it.")],
+    name: Annotated[str, typer.Argument(help="Name that requests give as their model.")],
+    path: Annotated[str, typer.Argument(help="Folder in PEFT's format, at the same path on workers.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="In place of another one of that name; requests that run end with that.")
+        bool,
+        typer.Option("--replace", help="Replace an adapter of that name; running requests keep the old one."),
     ] = False,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Load an adapter on all workers: requests can choose it once this ends. If one worker refuses, none keeps it."""
+    """Load an adapter on all workers. If one worker refuses, none keeps it."""
     from baton.cli.adapters.command import load_adapter
 
     raise typer.Exit(load_adapter(admin or options.admin_target_of(target), name, path, replace))
@@ -36,14 +37,14 @@ def list_(json: options.Json = False, target: options.Target = DEFAULT_TARGET, a
 
 @app.command()
 def unload(
-    name: Annotated[str, typer.Argument(help="As `baton adapter list` names it.")],
-    wait: Annotated[float, typer.Option(min=0, max=600, help="Seconds to wait for requests that run with it.")] = 30,
+    name: Annotated[str, typer.Argument(help="Name in `baton adapter list`.")],
+    wait: Annotated[float, typer.Option(min=0, max=600, help="Seconds to wait for running requests.")] = 30,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Refuse new requests for an adapter at once; workers free it when those that run with it have ended.
+    """Reject new requests for an adapter immediately, and free it once running ones have completed.
 
-    Exit code 3: some still run after --wait. They go on.
+    Exit code 3: some requests still run after --wait; they continue.
     """
     from baton.cli.adapters.command import unload_adapter
 

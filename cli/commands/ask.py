@@ -1,4 +1,4 @@
-"""`baton generate` and `baton chat`: their flags."""
+"""Flags of `baton generate` and `baton chat`."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,42 +14,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Flags for the server, by the names of the client's options."""
+    """Sampling flags, named as the client's options."""
 
-    max_tokens: Annotated[int | None, typer.Option(help="Most tokens to generate per choice.")] = None
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None
-    top_p: Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this; in (0, 1].")] = (
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per choice.")] = None
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None
+    top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this sum; in (0, 1].")] = None
+    top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Keep tokens with at least this fraction of the highest probability.")
+    ] = None
+    typical_p: Annotated[float | None, typer.Option(help="Keep the most typical tokens up to this sum; in (0, 1].")] = (
         None
     )
-    top_k: Annotated[int | None, typer.Option(help="Keep the k likeliest tokens; 0 keeps all.")] = None
-    min_p: Annotated[
-        float | None, typer.Option(help="Keep tokens at least this fraction as likely as the likeliest.")
-    ] = None
-    typical_p: Annotated[
-        float | None, typer.Option(help="Keep the most typical tokens that add up to this; in (0, 1].")
-    ] = None
     repetition_penalty: Annotated[
         float | None,
-        typer.Option(help="Penalty on tokens of prompt and answer, in (0, 10]; above 1 makes them rarer."),
+        typer.Option(help="Penalty on tokens of prompt and answer, in (0, 10]; above 1 discourages them."),
     ] = None
     presence_penalty: Annotated[
-        float | None, typer.Option(help="Penalty on tokens that the answer has already, in [-2, 2].")
+        float | None, typer.Option(help="Penalty on tokens that are in the answer, in [-2, 2].")
     ] = None
     frequency_penalty: Annotated[
         float | None, typer.Option(help="Penalty per occurrence in the answer, in [-2, 2].")
     ] = None
-    min_tokens: Annotated[int | None, typer.Option(help="Least tokens of a choice before anything stops it.")] = None
-    seed: Annotated[int | None, typer.Option(help="The same seed gives the same answer.")] = None
+    min_tokens: Annotated[int | None, typer.Option(help="Minimum number of tokens per choice.")] = None
+    seed: Annotated[int | None, typer.Option(help="Seed; equal seeds give equal answers.")] = None
     stop: Annotated[list[str] | None, typer.Option(help="Text that ends the answer; may be repeated.")] = None
     stop_token_ids: Annotated[
         TokenIdList | None,
         typer.Option(parser=checked(read_token_ids), metavar="2,7,...", help="Token ids that end the answer."),
     ] = None
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the model's end of sequence.")] = False
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Continue past the model's end of sequence.")] = False
     n: Annotated[int | None, typer.Option("--n", help="Number of choices.")] = None
     logprobs: Annotated[
         int | None,
-        typer.Option(help="With --json: log-probabilities of each token and of the N likeliest, N from 0 to 20."),
+        typer.Option(help="With --json: log-probabilities of each token and of the N most likely, N from 0 to 20."),
     ] = None
     best_of: Annotated[
         int | None, typer.Option(help="Generate N choices and show the --n likeliest per token at the end.")
@@ -58,36 +56,34 @@ class Sampling:
         int | None, typer.Option(help="Beam search with N beams; shows the --n best sequences at the end.")
     ] = None
     length_penalty: Annotated[
-        float | None, typer.Option(help="Length penalty of the beam search; above 0 favours long answers.")
+        float | None, typer.Option(help="Length penalty of beam search; above 0 favours long answers.")
     ] = None
     json_schema: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help="File with a JSON schema; the answer is JSON that meets it."),
+        typer.Option(exists=True, dir_okay=False, help="File with a JSON schema that the answer meets."),
     ] = None
-    json_object: Annotated[bool | None, typer.Option("--json-object", help="The answer is a JSON object.")] = None
-    regex: Annotated[str | None, typer.Option(help="All of the answer matches this regular expression.")] = None
+    json_object: Annotated[bool | None, typer.Option("--json-object", help="Answer with a JSON object.")] = None
+    regex: Annotated[str | None, typer.Option(help="Regular expression that the complete answer matches.")] = None
     grammar: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="File with a grammar in Lark; the answer is what `start` makes."
-        ),
+        typer.Option(exists=True, dir_okay=False, help="File with a Lark grammar; the answer is derived from `start`."),
     ] = None
-    choice: Annotated[list[str] | None, typer.Option(help="The answer is one of these texts; may be repeated.")] = None
+    choice: Annotated[list[str] | None, typer.Option(help="Text that the answer may be; may be repeated.")] = None
     model: Annotated[str | None, typer.Option(help="Name of the model or of an adapter; default: the model.")] = None
-    session_id: Annotated[str | None, typer.Option(help="Conversation that this is a turn of: its KV is kept.")] = None
+    session_id: Annotated[str | None, typer.Option(help="Conversation of this turn, whose KV is kept.")] = None
     keep_for_s: Annotated[
-        float | None, typer.Option("--keep-for", help="Its next turn may come within so many seconds of this one.")
+        float | None, typer.Option("--keep-for", help="Seconds within which the next turn is expected.")
     ] = None
-    done: Annotated[bool, typer.Option("--done", help="The session's last turn: its KV may go first.")] = False
-    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for the whole answer.")] = None
+    done: Annotated[bool, typer.Option("--done", help="Last turn of the session: its KV may be evicted.")] = False
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for the complete answer.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class EchoedSampling(Sampling):
-    """Those of a text that is continued as it stands."""
+    """Sampling flags of a text without a chat template."""
 
     echo: Annotated[
-        bool, typer.Option("--echo", help="Begin the answer with the prompt; --logprobs then covers both.")
+        bool, typer.Option("--echo", help="Start the answer with the prompt; --logprobs then covers both.")
     ] = False
     prompt_logprobs: Annotated[int | None, typer.Option(help="With --json: the same for the prompt; from 0 to 20.")] = (
         None
@@ -96,15 +92,13 @@ class EchoedSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """How a question is asked and its answer shown."""
+    """Flags for asking and for showing the answer."""
 
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None
     json: Json = False
     verbose: Annotated[
         bool,
-        typer.Option(
-            "--verbose", "-v", help="After each answer, on stderr: TTFT, tokens per second, cached prompt tokens, id."
-        ),
+        typer.Option("--verbose", "-v", help="Print TTFT, tokens per second, cached prompt tokens and id on stderr."),
     ] = False
     target: Target = DEFAULT_TARGET
 
@@ -114,20 +108,20 @@ class GenerateFlags(Shown, EchoedSampling):
     prompt: Annotated[str | None, typer.Argument(help="Text to continue; - reads standard input.")] = None
     token_ids: Annotated[
         TokenIdList | None,
-        typer.Option(parser=checked(read_token_ids), metavar="5,17,...", help="Token ids in place of a text."),
+        typer.Option(parser=checked(read_token_ids), metavar="5,17,...", help="Token ids instead of a text."),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatFlags(Shown, Sampling):
-    message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None
+    message: Annotated[str | None, typer.Argument(help="Message; default: a conversation.")] = None
 
 
 @flags_of
 def generate(flags: GenerateFlags) -> None:
-    """Continue a text as it stands, streaming. A chat model wants `chat` instead.
+    """Continue a text without a chat template. A chat model wants `chat` instead.
 
-    With --system the prompt goes through the model's chat template too.
+    With --system the prompt goes through the chat template.
     """
     from baton.cli.ask import generate as run_generate
 
@@ -147,10 +141,10 @@ def generate(flags: GenerateFlags) -> None:
 
 @flags_of
 def chat(flags: ChatFlags) -> None:
-    """Ask the model through its chat template: one message, or without one a conversation.
+    """Send a message through the chat template, or hold a conversation.
 
-    In a conversation Ctrl-C cancels the answer, Ctrl-D ends, /help lists the commands. Each line of standard input is a
-    message where that is no terminal.
+    In a conversation Ctrl-C cancels the answer, Ctrl-D ends, /help lists the commands. Without a terminal, each line of
+    standard input is a message.
     """
     from baton.cli.ask import chat_loop, chat_once
 
@@ -165,7 +159,7 @@ def chat(flags: ChatFlags) -> None:
 
 
 def _given(flags: Sampling, names: type[Sampling]) -> "GenerateOptions":
-    """For the server, and only what was given: the model decides the rest."""
+    """Return only the given options: the model has defaults for the others."""
     given: dict[str, Any] = {}
     for name in (each.name for each in fields(names)):
         value = getattr(flags, name)
@@ -177,6 +171,6 @@ def _given(flags: Sampling, names: type[Sampling]) -> "GenerateOptions":
 
 
 def _check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -> None:
-    """Raises: typer.BadParameter where they would not be shown."""
+    """Require --json. Raises: typer.BadParameter."""
     if logprobs is not None and not json:
         raise typer.BadParameter("needs --json, which shows them", param_hint=flag)

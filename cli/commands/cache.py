@@ -1,4 +1,4 @@
-"""`baton cache`: its flags."""
+"""Flags of `baton cache`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,13 +7,13 @@ import typer
 
 from baton.cli import options
 
-app = typer.Typer(help="KV in files: the directory of --kv-tier-dir, seen from outside.", no_args_is_help=True)
-Directory = Annotated[Path, typer.Argument(help="The directory that --kv-tier-dir names.", file_okay=False)]
+app = typer.Typer(help="Inspect and clear KV in files (--kv-tier-dir).", no_args_is_help=True)
+Directory = Annotated[Path, typer.Argument(help="Directory of --kv-tier-dir.", file_okay=False)]
 
 
 @app.command("ls")
 def list_segments(directory: Directory, json: options.Json = False) -> None:
-    """Every file: its worker, its size, its blocks, and whose KV it has."""
+    """List files with worker, size, blocks and model."""
     from baton.cli.cache.show import show_segments
 
     show_segments(directory, json)
@@ -21,7 +21,7 @@ def list_segments(directory: Directory, json: options.Json = False) -> None:
 
 @app.command("du")
 def disk_use(directory: Directory, json: options.Json = False) -> None:
-    """Bytes, files and blocks of each worker, and whether it runs now."""
+    """List workers with bytes, files and blocks, and whether they run."""
     from baton.cli.cache.show import show_owners
 
     show_owners(directory, json)
@@ -30,9 +30,9 @@ def disk_use(directory: Directory, json: options.Json = False) -> None:
 @app.command("clear")
 def clear(
     directory: Directory,
-    worker: Annotated[str | None, typer.Option(help="Only the files of this worker.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Worker whose files are removed; default: all.")] = None,
 ) -> None:
-    """Remove the files of workers that do not run. Those of a worker that runs are left alone: exit code 1."""
+    """Remove the files of stopped workers. Exit code 1: files of a running worker were kept."""
     from baton.cli.cache.show import clear_owners
 
     raise typer.Exit(clear_owners(directory, worker))

@@ -10,9 +10,9 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from baton.launch.paths import ROOT
 
 PROGRAM = "baton"
-VARIABLE = "_BATON_COMPLETE"  # through which the script asks the command for completions
+VARIABLE = "_BATON_COMPLETE"  # by which the script asks for completions
 CALLS = ("=complete_zsh ", "(commandline -cp) ")
-"""What stands before the program's name where a script calls it. The one for bash calls what the user typed."""
+"""Texts before the program's name where a script calls it; bash calls what the user typed."""
 
 
 class Shell(StrEnum):
@@ -21,7 +21,7 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="Which shell the script is for.")]) -> None:
+def completion(shell: Annotated[Shell, typer.Argument(help="Shell that the script is for.")]) -> None:
     """Print a completion script: source <(./baton completion bash), or zsh; ./baton completion fish | source."""
     script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
     for call in CALLS:  # `baton` need not be on PATH
@@ -29,8 +29,8 @@ def completion(shell: Annotated[Shell, typer.Argument(help="Which shell the scri
     typer.echo(script)
 
 
-def version(json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False) -> None:
-    """Release, protocol, commit and native kernels of this installation, and the libraries it computes with."""
+def version(json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False) -> None:
+    """Show release, protocol, commit, native kernels and libraries of this installation."""
     from dataclasses import asdict
     from json import dumps
 

@@ -1,4 +1,4 @@
-"""`baton plan` and `baton batch`, which need no server."""
+"""Commands `baton plan` and `baton batch`, which need no server."""
 
 import typer
 
@@ -8,7 +8,7 @@ from baton.cli.options import flags_of
 
 @flags_of
 def plan(options: PlanOptions) -> None:
-    """How much memory a model needs and how many requests fit, without loading it."""
+    """Compute a model's memory and the number of requests that fit, without loading it."""
     from baton.cli.plan import run_plan
 
     raise typer.Exit(run_plan(options))
@@ -16,7 +16,7 @@ def plan(options: PlanOptions) -> None:
 
 @flags_of
 def batch(options: BatchOptions) -> None:
-    """Answer a file of requests without a server. An interrupted run continues when it is started again."""
+    """Answer a file of requests without a server. An interrupted run continues when it is repeated."""
     from baton.cli.batch import run_batch
 
     raise typer.Exit(run_batch(options))

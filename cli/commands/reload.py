@@ -1,4 +1,4 @@
-"""`baton reload`: its flags."""
+"""Flags of `baton reload`."""
 
 from typing import Annotated
 
@@ -11,19 +11,19 @@ from baton.cli.options import DEFAULT_TARGET
 def reload(
     model: Annotated[
         str,
-        typer.Option(help="Checkpoint folder, as workers see it too, or hub name. It may differ in its weights alone."),
+        typer.Option(help="Checkpoint folder, at the same path on workers, or hub name. Only its weights may differ."),
     ],
     grace_s: Annotated[
         float,
-        typer.Option(min=0, max=3600, help="Seconds for answers of the old weights to end; those that are left fail."),
+        typer.Option(min=0, max=3600, help="Seconds for requests with the old weights to complete; the others fail."),
     ] = 300,
     target: options.Target = DEFAULT_TARGET,
     admin: options.Admin = None,
 ) -> None:
-    """Load other weights on all workers, without a restart: new requests are answered by them once this ends.
+    """Load other weights on all workers without a restart. New requests use them once this command returns.
 
-    Requests that run end with the weights that they began with. Memory holds both sets until then. If one worker
-    refuses, none keeps the new weights.
+    Running requests complete with their old weights; until then memory has both sets. If one worker refuses, none keeps
+    the new weights.
     """
     from baton.cli.adapters.reload import reload as reload_weights
 

@@ -1,1 +1,1 @@
-"""Files of spans: where a run writes them, and which forms are read."""
+"""Files of spans."""

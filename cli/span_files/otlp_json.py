@@ -1,8 +1,7 @@
-"""Spans out of OTLP's JSON, in the form of our own trace files (process/telemetry/otel.py).
+"""Spans of OTLP JSON in the form of Baton's trace files (process/telemetry/otel.py).
 
-A document is one ExportTraceServiceRequest, as a collector's file exporter writes one on each line, or a list of them.
-Ids are hex and 64-bit integers texts, as the mapping says; numbers are read too, and enums by number or by name. What
-is no span, such as a document of metrics, has none.
+A document is an ExportTraceServiceRequest, which a collector's file exporter writes per line. Integers may be strings,
+enums numbers or names. Other documents, such as metrics, have no spans.
 """
 
 import base64
@@ -11,16 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _KINDS = ("internal", "internal", "server", "client", "producer", "consumer")
-"""By number; unspecified is as internal."""
+"""Kinds by number; unspecified counts as internal."""
 _ERROR = (2, "2", "STATUS_CODE_ERROR")
 
 
 def is_otlp(document: object) -> bool:
+    """Return whether a document has OTLP spans."""
     return isinstance(document, dict) and "resourceSpans" in document
 
 
 def span_objects(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Raises: ValueError where a span is malformed."""
+    """Yield the spans. Raises: ValueError for a malformed one."""
     try:
         for resource in _list(document, "resourceSpans"):
             service = _attributes(resource.get("resource") or {}).get("service.name")
@@ -28,7 +28,7 @@ def span_objects(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 for span in _list(scope, "spans"):
                     yield _span_object(span, service)
     except (KeyError, TypeError, AttributeError, binascii.Error) as error:
-        raise ValueError(f"no OTLP span: {error!r}") from error
+        raise ValueError(f"invalid OTLP span: {error!r}") from error
 
 
 def _span_object(span: Mapping[str, Any], service: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def _ids(place: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kind(given: int | str) -> str:
-    """2, "2" and "SPAN_KIND_SERVER" are `server`."""
+    """Return `server` for 2, "2" and "SPAN_KIND_SERVER"."""
     text = str(given)
     if not text.isdecimal():
         return text.removeprefix("SPAN_KIND_").lower()
@@ -87,5 +87,5 @@ def _value(given: Mapping[str, Any]) -> Any:
 
 
 def _list(holder: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """Absent, null and empty are the same in JSON of protobuf."""
+    """Return a list that may be absent, null or empty."""
     return holder.get(name) or ()

@@ -1,4 +1,4 @@
-"""Spans out of a file, whatever its form: our own lines, OTLP JSON line by line, or one JSON document."""
+"""Spans of a file: lines of `baton up`, lines of OTLP JSON, or one JSON document."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from baton.cli.span_files.otlp_json import is_otlp, span_objects
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One line of the trace file."""
+    """Span in a file."""
 
     trace_id: str
     span_id: str
@@ -32,9 +32,7 @@ _FIELDS = ("trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", 
 
 
 def read_spans(lines: Iterable[str]) -> list[Span]:
-    """Each span once, though a sender repeats what it holds for lost. The last line may be half written, and is then
-    left out, as is everything that is no span.
-    """
+    """Return each span once, though senders may repeat some; skip everything else, such as an incomplete last line."""
     spans: dict[tuple[str, str, int], Span] = {}
     for content in read_objects(lines):
         fields = {name: content[name] for name in _FIELDS}
@@ -44,17 +42,17 @@ def read_spans(lines: Iterable[str]) -> list[Span]:
 
 
 def read_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The spans as objects in the form of our own lines (process/telemetry/otel.py)."""
+    """Yield spans as objects in the form of a trace file (process/telemetry/otel.py)."""
     for document in _documents(lines):
         for each in document if isinstance(document, list) else [document]:
             if is_otlp(each):
-                yield from _whole(each)
+                yield from _spans_of(each)
             elif isinstance(each, dict) and each.keys() >= {*_FIELDS, "status"}:
                 yield each
 
 
 def _documents(lines: Iterable[str]) -> Iterator[Any]:
-    """A document on each line; where the first line is none, all lines together may be one."""
+    """Yield a document per line; if the first line is none, all lines together may be one."""
     iterator = iter(lines)
     first = next((line for line in iterator if line.strip()), "")
     try:
@@ -64,7 +62,7 @@ def _documents(lines: Iterable[str]) -> Iterator[Any]:
         try:
             yield json.loads(first + "".join(rest))
         except json.JSONDecodeError:
-            iterator = iter(rest)  # the first line may be the end of one that was cut
+            iterator = iter(rest)  # the first line may be truncated
     for line in iterator:
         try:
             yield json.loads(line)
@@ -72,8 +70,8 @@ def _documents(lines: Iterable[str]) -> Iterator[Any]:
             continue
 
 
-def _whole(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """All spans of a document, or none where it is malformed."""
+def _spans_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return all spans of a document, none if one is malformed."""
     try:
         return list(span_objects(document))
     except ValueError:

@@ -1,1 +1,1 @@
-"""`baton timeline`: steps, transfers and requests of all processes as one file that Perfetto opens."""
+"""Steps, transfers and requests of all processes as a file for Perfetto (`baton timeline`)."""

@@ -1,10 +1,8 @@
 """Timelines as Chrome trace events (JSON), which Perfetto and chrome://tracing open. Pure.
 
-Each process of the cluster is a process there. A worker has a lane of its steps, a lane of its transfers, lanes of its
-requests, and counters of held blocks, waiting sequences and answers in a step. The router has lanes of its requests
-with their stages, and a mark for each stall; the lane of the client has the waiting for the first token and for the
-rest. A flow leads from each request to where workers served it, and from there to the steps that computed its prompt.
-Format: "Trace Event Format", of the Chromium project.
+A worker has lanes for steps, transfers and requests, and counters of used blocks, waiting sequences and answers per
+step. The router has lanes for requests with stages and stalls; a client's lane has its waits. Flows lead from each
+request to its workers, and from there to the steps that computed its prompt. Format: Chromium's "Trace Event Format".
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,14 +17,14 @@ CLIENTS_PID = 1
 
 
 class Lanes:
-    """Requests that overlap are drawn in lanes of their own: each takes the first that is free."""
+    """Lanes for requests, of which overlapping ones get different ones."""
 
     def __init__(self, first: int = FIRST_REQUESTS) -> None:
         self._first = first
         self._free_at_us: list[int] = []
 
-    def take(self, began_us: int, ended_us: int) -> int:
-        """To be asked in the order of the beginnings."""
+    def assign(self, began_us: int, ended_us: int) -> int:
+        """Return the first free lane; call it in order of `began_us`."""
         for lane, free_us in enumerate(self._free_at_us):
             if free_us <= began_us:
                 self._free_at_us[lane] = ended_us
@@ -40,7 +38,7 @@ class Lanes:
 
 
 class Flows:
-    """Arrows from a request on its router to its places on workers. Each has a number."""
+    """Numbered arrows from a request on its router to its lanes on workers."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -51,13 +49,13 @@ class Flows:
             self._sources[request_id] = pid, lane, began_us
 
     def lead_to(self, request_id: str, pid: int, lane: int, at_us: int, name: str) -> Iterator[Event]:
-        """Nothing, where the request's router is another, or has forgotten it."""
+        """Yield an arrow from the router's request, if the router knows it."""
         source = self._sources.get(request_id)
         if source is not None:
             yield from self.arrow(source, (pid, lane, at_us), name)
 
     def arrow(self, source: tuple[int, int, int], target: tuple[int, int, int], name: str) -> Iterator[Event]:
-        """Each end is a process, a lane and a moment within a slice there; the target's is not before the source's."""
+        """Yield an arrow. Each end is a process, a lane, and a time within a slice there."""
         number = next(self._numbers)
         common = {"cat": "request", "name": name, "id": number}
         (pid, lane, at_us), (to_pid, to_lane, to_us) = source, target
@@ -66,7 +64,7 @@ class Flows:
 
 
 def chrome_trace(timelines: Sequence[ProcessTimeline]) -> dict[str, Any]:
-    """To be written as JSON. Times begin with the earliest event."""
+    """Return the file's JSON, with times from the earliest event."""
     events = list(trace_events(timelines))
     begin_us = min((event["ts"] for event in events if "ts" in event), default=0)
     for event in events:
@@ -78,6 +76,7 @@ def chrome_trace(timelines: Sequence[ProcessTimeline]) -> dict[str, Any]:
 
 
 def trace_events(timelines: Sequence[ProcessTimeline]) -> Iterator[Event]:
+    """Yield the events of all processes."""
     flows = Flows()
     for pid, timeline in enumerate(timelines, CLIENTS_PID + 1):
         note = f", clock within {timeline.error_us / 1e3:.2f} ms" if timeline.error_us else ""
@@ -93,7 +92,7 @@ def router_events(requests: Iterable[RoutedRequest], pid: int, flows: Flows) -> 
     lanes = Lanes()
     yield named("process_name", CLIENTS_PID, "clients")
     for request in sorted(requests, key=lambda each: each.began_us):
-        lane = lanes.take(request.began_us, request.ended_us)
+        lane = lanes.assign(request.began_us, request.ended_us)
         facts = {"request": request.request_id, "trace": request.trace_id, "status": request.status or "OK"}
         yield from client_events(request, lane)
         yield slice_of(
@@ -122,7 +121,7 @@ def router_events(requests: Iterable[RoutedRequest], pid: int, flows: Flows) -> 
 
 
 def client_events(request: RoutedRequest, lane: int) -> Iterator[Event]:
-    """Its waiting for the first token, and then for the rest of the answer."""
+    """Yield the client's waits for the first token and for the rest."""
     came_us = max((stage.ended_us for stage in request.stages if stage.name == "return"), default=request.ended_us)
     facts = {"request": request.request_id}
     yield slice_of(CLIENTS_PID, lane, "waits for the first token", request.began_us, came_us, facts, "client")
@@ -140,7 +139,7 @@ def worker_events(timeline: ProcessTimeline, pid: int, flows: Flows) -> Iterator
     lanes, places = Lanes(), dict[int, tuple[int, int, int]]()
     for request in sorted(timeline.worker_requests, key=lambda each: each.arrived_us):
         ended_us = request.ended_us or max(newest_us, request.last_token_us or 0, request.arrived_us)
-        lane = lanes.take(request.arrived_us, ended_us)
+        lane = lanes.assign(request.arrived_us, ended_us)
         places[request.number] = pid, lane, request.arrived_us
         yield from request_events(request, pid, lane, ended_us)
         yield from flows.lead_to(request.request_id, pid, lane, request.arrived_us, timeline.role)
@@ -209,7 +208,7 @@ def request_events(request: WorkerRequest, pid: int, lane: int, ended_us: int) -
 def slice_of(
     pid: int, lane: int, name: str, began_us: int, ended_us: int, facts: Mapping[str, Any], category: str
 ) -> Event:
-    """A piece of time in a lane; at least a microsecond long, so that it can be seen."""
+    """Return a slice of a lane, at least 1 µs long to be visible."""
     return {
         "ph": "X",
         "cat": category,

@@ -1,4 +1,4 @@
-"""Fetches timelines from a router and writes the file."""
+"""Fetch timelines from a router and write the file."""
 
 import json
 import re
@@ -13,30 +13,29 @@ from baton.client.timelines import ProcessTimeline
 from baton.launch import CommandFailed
 
 CALL_S = 30.0
-AROUND_US = 100_000  # of a request, before and after it
+AROUND_US = 100_000  # shown before and after a request
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000}
 LONGEST_MS = 3_600_000
 
 
 def milliseconds(text: str) -> int:
-    """Of `30s`, `500ms` or `2m`. Raises: CommandFailed."""
+    """Parse `30s`, `500ms` or `2m`. Raises: CommandFailed."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m)", text.strip())
     duration_ms = 0 if match is None else round(float(match[1]) * UNITS_MS[match[2]])
     if not 0 < duration_ms <= LONGEST_MS:
-        raise CommandFailed(f"--last is a time of up to an hour such as 30s, 500ms or 2m, not {text!r}")
+        raise CommandFailed(f"--last: {text!r} is not a time of up to an hour, such as 30s, 500ms or 2m")
     return duration_ms
 
 
 def write_timeline(request_id: str | None, last: str, out: Path, admin_target: str) -> int:
-    """Returns the exit code. Raises: CommandFailed."""
+    """Write the file; return the exit code. Raises: CommandFailed."""
     last_ms = 0 if request_id else milliseconds(last)
     try:
         with admin_client(admin_target) as admin:
             timelines = admin.timelines(request_id or "", last_ms=last_ms, timeout_s=CALL_S)
     except ModelNotFound as error:
         raise CommandFailed(
-            f"{admin_target} does not know {request_id}: it was served by another router, has not ended yet, or is "
-            "too long ago"
+            f"{admin_target} does not know {request_id}: it was served by another router, still runs, or is too old"
         ) from error
     if request_id:
         timelines = around_request(timelines)
@@ -51,7 +50,7 @@ def write_timeline(request_id: str | None, last: str, out: Path, admin_target: s
 
 
 def around_request(timelines: Sequence[ProcessTimeline]) -> list[ProcessTimeline]:
-    """Without steps and requests that had ended before the router's one request, or began after it."""
+    """Keep the steps and requests that overlap the router's one request."""
     requests = [request for timeline in timelines for request in timeline.requests]
     if not requests:
         return list(timelines)
@@ -72,6 +71,7 @@ def around_request(timelines: Sequence[ProcessTimeline]) -> list[ProcessTimeline
 
 
 def summary(timelines: Sequence[ProcessTimeline], out: Path) -> list[str]:
+    """Return a line per process."""
     lines = [f"wrote {out}: open it at https://ui.perfetto.dev"]
     for timeline in timelines:
         if timeline.failure:

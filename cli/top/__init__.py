@@ -1,1 +1,1 @@
-"""`baton top`: a router's workers and newest requests, live."""
+"""Live view of a router's workers and newest requests (`baton top`)."""

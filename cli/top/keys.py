@@ -69,7 +69,7 @@ class Keyboard:
     """Terminal without echo and line buffering. Ctrl-C still interrupts."""
 
     def __init__(self, terminal: int) -> None:
-        """`terminal`: a file descriptor."""
+        """Use a terminal by its file descriptor."""
         self._terminal = terminal
 
     @contextmanager
@@ -110,5 +110,5 @@ class Keyboard:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Raises: SystemExit, with the exit code of a shell for the signal."""
+    """Exit with a shell's code for the signal."""
     raise SystemExit(128 + number)

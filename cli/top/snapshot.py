@@ -64,7 +64,7 @@ class Snapshots:
     """Takes snapshots."""
 
     def __init__(self, admin: Admin, clock: Callable[[], float], opened: Callable[[], str] = str) -> None:
-        """`opened` returns the id of the request to fetch with its stalls, empty for none."""
+        """Fetch from `admin`. `opened` returns the id of the request to fetch with its stalls, empty for none."""
         self._admin = admin
         self._clock = clock
         self._opened = opened

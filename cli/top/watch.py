@@ -1,4 +1,4 @@
-"""`baton top`: at a terminal a frame per second and per key, elsewhere one frame."""
+"""Draw a frame per second and per key at a terminal, elsewhere one frame (`baton top`)."""
 
 import sys
 import time

@@ -1,1 +1,1 @@
-"""`baton why`: where the time of one request went, in three sentences and tables."""
+"""Explain one request, or list the newest (`baton why`)."""

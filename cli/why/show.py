@@ -1,4 +1,4 @@
-"""`baton why`: one request in sentences and tables, or a list of the newest."""
+"""Print the report of one request, or a list of the newest (`baton why`)."""
 
 import json
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
 """Telemetry through the OpenTelemetry SDK. Sampling, limits and resource follow the standard OTEL_* variables.
 
 The batch processor has a thread and a bounded queue of its own: spans that do not fit, or cannot be sent, are dropped.
-Without a collector they are JSON lines in a file, for `baton trace`:
+Without a collector they are JSON lines in a file, for `baton why --file`:
 
 {"trace_id", "span_id", "parent_span_id"|null, "name", "kind", "service", "start_ns", "end_ns", "status": "ok"|"error",
  "status_message"|null, "attributes": {}, "events": [{"name", "time_ns", "attributes"}],

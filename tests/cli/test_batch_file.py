@@ -130,7 +130,7 @@ def test_a_line_chooses_an_adapter_by_its_model(tiny: Path, tmp_path: Path) -> N
     assert run_batch(replace(asked, adapter=[f"sql={adapter}"])) == 1
     found = answers(asked.target)
     error = found.pop("gpt-anything")["error"]
-    assert error["param"] == "model" and error["message"].startswith("model: 'gpt-anything' is not here, but tiny, ")
+    assert error["param"] == "model" and error["message"].startswith("model: 'gpt-anything' is not loaded, only tiny, ")
     bodies = {name: line["response"]["body"] for name, line in found.items()}
     assert {name: body["model"] for name, body in bodies.items()} == {name: name for name in ("sql", "tiny", str(tiny))}
     assert bodies["sql"]["choices"] != bodies["tiny"]["choices"] == bodies[str(tiny)]["choices"]
@@ -200,8 +200,8 @@ def test_bad_requests_are_refused_one_by_one(tiny: Path, tmp_path: Path) -> None
     [
         (b"nonsense", "line 2 is not JSON"),
         (b"[1]", "line 2 is not a JSON object"),
-        (b'{"custom_id": "a", "prompt": "y"}', "'a' comes twice"),
-        (b'{"custom_id": 5, "prompt": "y"}', "custom_id: must be a text"),
+        (b'{"custom_id": "a", "prompt": "y"}', "'a' is used twice"),
+        (b'{"custom_id": 5, "prompt": "y"}', "custom_id: must be a string"),
         (b'{"prompt": "\xff"}', "line 2 is not JSON"),
         (b"[" * 100_000, "line 2 is not JSON"),
     ],

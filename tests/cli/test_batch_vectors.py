@@ -9,7 +9,7 @@ import pytest
 
 from baton.cli.batch import run_batch
 from baton.cli.batch_lines import BatchRequest
-from baton.cli.batch_requests import MOST_INPUTS, ReadyInputs, _together
+from baton.cli.batch_requests import MAX_INPUTS_TOGETHER, ReadyInputs, _together
 from tests.cli.test_batch_file import answers, options, write_requests
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
@@ -61,5 +61,5 @@ def test_lines_that_ask_alike_are_computed_together_within_a_bound() -> None:
         prompts: Any = (None,) * inputs
         return ReadyInputs(BatchRequest(""), prompts, dimensions, False, "tiny", None)
 
-    lines = [line(1), line(2), line(1, dimensions=3), line(1, dimensions=3), line(MOST_INPUTS), line(1)]
+    lines = [line(1), line(2), line(1, dimensions=3), line(1, dimensions=3), line(MAX_INPUTS_TOGETHER), line(1)]
     assert [len(group) for group in _together(lines)] == [2, 2, 1, 1]

@@ -58,7 +58,7 @@ def test_clear_removes_the_files_of_those_that_do_not_run(tmp_path: Path) -> Non
     code, output = cache("clear", tmp_path)
     running.close()
     assert code == 1
-    assert "decode-0 runs" in output
+    assert "decode-0 is running" in output
     assert segment_files(tmp_path, "prefill-0") == []
     assert len(segment_files(tmp_path, "decode-0")) == 1
 

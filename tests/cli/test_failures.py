@@ -99,7 +99,7 @@ def test_what_grpc_says_of_tls_is_still_understood(
 
 def test_a_certificate_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BATON_TLS_CA", str(tmp_path / "none.pem"))
-    with pytest.raises(CommandFailed, match=r"none\.pem, which is no file"):
+    with pytest.raises(CommandFailed, match=r"none\.pem is not a file"):
         baton.cli.ask.chat_once("127.0.0.1:1", "hi", None, {}, False)
 
 

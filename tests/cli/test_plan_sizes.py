@@ -86,7 +86,7 @@ def test_it_says_what_would_fit(tmp_path: Path) -> None:
 def test_more_than_the_model_has_positions_for_is_refused(tmp_path: Path) -> None:
     from baton.launch import CommandFailed
 
-    with pytest.raises(CommandFailed, match="positions for 2048"):
+    with pytest.raises(CommandFailed, match="context of 2048 tokens"):
         plan(tmp_path, TINY, "--max-model-len", "4096")
 
 

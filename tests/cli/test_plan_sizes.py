@@ -114,7 +114,7 @@ def test_a_quantised_checkpoint_is_sized_as_its_configuration_says(tmp_path: Pat
     found = sizes(tmp_path, quantised)
     assert found["weights"] == "gptq"
     assert found["weight_bytes"] < sizes(tmp_path, TINY)["weight_bytes"]
-    with pytest.raises(CommandFailed, match="already: gptq"):
+    with pytest.raises(CommandFailed, match="already quantised as gptq"):
         plan(tmp_path, quantised, "--quantize", "int8")
 
 

@@ -1,6 +1,6 @@
-"""Kill -9 the decode worker that is writing an answer, as the tutorial does. Run it with .venv/bin/python.
+"""Kill the decode worker that generates an answer (SIGKILL), as in the tutorial. Run it with .venv/bin/python.
 
-Exit code 1 where none was killed: then nothing was shown.
+Exit code 1 if no worker was killed.
 """
 
 import os
@@ -13,7 +13,7 @@ from baton.launch.paths import RUNTIME
 from baton.launch.run_record import running_services
 
 WAIT_S, POLL_S = 30.0, 0.1
-RUNNING_S = 1.0  # of the answer, before its worker is killed
+RUNNING_S = 1.0  # running time of the answer before its worker is killed
 DEFAULT_TARGET = "127.0.0.1:50052"
 
 
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def kill_a_writer(admin: AdminClient) -> None:
-    """Raises: SystemExit where no answer has been written for RUNNING_S within WAIT_S."""
+    """Kill a worker whose answer has run for RUNNING_S. Raises: SystemExit without one within WAIT_S."""
     until, since = time.monotonic() + WAIT_S, dict[str, float]()
     while time.monotonic() < until:
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""A loop of tools over gRPC, streamed: thoughts, text and calls are events of their own. Run it beside `./baton up`:
+"""Tool calls over gRPC, streamed: reasoning, text and calls are separate events. Needs a running `./baton up`:
 
 .venv/bin/python examples/tools.py
 """

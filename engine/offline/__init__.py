@@ -1,1 +1,1 @@
-"""The engine in a script, without a server. The names and fields are those that vLLM's users know."""
+"""The engine in a script, without a server. Names and fields are those of vLLM."""

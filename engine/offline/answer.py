@@ -1,7 +1,4 @@
-"""One request being answered: tokens in, text and RequestOutput out. Pure but for the tokenizer.
-
-Names and fields of the outputs are vLLM's.
-"""
+"""Answer of one offline request: tokens in, text and RequestOutput out. Names and fields of outputs are vLLM's."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +15,7 @@ from baton.text.stop_strings import find_stop
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The model's log-probability of a token. `rank` counts from 1; None: below those that were asked for."""
+    """Log-probability of a token. `rank` counts from 1; None if the token is not among the requested ones."""
 
     logprob: float
     rank: int | None
@@ -27,15 +24,15 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One answer, as far as it is."""
+    """Answer of one choice so far."""
 
-    index: int  # of the choice
+    index: int  # index of the choice
     text: str
-    token_ids: list[int]  # with the token that ended it, and with those of a stop string
+    token_ids: list[int]  # with the stop token or the tokens of a stop string
     cumulative_logprob: float
-    logprobs: list[dict[int, Logprob]] | None  # per token, where asked for
-    finish_reason: str | None  # stop, length, abort, or error (logits that were not finite); None: not ended
-    stop_reason: int | str | None  # the stop token or stop string of the caller that ended it
+    logprobs: list[dict[int, Logprob]] | None  # per token; None unless asked for
+    finish_reason: str | None  # stop, length, abort, or error (logits not finite); None while running
+    stop_reason: int | str | None  # the caller's stop token or stop string that ended it
 
     @property
     def finished(self) -> bool:
@@ -44,20 +41,22 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """One request with all its answers."""
+    """Output of a request with all its answers."""
 
     request_id: str
-    prompt: str | None  # None where token ids were given
+    prompt: str | None  # None for a prompt of token ids
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]  # in order of index; with best_of the best first, and none before all have ended
+    outputs: list[CompletionOutput]  # by index; with best_of best first, and empty until all have finished
     finished: bool
-    num_cached_tokens: int  # of the prompt, found in the prefix cache
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # per token, where asked for; None of the first
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = (
+        None  # per token, None for the first; None unless asked for
+    )
 
 
 @dataclass(slots=True)
 class ChoiceAnswer:
-    """One choice as far as it is. `detokenizer` is None where text is not needed before the end."""
+    """State of one choice. `detokenizer` is None if text is only needed at the end."""
 
     detokenizer: Detokenizer | None
     drawn: list[Drawn] = field(default_factory=list)
@@ -71,7 +70,7 @@ class ChoiceAnswer:
 
 
 class LlmAnswer:
-    """All choices of one request. `streams`: outputs are read before the end, so text is made token by token."""
+    """Choices of one request. With `streams`, outputs are read before the end, so text grows token by token."""
 
     def __init__(
         self, request_id: str, prompt: Prompt, params: SamplingParams, decoder: TextDecoder, streams: bool
@@ -82,7 +81,7 @@ class LlmAnswer:
         self._stops = params.stops
         self._decoder = decoder
         self._cached_tokens = 0
-        self._prompt: list[Drawn] = []  # from the second token on, where asked for
+        self._prompt: list[Drawn] = []  # scores of prompt tokens from the second one on
         grows = params.detokenize and (streams or bool(self._stops))
         skip = params.skip_special_tokens
         self._choices = [ChoiceAnswer(decoder.detokenizer(skip) if grows else None) for _ in range(params.choices)]
@@ -96,28 +95,28 @@ class LlmAnswer:
         return sum(len(choice.drawn) for choice in self._choices)
 
     def take_prompt(self, scores: Sequence[Drawn]) -> None:
-        """Log-probabilities of the next tokens of the prompt."""
+        """Add log-probabilities of the next prompt tokens."""
         self._prompt += scores
 
     def take(self, made: TokenMade) -> bool:
-        """Adds a token. True: a stop string ended the choice, of which the engine is to make no more."""
+        """Add a token. Return True if a stop string ended the choice, which the engine must then stop."""
         choice = self._choices[made.choice]
         if choice.finish_reason is not None:
             return False
         self._cached_tokens = made.cached_tokens
         choice.drawn.append(made.drawn)
-        hidden = made.end is EndReason.STOP  # a stop token is part of the answer, not of its text
+        hidden = made.end is EndReason.STOP  # a stop token belongs to the tokens, not to the text
         stopped = self._grow(choice, None if hidden else made.drawn.token_id, ends=made.end is not None)
         if not stopped and made.end is not None:
             self._end(choice, made.end, made.drawn.token_id)
         return stopped and made.end is None
 
     def fail(self) -> None:
-        """The logits were not finite, or nothing was left to draw: unfinished choices end so."""
+        """Finish all running choices with "error": logits were not finite, or no token could be drawn."""
         self._finish_all("error")
 
     def give_up(self) -> None:
-        """The caller wants no more of it."""
+        """Finish all running choices with "abort": the caller aborted the request."""
         self._finish_all("abort")
 
     def output(self) -> RequestOutput:
@@ -134,7 +133,7 @@ class LlmAnswer:
         )
 
     def _chosen(self) -> list[ChoiceAnswer]:
-        """The choices that are shown: which ones is known only at the end where there are more than were asked for."""
+        """Return the choices to show: with best_of, the best ones, and none before all have finished."""
         if self._params.choices == self._params.n:
             return self._choices
         return sorted(self._choices, key=_score, reverse=True)[: self._params.n] if self.finished else []
@@ -145,7 +144,7 @@ class LlmAnswer:
                 choice.finish_reason = reason
 
     def _grow(self, choice: ChoiceAnswer, token_id: int | None, ends: bool) -> bool:
-        """Adds a token's text. Returns whether a stop string ended the choice with it."""
+        """Add a token's text; return whether a stop string ended the choice."""
         detokenizer = choice.detokenizer
         if detokenizer is None:
             return False
@@ -173,7 +172,7 @@ class LlmAnswer:
             choice.text = self._decoder.decode(shown, self._params.skip_special_tokens)
 
     def _completion(self, index: int, choice: ChoiceAnswer) -> CompletionOutput:
-        # Text that may become part of a stop string is not shown before it is certain.
+        # Text that may begin a stop string is withheld.
         held = 0 if choice.finish_reason is not None else max((len(stop) - 1 for stop in self._stops), default=0)
         return CompletionOutput(
             index=index,
@@ -186,7 +185,7 @@ class LlmAnswer:
         )
 
     def _logprobs(self, drawn: Drawn) -> dict[int, Logprob]:
-        """The likeliest tokens by rank, and the one that is there."""
+        """Return the likeliest tokens by rank, and the token of the answer."""
         by_token_id = {
             top.token_id: Logprob(top.logprob, rank, self._decoder.decode((top.token_id,), False))
             for rank, top in enumerate(drawn.top, start=1)

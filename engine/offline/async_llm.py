@@ -1,4 +1,4 @@
-"""`AsyncLLM`: answers as they grow, for an event loop. The engine runs on a thread of its own."""
+"""Streamed answers in an event loop (`AsyncLLM`). The engine runs on its own thread."""
 
 import asyncio
 import itertools
@@ -23,18 +23,18 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class AnswerStream:
-    """A request that a caller iterates over, on the event loop."""
+    """A request that a caller iterates over in the event loop."""
 
-    number: int  # the engine's id
+    number: int  # id of the request in the engine
     answer: LlmAnswer
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class AsyncLLM:
-    """A model on one device. All calls but `shutdown` belong to one event loop."""
+    """A model on one device. All calls except `shutdown` belong to one event loop."""
 
     def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
-        """Loads the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
+        """Load the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._tokenizer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenizer")
         self._streams: dict[str, AnswerStream] = {}
@@ -53,9 +53,9 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the answer so far whenever it has grown, at last the finished one. Closing the iterator aborts it.
+        """Yield the answer so far whenever it has grown, at last the finished one. Closing the iterator aborts it.
 
-        Raises: ValueError, ModelError; EngineStopped where the engine failed or was shut down.
+        Raises: ValueError, ModelError; EngineStopped if the engine failed or was shut down.
         """
         self._loop = asyncio.get_running_loop()
         [read] = await self._loop.run_in_executor(self._tokenizer, self._engine.reader.read, [prompt])
@@ -83,7 +83,7 @@ class AsyncLLM:
                 self._thread.post(self._engine.scheduler.abort, request.request_id)
 
     async def abort(self, request_id: str) -> None:
-        """Ends a request; its iterator yields the answer so far, with finish_reason "abort". Ignores unknown ones."""
+        """Abort a request; its iterator yields the answer so far with finish_reason "abort". Ignore unknown ids."""
         stream = self._streams.get(request_id)
         if stream is not None:
             self._thread.post(self._engine.scheduler.abort, stream.number)
@@ -91,7 +91,7 @@ class AsyncLLM:
             stream.changed.set()
 
     def shutdown(self) -> bool:
-        """Ends the engine after the step it is in; open iterators raise EngineStopped. Returns whether it ended."""
+        """Stop the engine after its current step and return whether it stopped. Open iterators raise EngineStopped."""
         self._to_loop(self._end, EngineStopped("shut down"))
         self._tokenizer.shutdown(wait=False, cancel_futures=True)
         ended = self._thread.stop(STOP_TIMEOUT_S)
@@ -99,7 +99,7 @@ class AsyncLLM:
         return ended
 
     async def _adapter(self, loop: asyncio.AbstractEventLoop, lora: LoRARequest) -> ChosenAdapter:
-        """Its files are read on the tokenizer's thread, so that running answers continue."""
+        """Read an adapter's files on the tokenizer's thread, so that running answers continue, and add it."""
         read = await loop.run_in_executor(self._tokenizer, self._engine.read_adapter, lora)
         return await asyncio.wrap_future(self._thread.call(self._engine.add_adapter, read))
 
@@ -124,6 +124,6 @@ class AsyncLLM:
             stream.changed.set()
 
     def _to_loop(self, function: Callable[..., None], argument: object) -> None:
-        """From any thread; a loop that is gone has no iterators left."""
+        """Call a function in the event loop, from any thread. A closed loop has no iterators left."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, argument)

@@ -1,4 +1,4 @@
-"""Beam search under vLLM's names: its parameters, and its results. The rules are in engine/scheduler/beam_search.py."""
+"""Parameters and results of beam search under vLLM's names. engine/scheduler/beam_search.py has the rules."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,20 +20,22 @@ _STOPS: dict[EarlyStopping, BeamStop] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """vLLM's fields, and `early_stopping` as in transformers, whose rules are followed: only tokens of the answer count
-    for the length penalty. Raises ValueError, naming the field, when a request is made of it.
+    """Parameters of vLLM, with `early_stopping` as in transformers. Only tokens of the answer count for the length
+    penalty.
+
+    Creating a request raises ValueError, naming the field.
     """
 
     beam_width: int
     max_tokens: int
     ignore_eos: bool = False
-    temperature: float = 0.0  # other values have no meaning
+    temperature: float = 0.0  # must be 0
     length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False  # the end-of-sequence token too
+    include_stop_str_in_output: bool = False  # show the end-of-sequence token too
     early_stopping: EarlyStopping = False
 
     def sampling(self) -> SamplingParams:
-        """The parameters that any request has. Raises: ValueError."""
+        """Return the parameters that every request has. Raises: ValueError."""
         if self.temperature != 0.0:
             raise ValueError(f"temperature is {self.temperature}; beam search draws nothing: it must be 0")
         if self.beam_width < 1:
@@ -48,7 +50,7 @@ class BeamSearchParams:
         )
 
     def searching(self, resolved: sampling_params.SamplingParams) -> sampling_params.SamplingParams:
-        """The engine's parameters of such a request, with the search. Raises: ValueError."""
+        """Return the engine's parameters with the search. Raises: ValueError."""
         if self.early_stopping not in _STOPS:
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
         beam = BeamParams(self.beam_width, self.length_penalty, _STOPS[self.early_stopping])
@@ -57,12 +59,12 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """One of the best sequences. As in vLLM, `tokens` and `text` begin with the prompt."""
+    """A best sequence. As in vLLM, `tokens` and `text` begin with the prompt."""
 
     tokens: list[int]
     text: str
-    cum_logprob: float  # of the answer, its end-of-sequence token included
-    score: float  # cum_logprob / tokens of the answer ** length_penalty: defines the order
+    cum_logprob: float  # of the answer, with its end-of-sequence token
+    score: float  # cum_logprob / answer tokens ** length_penalty: the order
     logprobs: list[dict[int, Logprob]]  # per token of the answer
     finish_reason: str | None  # stop or length
     stop_reason: int | str | None
@@ -70,7 +72,7 @@ class BeamSearchSequence:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchOutput:
-    """The `beam_width` best sequences of one prompt, best first; none where the logits were not finite."""
+    """The `beam_width` best sequences of one prompt, best first; empty if logits were not finite."""
 
     sequences: list[BeamSearchSequence]
 

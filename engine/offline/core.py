@@ -1,4 +1,4 @@
-"""Model, blocks, scheduler and tokenizer of one device, put together from EngineArgs. Shared by LLM and AsyncLLM."""
+"""Model, blocks, scheduler and tokenizer of one device, created from EngineArgs. Shared by LLM and AsyncLLM."""
 
 import hashlib
 import sys
@@ -53,7 +53,7 @@ from baton.text.structured.output import FormRefused, StructuredKind, Structured
 
 
 def request_seed(engine_seed: int, number: int) -> int:
-    """The seed, 64 bits, of the engine's `number`th request: another for each, the same in every run."""
+    """Return the 64-bit seed of the engine's `number`th request: distinct per request, the same in every run."""
     return int.from_bytes(hashlib.sha256(f"{engine_seed}:{number}".encode()).digest()[:8], "little")
 
 
@@ -65,10 +65,10 @@ class OfflineModel:
 
 
 class OfflineEngine:
-    """Requests in, outcomes of steps out. One thread at a time may step it or change the scheduler."""
+    """Engine that takes requests and returns outcomes of steps. One thread at a time may step or change it."""
 
     def __init__(self, args: EngineArgs) -> None:
-        """Loads the model. Raises: ValueError, ModelError; messages name the sizes that would fit."""
+        """Load the model. Raises: ValueError, ModelError, naming the sizes that fit."""
         self._adapters = OfflineAdapters(args.max_lora_rank) if args.enable_lora else None
         loaded = load(args, self._adapters)
         prepared = loaded.prepared
@@ -92,54 +92,54 @@ class OfflineEngine:
         self._kind = model_kind(read_json(self.folder / CONFIG_FILE))
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching
-        self._roots: dict[int, bytes] = {}  # of the prefix cache, by number of the adapter
+        self._roots: dict[int, bytes] = {}  # roots of block names, by adapter number
         self._engine = Engine(self.runner, self.scheduler)
         self.close = weakref.finalize(self, self.runner.close)
-        """Ends the other ranks, if there are any; at the latest when this engine is given up."""
+        """Stop the other ranks, at the latest when this engine is garbage-collected."""
         self._seed = args.seed
         self._requests = 0
         self._grammars = Grammars(self.folder, prepared.config.vocab_size, prepared.config.eos_token_ids)
 
     def warm_up_drafts(self) -> None:
-        """On the thread that will step, before its first step."""
+        """Warm up the draft model on the stepping thread, before its first step."""
         if self._draft is not None and self._drafter is not None:
             self._draft.warm_up(self._drafter)
 
     def read_adapter(self, lora: LoRARequest) -> ReadAdapter:
-        """Any one thread at a time may. Raises: ValueError, ModelError."""
+        """Read an adapter; one thread at a time. Raises: ValueError, ModelError."""
         if self._adapters is None:
-            raise ValueError("lora_request needs an engine that was made with enable_lora=True")
+            raise ValueError("lora_request: needs an engine with enable_lora=True")
         return self._adapters.read(lora)
 
     def add_adapter(self, read: ReadAdapter) -> ChosenAdapter:
-        """Raises: ModelError for an adapter that is not for this model."""
+        """Add an adapter to the model. Raises: ModelError if it does not fit the model."""
         if self._adapters is None:
-            raise ValueError("this engine was made without enable_lora=True")
+            raise ValueError("lora_request: needs an engine with enable_lora=True")
         return self._adapters.add(read)
 
     def request(self, prompt: Prompt, params: SamplingParams, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
-        """The engine's own form of a request, with its id; nothing is queued yet. Raises: ValueError."""
+        """Return a request of the engine with its id, not queued yet. Raises: ValueError."""
         self._refuse_to_answer()
         number = self._next_number(adapter)
         resolved = self._resolved(prompt, params, request_seed(self._seed, number))
         return Request(number, prompt.token_ids, resolved, block_hashes=(), adapter=adapter.number)
 
     def _refuse_to_answer(self) -> None:
-        """Raises: ValueError for a model that makes no answers."""
+        """Check that the model generates answers. Raises: ValueError."""
         if self._kind is not ModelKind.LANGUAGE_MODEL:
             raise ValueError(f"{self.folder.name} is {self._kind}: use embed or score")
 
     def pooled(self, prompt: Prompt, pooling: Pooling, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
-        """As `request`, of a prompt that is computed for a vector. Raises: ValueError."""
+        """Return a request that computes a vector, not queued yet. Raises: ValueError."""
         number, most_tokens = self._next_number(adapter), self.limits.max_model_len
         return pooled_request(number, prompt, pooling, adapter.number, most_tokens)
 
     def pooler(self) -> Pooler:
-        """Of the checkpoint. Raises: ValueError."""
+        """Return the pooling of the checkpoint. Raises: ValueError."""
         return read_pooler(self.folder)
 
     def _next_number(self, adapter: ChosenAdapter) -> int:
-        """Of a request, whose blocks are cached under the root of its adapter."""
+        """Return the number of the next request and prepare the root of its adapter's block names."""
         number = self._requests
         self._requests += 1
         if self._caches_prefixes and adapter.number not in self._roots:
@@ -148,11 +148,11 @@ class OfflineEngine:
         return number
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Raises: ValueError for a request that can never run."""
+        """Check a request. Raises: ValueError if it can never run."""
         self._resolved(prompt, params, seed=0)
 
     def _resolved(self, prompt: Prompt, params: SamplingParams, seed: int) -> sampling_params.SamplingParams:
-        """Raises: ValueError."""
+        """Return the engine's parameters with structured output. Raises: ValueError."""
         resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
         form, budget = params.structured_outputs, params.thinking_token_budget
         try:
@@ -170,13 +170,13 @@ class OfflineEngine:
         return replace(resolved, constraint=constraint)
 
     def _constraint(self, asked: StructuredOutput, stop_token_ids: frozenset[int]) -> Constraint | ThoughtConstraint:
-        """Raises: FormRefused, LibraryMissing."""
+        """Compile the constraint. Raises: FormRefused, LibraryMissing."""
         if asked.kind is StructuredKind.THOUGHTS:
             return thought_constraint(asked, stop_token_ids, self._grammars)
         return self._grammars.constraint(asked, stop_token_ids)
 
     def _bounded(self, form: StructuredOutput | None, budget: int, prompt: Prompt) -> StructuredOutput | None:
-        """With the budget of thoughts before the form; the form alone where the prompt has ended them.
+        """Return the form after a limit of reasoning tokens; the form alone if the prompt ends the reasoning.
 
         Raises: ValueError.
         """
@@ -187,7 +187,7 @@ class OfflineEngine:
         return form if thoughts is None else thoughts.output()
 
     def add(self, request: Request) -> None:
-        """Queues it. Raises: ValueError (RequestRefused)."""
+        """Queue a request. Raises: ValueError (RequestRefused)."""
         self.scheduler.add(request, self._roots.get(request.adapter))
 
     def step(self) -> Sequence[SchedulerOutcome] | None:
@@ -195,7 +195,7 @@ class OfflineEngine:
 
 
 def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineModel:
-    """Sizes the pool, loads the weights, and prints the result on stderr. Raises: ValueError, ModelError."""
+    """Size the pool, load the weights, and print the result on stderr. Raises: ValueError, ModelError."""
     folder, device = model_folder(args.model), args.torch_device()
     asked = ModelOptions(
         folder,
@@ -224,7 +224,9 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineMo
     )
     draft = load_draft_model(prepared, rows)
     if args.tensor_parallel_size > 1 and device.type == "cpu":
-        torch.set_num_threads(threads_of(Shard(0, args.tensor_parallel_size), None))  # the rest is for the other ranks
+        torch.set_num_threads(
+            threads_of(Shard(0, args.tensor_parallel_size), None)
+        )  # remaining cores for the other ranks
     if not args.quiet:
         sys.stderr.write(summary(prepared, time.monotonic() - started))
         sys.stderr.flush()
@@ -238,7 +240,7 @@ def _speculation(args: EngineArgs, drafter: Drafter | None, computes_alike: bool
 
 
 def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:
-    """With the stated pool, else with one by device. Raises: ModelError."""
+    """Return the model with the stated pool, or one sized by device. Raises: ModelError."""
     if args.stated_kv_bytes is not None:
         prepared = prepare_model(asked)
         amounts = {"kv_cache_memory_bytes": prepared.pool_bytes, "weights": prepared.weight_bytes}
@@ -255,7 +257,7 @@ def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters |
 
 
 def set_aside_bytes(args: EngineArgs, prepared: PreparedModel) -> int:
-    """Memory for adapters, which are loaded when first asked for."""
+    """Return the memory reserved for adapters, which are loaded on first use."""
     return args.max_loras * adapter_bytes(prepared.config, args.max_lora_rank or USUAL_RANK, prepared.dtype)
 
 
@@ -264,7 +266,7 @@ def sizing_of(prepared: PreparedModel) -> KvSizing:
 
 
 def summary(prepared: PreparedModel, load_s: float) -> str:
-    """The lines at start: weights, KV, and how many requests fit."""
+    """Return the lines printed at start: weights, KV, and how many requests fit."""
     sizing, mib = sizing_of(prepared), 1 << 20
     kept = "" if prepared.weight_format is WeightFormat.PLAIN else f"{prepared.weight_format} and "
     kept += f"{prepared.dtype_name} "
@@ -282,15 +284,15 @@ def deliver(
     outcomes: Sequence[SchedulerOutcome],
     stop_choice: Callable[[int, int], object],
 ) -> list[int]:
-    """Hands a step's tokens to their answers. Returns the ids of requests whose answers changed, once each.
+    """Pass a step's tokens to their answers; return the ids of requests whose answers changed, once each.
 
-    `stop_choice` is called with request and choice where a stop string ended an answer.
+    `stop_choice` is called with request and choice if a stop string ended an answer.
     """
     touched: dict[int, None] = {}
     for outcome in outcomes:
         answer = answers.get(outcome.request_id)
         if answer is None:
-            continue  # given up since
+            continue  # aborted meanwhile
         if isinstance(outcome, PromptComputed):
             answer.take_prompt(outcome.prompt)
             continue

@@ -1,4 +1,4 @@
-"""How an offline engine is set up: vLLM's argument names, checked once."""
+"""Options of an offline engine under vLLM's names, checked once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
 MAX_SEQUENCES = 256
 SPECULATIVE_TOKENS = 8
-DRAFT_KV_BYTES = 128 << 20  # of a model that drafts, beside the KV of the other
+DRAFT_KV_BYTES = 128 << 20  # KV of a draft model
 SPECULATIVE_CONFIGS = (
     '{"method": "ngram", "num_speculative_tokens": 1 to 64}, or {"method": "draft_model", "model": FOLDER} and as many'
 )
@@ -24,7 +24,7 @@ STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
 
 
 class EngineOptions(TypedDict, total=False):
-    """Keyword arguments of LLM and AsyncLLM; EngineArgs explains them."""
+    """Keyword arguments of LLM and AsyncLLM; EngineArgs describes them."""
 
     tokenizer: str | None
     dtype: str
@@ -52,32 +52,32 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineArgs:
-    """Raises ValueError for impossible values."""
+    """Options of an offline engine. Raises ValueError, naming the field."""
 
     model: str  # a folder, or a Hugging Face id
-    tokenizer: str | None = None  # another folder or id than the model's
+    tokenizer: str | None = None  # folder or id; default: the model's
     dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's, float32 on a CPU without bf16
-    seed: int = 0  # of requests that name none
+    seed: int = 0  # base seed of requests without one
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
-    max_model_len: int | None = None  # tokens, prompt and answer together; None: as many as model and memory allow
-    block_size: int | None = None  # tokens; None: 32, or as many that a state of the model is at most half of a block
-    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of the memory
-    kv_memory: int | None = None  # Baton's own name for it
-    gpu_memory_utilization: float = 0.9  # of the GPU's memory, for weights, KV and everything else
+    max_model_len: int | None = None  # tokens of prompt and answer; None: as many as model and memory allow
+    block_size: int | None = None  # tokens; None: 32, or enough to keep a model's state within half a block
+    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of memory
+    kv_memory: int | None = None  # Baton's name for kv_cache_memory_bytes
+    gpu_memory_utilization: float = 0.9  # share of GPU memory for weights, KV and everything else
     enable_prefix_caching: bool = True
     max_num_seqs: int = MAX_SEQUENCES
-    max_num_batched_tokens: int | None = None  # tokens of one step; None: by device
-    quiet: bool = False  # prints nothing on stderr at start
-    quantization: str | None = None  # int8, int4, fp8: made while loading; awq, gptq, gguf: as the checkpoint has it
-    kv_cache_dtype: str = "auto"  # of KV in its pool: fp8, fp8_e4m3, fp8_e5m2, int8; auto: as dtype
-    enable_lora: bool = False  # requests may choose adapters
-    max_loras: int = 1  # that memory is set aside for on a GPU; any number share a batch, and all stay loaded
-    max_lora_rank: int | None = None  # None: any; memory is set aside for 16 then
-    tensor_parallel_size: int = 1  # processes that compute together, on as many GPUs from `device` on
-    enforce_eager: bool = False  # on a GPU: decode steps are not recorded as CUDA graphs
+    max_num_batched_tokens: int | None = None  # tokens per step; None: by device
+    quiet: bool = False  # print nothing on stderr at start
+    quantization: str | None = None  # int8, int4, fp8: quantised while loading; awq, gptq, gguf: as in the checkpoint
+    kv_cache_dtype: str = "auto"  # fp8, fp8_e4m3, fp8_e5m2, int8; auto: as dtype
+    enable_lora: bool = False  # allow lora_request
+    max_loras: int = 1  # adapters to reserve GPU memory for; any number share a batch, and all stay loaded
+    max_lora_rank: int | None = None  # None: any, with memory reserved for 16
+    tensor_parallel_size: int = 1  # ranks, on consecutive GPUs from `device` on
+    enforce_eager: bool = False  # on a GPU: do not record decode steps as CUDA graphs
     disable_log_stats: bool = True
     speculative_config: Mapping[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 8}
-    """Or {"method": "draft_model", "model": FOLDER}: a folder, or a Hugging Face id."""
+    """{"method": "draft_model", "model": FOLDER} drafts with a model: a folder, or a Hugging Face id."""
 
     def __post_init__(self) -> None:
         for name, good, wanted in (
@@ -98,7 +98,7 @@ class EngineArgs:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {wanted}")
 
     def torch_device(self) -> torch.device:
-        """Raises: ValueError for a device that this machine or build of torch does not have."""
+        """Return the device. Raises: ValueError if this machine or build of torch lacks it."""
         if self.device == "auto":
             return device_named("cuda" if torch.cuda.is_available() else "cpu")
         try:
@@ -114,13 +114,13 @@ class EngineArgs:
 
     @property
     def speculative_tokens(self) -> int | None:
-        """That a step may compute beside an answer's newest token. None: without speculative decoding."""
+        """Return the maximum of drafts per sequence and step; None without speculative decoding."""
         config = self.speculative_config
         return None if config is None else config.get("num_speculative_tokens", SPECULATIVE_TOKENS)
 
     @property
     def draft_model(self) -> str | None:
-        """That drafts the answers: a folder, or a Hugging Face id."""
+        """Return the draft model, a folder or a Hugging Face id; None without one."""
         return None if self.speculative_config is None else self.speculative_config.get("model")
 
     def _knows_speculation(self) -> bool:
@@ -138,7 +138,7 @@ class EngineArgs:
 
 
 def model_folder(name: str) -> Path:
-    """The folder of that name, or the Hugging Face model, downloaded where it is not cached. Raises: ValueError."""
+    """Return the folder, or that of a Hugging Face model, downloaded unless cached. Raises: ValueError."""
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()
@@ -149,7 +149,7 @@ def model_folder(name: str) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]  # weights in other formats would be code
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model"]  # other formats of weights may contain code
     try:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:

@@ -1,4 +1,4 @@
-"""`LLM`: answers many prompts in a script, as many at once as fit."""
+"""Offline batch inference in a script (`LLM`)."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,13 +40,13 @@ class LLM:
     """A model on one device, with vLLM's arguments and outputs. Not thread-safe."""
 
     def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
-        """Loads the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
+        """Load the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
         self._engine = OfflineEngine(EngineArgs(model=model, **options))
         self._engine.runner.warm_up()
         self._engine.warm_up_drafts()
 
     def shutdown(self) -> None:
-        """Ends the other ranks of an engine that has several; otherwise they end when it is given up."""
+        """Stop the other ranks of an engine with several; otherwise they stop when it is garbage-collected."""
         self._engine.close()
 
     def generate(
@@ -56,10 +56,10 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequests = None,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts: texts, lists of token ids, or {"prompt_token_ids": [...]}.
+        """Return the answers in the order of the prompts: strings, lists of token ids, or {"prompt_token_ids": [...]}.
 
-        Without parameters those of the model's generation_config.json. An adapter for all, or one or None for each.
-        Raises: ValueError, ModelError, before anything is computed.
+        Default parameters are those of the model's generation_config.json. `lora_request`: one adapter for all, or one
+        or None per prompt. Raises: ValueError, ModelError, before anything is computed.
         """
         return self._in_order(self._engine.reader.read(as_list(prompts)), sampling_params, use_tqdm, lora_request)
 
@@ -73,8 +73,10 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, of one conversation or several, through the model's chat template: it is shown the tools, and
-        reads names of `chat_template_kwargs`, such as enable_thinking.
+        """Return the answers to one conversation or several, formatted by the model's chat template.
+
+        The template gets `tools` and the variables in `chat_template_kwargs`, such as enable_thinking. Raises:
+        ValueError, ModelError.
         """
         several = bool(messages) and not isinstance(messages[0], dict)
         conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
@@ -89,7 +91,8 @@ class LLM:
         use_tqdm: bool = False,
         loras: Sequence[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Yields each request when it ends; `request_id` is the prompt's index. An iterator given up aborts the rest.
+        """Yield each request when it finishes; `request_id` is the prompt's index. Closing the iterator aborts the
+        rest.
 
         Raises: ValueError, ModelError, before anything is computed.
         """
@@ -104,7 +107,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         use_tqdm: bool = False,
     ) -> list[BeamSearchOutput]:
-        """The best sequences of each prompt that a beam search finds. All beams of a prompt run at once.
+        """Return the best sequences of each prompt. All beams of a prompt run together.
 
         Raises: ValueError, ModelError, before anything is computed.
         """
@@ -122,11 +125,11 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """One vector for each prompt, pooled as the checkpoint's files say. Raises: ValueError, ModelError."""
+        """Return a vector per prompt, pooled as the checkpoint's files say. Raises: ValueError, ModelError."""
         engine, params = self._engine, pooling_params or PoolingParams()
         pooler = engine.pooler()
         if pooler.score is not None:
-            raise ValueError("the model is a reranker, which makes no vectors: use score")
+            raise ValueError("the model is a reranker and computes no vectors: use score")
         read = engine.reader.read([with_prompt(each, pooler, params.prompt_name) for each in as_list(prompts)])
         vectors = self._pooled(read, pooler.pooling, self._adapter(lora_request), use_tqdm)
         return [embedding(index, vector, pooler, params) for index, vector in enumerate(vectors)]
@@ -138,8 +141,9 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """How well each text of `data_2` suits its one of `data_1`, or the only one: by a reranker the probability of
-        that, by other models the cosine of the two vectors. Raises: ValueError, ModelError.
+        """Return how well each text of `data_2` matches its text of `data_1`, or the only one.
+
+        A reranker returns a probability, other models the cosine of two vectors. Raises: ValueError, ModelError.
         """
         engine, pairs, adapter = self._engine, pairs_of(data_1, data_2), self._adapter(lora_request)
         pooler, reader = engine.pooler(), engine.reader
@@ -154,7 +158,7 @@ class LLM:
     def _pooled(
         self, prompts: Sequence[Prompt], pooling: Pooling, adapter: ChosenAdapter, use_tqdm: bool
     ) -> list[Vector]:
-        """In the order of the prompts. Raises: ValueError."""
+        """Return the vectors in the order of the prompts. Raises: ValueError."""
         engine = self._engine
         requests = [engine.pooled(prompt, pooling, adapter) for prompt in prompts]
         waiting, made = dict[int, Prompt](), dict[int, Vector]()
@@ -192,7 +196,7 @@ class LLM:
                 engine.scheduler.abort(request_id)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """vLLM's defaults, overridden by the model's generation_config.json."""
+        """Return vLLM's defaults, overridden by the model's generation_config.json."""
         path = self._engine.folder / "generation_config.json"
         stated = read_json(path) if path.exists() else {}
         given: dict[str, Any] = {
@@ -203,23 +207,23 @@ class LLM:
         return SamplingParams(**given)
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer, from transformers."""
+        """Return the model's tokenizer, from transformers."""
         return self._engine.reader.tokenizer
 
     @property
     def preemptions(self) -> int:
-        """How often a sequence gave up its blocks since the start; many mean that the KV memory is small."""
+        """Return the number of preemptions since the start; many mean that KV memory is short."""
         return self._engine.scheduler.counters.preemptions
 
     @property
     def speculated(self) -> Speculated:
-        """Drafts and accepted tokens since the start; none without a `speculative_config`."""
+        """Return the drafted and accepted tokens since the start; zero without a `speculative_config`."""
         speculation = self._engine.scheduler.speculation
         return Speculated() if speculation is None else speculation.done
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a prompt and its answer together."""
+        """Return the maximum of tokens of a prompt and its answer."""
         return self._engine.limits.max_model_len
 
     @property
@@ -235,11 +239,11 @@ class LLM:
         return self._engine.sizing
 
     def read(self, prompt: PromptType) -> Prompt:
-        """A prompt for `finished`. Raises: ValueError."""
+        """Return a prompt for `finished`. Raises: ValueError."""
         return self._engine.reader.read([prompt])[0]
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Raises: ValueError for a prompt or parameters that `finished` would refuse."""
+        """Check a prompt and parameters for `finished`. Raises: ValueError."""
         self._engine.check(prompt, params)
 
     def _adapter(self, lora: LoRARequest | None) -> ChosenAdapter:
@@ -268,7 +272,7 @@ def _place(output: RequestOutput) -> int:
 
 
 class ProgressBar:
-    """A bar of requests, with input and output tokens per second."""
+    """Progress bar of requests, with input and output tokens per second."""
 
     def __init__(self, requests: int, shown: bool) -> None:
         self._bar = tqdm(total=requests, desc="Processed prompts", disable=not shown, dynamic_ncols=True)

@@ -1,4 +1,4 @@
-"""Adapters of an offline engine, as vLLM's scripts name them: read when first asked for, then kept."""
+"""Adapters of an offline engine under vLLM's names, loaded on first use and kept."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,14 @@ USUAL_RANK = 16  # vLLM's max_lora_rank
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter for a request; names are vLLM's.
+    """Adapter of a request; names are vLLM's.
 
-    Its files define the adapter: two requests for the same files share one, under any name.
+    Its files identify the adapter: requests for equal files share one, under any name.
     """
 
     lora_name: str
-    lora_int_id: int  # from 1
-    lora_path: str  # a folder as PEFT saves it, or a Hugging Face id
+    lora_int_id: int  # at least 1
+    lora_path: str  # folder in PEFT's format, or a Hugging Face id
 
     def __post_init__(self) -> None:
         if self.lora_int_id < 1:
@@ -32,13 +32,13 @@ class LoRARequest:
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
     name: str
-    digest: str  # of its computation
-    adapter: Adapter | None  # None where the engine has it already
+    digest: str  # digest of what it computes
+    adapter: Adapter | None  # None if the engine has it already
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenAdapter:
-    number: int = 0  # as in Chunk
+    number: int = 0  # number in the batch, as in Chunk
     digest: str = ""
 
 
@@ -47,14 +47,14 @@ NO_ADAPTER = ChosenAdapter()
 
 class OfflineAdapters:
     def __init__(self, max_rank: int | None) -> None:
-        """`max_rank` bounds the ranks that are accepted; None accepts all."""
+        """Accept adapters up to rank `max_rank`; None accepts all."""
         self.adapters = AdapterSet()
         self._max_rank = max_rank
         self._digests: dict[Path, str] = {}
-        self._numbers: dict[str, int] = {}  # by digest
+        self._numbers: dict[str, int] = {}  # numbers by digest
 
     def read(self, request: LoRARequest) -> ReadAdapter:
-        """Reads the files the first time. On any one thread at a time. Raises: ValueError, ModelError."""
+        """Read the files on first use; one thread at a time. Raises: ValueError, ModelError."""
         folder = model_folder(request.lora_path)
         digest = self._digests.get(folder) or adapter_digest(folder)
         if digest in self._numbers:
@@ -68,7 +68,7 @@ class OfflineAdapters:
         return ReadAdapter(request.lora_name, digest, adapter)
 
     def add(self, read: ReadAdapter) -> ChosenAdapter:
-        """Gives it to the model if it is new there. On the engine's thread, between steps. Raises: ModelError."""
+        """Add an adapter to the model if new, on the engine's thread between steps. Raises: ModelError."""
         if read.digest not in self._numbers:
             if read.adapter is None:
                 raise ValueError(f"adapter {read.name!r} was not read")
@@ -77,14 +77,14 @@ class OfflineAdapters:
 
 
 def adapter_bytes(config: ModelConfig, rank: int, dtype: torch.dtype) -> int:
-    """The most that an adapter of this rank, on every projection, takes."""
+    """Return the maximum size of an adapter of this rank on every projection."""
     attention = _attention_sizes(config)
     feed_forward = 3 * (config.hidden_size + config.intermediate_size)
     return config.num_layers * rank * (attention + feed_forward) * dtype.itemsize
 
 
 def _attention_sizes(config: ModelConfig) -> int:
-    """Inputs and outputs of its projections that an adapter may change."""
+    """Return the sum of inputs and outputs of the attention projections that an adapter may change."""
     latent = config.latent if isinstance(config, DecoderConfig) else None
     if latent is None:
         heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

@@ -1,4 +1,4 @@
-"""Sampling parameters and structured output as vLLM names them, and the engine's parameters for one prompt."""
+"""Sampling parameters and structured output under vLLM's names, and their conversion to the engine's."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,18 +18,18 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """One of these. JSON comes without white space. Raises ValueError when a request is made of it."""
+    """Structured output, one field of these. JSON has no white space. Creating a request raises ValueError."""
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema
     regex: str | None = None
     choice: Sequence[str] | None = None
-    grammar: str | None = None  # Lark, as llguidance reads it
+    grammar: str | None = None  # llguidance's Lark
     json_object: bool | None = None
-    thoughts: str | None = None  # of text/structured/thoughts.py: what is thought before one of the others
+    thoughts: str | None = None  # reasoning before the answer, as in text/structured/thoughts.py
 
     @staticmethod
     def from_output(asked: StructuredOutput) -> "StructuredOutputsParams":
-        """Raises: FormRefused, for choices that are none."""
+        """Return the parameters of a form. Raises: FormRefused for invalid choices."""
         match asked.kind:
             case StructuredKind.JSON_SCHEMA:
                 return StructuredOutputsParams(json=asked.text)
@@ -45,7 +45,7 @@ class StructuredOutputsParams:
                 return StructuredOutputsParams(thoughts=asked.text)
 
     def output(self) -> StructuredOutput:
-        """Raises: ValueError."""
+        """Return the form. Raises: ValueError."""
         schema = self.json if self.json is None or isinstance(self.json, str) else json.dumps(self.json)
         asked = [
             StructuredOutput(kind, text)
@@ -61,48 +61,48 @@ class StructuredOutputsParams:
         if self.choice is not None:
             asked.append(StructuredOutput.choice(self.choice))
         if len(asked) != 1:
-            raise ValueError("structured_outputs: give one of json, regex, choice, grammar and json_object")
+            raise ValueError("structured_outputs: needs exactly one of json, regex, choice, grammar and json_object")
         return asked[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(SamplingNumbers):
-    """How a prompt is answered; names and defaults are vLLM's.
+    """Sampling of one prompt; names and defaults are vLLM's.
 
-    A top_k of -1 keeps all, as 0 does. When a request is made of it, it raises ValueError, naming the field, for values
-    that the engine cannot use.
+    A top_k of -1 keeps all tokens, like 0. Creating a request raises ValueError, naming the field.
     """
 
     n: int = 1
-    best_of: int | None = None  # so many are made; the n of them that are likeliest per token are returned
+    best_of: int | None = None  # choices generated; the n with the best mean log-probability are returned
     temperature: float = 1.0
-    seed: int | None = None  # None: the engine gives each request its own
+    seed: int | None = None  # None: a seed per request from the engine's
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    max_tokens: int | None = 16  # None: as many as there is room for
+    max_tokens: int | None = 16  # None: up to max_model_len
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same of the prompt, none of which is taken from the prefix cache then
+    prompt_logprobs: int | None = None  # the same for the prompt, which then uses no prefix cache
     detokenize: bool = True
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
-    thinking_token_budget: int | None = None  # tokens of thoughts, at most; structured_outputs begin behind them then
+    thinking_token_budget: int | None = None  # maximum of reasoning tokens; structured_outputs apply after them
     speculative: Mapping[str, Any] | None = None
-    """{"method": "off", or one that drafts, "num_speculative_tokens": 1 to 64}, within the engine's speculative_config.
-    It changes no token."""
+    """{"method": "ngram", "draft_model" or "off", "num_speculative_tokens": 1 to 64}, within the engine's
+    speculative_config. Drafting changes no token.
+    """
 
     @property
     def choices(self) -> int:
-        """Answers that are made."""
+        """Return the number of generated choices."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Raises: ValueError for an empty one."""
+        """Return the stop strings. Raises: ValueError for an empty one."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if "" in stops:
             raise ValueError("stop: a stop string is empty")
@@ -113,19 +113,19 @@ class SamplingParams(SamplingNumbers):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The values of a model that bound and end its answers."""
+    """Values of a model that bound and end its answers."""
 
-    max_model_len: int  # tokens, prompt and answer together
-    max_choices: int  # of one request
+    max_model_len: int  # tokens of prompt and answer
+    max_choices: int  # choices of one request
     eos_token_ids: frozenset[int]
 
 
 def resolve(
     params: SamplingParams, prompt_tokens: int, limits: ModelLimits, seed: int, encode: Encode
 ) -> sampling_params.SamplingParams:
-    """The engine's own parameters for one prompt. `seed` is for a request that names none.
+    """Return the engine's parameters for one prompt. `seed`: for a request without one.
 
-    As in vLLM, max_tokens is cut to the room that is left. Raises: ValueError, naming the field.
+    As in vLLM, max_tokens is cut to the remaining context. Raises: ValueError, naming the field.
     """
     room = limits.max_model_len - prompt_tokens
     if room < 1:
@@ -141,14 +141,14 @@ def resolve(
         name = "n" if params.best_of is None else "best_of"
         raise ValueError(f"{name} is {params.choices}; at most {limits.max_choices} run at once (max_num_seqs)")
     if prompt_tokens < 1:
-        raise ValueError("the prompt has no tokens")
-    params.stops  # noqa: B018 -- raises for those that cannot be
+        raise ValueError("prompt: empty")
+    params.stops  # noqa: B018 -- raises for invalid ones
     if params.thinking_token_budget is not None and not 0 <= params.thinking_token_budget <= MAX_BUDGET:
         raise ValueError(f"thinking_token_budget is {params.thinking_token_budget}; it must be from 0 to {MAX_BUDGET}")
     is_held = params.structured_outputs is not None or params.thinking_token_budget is not None
     if is_held and (params.ignore_eos or params.allowed_token_ids is not None):
         name = "thinking_token_budget" if params.structured_outputs is None else "structured_outputs"
-        raise ValueError(f"{name} goes neither with ignore_eos nor with allowed_token_ids")
+        raise ValueError(f"{name} does not go with ignore_eos or allowed_token_ids")
     eos = frozenset[int]() if params.ignore_eos else limits.eos_token_ids
     return sampling_params.SamplingParams(
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -166,7 +166,7 @@ def resolve(
 
 
 def _most_drafted(asked: Mapping[str, Any] | None) -> int | None:
-    """Raises: ValueError."""
+    """Return the maximum of drafts per step; None: the engine's. Raises: ValueError."""
     if asked is None:
         return None
     if unknown := asked.keys() - {"method", "num_speculative_tokens"}:
@@ -175,7 +175,7 @@ def _most_drafted(asked: Mapping[str, Any] | None) -> int | None:
 
 
 def _bad_words(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...], ...]:
-    """Raises: ValueError for a word without tokens."""
+    """Return the token sequences of bad words. Raises: ValueError for a word without tokens."""
     spelled = [spellings(word, encode) for word in words]
     if [] in spelled:
         raise ValueError(f"bad_words: the model's tokenizer has no tokens for {words[spelled.index([])]!r}")

@@ -1,4 +1,4 @@
-"""Vectors and scores of prompts, offline: names and fields are vLLM's."""
+"""Vectors and scores of prompts, offline. Names and fields are vLLM's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,10 @@ NOTHING_DRAWN = SamplingParams(max_tokens=1)
 
 @dataclass(frozen=True, slots=True)
 class PoolingParams:
-    """`dimensions`: how many numbers of each vector are kept; None: all.
+    """Options of `embed`.
 
-    `prompt_name`: of the checkpoint's prompts, the one that stands before each text; None: its default, if it has one.
+    `dimensions`: size to which vectors are cut; None: uncut. `prompt_name`: name of the checkpoint's prompt to put
+    before each text; None: its default.
     """
 
     dimensions: int | None = None
@@ -49,7 +50,7 @@ class ScoringOutput:
 
 @dataclass(frozen=True, slots=True)
 class ScoringRequestOutput:
-    """`prompt_token_ids` are those of both texts."""
+    """Score of two texts. `prompt_token_ids` has the tokens of both."""
 
     request_id: str
     outputs: ScoringOutput
@@ -60,7 +61,7 @@ class ScoringRequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Of one prompt, as it was pooled."""
+    """Pooled vector of one prompt."""
 
     prompt: Prompt
     pooled: tuple[float, ...]
@@ -68,11 +69,11 @@ class Vector:
 
 
 class NotFinite(ValueError):
-    """A prompt's hidden states were not finite."""
+    """Hidden states of a prompt that are not finite."""
 
 
 def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: int, most_tokens: int) -> Request:
-    """Raises: ValueError for a prompt that is too long."""
+    """Return a request that computes a vector. Raises: ValueError for a prompt that is too long."""
     tokens = len(prompt.token_ids)
     if not 0 < tokens <= most_tokens:
         raise ValueError(f"prompt: must have from 1 to {most_tokens} tokens (max_model_len), not {tokens}")
@@ -81,7 +82,7 @@ def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: i
 
 
 def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt]) -> list[tuple[int, Vector]]:
-    """Those that a step has completed, by request; they wait no more. Raises: NotFinite."""
+    """Return the vectors that a step completed, by request, and remove them from `waiting`. Raises: NotFinite."""
     made = []
     for outcome in outcomes:
         if isinstance(outcome, RequestFailed):
@@ -93,7 +94,7 @@ def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt])
 
 
 def embedding(index: int, vector: Vector, pooler: Pooler, params: PoolingParams) -> EmbeddingRequestOutput:
-    """Raises: ValueError, which names the field."""
+    """Return the output of `embed`. Raises: ValueError, naming the field."""
     if params.dimensions is not None:
         pooler.check_dimensions(params.dimensions, len(vector.pooled))
     made = finish_vector(vector.pooled, pooler.normalises, params.dimensions)
@@ -117,22 +118,24 @@ def _score(index: int, score: float, *vectors: Vector) -> ScoringRequestOutput:
 
 
 def with_prompt(prompt: PromptType, pooler: Pooler, name: str | None = None) -> PromptType:
-    """A text behind its prompt; token ids as they are. Raises: ValueError, naming the field."""
+    """Return a text after its prompt, or token ids unchanged. Raises: ValueError, naming the field."""
     text = text_of(prompt)
     if text is not None:
         return pooler.prompts.text(name) + text
     if name is not None:
-        raise ValueError("prompt_name: stands before a text, and token ids were given")
+        raise ValueError("prompt_name: needs a text, not token ids")
     return prompt
 
 
 def pairs_of(
     first: PromptType | Sequence[PromptType], second: PromptType | Sequence[PromptType]
 ) -> list[tuple[PromptType, PromptType]]:
-    """One against one or many, or as many against as many. Raises: ValueError."""
+    """Pair one text with one or many, or equally many. Raises: ValueError."""
     ones, others = as_list(first), as_list(second)
     if len(ones) == 1:
         ones = ones * len(others)
     if len(ones) != len(others) or not others:
-        raise ValueError(f"data_1 has {len(ones)} texts and data_2 {len(others)}: must be 1, or equally many")
+        raise ValueError(
+            f"data_1 has {len(ones)} texts and data_2 {len(others)}: data_1 must have 1, or as many as data_2"
+        )
     return list(zip(ones, others, strict=True))

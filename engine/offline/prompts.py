@@ -1,4 +1,4 @@
-"""The prompts that callers pass and their token ids, and the way back from token ids to text."""
+"""Conversion of callers' prompts to token ids, and of token ids to text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,14 @@ from baton.text.pooling import second_text
 
 
 class TokensPrompt(TypedDict):
-    """vLLM's prompt of token ids."""
+    """Prompt of token ids, as in vLLM."""
 
     prompt_token_ids: list[int]
 
 
 class TextPrompt(TypedDict):
+    """Prompt of text, as in vLLM."""
+
     prompt: str
 
 
@@ -33,11 +35,11 @@ Message: TypeAlias = Mapping[str, Any]
 class Prompt:
     text: str | None  # None where token ids were given
     token_ids: tuple[int, ...]
-    second_from: int | None = None  # of a pair of texts, as in Pooling
+    second_from: int | None = None  # index of the second text's first token, as in Pooling
 
 
 class TextDecoder:
-    """A tokenizer's way back to text, shared by all answers."""
+    """Decoder of a tokenizer, shared by all answers."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -52,7 +54,7 @@ class TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """What is read of it to know how the model thinks."""
+    """Chat template, as far as parsers of reasoning need it."""
 
     source: str
     tool_format: str = ""
@@ -62,7 +64,7 @@ ENDING_TOKENS = 64
 
 
 class PromptEncoder:
-    """A model's tokenizer and chat template."""
+    """Tokenizer and chat template of a model."""
 
     def __init__(self, folder: str, vocab_size: int) -> None:
         self.tokenizer: Any = _read_tokenizer(Path(folder))
@@ -72,7 +74,7 @@ class PromptEncoder:
         self.template = TemplateSource(source) if isinstance(source, str) else None
 
     def read(self, prompts: Sequence[PromptType]) -> list[Prompt]:
-        """Texts are encoded in one batch, with the special tokens that the tokenizer adds. Raises: ValueError."""
+        """Encode strings in one batch, with the tokenizer's special tokens, and check token ids. Raises: ValueError."""
         texts = [text_of(prompt) for prompt in prompts]
         encoded = iter(self._encode_all([text for text in texts if text is not None], add_special_tokens=True))
         return [
@@ -87,8 +89,9 @@ class PromptEncoder:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> Prompt:
-        """One conversation through the model's template, which writes its special tokens itself; `options` are names
-        that it reads. Raises: ValueError.
+        """Format one conversation with the model's template, which adds special tokens, and encode it.
+
+        `options`: variables of the template. Raises: ValueError.
         """
         text = self.tokenizer.apply_chat_template(
             list(messages),
@@ -100,24 +103,24 @@ class PromptEncoder:
         return Prompt(text, tuple(self.encode(text)))
 
     def ending(self, prompt: Prompt) -> str:
-        """The text of its last tokens."""
+        """Return the text of the last tokens."""
         return self.decoder.decode(prompt.token_ids[-ENDING_TOKENS:], False)
 
     def read_pair(self, query: PromptType, document: PromptType, as_pair: bool = False) -> Prompt:
-        """Of a reranker, whose template has the roles query and document, or which is given the two `as_pair`.
+        """Encode the two texts of a reranker `as_pair`, or by a template with the roles query and document.
 
         Raises: ValueError.
         """
         texts = (text_of(query), text_of(document))
         if None in texts:
-            raise ValueError("a reranker's two texts make one prompt: token ids are not served")
+            raise ValueError("a reranker needs two texts, not token ids")
         if as_pair:
             encoded = self.tokenizer(*texts)
             return Prompt(None, tuple(encoded["input_ids"]), second_text(encoded.encodings[0].type_ids))
         return self.read_chat([{"role": role, "content": text} for role, text in zip(PAIR, texts, strict=True)], True)
 
     def encode(self, text: str) -> list[int]:
-        """Without special tokens."""
+        """Return the token ids without special tokens."""
         return self._encode_all([text], add_special_tokens=False)[0]
 
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
@@ -140,7 +143,7 @@ def _read_tokenizer(folder: Path) -> Any:
 
 
 def text_of(prompt: PromptType) -> str | None:
-    """The text of a prompt, None where it is token ids. Raises: ValueError if it is neither."""
+    """Return the text of a prompt, None for token ids. Raises: ValueError for anything else."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, Mapping):
@@ -148,12 +151,12 @@ def text_of(prompt: PromptType) -> str | None:
             return None
         if isinstance(prompt.get("prompt"), str):
             return prompt["prompt"]
-        raise ValueError("a prompt that is a mapping has prompt (text) or prompt_token_ids")
+        raise ValueError("a prompt mapping needs prompt (text) or prompt_token_ids")
     return None
 
 
 def as_list(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]:
-    """One prompt or several: a list that begins with a number is one prompt of token ids."""
+    """Return one prompt or several as a list. A list that begins with a number is one prompt of token ids."""
     if isinstance(prompts, str | Mapping):
         return [cast("PromptType", prompts)]
     if prompts and isinstance(prompts[0], int):

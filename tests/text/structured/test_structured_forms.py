@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
         (StructuredKind.JSON_SCHEMA, "[]", "is not a JSON object"),
         (StructuredKind.JSON_SCHEMA, '{"x-guidance": {"whitespace_flexible": true}}', "x-guidance"),
         (StructuredKind.JSON_SCHEMA, json.dumps({"title": "x" * MAX_BYTES}), f"at most {MAX_BYTES} bytes"),
-        (StructuredKind.JSON_OBJECT, "{}", "has no text"),
+        (StructuredKind.JSON_OBJECT, "{}", "takes no text"),
         (StructuredKind.REGEX, "", "is empty"),
         (StructuredKind.GRAMMAR, "", "is empty"),
         (StructuredKind.REGEX, "ü" * (MAX_BYTES // 2 + 1), f"at most {MAX_BYTES} bytes"),

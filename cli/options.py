@@ -79,7 +79,7 @@ def option_of(config: type[Settings], name: str, *declarations: str, note: str =
     """
     info = config.fields[name]
     bounds: dict[str, Any] = {"min": info.bounds.get("ge"), "max": info.bounds.get("le")}
-    text = f"{info.description[0].upper()}{info.description[1:]}.{f' {note}' if note else ''}"
+    text = f"{info.description}{f' {note}' if note else ''}"
     if _is_byte_size(info.annotation):
         text += "" if note else f" Default: {info.default_text}."
         bounds, given = {}, {"parser": checked(parse_bytes), "metavar": "512MiB", **given}

@@ -11,38 +11,42 @@ from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 class DecodeConfig(WorkerConfig):
     """Settings of a worker that receives KV and generates tokens."""
 
-    max_sequences: int = Field(64, ge=1, le=4096, description="batch slots: most sequences at once")
+    max_sequences: int = Field(
+        64, ge=1, le=4096, description="Number of batch slots: maximum number of running sequences."
+    )
     tbt_slo_ms: float | None = Field(
         None,
         gt=0,
-        description="longest step with prompts in it; none: prompts make a step at most a tenth longer. Higher "
-        "values give earlier first tokens and more throughput, lower ones smoother answers",
+        description="Longest step that computes prompts; none: prompts lengthen a step by a tenth at most. "
+        "Higher values improve TTFT and throughput, lower ones smooth answers.",
     )
     speculate: Literal["off", "ngram", "draft"] = Field(
         "off",
-        description="speculative decoding computes tokens beside the newest one. ngram: those that followed the same "
-        "ones earlier in prompt or answer; draft: those that --draft-model drafts. It changes no token; how many is "
-        "measured, none where it does not pay",
+        description="Speculative decoding. ngram: drafts repeat earlier tokens of prompt or answer; draft: "
+        "drafts come from --draft-model. It changes no token; the number of drafts follows "
+        "measured benefit.",
     )
     draft_model: Path | None = Field(
-        None, description="folder of a small model of the same vocabulary, for --speculate draft"
+        None, description="Folder of a small model with the same vocabulary, for --speculate draft."
     )
     draft_kv_memory: ByteSize = Field(
-        ByteSize(128 * 2**20), gt=0, description="size of the KV pool of --draft-model, beside --kv-memory"
+        ByteSize(128 * 2**20), gt=0, description="Size of the KV pool of --draft-model, in addition to --kv-memory."
     )
     speculative_tokens: int = Field(
-        8, ge=1, le=MOST_SPECULATIVE_TOKENS, description="most tokens that --speculate computes so in a step"
+        8, ge=1, le=MOST_SPECULATIVE_TOKENS, description="Maximum number of drafted tokens per sequence and step."
     )
     swap_memory: ByteSize = Field(
         ByteSize(256 * 2**20),
         ge=0,
-        description="host memory for KV of preempted sequences, allocated when first needed; 0: it is recomputed",
+        description="Host memory for KV of preempted sequences, allocated at first use; 0: KV is recomputed.",
     )
     kept_answers: int = Field(
-        1024, ge=0, description="most finished answers retained for --session-grace-s, in case their router dies"
+        1024,
+        ge=0,
+        description="Maximum number of finished answers retained for --session-grace-s, in case their router dies.",
     )
-    kept_tokens: int = Field(1 << 18, ge=0, description="most tokens of all finished answers that are retained")
-    step_file: Path | None = Field(None, description="file for the times of every step, one line each, for benchmarks")
+    kept_tokens: int = Field(1 << 18, ge=0, description="Maximum number of tokens of all retained answers.")
+    step_file: Path | None = Field(None, description="File for the times of every step, one line each, for benchmarks.")
 
     @property
     def speculates(self) -> bool:

@@ -9,7 +9,10 @@ from baton.process.registry.worker_record import WorkerRole
 class ElasticConfig(PrefillConfig, DecodeConfig):
     """Settings of a worker that serves as prefill or decode worker and changes when a router says so."""
 
-    role: WorkerRole = Field(description="first role: prefill or decode")
+    role: WorkerRole = Field(description="First role: prefill or decode.")
     role_drain_s: float = Field(
-        60.0, gt=0, le=3600, description="longest drain before a change of role; after it, the worker keeps its role"
+        60.0,
+        gt=0,
+        le=3600,
+        description="Longest drain before a change of role, in seconds; if it takes longer, the worker keeps its role.",
     )

@@ -340,8 +340,8 @@ def _first_of(types: Iterable[Any], text: str) -> Any:
 
 
 class ListenConfig(Settings):
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(0, ge=0, le=65535, description="port to listen on, 0 takes a free one")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(0, ge=0, le=65535, description="Port to listen on; 0: any free port.")
 
     @property
     def listens_at(self) -> tuple[Address, ...]:
@@ -356,33 +356,36 @@ DRAIN_S = 30.0
 
 
 class ProcessConfig(Settings):
-    cores: Cores | None = Field(None, description="CPU cores to compute on, for example 0,2-3")
+    cores: Cores | None = Field(None, description="CPU cores to compute on, for example 0,2-3.")
     drain_s: float = Field(
         DRAIN_S,
         ge=0,
         le=3600,
-        description="longest drain; what a worker has left then continues at other workers",
+        description="Longest drain, in seconds; requests that a worker still has then continue on other workers.",
     )
-    strict_env: bool = Field(False, description="refuse to start with a BATON_* variable that no process knows")
+    strict_env: bool = Field(False, description="Refuse to start if a BATON_* variable is unknown.")
     run_id: str = Field(
-        "", pattern=r"^[A-Za-z0-9]{0,64}$", description="id of the `baton up` that started this process"
+        "", pattern=r"^[A-Za-z0-9]{0,64}$", description="Id of the `baton up` run that started this process."
     )
 
 
 class ModelConfig(Settings):
     model: Path | None = Field(
         None,
-        description="folder of the checkpoint; default of a router, which reads its tokenizer: the workers'",
+        description="Folder of the checkpoint; a router reads its tokenizer and by default uses the folder of "
+        "its workers.",
     )
-    model_name: str | None = Field(None, description="name of the model in requests; default of a router: the workers'")
+    model_name: str | None = Field(
+        None, description="Name of the model in requests; default of a router: the name that its workers use."
+    )
 
 
 class SecretConfig(Settings):
-    secret: str | None = Field(None, has_flag=False, description="that secret itself")
+    secret: str | None = Field(None, has_flag=False, description="The cluster secret itself.")
     secret_file: Path | None = Field(
         None,
-        description="file with the secret that all processes of the cluster share (openssl rand -hex 32): they serve "
-        "each other, and believe records in Redis, only where these prove to know it",
+        description="File with the secret that all processes of the cluster share (openssl rand -hex 32); a "
+        "process without it is not served, and its records in Redis are ignored.",
     )
 
     @check
@@ -411,11 +414,12 @@ class RegistryConfig(SecretConfig):
     redis_url: str | None = Field(
         None,
         alias="REDIS_URL",
-        description="Redis or Valkey that holds the registry: redis://host:6379/0, or with a password and TLS "
-        "rediss://:PASSWORD@host:6380/0?ssl_ca_certs=FILE, then as a variable: others can read arguments",
+        description="Redis or Valkey with the registry: redis://host:6379/0. With a password or TLS "
+        "(rediss://:PASSWORD@host:6380/0?ssl_ca_certs=FILE) set the variable instead: other users "
+        "can read arguments.",
     )
     namespace: str = Field(
-        "default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="name of the cluster on that Redis"
+        "default", pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Name of the cluster on that Redis."
     )
 
     @property
@@ -435,10 +439,10 @@ class RegistryConfig(SecretConfig):
 
 class InternalTlsConfig(SecretConfig):
     internal_tls_ca: Path | None = Field(
-        None, description="CA (PEM) of router and workers: with these three they accept only each other"
+        None, description="CA (PEM) of routers and workers; with certificate and key, they accept only each other."
     )
-    internal_tls_cert: Path | None = Field(None, description="certificate (PEM) of this process (baton certs)")
-    internal_tls_key: Path | None = Field(None, description="private key (PEM) of --internal-tls-cert")
+    internal_tls_cert: Path | None = Field(None, description="Certificate (PEM) of this process (baton certs).")
+    internal_tls_key: Path | None = Field(None, description="Private key (PEM) of --internal-tls-cert.")
 
     @check
     def _internal_tls_is_whole(self) -> None:
@@ -455,9 +459,9 @@ class InternalTlsConfig(SecretConfig):
 
 
 class LogConfig(Settings):
-    log_format: Literal["plain", "json"] = Field("plain", description="format of log lines")
+    log_format: Literal["plain", "json"] = Field("plain", description="Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="lowest severity that is logged"
+        "info", description="Lowest severity that is logged."
     )
 
 
@@ -465,21 +469,23 @@ class TelemetryConfig(Settings):
     otlp_endpoint: str | None = Field(
         None,
         variable="OTEL_EXPORTER_OTLP_ENDPOINT",
-        description="OpenTelemetry collector for traces; over HTTP, /v1/traces is appended",
+        description="OpenTelemetry collector for traces; over HTTP, /v1/traces is appended.",
     )
     otlp_protocol: Protocol = Field(
-        "grpc", variable="OTEL_EXPORTER_OTLP_PROTOCOL", description="how traces are sent to that collector"
+        "grpc", variable="OTEL_EXPORTER_OTLP_PROTOCOL", description="Protocol for traces to that collector."
     )
     otlp_traces_endpoint: str | None = Field(
         None,
         variable="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-        description="wins over --otlp-endpoint, and is taken as it is",
+        description="Collector for traces; overrides --otlp-endpoint, and nothing is appended.",
     )
     otlp_traces_protocol: Protocol | None = Field(
-        None, variable="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", description="wins over --otlp-protocol"
+        None,
+        variable="OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        description="Protocol for traces; overrides --otlp-protocol.",
     )
     trace_file: Path | None = Field(
-        None, description="file for traces, one JSON line per span, if there is no collector"
+        None, description="File for traces, one JSON line per span, if there is no collector."
     )
 
     @property

@@ -37,111 +37,114 @@ NEED_INTERFACE = ("nixl", "nccl", "gloo")
 class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
     """A worker of Baton."""
 
-    worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="stable name of this worker")
-    advertise: str | None = Field(None, description="host at which others reach this worker; default: --host")
+    worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Stable name of this worker.")
+    advertise: str | None = Field(None, description="Host at which other processes reach this worker; default: --host.")
     health_port: int | None = Field(
         None,
         ge=1,
         le=65535,
-        description="a port for health checks alone, without TLS: for probes that have no --internal-tls-cert",
+        description="Port for health checks alone, without TLS: for probes that have no --internal-tls-cert.",
     )
     model: Path = field_of(ModelConfig, "model", REQUIRED)
     model_name: str = field_of(ModelConfig, "model_name", "model")
     adapter: Adapters = Field(
-        (), description="NAME=FOLDER of a LoRA adapter, which requests choose by that name; may be repeated"
+        (), description="NAME=FOLDER of a LoRA adapter; requests choose it by NAME. May be repeated."
     )
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="cpu, cuda:N, or cuda for the first GPU")
+    device: str = Field(
+        "cpu", pattern=r"^(cpu|cuda(:\d{1,2})?)$", description="Device: cpu, cuda:N, or cuda for the first GPU."
+    )
     dtype: ComputeDtype = Field(
         "auto",
-        description="element type of the computation; auto: the checkpoint's, but float32 on a CPU without bf16 "
-        "arithmetic",
+        description="Compute dtype; auto: the checkpoint's, or float32 on a CPU without bf16 arithmetic.",
     )
-    quantize: Quantize = Field("none", description="quantise the weights of a plain checkpoint while loading it")
-    kv_cache_dtype: KvCacheDtype = Field("auto", description="element type of the KV cache; auto: as --dtype")
+    quantize: Quantize = Field("none", description="Quantisation of a plain checkpoint's weights while loading.")
+    kv_cache_dtype: KvCacheDtype = Field("auto", description="Dtype of the KV cache; auto: the same as --dtype.")
     block_size: int | None = Field(
         None,
         ge=1,
         le=16384,
-        description="tokens per KV block, alike in all workers; default: 32, or of a model that keeps a state as many "
-        "as make it at most half of a block",
+        description="Tokens per KV block, equal on all workers; default: 32, or enough that a recurrent state "
+        "takes at most half of a block.",
     )
-    max_model_len: int | None = Field(None, ge=2, description="longest prompt plus answer, in tokens")
+    max_model_len: int | None = Field(None, ge=2, description="Maximum length of prompt plus answer, in tokens.")
     kv_memory: ByteSize | Literal["auto"] = Field(
-        KV_BYTES, gt=0, description="size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left"
+        KV_BYTES, gt=0, description="Size of the KV pool, for example 512MiB; auto: on a GPU, the memory that is left."
     )
     kv_tier_memory: ByteSize = Field(
-        ByteSize(0), ge=0, description="host memory for KV that outlives its eviction, before --kv-tier-dir; 0: none"
+        ByteSize(0), ge=0, description="Host memory for evicted KV, used before --kv-tier-dir; 0: none."
     )
     kv_tier_dir: Path | None = Field(
         None,
-        description="directory for KV that survives eviction and restarts; workers of one machine share it. It holds "
-        "what prompts said, readable by this user alone",
+        description="Directory for KV that survives eviction and restarts, shared by the workers of a "
+        "machine. It contains prompt data and is readable by this user alone.",
     )
     kv_tier_size: ByteSize = Field(
-        KV_TIER_BYTES, gt=0, description="bound of this worker's files in --kv-tier-dir, for example 100GiB"
+        KV_TIER_BYTES, gt=0, description="Maximum size of this worker's files in --kv-tier-dir, for example 100GiB."
     )
     kv_tier_load: Literal["auto", "always"] = Field(
-        "auto", description="when KV is loaded from below the pool; auto: if that is faster than computing it"
+        "auto", description="Condition for loading KV from a tier; auto: if loading is faster than computing."
     )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="share of the GPU's memory for this worker if --kv-memory is auto"
+        0.9, gt=0, le=1, description="Share of the GPU's memory for this worker if --kv-memory is auto."
     )
-    graphs: bool = Field(True, description="whether steps are recorded as CUDA graphs on a GPU")
+    graphs: bool = Field(True, description="Record steps as CUDA graphs on a GPU.")
     prefill_attention: Literal["auto", "triton", "sdpa", "flashinfer"] = Field(
         "auto",
-        description="attention of prompts on a GPU: Baton's kernel, PyTorch's over gathered KV, or FlashInfer's; auto: "
-        "by length, whichever is measured to be faster at start",
+        description="Attention of prompts on a GPU: Baton's kernel, PyTorch's over gathered KV, or "
+        "FlashInfer's; auto: the fastest for each length, measured at start.",
     )
     tensor_parallel: int = Field(
         1,
         ge=1,
         le=64,
-        description="ranks that compute together, each with its share of heads, weights and KV. On CPU they share "
-        "--cores; on GPUs they take --device and the ones after it. Prefill and decode may differ",
+        description="Number of ranks that share heads, weights and KV. On a CPU they share --cores; on GPUs "
+        "they use --device and the ones after it. Prefill and decode may differ.",
     )
     core_use: Path | None = Field(
-        None, description="file of one byte that says whether the --cores of this worker compute now"
+        None, description="File of one byte that says whether this worker's --cores are computing now."
     )
-    transfer_cores: Cores | None = Field(None, description="cores for copying KV, off the ones that compute")
-    pair_timeout_s: float = Field(5.0, gt=0, description="longest time for pairing with another worker")
+    transfer_cores: Cores | None = Field(None, description="Cores for copying KV, apart from those that compute.")
+    pair_timeout_s: float = Field(5.0, gt=0, description="Timeout for pairing with another worker, in seconds.")
     transport: Literal["auto", "shared_memory", "cuda_ipc", "nixl", "nccl", "gloo", "tcp", "grpc"] = Field(
-        "auto", description="transport of KV; auto: the fastest available. Any other value allows that one only"
+        "auto", description="Transport of KV; auto: the fastest available. Any other value allows that one only."
     )
     transfer_interface: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.@-]{1,15}$",
-        description="network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, as eth0",
+        description="Network interface on which nixl, nccl (GPU) or gloo (CPU) may connect and listen, for "
+        "example eth0.",
     )
     transfer_port: int = Field(
-        0, ge=0, le=65535, description="port at --host on which others read KV over tcp, 0 takes a free one"
+        0, ge=0, le=65535, description="Port at --host on which other workers read KV over TCP; 0: any free port."
     )
-    report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="time between two reports to routers")
+    report_period_s: float = Field(REPORT_PERIOD_S, gt=0, le=1, description="Period of reports to routers, in seconds.")
     checksum_share: float = Field(
-        0.001, ge=0, le=1, description="share of the blocks that others read here whose checksums are compared"
+        0.001, ge=0, le=1, description="Share of transferred KV blocks whose checksums are compared."
     )
     kv_check_share: float = Field(
         0.01,
         ge=0,
         le=1,
-        description="share of the cached blocks used by prompts which are compared with the checksums that they had "
-        "(on a CPU alone)",
+        description="Share of reused cached blocks that are compared with their stored checksums (CPU only).",
     )
     stall_s: float = Field(
         30.0,
         ge=1,
-        description="how long engine or event loop may make no progress before the process exits with code 3",
+        description="Time without progress of engine or event loop, in seconds, after which the process exits "
+        "with code 3.",
     )
     session_grace_s: float = Field(
         10.0,
         gt=0,
         le=600,
-        description="how long the requests of a disconnected router are kept, and others may adopt them",
+        description="Time for which the requests of a disconnected router are kept and other routers may "
+        "adopt them, in seconds.",
     )
     chunk_tokens: int = Field(
-        512, ge=1, description="most tokens of one step; of decode more where more sequences than that run"
+        512, ge=1, description="Maximum number of tokens per step; a decode step exceeds it if more sequences run."
     )
     lease_s: float = Field(
-        5.0, gt=0, description="how long KV that another worker may read stays pinned while it reads nothing"
+        5.0, gt=0, description="Time for which KV stays pinned while its reader reads nothing, in seconds."
     )
 
     @property

@@ -90,106 +90,139 @@ class RouterConfig(
     """Configuration of the router: the public endpoint of Baton, over gRPC and HTTP."""
 
     port: int = field_of(ListenConfig, "port", 50051)
-    admin_host: str = Field("127.0.0.1", description="address of the admin port")
-    admin_port: int = Field(50052, ge=0, le=65535, description="admin port, 0 takes a free one")
+    admin_host: str = Field("127.0.0.1", description="Address of the admin port.")
+    admin_port: int = Field(50052, ge=0, le=65535, description="Admin port; 0: any free port.")
     workers: Workers = Field(
-        (), description="fixed list of workers, prefill@host:port,decode@host:port, instead of Redis"
+        (), description="Fixed list of workers, prefill@host:port,decode@host:port, instead of Redis."
     )
-    reflection: bool = Field(True, description="serve gRPC reflection, on the public port only without API keys")
+    reflection: bool = Field(True, description="Serve gRPC reflection, on the public port only without API keys.")
     api_keys: Path | None = Field(
-        None, description="file with the hashes of the API keys (baton keys new); reloaded when it changes"
+        None, description="File with the hashes of the API keys (baton keys new); reloaded when it changes."
     )
-    api_key_hashes: str = Field("", description="further key hashes: NAME:SHA256,NAME:SHA256")
-    insecure: bool = Field(False, description="allow ports without keys beyond loopback")
-    tls_cert: Path | None = Field(None, description="certificate (PEM) of the public ports, which then accept TLS only")
+    api_key_hashes: str = Field("", description="Further key hashes: NAME:SHA256,NAME:SHA256.")
+    insecure: bool = Field(False, description="Allow ports without keys beyond loopback.")
+    tls_cert: Path | None = Field(
+        None, description="Certificate (PEM) of the public ports, which then accept TLS only."
+    )
     tls_key: Path | None = Field(
-        None, description="private key (PEM) of --tls-cert; both are reloaded when they change"
+        None, description="Private key (PEM) of --tls-cert; both are reloaded when they change."
     )
     tool_format: Literal[
         "auto", "harmony", "deepseek", "mistral", "pythonic", "glm", "qwen_coder", "hermes", "llama"
-    ] = Field("auto", description="how the model writes calls of functions; auto: as its chat template has it")
+    ] = Field("auto", description="Format of the model's tool calls; auto: the one in its chat template.")
     known_prompts_mib: int = Field(
         256,
         ge=0,
-        description="memory for the tokens of prompts that were read, which are not read again where a prompt begins "
-        "with them; 11 bytes a token",
+        description="Memory for the tokens of known prompt prefixes, which are not tokenised again, in MiB; "
+        "11 bytes per token.",
     )
     default_deadline_s: float = Field(
-        600.0, gt=0, le=86_400, description="default deadline of a request, and the longest"
+        600.0, gt=0, le=86_400, description="Default and maximum deadline of a request, in seconds."
     )
-    ready_wait_s: float = Field(10.0, ge=0, le=600, description="how long a request waits for a worker to connect")
-    max_wait_s: float = Field(60.0, gt=0, le=86_400, description="how long a request may be pending")
-    max_waiting: int = Field(1024, ge=1, description="most pending requests")
-    max_waiting_per_tenant: int = Field(512, ge=1, description="most pending requests of one API key, or without a key")
+    ready_wait_s: float = Field(
+        10.0, ge=0, le=600, description="Maximum wait of a request for the first worker, in seconds."
+    )
+    max_wait_s: float = Field(
+        60.0, gt=0, le=86_400, description="Maximum time that a request may be pending, in seconds."
+    )
+    max_waiting: int = Field(1024, ge=1, description="Maximum number of pending requests.")
+    max_waiting_per_tenant: int = Field(
+        512, ge=1, description="Maximum number of pending requests per API key, or without a key."
+    )
     placement: Strategy = Field(
-        Strategy.CACHE_AWARE, description="placement policy: how workers are chosen for a request (docs/routing.md)"
+        Strategy.CACHE_AWARE,
+        description="Placement policy, by which workers are chosen for a request (docs/routing.md).",
     )
     no_prefill_worker: NoPrefillWorker = Field(
         NoPrefillWorker.LOCAL,
-        description="without a prefill worker: requests stay pending, decode workers compute prompts, or requests are "
-        "refused",
+        description="Requests without a prefill worker: they stay pending, decode workers compute the "
+        "prompts, or they are rejected.",
     )
     # Measured on two CPU cores, with and without a stream beside: up to 128 tokens sooner than over a prefill worker
     # that has the same prefix, no longer gap between the tokens of that stream. Half, as steps are everyone's.
     local_prefill_tokens: int = Field(
-        64, ge=0, description="most uncached prompt tokens that a decode worker computes itself"
+        64, ge=0, description="Maximum number of uncached prompt tokens that a decode worker computes itself."
     )
-    attempts: int = Field(6, ge=1, le=100, description="how many attempts in a row may fail before the request fails")
-    max_active: int = Field(8192, ge=1, description="most requests at once")
+    attempts: int = Field(6, ge=1, le=100, description="Maximum number of consecutive failed attempts of a request.")
+    max_active: int = Field(8192, ge=1, description="Maximum number of in-flight requests.")
     planner: Literal["off", "propose", "act"] = Field(
         "propose",
-        description="role planner. act: workers change roles with the load; propose: it only shows which",
+        description="Role planner. act: workers change roles with the load; propose: changes are only shown.",
     )
-    planner_ttft_ms: float = Field(2000.0, gt=0, former="ttft_slo_ms", description="TTFT objective of the role planner")
-    planner_tbt_ms: float = Field(100.0, gt=0, former="tbt_slo_ms", description="TBT objective of the role planner")
+    planner_ttft_ms: float = Field(
+        2000.0, gt=0, former="ttft_slo_ms", description="TTFT objective of the role planner."
+    )
+    planner_tbt_ms: float = Field(100.0, gt=0, former="tbt_slo_ms", description="TBT objective of the role planner.")
     stall_factor: float = Field(
-        2.0, ge=1, description="a gap between tokens is a stall that is so many times the request's median gap"
+        2.0, ge=1, description="Gap between tokens that counts as a stall, as a multiple of the request's median gap."
     )
-    stall_min_ms: float = Field(20.0, ge=1, description="and at least so long")
+    stall_min_ms: float = Field(20.0, ge=1, description="Shortest gap between tokens that counts as a stall.")
     planner_hold_s: float = Field(
-        5.0, ge=0, le=3600, description="how long a role change must be worthwhile before it is made"
+        5.0, ge=0, le=3600, description="Time for which a role change must be worthwhile before it is made, in seconds."
     )
-    planner_cool_down_s: float = Field(30.0, ge=0, le=86_400, description="shortest time between two role changes")
+    planner_cool_down_s: float = Field(
+        30.0, ge=0, le=86_400, description="Shortest time between two role changes, in seconds."
+    )
     scale_down_s: float = Field(
         300.0,
         ge=0,
         le=86_400,
-        description="how long fewer workers of a role must suffice before baton:desired_replicas falls",
+        description="Time for which fewer workers of a role must suffice before baton:desired_replicas falls, "
+        "in seconds.",
     )
     worker_reconnect_s: float = Field(
         1.0,
         gt=0,
         le=60,
         former="session_grace_s",
-        description="how long a worker whose connection broke may take to reconnect",
+        description="Time that a worker has to reconnect after its connection broke, in seconds.",
     )
     session_silence_s: float = Field(
-        1.2, gt=0.3, le=60, description="how long a connected worker may be silent before it counts as lost"
+        1.2, gt=0.3, le=60, description="Silence after which a connected worker counts as lost, in seconds."
     )
 
-    http_host: str = Field("127.0.0.1", description="address of the HTTP port")
-    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port, 0 takes a free one")
+    http_host: str = Field("127.0.0.1", description="Address of the HTTP port.")
+    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any free port.")
     allowed_hosts: Hosts = Field(
         (),
-        description="names that Host may have without API keys, besides localhost and addresses: NAME,*.NAME or *",
+        description="Allowed Host names without API keys, in addition to localhost and addresses: NAME,*.NAME or *.",
     )
     cors_origins: Origins = Field(
-        (), description="origins whose web pages may call the router: https://NAME,http://NAME:PORT or *"
+        (), description="Origins whose web pages may call the router: https://NAME,http://NAME:PORT or *."
     )
-    http_max_connections: int = Field(2048, ge=1, description="most HTTP connections with a request at once")
-    http_max_body: ByteSize = Field(ByteSize(4 << 20), gt=0, description="largest HTTP request body")
-    http_all_bodies: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of bodies being read at once")
-    http_head_s: float = Field(10.0, gt=0, le=600, description="how long a request line with its headers may take")
-    http_body_s: float = Field(60.0, gt=0, le=3600, description="how long a body may take to arrive")
-    http_idle_s: float = Field(75.0, gt=0, le=3600, description="how long a connection may be idle between requests")
-    http_stall_s: float = Field(30.0, gt=0, le=3600, description="how long a client may read nothing of its answer")
-    responses_per_key: int = Field(1000, ge=0, description="most responses kept of an API key, 0 keeps none")
-    responses_key_bytes: ByteSize = Field(ByteSize(64 << 20), gt=0, description="most bytes of responses of a key")
-    responses_all_bytes: ByteSize = Field(ByteSize(256 << 20), gt=0, description="most bytes of responses of all keys")
-    responses_ttl_s: float = Field(86_400.0, gt=0, le=2_592_000, description="how long a response is kept")
+    http_max_connections: int = Field(
+        2048, ge=1, description="Maximum number of HTTP connections with a request in progress."
+    )
+    http_max_body: ByteSize = Field(ByteSize(4 << 20), gt=0, description="Maximum size of an HTTP request body.")
+    http_all_bodies: ByteSize = Field(
+        ByteSize(256 << 20), gt=0, description="Maximum total size of request bodies being read."
+    )
+    http_head_s: float = Field(
+        10.0, gt=0, le=600, description="Timeout for receiving a request line and its headers, in seconds."
+    )
+    http_body_s: float = Field(60.0, gt=0, le=3600, description="Timeout for receiving a body, in seconds.")
+    http_idle_s: float = Field(
+        75.0, gt=0, le=3600, description="Timeout of an idle connection between requests, in seconds."
+    )
+    http_stall_s: float = Field(
+        30.0, gt=0, le=3600, description="Timeout of a client that reads nothing of its answer, in seconds."
+    )
+    responses_per_key: int = Field(
+        1000, ge=0, description="Maximum number of stored responses per API key; 0: none are stored."
+    )
+    responses_key_bytes: ByteSize = Field(
+        ByteSize(64 << 20), gt=0, description="Maximum size of the stored responses of one API key."
+    )
+    responses_all_bytes: ByteSize = Field(
+        ByteSize(256 << 20), gt=0, description="Maximum size of all stored responses."
+    )
+    responses_ttl_s: float = Field(
+        86_400.0, gt=0, le=2_592_000, description="Lifetime of a stored response, in seconds."
+    )
     http_adapters: bool = Field(
         False,
-        description="serve vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter; with API keys, to an admin key",
+        description="Serve vLLM's /v1/load_lora_adapter and /v1/unload_lora_adapter; with API keys, for admin "
+        "keys only.",
     )
 
     @check

@@ -1,4 +1,4 @@
-"""What several commands need for their flags: how values are read, flags that they share, and one for each field."""
+"""Flags that several commands share, parsers of their values, and flags made from fields of a configuration."""
 
 import sys
 from collections.abc import Callable
@@ -20,12 +20,12 @@ Value = TypeVar("Value")
 
 
 def parse_bytes(text: str) -> int:
-    """`1.5GiB` -> 1610612736. Raises: ValueError."""
+    """Parse an amount of memory: `1.5GiB` -> 1610612736. Raises: ValueError."""
     return int(ByteSize.read(text))
 
 
 def format_bytes(count: int) -> str:
-    """1610612736 -> `1.5 GiB`."""
+    """Format an amount of memory: 1610612736 -> `1.5 GiB`."""
     for unit, size in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= size:
             return f"{count / size:.4g} {unit}"
@@ -38,11 +38,11 @@ TARGET_VARIABLE = f"{VARIABLES_PREFIX}_TARGET"
 
 
 class TokenIdList(tuple[int, ...]):
-    """A type of its own, because typer reads a plain tuple as an option with several arguments."""
+    """Token ids of one option: typer reads a plain tuple as an option with several arguments."""
 
 
 def read_token_ids(text: str) -> TokenIdList:
-    """`5,17,3` -> (5, 17, 3). Raises ValueError."""
+    """Parse token ids: `5,17,3` -> (5, 17, 3). Raises: ValueError."""
     try:
         return TokenIdList(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
@@ -50,7 +50,7 @@ def read_token_ids(text: str) -> TokenIdList:
 
 
 def read_sizes(text: str, flag: str) -> tuple[int, ...]:
-    """`1,16` -> (1, 16). Raises: typer.BadParameter."""
+    """Parse sizes: `1,16` -> (1, 16). Raises: typer.BadParameter."""
     try:
         sizes = tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -61,7 +61,7 @@ def read_sizes(text: str, flag: str) -> tuple[int, ...]:
 
 
 def checked(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    """A reader of a flag, whose ValueError becomes typer's."""
+    """Return `read` with its ValueError raised as typer.BadParameter."""
 
     def parser(text: Any) -> Value:
         try:
@@ -139,7 +139,7 @@ def _in_panel(hint: Any, panel: str | None) -> Any:
 
 
 def _find_target(context: typer.Context, given: str) -> str:
-    """Without --target and its variable, the service that runs on this machine, the newest of several."""
+    """Return the given target, else that of the newest service on this machine."""
     from baton.launch.paths import RUNTIME
     from baton.launch.run_record import running_services
 
@@ -193,7 +193,7 @@ KV_MEMORY_NOTE = "Default here: a share of the machine's memory."
 
 
 def admin_target_of(target: str) -> str:
-    """That of a service on this machine, else the default of `baton up --admin-port`; of several targets, each.
+    """Return the admin addresses of targets: those of services on this machine, else the port after each target's.
 
     `host:50051` -> `host:50052`.
     """
@@ -214,7 +214,7 @@ def admin_target_of(target: str) -> str:
 
 
 def read_prompt(text: str) -> str:
-    """The text itself; `-` stands for standard input."""
+    """Return the text itself, or standard input for `-`."""
     return sys.stdin.read() if text == "-" else text
 
 
@@ -237,5 +237,5 @@ STATUS_COLUMNS = {
 
 
 def status_legend() -> str:
-    """A paragraph for each column."""
+    """Return a paragraph for each column."""
     return "\n\n".join(f"{name}: {meaning}." for name, meaning in STATUS_COLUMNS.items())

@@ -5,8 +5,8 @@
 
     config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m baton.router")
 
-Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Values are texts on both
-ways, and the field's type reads them. Only the standard library: workers start on machines without pydantic.
+Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Both are texts, which the
+field's type parses. This reader needs only the standard library, because workers run on machines without pydantic.
 """
 
 import copy
@@ -58,13 +58,13 @@ class ByteSize(int):
     """An amount of memory, written `512MiB`, `1.5GB` or `4096`."""
 
     def __str__(self) -> str:
-        """`512MiB`, as it can be read."""
+        """Return the text that `read` parses, such as `512MiB`."""
         power = next(power for power in (4, 3, 2, 1, 0) if self % 1024**power == 0)
         return f"{self // 1024**power}{' KMGT'[power].strip()}{'iB' if power else ''}" if self else "0"
 
     @classmethod
     def read(cls, text: str) -> "ByteSize":
-        """Raises: ValueError."""
+        """Parse an amount of memory. Raises: ValueError."""
         found = _BYTES.fullmatch(text)
         if found is None:
             raise ValueError(f"{text!r} is not an amount of memory such as 512MiB or 1.5GiB")
@@ -73,18 +73,18 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Reads the text of a type that has no reader of its own. A repeatable flag gives a list of texts."""
+    """Parser for a type that `_read` does not know. A repeatable flag passes a list of texts."""
 
     parse: Callable[[Any], Any]
     repeatable: bool = False
 
 
 Cores = Annotated[frozenset[int], Reader(parse_cores)]
-"""A list of CPU cores, written `0,2-3`."""
+"""CPU cores, written `0,2-3`."""
 Workers = Annotated[tuple[WorkerRecord, ...], Reader(parse_workers)]
-"""Workers given by hand, written `prefill@host:port,decode@host:port`."""
+"""Fixed workers, written `prefill@host:port,decode@host:port`."""
 Adapters = Annotated[tuple[AdapterFolder, ...], Reader(parse_adapters, repeatable=True)]
-"""Adapters written `NAME=FOLDER`, a flag for each; as a variable, with commas between them."""
+"""Adapters, written `NAME=FOLDER`: one flag each, or comma-separated in the variable."""
 
 
 def _flag_of(name: str) -> str:
@@ -159,11 +159,11 @@ class FieldInfo:
         return any(isinstance(mark, Reader) and mark.repeatable for mark in get_args(self.annotation))
 
     def read(self, given: Any) -> Any:
-        """A text is read; any other value is taken as it is. Raises: ValueError."""
+        """Parse and check a text; check any other value. Raises: ValueError."""
         return self.check(_read(self.annotation, given) if isinstance(given, str | list) else given)
 
     def check(self, value: Any) -> Any:
-        """The value, if it is within the field's bounds. Raises: ValueError."""
+        """Return the value if it is within the field's bounds. Raises: ValueError."""
         if self.pattern is not None and isinstance(value, str) and re.search(self.pattern, value) is None:
             raise ValueError(f"String should match pattern '{self.pattern}'")
         for name, bound in self.bounds.items():
@@ -184,15 +184,17 @@ def Field(
     pattern: str | None = None,
     **bounds: float,
 ) -> Any:
-    """`variable` where it is not BATON_ and the field's name; `alias`: a variable that is read where that one is not
-    set. `has_flag`: False for secrets, as others can read arguments. `former`: the field's name in the last release,
-    whose flag and variable still work, with a warning. `bounds`: gt, ge, lt, le.
+    """Declare a field of a configuration.
+
+    `variable`: name of the variable if it is not BATON_ and the field's name. `alias`: variable that is read if that
+    one is not set. `has_flag`: False for secrets, because other users can read arguments. `former`: the field's name in
+    the last release, whose flag and variable still work, with a warning. `bounds`: gt, ge, lt, le.
     """
     return FieldInfo("", None, default, description, variable, alias, has_flag, former, pattern, bounds)
 
 
 def field_of(config: "type[Settings]", name: str, default: Any) -> Any:
-    """The field of another configuration, with another default."""
+    """Return the field of another configuration with another default."""
     return replace(config.fields[name], default=default)
 
 
@@ -201,13 +203,13 @@ Method = TypeVar("Method", bound=Callable[[Any], None])
 
 
 def check(method: Method) -> Method:
-    """Marks a method that looks at several fields, and raises ValueError where they do not go together."""
+    """Mark a method that checks several fields together and raises ValueError if they contradict each other."""
     setattr(method, _CHECK, True)
     return method
 
 
 class Settings:
-    """Base of every configuration: frozen. What is not given comes from its variable, or is the default."""
+    """Base of every configuration, frozen. A field that is not given comes from its variable, else from its default."""
 
     fields: ClassVar[dict[str, FieldInfo]] = {}
     _own_fields: ClassVar[dict[str, FieldInfo]] = {}
@@ -225,7 +227,7 @@ class Settings:
             cls.fields |= vars(base).get("_own_fields", {})
 
     def __init__(self, **given: Any) -> None:
-        """Raises: ConfigError."""
+        """Read all fields. Raises: ConfigError, which names every wrong field."""
         problems = []
         self.notices: tuple[str, ...]
         """Warnings about names of the last release, to be logged once."""
@@ -249,7 +251,7 @@ class Settings:
                     raise ConfigError(f"configuration: Value error, {error}") from error
 
     def _value_of(self, info: FieldInfo, given: dict[str, Any]) -> Any:
-        """Takes flags out of `given`."""
+        """Return the value of a field and remove it from `given`."""
         flag, former_flag = given.pop(info.name, _REQUIRED), given.pop(_FORMER + info.name, _REQUIRED)
         variable, former = map(_set_variable, (info.variable, info.former_variable))
         found = {
@@ -261,7 +263,7 @@ class Settings:
         name, value = next(((name, each) for name, each in found.items() if each is not _REQUIRED), (None, _REQUIRED))
         if info.former is not None and name in (info.former_flag, info.former_variable):
             new = info.flag if name == info.former_flag else info.variable
-            vars(self)["notices"] += (f"{name} is called {new} here, and ends to work with the next release",)
+            vars(self)["notices"] += (f"{name} is called {new} here, and stops working with the next release",)
         return value
 
     @property
@@ -270,7 +272,7 @@ class Settings:
         return ()
 
     def but(self, **changes: Any) -> Self:
-        """A copy with other values, which are not checked."""
+        """Return a copy with other values, which are not checked."""
         changed = copy.copy(self)
         vars(changed).update(changes)
         return changed
@@ -396,13 +398,13 @@ class SecretConfig(Settings):
 
     @property
     def cluster_secret(self) -> ClusterSecret | None:
-        """Raises: ValueError, while the configuration is made."""
+        """Return the cluster secret. Raises: ValueError, only while the configuration is read."""
         text = self.secret_text
         return None if text is None else ClusterSecret(text)
 
     @property
     def secret_text(self) -> str | None:
-        """Raises as `cluster_secret`."""
+        """Return the text of the cluster secret. Raises: ValueError, if its file cannot be read."""
         try:
             text = self.secret if self.secret_file is None else self.secret_file.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -500,7 +502,7 @@ class TelemetryConfig(Settings):
 
     @property
     def collector(self) -> Collector | None:
-        """Raises: ValueError, while the configuration is made and never afterwards."""
+        """Return the collector of traces. Raises: ValueError, only while the configuration is read."""
         return choose_collector(
             self.otlp_endpoint, self.otlp_protocol, self.otlp_traces_endpoint, self.otlp_traces_protocol
         )
@@ -510,12 +512,12 @@ Config = TypeVar("Config", bound=Settings)
 
 
 def read_config(config_type: type[Config], arguments: Sequence[str], program: str | None = None) -> Config:
-    """Raises ConfigError; `--help` prints and leaves the process (SystemExit)."""
+    """Read a configuration from arguments and variables; `--help` prints and exits. Raises: ConfigError."""
     return config_type(**vars(_parser(config_type, program).parse_args(arguments)))
 
 
 def read_config_or_exit(config_type: type[Config], program: str) -> Config:
-    """For a `__main__`: errors go to stderr, exit code 2."""
+    """Read the configuration of a `__main__`; on an error, print it on stderr and exit with code 2."""
     try:
         config = read_config(config_type, sys.argv[1:], program)
         if isinstance(config, ProcessConfig):
@@ -528,13 +530,13 @@ def read_config_or_exit(config_type: type[Config], program: str) -> Config:
 
 
 def log_notices(config: Settings) -> None:
-    """Once logging is configured."""
+    """Log the configuration's warnings, once logging is configured."""
     for notice in config.notices:
         logger.warning("%s", notice)
 
 
 def check_variables(config: ProcessConfig, strict: bool) -> tuple[str, ...]:
-    """Warnings about variables that no process knows; of a run of `baton up`, by `up` alone. Raises: ConfigError."""
+    """Return warnings about unknown variables; processes of `baton up` leave them to `up`. Raises: ConfigError."""
     unknown = () if config.run_id else tuple(unknown_variables(os.environ))
     if unknown and strict:
         raise ConfigError("; ".join((*unknown, "refused by --strict-env (BATON_STRICT_ENV)")))
@@ -547,8 +549,9 @@ class _Parser(ArgumentParser):
 
 
 def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
-    """A flag per field, in the group of the class that declares it first. An absent flag leaves no trace, so that the
-    variable or the default applies.
+    """Return a parser with one flag per field, grouped by the class that declares the field first.
+
+    An absent flag leaves no attribute, so that the variable or the default applies.
     """
     parser = _Parser(prog=program, description=config_type.__doc__, allow_abbrev=False, argument_default=SUPPRESS)
     parser.usage = "%(prog)s [FLAG ...]"
@@ -573,5 +576,5 @@ def _add_flag(group: _ArgumentGroup, info: FieldInfo) -> None:
 
 
 def _words(name: str) -> str:
-    """InternalTls -> `internal tls`."""
+    """Split a class name into words: InternalTls -> `internal tls`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower()

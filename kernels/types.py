@@ -91,7 +91,7 @@ class _KvHeads:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer(_KvHeads):
-    """One layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
+    """Layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
 
     def shared_by(self, groups: int) -> "KvLayer":
         """Return a read-only view of one KV head as several, one per group of query heads, over the same memory."""
@@ -105,7 +105,7 @@ class KvLayer(_KvHeads):
 
 @dataclass(frozen=True, slots=True)
 class KvPages(_KvHeads):
-    """All layers of the pool, by reference; `KvLayout.view` creates it over memory that others own.
+    """Layers of the pool, by reference; `KvLayout.view` creates it over memory that others own.
 
     A quantised pool has one float32 scale per token and KV head, for keys and for values: number = stored * scale. Data
     are `[blocks, layers, 2, ...]`.

@@ -1,7 +1,7 @@
-"""Builds the native kernels: `.venv/bin/python -m baton.kernels.native.build [--all]`. Needs a C++17 compiler.
+"""Build the native kernels: `.venv/bin/python -m baton.kernels.native.build [--all]`. Needs a C++17 compiler.
 
-One library per level of the instruction set, from the same sources; this processor's unless all are wanted. Its name
-holds a digest of them, so that one built from other sources is never loaded.
+One library per instruction-set level from the same sources; by default only this processor's. Its name has a digest of
+the sources, so that a library of other sources is never loaded.
 """
 
 import fcntl
@@ -28,20 +28,20 @@ LEVELS = {
     "AVX2": ("-march=haswell",),
     "DEFAULT": (),
 }
-"""Flags by what processor_level() says. The last one runs on any processor."""
+"""Compiler flags by level, as processor_level() returns it. The last one runs on any processor."""
 EMULATED_AMX = "AMX_BF16_EMULATED"
 EMULATIONS = {EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX")}
-"""Flags that test a level on processors with AVX-512 but without AMX: its sources, without tiles."""
+"""Levels for tests on processors with AVX-512 but without AMX, with emulated tiles."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 900
 
 
 class NoCompiler(Exception):
-    """Error: this machine has no C++ compiler."""
+    """Missing C++ compiler."""
 
 
 def pieces() -> dict[str, list[Path]]:
-    """Sources that are compiled as one, in about equal times: headers are read once for all of them."""
+    """Return groups of sources compiled together, taking about equal time: headers are read once per group."""
     sources = sorted(FOLDER.glob("*.cpp"))
     attention = [source for source in sources if source.stem.startswith("paged_")]
     return {"attention": attention, "others": [source for source in sources if source not in attention]}
@@ -56,7 +56,7 @@ def library_path(level: str, folder: Path = BUILT) -> Path:
 
 
 def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path:
-    """Builds one level unless it is there; `extra` goes to compiler and linker.
+    """Build one level unless it exists; `extra` is passed to compiler and linker.
 
     Raises: NoCompiler, CalledProcessError.
     """
@@ -66,7 +66,7 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
     compiler = find_compiler()
     folder.mkdir(exist_ok=True)
     with _alone_in(folder), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        if target.exists():  # another process has built it meanwhile
+        if target.exists():  # another process built it meanwhile
             return target
         commands, objects = [], []
         for name, sources in pieces().items():
@@ -80,15 +80,15 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
         _run([compiler, "-shared", *extra, *objects, "-o", made, "-pthread"])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
-        Path(made).replace(target)  # whole or not at all, also beside another build
+        Path(made).replace(target)  # atomic, also with a concurrent build
     return target
 
 
 def find_compiler() -> str:
-    """Return the C++ compiler. Raises: NoCompiler."""
+    """Return the compiler. Raises: NoCompiler."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
-        raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH")
+        raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH; install one or set CXX")
     return compiler
 
 
@@ -100,22 +100,22 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def best_library(level: str, folder: Path = BUILT) -> Path | None:
-    """Return the built library of a processor's level, or of the next lower level; None if there is none."""
+    """Return the built library of this level or the next lower one, or None."""
     paths = (library_path(each, folder) for each in _from(level))
     return next((path for path in paths if path.exists()), None)
 
 
 def build_best(level: str, folder: Path = BUILT) -> Path:
-    """Build the highest level, from a processor's down, whose instructions the compiler knows. Raises: as build."""
+    """Build the highest level, at most `level`, that the compiler supports. Raises: NoCompiler, CalledProcessError."""
     for each in _from(level):
         if knows(find_compiler(), each):
             return build(each, folder)
         sys.stderr.write(f"the compiler does not know all instructions of {each}\n")
-    raise NoCompiler(f"{find_compiler()} compiles nothing")
+    raise NoCompiler(f"{find_compiler()} cannot compile any level")
 
 
 def knows(compiler: str, level: str) -> bool:
-    """Return whether the compiler accepts the flags of that level: those of AMX need GCC 11 or Clang 12."""
+    """Return whether the compiler accepts the level's flags: AMX needs GCC 11 or Clang 12."""
     command = [compiler, *_flags(level), "-fsyntax-only", "-x", "c++", os.devnull]
     return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
 
@@ -134,7 +134,7 @@ def _run(command: list[str]) -> None:
 
 
 def processor_level() -> str:
-    """The best of LEVELS that this processor runs. ATEN_CPU_CAPABILITY, which torch reads, may ask for less."""
+    """Return the best of LEVELS for this processor. ATEN_CPU_CAPABILITY, which torch reads, may lower it."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
@@ -146,9 +146,9 @@ def processor_level() -> str:
 
 
 def main(arguments: Sequence[str], folder: Path = BUILT) -> int:
-    """Builds this processor's level, or every one that the compiler knows, or what comes next below.
+    """Build this processor's level, or all that the compiler supports, or the next lower ones.
 
-    0 also without a compiler, since all of it runs without, slower.
+    Returns 0 also without a compiler, since everything runs without native kernels, only slower.
     """
     try:
         wanted = list(LEVELS) if "--all" in arguments else [processor_level()]

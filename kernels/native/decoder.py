@@ -1,4 +1,4 @@
-"""A decoder on a CPU: all layers over one batch in one call, so that nothing stands between its operations."""
+"""Decoder on a CPU: one native call computes all layers of a batch."""
 
 import ctypes
 from collections.abc import Callable
@@ -24,17 +24,17 @@ from baton.kernels.types import GroupRows, KvPages, PagedRows, PrefillChunks, St
 
 
 class Embedded(NamedTuple):
-    """Embedding: rows of `weight`, times `scale` in the model's dtype."""
+    """Embedding of tokens: rows of `weight` times `scale`, in the model's dtype."""
 
-    weight: torch.Tensor | PackedWeight  # [vocab, hidden], of any float; or a packed weight of plain numbers
+    weight: torch.Tensor | PackedWeight  # [vocab, hidden], any float dtype, or packed plain numbers
     scale: float
     dtype: torch.dtype
 
 
 class NativeDecoder:
-    """A decoder over any pool; keeps the preparation for the last one. One call at a time.
+    """Decoder over any pool; keeps the preparation for the last one. Not thread-safe.
 
-    Structs of weights and pages are made once, those of rows at every step.
+    Structs of weights and pages are built once, those of rows in every step.
     """
 
     def __init__(
@@ -46,22 +46,22 @@ class NativeDecoder:
         norm: torch.Tensor,
         head: PackedWeight | None,
     ) -> None:
-        """Pack a decoder. `eps`: of all norms. norm: `[hidden]`, before the head. `head`: if logits are computed from
-        float32 too.
+        """Prepare the decoder. `eps`: of all norms. norm: `[hidden]`, before the head. `head`: None if logits are
+        computed elsewhere.
 
-        Raises: ValueError where there are no native kernels.
+        Raises: ValueError without native kernels.
         """
         native = native_library()
         if native is None:
-            raise ValueError("no native kernels are built")
+            raise ValueError("native kernels are not built; run python -m baton.kernels.native.build")
         self._native = native
         self.layers, self.heads, self.head = layers, heads, head
         self._eps, self._embedding, self._norm = eps, embedding, norm
-        self._pool: KvPages | None = None  # of the arguments, which borrow it
+        self._pool: KvPages | None = None  # whose memory the arguments borrow
         self._runs = False
 
     def takes(self, kv: KvPages) -> bool:
-        """Return whether native kernels compute it over these pages, and prepare it."""
+        """Prepare for these pages. Returns whether native kernels can compute over them."""
         if kv is not self._pool:
             self._pool, self._runs = kv, runs_natively(self, kv)
             if self._runs:
@@ -76,11 +76,11 @@ class NativeDecoder:
         runs: StateRuns | None,
         meanwhile: Callable[[], None],
     ) -> torch.Tensor:
-        """Float32 `[rows, hidden]`: what the last layer leaves, over the pages that `takes` was asked of last.
+        """Compute the last layer's output, float32 `[rows, hidden]`, over the pages of the last `takes`.
 
-        cos, sin: float32 `[tables, rows, angles]`, see `rotary`. Keys and values of all rows go to their slots of the
-        pool. runs: of the layers that keep states. No row's result depends on rows of other sequences. `meanwhile` is
-        called once, just before the layers. Raises: IndexError for a token that is not in the vocabulary.
+        cos, sin: float32 `[tables, rows, angles]`, see `rotary`. KV of all rows is stored in the pool. runs: of layers
+        with a state. No row's result depends on other sequences. `meanwhile` is called once, just before the layers.
+        Raises: IndexError for a token outside the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.groups[0].decode
         arguments, rows = self._arguments, len(residual)
@@ -100,13 +100,13 @@ class NativeDecoder:
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 `[rows, vocab]` of rows of `hidden()`. Raises: ValueError without a head."""
+        """Compute float32 logits `[rows, vocab]` of rows of `hidden()`. Raises: ValueError without a head."""
         if self.head is None:
             raise ValueError("the head is not packed")
         return self._native.packed_linear(self._native.rms_norm(hidden, self._norm, self._eps), self.head)
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """A new float32 `[tokens, hidden]`."""
+        """Return new float32 rows, `[tokens, hidden]`."""
         weight, scale, dtype = self._embedding
         if isinstance(weight, PackedWeight):
             rows = self._native.gather_rows(token_ids, weight)
@@ -132,7 +132,7 @@ class NativeDecoder:
 
 
 def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[ChunkStruct]":
-    """Borrows their memory."""
+    """Build chunk structs, which borrow the chunks' memory."""
     rows = () if prefills is None else prefills.chunks
     chunks = (ChunkStruct * len(rows))()
     for chunk, each in zip(chunks, rows, strict=True):
@@ -142,7 +142,7 @@ def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[ChunkStruct]":
 
 
 def _group(rows: GroupRows, chunks: "ctypes.Array[ChunkStruct]") -> GroupStruct:
-    """Borrows the memory of both."""
+    """Build a group struct, which borrows the memory of both arguments."""
     made = GroupStruct(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
     if rows.decode is not None:
         made.block_ids = rows.decode.block_ids.data_ptr()

@@ -1,7 +1,7 @@
-"""Numbers that every step reads from end to end, in pages of 2 MiB where the system gives them.
+"""Tensors that every step reads completely, in pages of 2 MiB if the system provides them.
 
-One after the other they also make one stream of addresses. With pages of 4 KiB a processor spends a good part of a
-decode step on looking up where the next page is, twice over in a virtual machine.
+They also form one stream of addresses. With 4 KiB pages a processor spends much of a decode step on address
+translation, twice as much in a virtual machine.
 """
 
 import mmap
@@ -9,19 +9,19 @@ import mmap
 import torch
 
 HUGE_PAGE_BYTES = 2 << 20
-ALIGNMENT_BYTES = 64  # of a cache line
-STRETCH_BYTES = 64 << 20  # addresses taken at once; memory is taken page by page, as it is filled
+ALIGNMENT_BYTES = 64  # cache line
+STRETCH_BYTES = 64 << 20  # reserved addresses; memory is allocated page by page when written
 
 
 class HugePages:
-    """Takes tensors in one by one. Memory lives as long as any tensor in it, not as long as this."""
+    """Allocator of copies in huge pages. Memory lives as long as any tensor in it, not as long as this object."""
 
     def __init__(self) -> None:
         self._stretch = torch.empty(0, dtype=torch.uint8)
-        self._place = 0  # of the next tensor in the stretch
+        self._place = 0  # offset of the next tensor
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The same numbers, contiguous, behind those of the tensor before; anywhere if the system has no such pages."""
+        """Return a contiguous copy after the previous one, or anywhere without huge pages."""
         if self._place + tensor.nbytes > len(self._stretch):
             stretch = _stretch(max(STRETCH_BYTES, tensor.nbytes))
             if stretch is None:
@@ -38,7 +38,7 @@ def _stretch(nbytes: int) -> torch.Tensor | None:
     mapping = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # a kernel without them
+    except OSError:  # not supported by the kernel
         return None
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE_BYTES

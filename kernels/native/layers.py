@@ -1,4 +1,4 @@
-"""Layer of a decoder as the native kernels read it: packed weights, and the structs of decoder.h."""
+"""Decoder layer for the native kernels: packed weights, and the structs of decoder.h."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
 
 class LayerNorms(NamedTuple):
-    """Norm weights `[hidden]`, None for absent ones: before both parts of a layer, and of what they add."""
+    """Norm weights `[hidden]`, or None: before both parts of a layer, and of their outputs."""
 
     attention: torch.Tensor | None
     feed_forward: torch.Tensor | None
@@ -23,42 +23,43 @@ class LayerNorms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """Attention over keys and values of heads; `qkv` computes queries, keys and values."""
+    """Attention with keys and values per head; `qkv` computes queries, keys and values."""
 
     head_norms: HeadNorms | None
-    norms_are_whole: bool  # `head_norms`: each of all heads of a token, whose sizes they have
-    is_gated: bool  # behind each query is a gate of what that attends to
+    norms_are_whole: bool  # `head_norms` normalise all heads of a token together
+    is_gated: bool  # each query is followed by a gate of its attention output
     scoring: Scoring
-    table: int  # of the cosines and sines by which it rotates
-    place: int  # of its keys and values among those of a block
-    group: int  # of layers, whose blocks these are
+    table: int  # of cosines and sines
+    place: int  # index of its KV in a block
+    group: int  # layer group of the blocks
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLatent:
-    """Multi-head latent attention, as engine/models/latent.py; `qkv` makes queries, or what they are made of, and then
-    the row that is kept."""
+    """Multi-head latent attention, see engine/models/latent.py; `qkv` computes queries or their inputs, then the
+    stored row.
+    """
 
     query_norm: torch.Tensor | None  # [numbers], with `query_up`
-    query_up: PackedWeight | None  # to all queries; None: `qkv` makes them
+    query_up: PackedWeight | None  # to all queries; None: `qkv` computes them
     norm: torch.Tensor  # [rank]
-    to_keys: PackedWeight  # of all heads, each padded to whole panels: nope_dim to rank
-    to_values: PackedWeight  # likewise, rank to value_dim
+    to_keys: PackedWeight  # of all heads, each padded to complete panels: nope_dim to rank
+    to_values: PackedWeight  # of all heads, each padded to complete panels: rank to value_dim
     nope_dim: int
     rope_dim: int
     value_dim: int
-    groups: int  # in which heads read the row that they share
+    groups: int  # groups of heads that share one read of a row
     eps: float
-    is_interleaved: bool  # numbers that rotate together are side by side
+    is_interleaved: bool  # rotated pairs are adjacent
     scoring: Scoring
-    table: int  # as of PackedAttention
+    table: int  # see PackedAttention
     place: int
     group: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDelta:
-    """A gated delta net, as engine/models/delta_net.py; `qkv` makes all that it reads of a token."""
+    """Gated delta net, see engine/models/delta_net.py; `qkv` computes all its inputs."""
 
     convolution: torch.Tensor  # [channels, kernel]
     rates: DeltaRates
@@ -66,14 +67,14 @@ class PackedDelta:
     key_heads: int
     value_heads: int
     key_dim: int
-    first_number: int  # of its states in those of a block
+    first_number: int  # offset of its state in a block
     eps: float
-    is_interleaved: bool  # a projection has one key head after another, with all that belongs to it
+    is_interleaved: bool  # a projection groups everything by key head
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """Norms, and all that is no packed weight, are float32."""
+    """Packed layer. Norms, and everything that is not a packed weight, are float32."""
 
     norms: LayerNorms
     qkv: PackedWeight
@@ -83,7 +84,7 @@ class PackedLayer:
 
 
 def layer_struct(layer: PackedLayer, kv: KvPages) -> LayerStruct:
-    """Create the struct of a layer. It keeps the structs alive that it points to, and borrows weights and pages."""
+    """Build the struct of a layer. It keeps nested structs alive, and borrows weights and pages."""
     mixing, feed_forward = layer.mixing, layer.feed_forward
     made = LayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
     if isinstance(feed_forward, PackedGated):

@@ -1,7 +1,7 @@
-"""The native kernels as Python calls them: one library, loaded once for this processor, and arguments as C structs.
+"""Native kernels for Python: one library, loaded once for this processor, with arguments as C structs.
 
-Structs borrow: keep the tensors alive that they were made of. Operations have the names and arguments of kernels/*.py,
-where their contracts are. How many threads share their work is decided here too (`native_threads`).
+Structs borrow memory: keep their tensors alive. Operations have the names and arguments of kernels/*.py, which has
+their contracts. The number of threads is chosen here too (`native_threads`).
 """
 
 import ctypes
@@ -65,7 +65,7 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.f
 def pages_struct(kv: KvLayer) -> PagesStruct:
     scales = kv.scales
     strides, scale_strides = kv.data.stride()[:4], (0, 0, 0) if scales is None else scales.stride()[:3]
-    if kv.value_prefix is not None:  # values are found where keys are
+    if kv.value_prefix is not None:  # values are prefixes of keys
         strides, scale_strides = (strides[0], 0, *strides[2:]), (scale_strides[0], 0, scale_strides[2])
     return PagesStruct(
         kv.data.data_ptr(),
@@ -97,7 +97,7 @@ def gated_struct(gated: PackedGated) -> GatedStruct:
 
 
 def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
-    """Create the struct of a mixture. It keeps the structs of its experts alive."""
+    """Build the struct of a mixture. It keeps the structs of its experts alive."""
     routing, shared, gate = mixture.routing, mixture.shared, mixture.shared_gate
     return ExpertsStruct(
         weight_struct(mixture.router),
@@ -121,7 +121,7 @@ def pointers(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
 
 
 class _OfThread(threading.local):
-    count: int | None = None  # None: as PyTorch
+    count: int | None = None  # None: PyTorch's number
     borrowed: int = 0
 
 
@@ -129,20 +129,19 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """Return the number of threads that share an operation of the calling thread, itself included: PyTorch's and
+    """Return the threads that share an operation of the calling thread, including itself: PyTorch's number plus
     borrowed ones.
 
-    The pool of threads is that of kernels/native/threads.cpp.
+    kernels/native/threads.cpp has the thread pool.
     """
     return (_of_thread.count or torch.get_num_threads()) + _of_thread.borrowed
 
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Meanwhile PyTorch's own operations on this thread run on it alone; native kernels share theirs as before.
+    """Run PyTorch's own operations on the calling thread alone; native kernels keep their threads.
 
-    OpenMP's threads stay awake for milliseconds after every operation that they shared, on the very cores that the
-    pool of the native kernels needs.
+    OpenMP's threads spin for milliseconds after every shared operation, on the cores that native kernels need.
     """
     before, threads = _of_thread.count, torch.get_num_threads()
     _of_thread.count = before or threads
@@ -176,9 +175,9 @@ ARGUMENTS = {
 
 
 class NativeLibrary:
-    """The kernels of one shared library. Calls let go of the interpreter's lock.
+    """Kernels of one shared library. Calls release the interpreter's lock.
 
-    What lies between attentions is float32 and contiguous; logits are float32 with contiguous rows.
+    Between attentions, tensors are contiguous float32; logits are float32 with contiguous rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -189,17 +188,18 @@ class NativeLibrary:
             function.argtypes, function.restype = arguments, None
         library.baton_gather_rows.restype = c_int32
         library.baton_weighted_sum.restype = c_uint64
-        self.name = path.stem  # level and digest, as build.py names it
+        self.name = path.stem  # level and digest, see build.py
         self._library = library
-        self.decoder_layers = library.baton_decoder_layers  # decoder.py has its arguments
-        self._mixtures: WeakKeyDictionary[PackedExperts, ExpertsStruct] = WeakKeyDictionary()  # of hundreds of weights
+        self.decoder_layers = library.baton_decoder_layers  # argument struct: see decoder.py
+        self._mixtures: WeakKeyDictionary[PackedExperts, ExpertsStruct] = WeakKeyDictionary()
         self._in_use: npt.NDArray[np.uint8] | None = None
 
     def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
-        """Use one more thread on each of `cores` for operations of the calling thread, at the lowest priority there,
-        while `in_use` is 0: one byte in memory that the owner of the cores writes. It is only read, and kept alive.
+        """Let operations of the calling thread use one more thread on each of `cores`, at the lowest priority, while
+        `in_use` is 0.
 
-        To be called before operations were shared between more threads than PyTorch uses now, and once in a process.
+        `in_use`: one byte in memory that the owner of the cores writes; it is only read, and kept alive. Call it once
+        per process, before operations use more threads than PyTorch's current number.
         """
         self._in_use = in_use
         numbers = (ctypes.c_int32 * len(cores))(*cores)
@@ -277,16 +277,16 @@ class NativeLibrary:
         return output
 
     def gather_rows(self, token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        """Return rows of a packed weight. Raises: IndexError."""
+        """Look up rows. Raises: IndexError."""
         token_ids = token_ids.contiguous()
         rows = torch.empty(len(token_ids), weight.inputs)
         asked = GatherStruct(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
         if not self._library.baton_gather_rows(asked):
-            raise IndexError(f"a row that is none of {weight.outputs}")
+            raise IndexError(f"token id out of range; the weight has {weight.outputs} rows")
         return rows
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x, weight = x.contiguous(), weight.contiguous()  # held until the kernel is done with them
+        x, weight = x.contiguous(), weight.contiguous()  # keeps them alive during the call
         output, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
         self._library.baton_rms_norm(*pointers((x, weight)), rows, size, eps, output.data_ptr(), native_threads())
@@ -383,7 +383,7 @@ class NativeLibrary:
         found = RowStatistics(
             torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
         )
-        masks = array("q")  # of each row where its bits are, and their bytes
+        masks = array("q")  # per row: address of its mask, and its bytes
         for bits in allowed or ():
             masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
         address = masks.buffer_info()[0] if allowed else None
@@ -413,7 +413,7 @@ class NativeLibrary:
     def masked_rows(
         self, logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]
     ) -> torch.Tensor:
-        rows = array("q")  # of each its place, where its bits are, and their bytes
+        rows = array("q")  # per row: its index, address of its mask, and its bytes
         for place, bits in zip(places, allowed, strict=True):
             rows.extend((place, 0, 0) if bits is None else (place, bits.data_ptr(), bits.numel()))
         count, size = len(places), logits.shape[1]
@@ -425,7 +425,7 @@ class NativeLibrary:
         return taken
 
     def weighted_sum(self, words: npt.NDArray[np.uint32], factors: npt.NDArray[np.uint64]) -> int:
-        """[0, 2^64): `[count]` words, each times its factor, added up modulo 2^64. On the calling thread."""
+        """Return the sum of `[count]` words times their factors modulo 2^64. Runs on the calling thread."""
         return int(self._library.baton_weighted_sum(words.ctypes.data, factors.ctypes.data, len(words)))
 
 
@@ -434,22 +434,22 @@ def runs_struct(runs: StateRuns) -> RunsStruct:
 
 
 def _has_whole_rows(x: torch.Tensor) -> bool:
-    """Return whether rows of `[rows, heads, size]` are contiguous; the rows themselves may be apart."""
+    """Return whether heads of `[rows, heads, size]` are contiguous; rows may be apart."""
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
 def computes(x: torch.Tensor) -> bool:
-    """Return whether the kernels between attentions accept such a tensor."""
+    """Return whether the kernels between attentions support this tensor."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def stores(kv: KvLayer) -> bool:
-    """Return whether keys and values can be written to such pages."""
+    """Return whether keys and values can be written to these pages."""
     return kv.data.dtype in ELEMENTS and kv.data.stride(4) == 1
 
 
 def attends(query: torch.Tensor, kv: KvLayer) -> bool:
-    """Return whether the kernels compute attention of such tensors; otherwise the reference does."""
+    """Return whether native attention supports these tensors; otherwise the reference computes it."""
     heads, head_dim = query.shape[1:]
     return (
         query.device.type == "cpu"
@@ -464,6 +464,6 @@ def attends(query: torch.Tensor, kv: KvLayer) -> bool:
 
 @functools.cache
 def native_library() -> NativeLibrary | None:
-    """The best library for this processor, or None where none has been built."""
+    """Load the best library for this processor; None if none is built. Raises: LimitMismatch."""
     path = best_library(processor_level())
     return None if path is None else NativeLibrary(path)

@@ -276,7 +276,7 @@ STRUCTS: dict[str, type[Structure]] = {
 
 
 class LimitMismatch(Exception):
-    """A native library was built from other constants or structs than Python has."""
+    """Native library built from other constants or structs than Python has."""
 
 
 def check_limits(library: CDLL) -> None:

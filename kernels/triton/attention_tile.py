@@ -1,7 +1,4 @@
-"""Parts of both attention kernels on a GPU: a step over some tokens of a context, and the split of a context.
-
-Scores are in powers of two, log2(e) being part of the factors that the host gives, since a device has exp2 but no exp.
-"""
+"""Common parts of both attention kernels on a GPU: a step over some tokens of a context, and the split of a context."""
 
 import functools
 import math
@@ -15,19 +12,18 @@ from baton.kernels.triton.formats import FLOAT, layer_arguments, widened
 from baton.kernels.triton.launch import Device, power_of_two
 from baton.kernels.types import KvLayer, Scoring
 
-MAX_SPLITS = 128  # what one program combines at a time
-START_TILES = 2  # what a program costs beside its tiles, in tiles: its start, and the first loads that nothing hides
-COMBINE_TILES = 4  # what combining costs, in a second kernel or in the program that ends last
+MAX_SPLITS = 128  # combined by one program
+START_TILES = 2  # cost of starting a program in tiles, including its first loads
+COMBINE_TILES = 4  # cost of combining, in a second kernel or the last program
 
 
 @functools.cache
 def context_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -> int:
-    """The split that ends first; the fewest parts of those.
+    """Return the fastest split; of equal ones that with the fewest parts.
 
     pairs: programs without a split: sequences, or tiles of a prompt's rows, times KV heads; tiles: of a context;
-    filling: programs that together read memory as fast as a multiprocessor can: fewer are no faster, more share what
-    there is. Many pairs fill the device by themselves, and every further part costs: measured elsewhere, too many at a
-    large batch lose a third (TileOPs, H200).
+    filling: programs that saturate a multiprocessor's memory bandwidth. Many pairs fill the device already, and every
+    further part costs: measured elsewhere, too many at a large batch lose a third (TileOPs, H200).
     """
     best, least = 1, math.inf
     for splits in range(1, max(1, min(tiles, MAX_SPLITS)) + 1):
@@ -43,20 +39,18 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 class PagedArguments(NamedTuple):
-    """The arguments of both paged attention kernels for pool and scores; names are those of their parameters."""
+    """Pool and score arguments of both paged attention kernels, named like their parameters."""
 
     arguments: dict[str, Any]
-    itemsize: int  # of a number that is computed with
+    itemsize: int  # bytes of a number in computation
 
 
 def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: Device) -> PagedArguments:
-    """Return the kernels' arguments. query: `[..., heads, head_dim]`. Raises: ValueError for what the kernels do not
-    compute.
-    """
+    """Build the arguments. query: `[..., heads, head_dim]`. Raises: ValueError for unsupported arguments."""
     if scoring.scale <= 0:
         raise ValueError(f"scale must be positive, got {scoring.scale}")
     heads = query.shape[-2]
-    # 8-bit numbers are exact in bfloat16; their scales are multiplied in float32, outside of the products.
+    # 8-bit numbers are exact in bfloat16; scales are multiplied in float32, outside of the products.
     computed = torch.bfloat16 if kv.scales is not None and query.dtype == torch.float16 else query.dtype
     factor, softcap = scoring.scale * LOG2E, 0.0
     if scoring.softcap is not None:
@@ -90,21 +84,21 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.
 @triton.jit
 def attend_tiles(
     highest,  # float32 [rows]: of all scores so far
-    total,  # float32 [rows]: of all weights so far, relative to 2**highest
-    attended,  # float32 [rows, dims]: likewise, of all weighted values
-    query,  # [rows, dims]: of all a key's numbers, or of those that are its value
-    rest_query,  # [rows, rest]: of the key's other numbers, or None
+    total,  # float32 [rows]: sum of weights so far, relative to 2**highest
+    attended,  # float32 [rows, dims]: sum of weighted values so far
+    query,  # [rows, dims]: against all numbers of a key, or its value prefix
+    rest_query,  # [rows, rest]: against a key's other numbers, or None
     positions,  # int32 [rows]
     slopes,  # float32 [rows], or None
     keys,  # pointers to this KV head's numbers in block 0 of the pool
     values,
     key_scales,  # or None
     value_scales,
-    block_ids,  # pointer to the sequence's first
-    first,  # a multiple of TILE
-    end,  # tokens [first, end) are looked at
-    lowest,  # the first token that any row sees: what lies before a window may be another sequence's
-    context,  # tokens that have KV
+    block_ids,  # pointer to the sequence's first block id
+    first,  # multiple of TILE
+    end,  # processes tokens [first, end)
+    lowest,  # first visible token: earlier ones may be another sequence's
+    context,  # tokens with KV
     factor,
     softcap,
     window,
@@ -119,18 +113,18 @@ def attend_tiles(
     FORMAT: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
-    MASKED: tl.constexpr,  # whether some row may not see some of these tokens
-    PARTED: tl.constexpr,  # whether some row may see none of the tokens that this program looks at
+    MASKED: tl.constexpr,  # whether a row may not see some of these tokens
+    PARTED: tl.constexpr,  # whether a row may see none of this program's tokens
 ):
     dims = tl.arange(0, BLOCK_DIM)
-    # Block ids are loaded one tile ahead: the copies of keys would otherwise wait for them. Triton still starts this
-    # load before the copies of each tile, which costs 0.3 to 0.5 us there by estimate, and shows only at batch 1.
+    # Load block ids one tile ahead, so that copies of keys do not wait for them. Triton still starts this load before
+    # the copies of each tile, which costs an estimated 0.3 to 0.5 µs and shows only at batch 1.
     blocks = _blocks(block_ids, first, lowest, context, BLOCK_TOKENS, TILE)
     for begin in range(first, end, TILE):
         next_blocks = _blocks(block_ids, begin + TILE, lowest, context, BLOCK_TOKENS, TILE)
         tokens = begin + tl.arange(0, TILE)
-        # Past the context the last token is read again, and before a window its first: whatever lies there never
-        # enters, as 0 * NaN would.
+        # After the context read the last token again, and before a window its first: other contents must never enter,
+        # since 0 * NaN is NaN.
         places = tokens
         if MASKED:
             places = tl.minimum(places, context - 1)
@@ -174,7 +168,7 @@ def attend_tiles(
                 visible = visible & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-        # Where scores are still to be multiplied, that is one instruction with the subtraction.
+        # If scores still need a factor, this is one instruction with the subtraction.
         step = 1.0 if SOFTCAPPED or slopes is not None else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
         if MASKED and (WINDOWED or PARTED):
@@ -196,8 +190,8 @@ def attend_tiles(
 
 @triton.jit
 def begun(sinks, heads, first_part):
-    """Return the initial highest score and sum of weights of each row. A sink, if there is one, counts in the first
-    part of a context.
+    """Return each row's highest score and sum of weights before any token. A sink is counted in the first part of a
+    context.
     """
     if sinks is None:
         highest = tl.full(heads.shape, float("-inf"), tl.float32)
@@ -210,9 +204,9 @@ def begun(sinks, heads, first_part):
 
 @triton.jit
 def _blocks(block_ids, begin, lowest, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """Return the blocks of the tokens from `begin` on: one block if a tile is never in two, else `[TILE]`.
+    """Return the location of the tokens from `begin`: one block if a tile never spans two, otherwise `[TILE]`.
 
-    In int32, which is half the registers: ids are small, only offsets are not.
+    In int32, which takes half the registers: ids are small, only offsets are not.
     """
     if BLOCK_TOKENS % TILE == 0:
         blocks = tl.load(block_ids + tl.minimum(begin, context - 1) // BLOCK_TOKENS)

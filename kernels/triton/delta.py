@@ -1,10 +1,10 @@
-"""Gated delta nets on a GPU: kernels/delta.py, token after token (as fused_recurrent_gated_delta_rule of
-flash-linear-attention does it), so that no bit of a state depends on how a prompt is cut into steps.
+"""Gated delta nets on a GPU: kernels/delta.py, token by token (like fused_recurrent_gated_delta_rule of
+flash-linear-attention), so that states do not depend on how a prompt is split into steps.
 
-Runs that follow each other, each from the block that the one before it writes, are one chain. Of the rule a program
-takes a tile of a chain through all its rows; the program of a run in the midst of a chain has nothing to do. Rows of a
-convolution do not wait for each other: the program of a chain has its first rows, which see the old state, and writes
-all its states; others have a tile of later rows each.
+Consecutive runs, each from the block that the previous one writes, form a chain. For the rule, a program takes a tile
+of a chain through all its rows; programs of runs inside a chain do nothing. Rows of a convolution are independent: the
+program of a chain computes its first rows, which read the old state, and writes all its states; others compute a tile
+of later rows each.
 """
 
 import torch
@@ -18,7 +18,7 @@ from baton.kernels.types import DeltaRates, StateInit, StateRuns
 
 ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (StateInit.ZERO, StateInit.AGAIN, StateInit.BROKEN))
 _LENGTH_EPS = tl.constexpr(LENGTH_EPS)
-_LINEAR_FROM = tl.constexpr(20.0)  # softplus of more is the number itself
+_LINEAR_FROM = tl.constexpr(20.0)  # above it, softplus(x) rounds to x
 
 
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
@@ -47,7 +47,7 @@ def convolution_call(
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
-    # As `chunk_of` counts them, from the first row of a run of several on: at most one tile of each is empty.
+    # Counted by `chunk_of`, from the first row of a run: at most one tile per run is empty.
     tiles = (runs.alone + sum(runs.rows)) // rows - runs.alone // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
@@ -103,7 +103,7 @@ def rule_call(
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """The same where only rows lie apart."""
+    """Require contiguous rows, which may be apart."""
     return x if len(x) == 0 or x[0].is_contiguous() else x.contiguous()
 
 
@@ -127,13 +127,13 @@ def follows(sources, destinations, run, runs):
 
 @triton.jit
 def begun(state, how):
-    # No global has NaN: Triton compares globals with what they were, and NaN is never what it was.
+    # No global is NaN: Triton compares globals with earlier values, and NaN never equals itself.
     return tl.where(how == BROKEN, float("nan"), tl.where(how == ZERO, 0.0, state))
 
 
 @triton.jit
 def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: tl.constexpr, CHANNELS: tl.constexpr):
-    """Float32 of those that a chain has had: the last KERNEL before it, then those of its rows, from `first` on."""
+    """Return float32 inputs of a chain: the last KERNEL before it, then those of its rows from `first`."""
     is_old = places < KERNEL
     old = tl.load(state + places * CHANNELS + channels, mask=is_old & inside, other=0.0)
     new = tl.load(x + (first + places - KERNEL) * x_stride + channels, mask=(~is_old) & inside, other=0.0)
@@ -157,7 +157,7 @@ def convolve_rows(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    was_seen = (how == AGAIN).to(tl.int64)  # then the row is the last one in the state already
+    was_seen = (how == AGAIN).to(tl.int64)  # then the state already covers the row
     for row in range(begin, end):
         total = tl.zeros((BLOCK,), tl.float32)
         for tap in tl.static_range(KERNEL):
@@ -173,7 +173,7 @@ def convolve_later_rows(
     x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
     KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Convolve the rows of a tile that do not see the old state, which their chain's program may have overwritten."""
+    """Return the rows of a tile that do not read the old state, which their chain's program may have overwritten."""
     tile += alone // ROWS
     chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
     run = alone + chunk
@@ -238,17 +238,17 @@ def convolve(
         goes_on = follows(sources, destinations, last, runs)
     end = tl.minimum(end, first + ROWS)
     convolve_rows(x, weight, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK)
-    # The first run's comes last: it may lie where the others began from.
+    # The first run's comes last: the others may start from its block.
     place = first_end - first - was_seen + taps
     left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
     own_state = states + tl.load(destinations + run) * block_stride
-    tl.debug_barrier()  # all threads have read
+    tl.debug_barrier()  # after all threads have read
     tl.store(own_state + taps * CHANNELS + channels[None, :], left, mask=kept)
 
 
 @triton.jit
 def log_of_one_more(x):
-    """Compute `log(1 + x)`, exact where the sum rounds to 1 or near it."""
+    """Return `log(1 + x)`, exact if the sum rounds to 1 or near it."""
     sum = 1.0 + x
     return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
 
@@ -263,7 +263,7 @@ def row_of(
     query, key, value, decay, beta, row, is_there, of_keys, of_values, head, is_key, is_value,
     query_stride, key_stride, value_stride, decay_stride, beta_stride,
 ):  # fmt: skip
-    """Load what the rule needs of a row."""
+    """Load the rule's inputs of a row."""
     queries = tl.load(query + row * query_stride + of_keys, mask=is_key & is_there, other=0.0)
     keys = tl.load(key + row * key_stride + of_keys, mask=is_key & is_there, other=0.0)
     wanted = tl.load(value + row * value_stride + of_values, mask=is_value & is_there, other=0.0)
@@ -325,7 +325,7 @@ def apply_rule(
             queries, own_keys = found_queries.to(tl.float32), found_keys.to(tl.float32)
             wanted, fades = found_wanted.to(tl.float32), found_fades.to(tl.float32) + own_bias
             learning = found_learns.to(tl.float32)
-            # The next row is on its way while this one is computed.
+            # Load the next row while computing this one.
             found_queries, found_keys, found_wanted, found_fades, found_learns = row_of(
                 query, key, value, decay, beta, row + 1, row + 1 < end, of_keys, of_values, head, is_key, is_value,
                 query_stride, key_stride, value_stride, decay_stride, beta_stride,

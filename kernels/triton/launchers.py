@@ -1,4 +1,4 @@
-"""Operations that have a Triton kernel, under the names of kernels/*.py, which have the contracts and checks."""
+"""Operations with a Triton kernel, named as in kernels/*.py, which has contracts and checks."""
 
 from baton.kernels.triton.delta import causal_convolution, gated_delta_rule
 from baton.kernels.triton.few_rows import fused_linear, most_fused_rows

@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits, and with the experts of a mixture: kernels/linear.py on a GPU."""
+"""Products with 8-bit and 4-bit weights, and with experts of a mixture: kernels/linear.py on a GPU."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ INPUTS_AT_ONCE = 128
 
 
 def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> dict[str, Any]:
-    """The arguments for a weight, of every kernel that reads it; names are those of their parameters."""
+    """Return the arguments for a weight, named like the parameters of every kernel that reads it."""
     if isinstance(weight, torch.Tensor):
         return {
             "data": weight,
@@ -50,10 +50,10 @@ def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> 
 
 
 def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -> int:
-    """Columns of a tile; of codes no more than a group, as long as a matrix instruction takes that few."""
-    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied out of registers
+    """Return the columns of a tile; at most a group of codes, if a matrix instruction supports so few."""
+    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied from registers
     if isinstance(weight, torch.Tensor):
-        return most // 2 if dtype != torch.float32 else most  # as many bytes as of the others
+        return most // 2 if dtype != torch.float32 else most  # as many bytes as in other formats
     if not weight.has_codes:
         return most
     group = weight.inputs // weight.scales.shape[1]
@@ -63,7 +63,7 @@ def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -
 
 @triton.jit
 def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """Codes of 4 bits, spelled out in float32: `columns` says of which group each is."""
+    """Dequantise 4-bit codes to float32; `columns` gives the group of each."""
     places = outputs[:, None] * GROUPS + (columns // GROUP)[None, :]
     scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
     if zeros is None:
@@ -75,7 +75,7 @@ def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr,
 
 @triton.jit
 def e2m1(codes):
-    """Numbers of such codes in float32. Sign, exponent and mantissa moved to where float16 has them: 2**-14 of them."""
+    """Return E2M1 codes as float32. Sign, exponent and mantissa shifted to float16's positions: 2**-14 of them."""
     bits = codes.to(tl.int16)
     halves = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.int16).to(tl.float16, bitcast=True)
     return halves.to(tl.float32) * 16384.0
@@ -83,7 +83,7 @@ def e2m1(codes):
 
 @triton.jit
 def without_zeros(codes, zeros, place, real):
-    """Codes of one group in each output, less its zero point; in float32, and exact in any format."""
+    """Return codes of one group per output minus its zero point, in float32, exact in any format."""
     if zeros is None:
         numbers = e2m1(codes)
     else:
@@ -96,7 +96,7 @@ def without_zeros(codes, zeros, place, real):
 def add_products(
     sums,  # float32 [rows, outputs]
     x,
-    row,  # int64 [rows]: of x
+    row,  # int64 [rows]: rows of x
     real_row,
     data,
     scales,
@@ -112,7 +112,7 @@ def add_products(
     HAS_CODES: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """Add products with the scales of codes, and without those of complete outputs, which can wait."""
+    """Multiply with the scales of codes, but without those of outputs, which are applied later."""
     INPUTS: tl.constexpr = COLUMNS * 2 if HAS_CODES else COLUMNS
     dtype: tl.constexpr = x.dtype.element_ty
     for first in range(begin, end, BLOCK_INPUTS):
@@ -127,7 +127,7 @@ def add_products(
             more_inputs = tl.load(places + COLUMNS, mask=wanted, other=0.0)
             low, high = stored & 15, stored >> 4
             if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
-                # The tile is within one group in either half: its scale waits for the product.
+                # The tile is within one group in either half: the product is scaled.
                 place = out * GROUPS + first // GROUP
                 low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
                 high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
@@ -145,15 +145,15 @@ def add_products(
     return sums
 
 
-LEAST_PART = 512  # inputs that are worth a program
+LEAST_PART = 512  # fewest inputs per program
 SPELLED_COLUMNS = 1024
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """A program takes a few outputs over a part of the inputs, and reads each byte of the weight once.
+    """Compute a few outputs over a part of the inputs; each byte of the weight is read once.
 
-    Where outputs alone do not fill the device, the inputs are cut in parts, which a second kernel sums in order: no
-    result depends on chance.
+    If outputs alone do not fill the device, inputs are split and a second kernel sums the parts in order: results are
+    deterministic.
     """
     x = x.contiguous()
     output = x.new_empty(len(x), weight.outputs)
@@ -176,7 +176,7 @@ def linear_calls(
     device: Device,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """The product of each part of the inputs, then their sum unless there is only one; `tile` as for attention."""
+    """Compute the product of each part of the inputs, then their sum if there are several; `tile` as for attention."""
     rows, columns = len(x), weight.data.shape[1]
     tile = tile or QUANTISED_LINEAR[device.row]
     block_rows = min(max(16, power_of_two(rows)), 64)
@@ -199,7 +199,7 @@ def linear_calls(
     }
     grid = (-(-weight.outputs // tile.tokens), -(-rows // block_rows), parts)
     few = block_rows <= 32
-    warps = tile.warps if few else max(tile.warps, 8)  # sums of 64 rows take four warps' registers
+    warps = tile.warps if few else max(tile.warps, 8)  # sums of 64 rows need four warps' registers
     registers = DECODE_REGISTERS if few and not (weight.has_codes and x.dtype == torch.float32) else None
     multiply = KernelCall(multiply_rows, grid, arguments, warps, tile.stages, registers)
     if parts == 1:
@@ -314,10 +314,10 @@ def spell_out(
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """A program takes some pairs of one expert and some of its outputs.
+    """Compute some outputs of some pairs of one expert.
 
-    Which expert that is, it finds out by itself, from how many pairs each has: the grid is the most tiles that there
-    can be, whatever was chosen, so that it can be recorded.
+    The program finds its expert from the number of pairs of each: the grid is the maximum number of tiles, whatever was
+    chosen, so that it can be recorded.
     """
     x = x.contiguous()
     output = x.new_empty(len(pairs.order), weight.outputs)
@@ -333,10 +333,10 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """Return the call. `tile` is for measurements."""
+    """Compute experts' products. `tile`: for measurements."""
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
-    # Full tiles, and one of each expert that is not: no more than there are pairs.
+    # Full tiles, and one partial tile per expert: no more than pairs.
     tiles = min(count, count // tile.rows + weight.experts)
     arguments = weight_arguments(weight.rows, device) | {
         "x": x,

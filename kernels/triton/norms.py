@@ -45,8 +45,8 @@ def norm_call(
 
 @triton.jit
 def normalised(wide, mean, factors, eps, stored: tl.constexpr, dtype: tl.constexpr):
-    """Float32 numbers whose squares have this mean, times their weights; rounded before that to the dtype in which
-    these are stored, as the contract has it.
+    """Return float32 numbers with this mean of squares, normalised and times their weights; rounded to the weights'
+    dtype before the product.
     """
     return ((wide * tl.rsqrt(mean + eps)).to(stored).to(tl.float32) * factors).to(dtype)
 
@@ -61,7 +61,7 @@ def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.co
         wide += tl.load(residual + row + places, mask=inside, other=0.0).to(tl.float32)
         stored = wide.to(residual.dtype.element_ty)
         tl.store(residual + row + places, stored, mask=inside)
-        wide = stored.to(tl.float32)  # what the next layer adds to is what is normalised here
+        wide = stored.to(tl.float32)  # the next layer adds to what is normalised here
     factors = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
     normal = normalised(
         wide, tl.sum(wide * wide, 0) / SIZE, factors, eps, weight.dtype.element_ty, output.dtype.element_ty
@@ -87,12 +87,12 @@ def gate_call(gate_up: torch.Tensor, kind: Gate, output: torch.Tensor) -> Kernel
 
 @triton.jit
 def gated(gates, ups, GATE: tl.constexpr, dtype: tl.constexpr):
-    """Apply the gate function to float32 numbers, round, and multiply."""
+    """Apply the gate's activation in float32, round, and multiply by the factor."""
     opening = gates
     if GATE == GELU:
         opening = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
     if GATE == CLAMPED:
-        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # as comparisons: what is no number stays so
+        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # comparisons keep NaN
         ups = tl.where(ups > _LIMIT, _LIMIT, tl.where(ups < -_LIMIT, -_LIMIT, ups)) + 1.0
         opening = _ALPHA * gates
     opened = 1.0 if GATE == SIGMOID else gates

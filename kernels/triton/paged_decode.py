@@ -1,11 +1,11 @@
 """Decode attention over paged KV: kernels/attention.py on a GPU.
 
-One program takes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
-sequence's context (Flash-Decoding). Where a context has several parts, the program that ends last combines them, in
-their order: they count themselves, so that no second kernel waits for them. The grid follows from shapes and a hint
-alone, so that a captured graph serves all contexts.
+A program computes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
+sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last combines them in
+order: they count themselves, so no second kernel waits for them. The grid follows from shapes and a hint alone, so that
+a captured graph serves all contexts.
 
-Queries may come as a projection made them: each program then rotates its own, and the one that has the sequence's last
+Queries may come directly from a projection: each program then rotates its own, and the one with the sequence's last
 token first stores that token's key and value.
 """
 
@@ -30,9 +30,9 @@ from baton.kernels.triton.pages import Turning, put_heads, turned
 from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, Scoring
 
 PARTS_AT_ONCE = 32
-"""Parts combined in one pass: a loop over them needs one variant of the kernel, whatever their number."""
+"""Parts combined in one pass: a loop over them needs one kernel variant for any number."""
 COMBINED_NUMBERS = 8192
-"""Numbers of all parts of some heads that a program holds at a time: 64 registers of each thread."""
+"""Numbers of all parts of some heads that a program holds: 64 registers per thread."""
 
 _LOG2E = tl.constexpr(LOG2E)
 
@@ -78,8 +78,8 @@ def decode_call(
     tile: Tile | None = None,
     turning: Turning | None = None,
 ) -> KernelCall:
-    """Return the call. query: with `turning` the heads of keys and values too, `[sequences, heads + 2 * kv_heads,
-    head_dim]`; `splits`, `tile`: for measurements.
+    """Build the call. query: with `turning` also the heads of keys and values, `[sequences, heads + 2 * kv_heads,
+    head_dim]`. `splits`, `tile`: for measurements.
     """
     sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
@@ -120,7 +120,7 @@ def _no_parts() -> dict[str, Any]:
 
 
 def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tensor | None) -> dict[str, Any]:
-    """Allocate the results of parts, and their counters."""
+    """Memory for the results of parts, and their counters."""
     sequences, heads, value_dim = output.shape
     highest = output.new_empty(2, sequences, heads, splits, dtype=torch.float32)
     return {
@@ -132,8 +132,8 @@ def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tenso
 
 
 def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
-    """Return the call. parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, with
-    their totals.
+    """Allocate parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, with their
+    totals.
     """
     rows, heads, splits, value_dim = parts.shape
     arguments = {
@@ -150,7 +150,7 @@ def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tenso
     return KernelCall(combine_parts, (rows, heads), arguments, warps=4)
 
 
-_TOTAL = ["total"]  # lies behind the highest scores, whose number depends on rows and parts
+_TOTAL = ["total"]  # stored after the highest scores, whose number depends on rows and parts
 
 
 @triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=_TOTAL)
@@ -225,7 +225,7 @@ def attend_part(
     first = oldest + split * share
     end = tl.minimum(first + share, context)
     if first >= end:
-        # Nothing to do here: fewer tiles than parts, or padding, which has no part at all.
+        # Nothing to do: fewer tiles than parts, or padding without parts.
         if split == 0:
             tl.store(output + heads[:, None] * VALUE_DIM + dims[None, :], 0.0, mask=inside)
         return
@@ -262,7 +262,7 @@ def attend_part(
         key_scales = scales + kv_head * scale_head_stride
         value_scales = key_scales + scale_part_stride
     highest_before, total_before = begun(sinks, kv_head * GROUP + tl.minimum(rows, GROUP - 1), split == 0)
-    # One loop, masked throughout: leaving it for a last tile would empty the pipeline, and comparing is cheap here.
+    # One loop, masked throughout: a separate last tile would drain the pipeline, and comparisons are cheap here.
     most, sums, attended = attend_tiles(
         highest_before,
         total_before,
@@ -305,7 +305,7 @@ def attend_part(
         tl.store(highest + places, most, mask=real)
         tl.store(total + places, sums, mask=real)
         tl.store(parts + places[:, None] * VALUE_DIM + dims[None, :], attended, mask=inside)
-        tl.debug_barrier()  # all threads have written before one of them says so
+        tl.debug_barrier()  # all threads must have written before one of them counts
         used = tl.cdiv(context - oldest, share)
         counter = arrivals + sequence * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
@@ -348,7 +348,7 @@ def _store_last(
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
-    """The key and value of the token that asks, into its slot: this program reads them there with the others."""
+    """Store key and value of the current token in its slot: this program reads them there with the others."""
     kv_heads = kv_head + tl.arange(0, 1)
     inside = (kv_heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + kv_heads) * HEAD_DIM
@@ -372,9 +372,9 @@ def _combined(
     parts,
     highest,
     total,
-    rows,  # int64 [heads]: places of `output`, counted in heads
+    rows,  # int64 [heads]: positions in `output`, counted in heads
     real,
-    used,  # parts that there are, of `splits`
+    used,  # existing parts of `splits`
     splits,
     dims,
     VALUE_DIM: tl.constexpr,
@@ -382,7 +382,9 @@ def _combined(
     HEADS_AT_ONCE: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Float32 `[heads, dims]`. Parts may be of this launch: they are read past a cache that may hold older numbers."""
+    """Combine parts to float32 `[heads, dims]`, bypassing a cache that may have older numbers, since parts may be of
+    this launch.
+    """
     parts_now = tl.arange(0, PARTS_AT_ONCE)
     most = tl.full([HEADS_AT_ONCE], -3.4e38, tl.float32)
     weight = tl.zeros([HEADS_AT_ONCE], tl.float32)
@@ -392,7 +394,7 @@ def _combined(
         places = rows[:, None] * splits + (begin + parts_now)[None, :]
         highest_now = tl.load(highest + places, mask=there, other=float("-inf"), cache_modifier=".cg")
         sums = tl.load(total + places, mask=there, other=0.0, cache_modifier=".cg")
-        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # not a number: it must reach the result
+        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # NaN must reach the result
         more = tl.maximum(most, tl.max(highest_now, 1))
         kept = tl.where(written, tl.exp2(highest_now - more[:, None]), 0.0)
         inside = there[:, :, None] & (dims < VALUE_DIM)[None, None, :]
@@ -403,7 +405,7 @@ def _combined(
         weight = weight * shrunk + tl.sum(kept * sums, 1)
         attended = attended * shrunk[:, None] + tl.sum(kept[:, :, None] * numbers, 1)
         most = more
-    # A row without any part has no weight at all, and zeros.
+    # A row without parts has weight 0 and result 0.
     return attended / tl.where(weight == 0.0, 1.0, weight)[:, None]
 
 
@@ -419,7 +421,7 @@ def combine_parts(
     BLOCK_DIM: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Combine the parts of prefill, whose tiles of rows end at different times."""
+    """Combine the parts of prefill, whose row tiles end at different positions."""
     dims = tl.arange(0, BLOCK_DIM)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
     result = _combined(

@@ -1,13 +1,12 @@
 """Prefill attention over paged KV: kernels/attention.py on a GPU.
 
-A row of a tile is one query head of one token; all heads of a KV head stand side by side, so that keys are read once
-for all of them. Tokens that every row sees go through a loop without masks; masks are only where the diagonal or the
-edge of the window passes. The tiles with most to do start first.
+A row of a tile is one query head of one token; all heads of a KV head are adjacent, so that keys are read once for all
+of them. Tokens visible to every row go through a loop without masks; only the diagonal and the edge of the window need
+them. The longest tiles start first.
 
-The chunks of a step are one launch, whose programs read where each begins and ends.
-
-A few new tokens behind a long cached prefix are too few tiles to fill a device: as in decode, the context is then
-split, and a second kernel combines the parts (Flash-Decoding).
+The chunks of a step are one launch, whose programs read where each chunk begins and ends. A few new tokens after a long
+cached prefix make too few tiles to fill a device: as in decode, the context is then split, and a second kernel combines
+the parts (Flash-Decoding).
 """
 
 import torch
@@ -48,7 +47,9 @@ def prefill_calls(
     splits: int | None = None,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """The parts, then the call that combines them unless there is only one. `splits`, `tile`: for measurements."""
+    """Return the call for the parts, then the combining one if there are several. `splits`, `tile`: for
+    measurements.
+    """
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     group, chunks = heads // kv.kv_heads, prefills.chunks
@@ -62,7 +63,7 @@ def prefill_calls(
             for each, length in zip(chunks, lengths, strict=True)
         )
         pairs, tiles = sum(row_tiles) * kv.kv_heads, -(-seen // tile.tokens)
-        fills = pairs >= device.multiprocessors  # parts of a large chunk would be gigabytes
+        fills = pairs >= device.multiprocessors  # parts of a large chunk would take gigabytes
         splits = 1 if fills else context_splits(pairs, tiles, device.multiprocessors, filling=1)
     single = splits == 1
     highest = None if single else query.new_empty(2, tokens, heads, splits, dtype=torch.float32)
@@ -81,7 +82,7 @@ def prefill_calls(
         "TILE": tile.tokens,
         "SINGLE": single,
     }
-    # As `chunk_of` counts them: at most one tile of a chunk is empty, and returns at once.
+    # Counted by `chunk_of`: at most one tile per chunk is empty, and returns immediately.
     grid = (tokens * group // tile.rows + len(chunks), kv.kv_heads, splits)
     attend = KernelCall(attend_chunk, grid, arguments, tile.warps, tile.stages)
     return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
@@ -89,13 +90,13 @@ def prefill_calls(
 
 @triton.jit
 def first_tile(row_starts, chunk, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Return an upper bound of the tiles before a chunk's first tile among those of the step."""
+    """Return where a chunk's tiles start in the step, an upper bound for all earlier chunks."""
     return (tl.load(row_starts + chunk) * GROUP // BLOCK_ROWS + chunk).to(tl.int32)
 
 
 @triton.jit
 def chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """The chunk that a tile of the step belongs to."""
+    """Return the chunk of a tile of the step."""
     chunk = tl.full([], 0, tl.int32)
     beyond = chunk + chunks
     while beyond - chunk > 1:
@@ -106,7 +107,7 @@ def chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.const
     return chunk
 
 
-# The numbers of prompts begin anywhere in those of their step, and totals behind the highest scores.
+# Numbers of a prompt start anywhere in the step's, and totals after the highest scores.
 _ANYWHERE = ["block_starts", "row_starts", "ends", "total"]
 
 
@@ -187,7 +188,7 @@ def attend_chunk(
     oldest = 0
     lowest = 0
     full_begin = 0
-    full_end = (first_position + 1) // TILE * TILE  # all rows see what is before, but for a window
+    full_end = (first_position + 1) // TILE * TILE  # all rows see the tokens before, except for a window
     if WINDOWED:
         lowest = tl.maximum(first_position - window + 1, 0)
         oldest = lowest // TILE * TILE

@@ -1,7 +1,4 @@
-"""Keys and values into their slots, rotated and quantised on the way, and copies of blocks: kernels/pages.py on a GPU.
-
-A negative slot pads a batch: nothing is written for it.
-"""
+"""Storage of keys and values, with rotation and quantisation, and copies of blocks: kernels/pages.py on a GPU."""
 
 import math
 from typing import Any, NamedTuple
@@ -37,7 +34,7 @@ def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch
 
 
 def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
-    """The arguments for one layer of the pool, of every kernel that writes it."""
+    """Return the arguments for one layer of the pool, for every kernel that writes it."""
     return layer_arguments(kv, device) | {
         "KV_HEADS": kv.kv_heads,
         "HEADS_AT_ONCE": HEADS_AT_ONCE,
@@ -46,7 +43,7 @@ def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Heads of a token side by side; slices of a fused projection are taken as they are."""
+    """Require adjacent heads of a token; slices of a fused projection are used in place."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
@@ -94,7 +91,7 @@ def store_rows(
 
 @triton.jit
 def put_heads(
-    rows,  # [heads, dims], of any float
+    rows,  # [heads, dims], any float dtype
     slot,
     part,  # 0: keys, 1: values
     heads,
@@ -114,7 +111,7 @@ def put_heads(
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
-    """Writes some heads of one token into its slot."""
+    """Write some heads of one token to its slot."""
     block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
     target = data + block * block_stride + part * part_stride + offset * HEAD_DIM
     target += heads[:, None] * head_stride + dims[None, :]
@@ -129,7 +126,7 @@ def put_heads(
 
 
 class Turning(NamedTuple):
-    """Arguments of `rotate_and_store`: how heads are normalised and rotated, and where keys and values go."""
+    """Norms, rotation and target of keys and values: arguments of `rotate_and_store`."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -138,7 +135,7 @@ class Turning(NamedTuple):
     slots: torch.Tensor
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of every kernel that does this, by the names of its parameters."""
+        """Return the arguments, named like the parameters of every kernel that does this."""
         norms = self.norms
         return {
             "cos": self.cos.contiguous(),
@@ -161,10 +158,10 @@ def rotate_and_store(
     slots: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """A program takes some heads of one token.
+    """Rotate and store some heads of one token.
 
-    Norms are rounded before their weight, as in kernels/norms.py; the rotation is in float32 and rounded once.
-    Queries are made for a row that pads a batch too.
+    Norms are rounded before their weight, as in kernels/norms.py; rotation is in float32 and rounded once. Queries are
+    also computed for padding rows.
     """
     tokens, heads, head_dim = qkv.shape
     query = qkv.new_empty(tokens, heads - 2 * kv.kv_heads, head_dim)
@@ -189,10 +186,10 @@ def rotate_call(qkv: torch.Tensor, turning: Turning, kv: KvLayer, query: torch.T
 
 @triton.jit
 def turned(sources, inside, norm, eps, cos, sin, dims, HEAD_DIM: tl.constexpr, ANGLES: tl.constexpr):
-    """Float32 `[heads, dims]` of heads that begin at `sources`, normalised unless `norm` is None, and rotated.
+    """Return float32 `[heads, dims]` of heads at `sources`, rotated, and normalised unless `norm` is None.
 
-    cos, sin: pointers to those of the token. A number is read twice, the second time as its partner's: what rotates
-    together is ANGLES apart.
+    cos, sin: pointers to those of the token. A number is read twice, the second time as its partner's: rotated pairs
+    are ANGLES apart.
     """
     is_first, real, rotates = dims < ANGLES, dims < HEAD_DIM, dims < 2 * ANGLES
     angles = tl.where(is_first, dims, dims - ANGLES)
@@ -267,7 +264,7 @@ def rotate_rows(
     inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + part * KV_HEADS + heads) * HEAD_DIM
     if part == 0:
-        # Rounded to the dtype of the model before anything else, as the unfused operations have it.
+        # Rounded to the model's dtype first, like the unfused operations.
         rows = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM, ANGLES).to(qkv.dtype.element_ty)
     else:
         rows = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0)
@@ -292,7 +289,7 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
     for part in (kv.data, kv.scales):
         if part is not None:
-            # One row per layer, part and head; `view` refuses where that would be a copy.
+            # One row per layer, kind and head; `view` rejects what would need a copy.
             rows = part.view(torch.uint8).view(kv.blocks, kv.layers * kv.kinds * kv.kv_heads, -1)
             copy_call(rows, sources, rows, destinations, len(sources)).start()
 
@@ -310,13 +307,15 @@ def copy_call(
     target_ids: torch.Tensor | None,
     copies: int,
 ) -> KernelCall:
-    """Block `source_ids[i]` to block `target_ids[i]`; None stands for i itself. Both uint8 `[blocks, rows, row_bytes]`.
+    """Copy block `source_ids[i]` to block `target_ids[i]`; None stands for i. Both uint8 `[blocks, rows, row_bytes]`.
 
-    There is one row where a block is one extent, more where only some heads of it are meant. Copies go by the widest
-    word that all addresses are a multiple of; a program moves COPY_BYTES, in 16 bytes a thread.
+    One row if a block is one extent, more if only some heads are copied. Copies use the widest word that divides all
+    addresses; a program moves COPY_BYTES, 16 bytes per thread.
     """
     if source.shape[1:] != target.shape[1:] or source.stride(2) != 1 or target.stride(2) != 1:
-        raise ValueError(f"rows of {list(source.shape)} and {list(target.shape)} are not alike, or not contiguous")
+        raise ValueError(
+            f"rows of {list(source.shape)} and {list(target.shape)} must have equal shapes and be contiguous"
+        )
     rows, row_bytes = source.shape[1:]
     word_bytes = math.gcd(8, row_bytes, *source.stride()[:2], *target.stride()[:2], _address(source), _address(target))
     word = _WORDS[word_bytes]

@@ -1,13 +1,12 @@
-"""Tokens from logits: kernels/sampling.py on a GPU, without sorting.
+"""Sampling without sorting: kernels/sampling.py on a GPU.
 
-Programs over parts of a row find its largest logit and the sums of its weights; one program a row then draws. A row
-without filters is read once more only where its token lies: the sums of the parts say in which of them.
+Programs over parts of a row find its largest logit and the sums of its weights; one program per row then samples. An
+unfiltered row is read again only where its token is, which the sums of the parts tell.
 
-Both filters are thresholds on logits. The sums of the parts say of each that it is not below some logit. The tokens
-from there on are copied, and with few of them all that follows is in the cache; the row itself is looked through where
-they are too many, as of a flat distribution. A threshold is found by trying PIVOTS of them in each pass, and looking
-next between the two that the answer lies between, from the smallest logit there to the largest. Logits are compared as
-integers in the same order, so that this ends, exactly.
+Both filters are thresholds on logits, with lower bounds from the sums of the parts. Tokens above a bound are copied
+first, unless they are too many, as in a flat distribution. A threshold is found by trying PIVOTS per pass, then between
+the two that enclose the answer, from the smallest to the largest logit there. Logits are compared as integers in the
+same order, so the search ends, exactly.
 """
 
 import torch
@@ -28,7 +27,7 @@ from baton.kernels.types import Sampled
 
 _INFINITY = tl.constexpr(float("inf"))
 _LARGEST_KEY = tl.constexpr(0x7FFFFFFF)
-_MARGIN = tl.constexpr(1e-3)  # of a bound by logarithms: more than their rounding
+_MARGIN = tl.constexpr(1e-3)  # slack of a logarithmic bound, larger than its rounding
 
 
 def sample_tokens(
@@ -53,7 +52,7 @@ def sample_calls(
     may_ban: bool,
     out: Sampled,
 ) -> list[KernelCall]:
-    """The parts, then the draws."""
+    """Return the call for the parts, then the samples."""
     rows, vocab = logits.shape
     parts = -(-vocab // SAMPLE_TOKENS)
     sums = logits.new_empty(3, rows, parts, dtype=torch.float32)
@@ -90,7 +89,7 @@ def sample_calls(
 
 @triton.jit
 def _keys(logits):
-    """Integers in the order of float32 numbers; both zeros are one."""
+    """Return integers that order like float32 numbers; both zeros are equal."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & _LARGEST_KEY)
 
@@ -105,7 +104,9 @@ def _logits(row, kept, is_whole, places, size):
 
 @triton.jit
 def _reached_by(highests, parts, count, PARTS: tl.constexpr):
-    """A logit that so many tokens reach: the largest of as many parts do. -inf where there are not as many."""
+    """Return a logit that at least this many tokens reach: the largest that as many parts have. -inf if there are
+    too few.
+    """
     numbers = tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     others, other_numbers = mosts[None, :], numbers[None, :]
@@ -115,7 +116,7 @@ def _reached_by(highests, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def _copied(row, vocab, low, kept, kept_places, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Count the tokens with a key of at least `low`, all of them copied in order; or return more than KEPT."""
+    """Count tokens with a key from `low` on, and copy them in order; return more than KEPT if they are too many."""
     count, begin = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     while (begin < vocab) & (count <= KEPT):
         places = begin + tl.arange(0, BLOCK)
@@ -146,17 +147,14 @@ def _threshold(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """The largest key in `[low, high]` from which on there is `goal`: so many tokens, or so much mass.
-
-    From `low` on there is.
-    """
+    """Return the largest key in `[low, high]` at which tokens or mass reach `goal`; at `low` they do."""
     steps = tl.arange(0, PIVOTS).to(tl.int64) + 1
-    beyond = high.to(tl.int64) + 1  # from there on there is not
+    beyond = high.to(tl.int64) + 1  # not reached from here on
     found = low.to(tl.int64)
     while beyond - found > 1:
         pivots = found + (beyond - found) * steps // (PIVOTS + 1)
         pivot_keys = pivots.to(tl.int32)
-        # Each thread sums its own, and all threads once a pass.
+        # Each thread sums its own, and all threads once per pass.
         measures = tl.zeros([BLOCK, PIVOTS], tl.float32)
         least = tl.full([BLOCK], _LARGEST_KEY, tl.int32)
         most = tl.full([BLOCK], -_LARGEST_KEY, tl.int32)
@@ -168,7 +166,7 @@ def _threshold(
             measures += tl.where(keys[:, None] >= pivot_keys[None, :], weights[:, None], 0.0)
             least = tl.where((keys >= found) & (places < size), tl.minimum(least, keys), least)
             most = tl.where(keys < beyond, tl.maximum(most, keys), most)
-        # First to where there are logits at all, then to the pivots around the answer.
+        # First to the range of logits, then to the pivots around the answer.
         smallest, largest = tl.min(least, 0).to(tl.int64), tl.max(most, 0).to(tl.int64)
         enough = tl.sum(measures, 0) >= goal
         found = tl.maximum(smallest, tl.max(tl.where(enough, pivots, smallest), 0))
@@ -176,7 +174,7 @@ def _threshold(
     return found.to(tl.int32)
 
 
-# Sums of all rows lie in one tensor, and what they begin with depends on the number of rows.
+# Sums of all rows are in one tensor, at offsets that depend on the number of rows.
 @triton.jit(do_not_specialize_on_alignment=["highests", "totals", "masses"])
 def survey_part(
     logits,
@@ -191,8 +189,8 @@ def survey_part(
     TOKENS: tl.constexpr,
     MAY_BAN: tl.constexpr,
 ):
-    """Survey a part of a row: its largest logit with its first position, and both sums of weights relative to it: of
-    the model's distribution, and of the tempered one. The largest is NaN if a logit is not finite.
+    """Return, for a part of a row, its largest logit and the first index of it, and both sums of weights relative to
+    it: of the model's distribution and of the tempered one. The largest is NaN if a logit is not finite.
     """
     index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + index)
@@ -215,7 +213,7 @@ def survey_part(
 
 @triton.jit
 def _part_masses(highests, masses, first, parts, highest, divisor, PARTS: tl.constexpr):
-    """Masses of some parts of a row, from the one of this number on, relative to the row's largest logit."""
+    """Return masses of some parts of a row from this number on, relative to the row's largest logit."""
     numbers = first + tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     found = tl.load(masses + numbers, mask=numbers < parts, other=0.0)
@@ -224,7 +222,7 @@ def _part_masses(highests, masses, first, parts, highest, divisor, PARTS: tl.con
 
 @triton.jit
 def _highest(highests, parts, PARTS: tl.constexpr):
-    """The largest logit of a row, and whether one of them is not a number."""
+    """Return the largest logit of a row, and whether one is NaN."""
     lane_most = tl.full([PARTS], -_INFINITY, tl.float32)
     wrong = tl.zeros([PARTS], tl.int32)
     for first in range(0, parts, PARTS):
@@ -237,7 +235,7 @@ def _highest(highests, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def _summed(highests, totals, masses, places, parts, vocab, highest, divisor, PARTS: tl.constexpr):
-    """Return both sums of a row, relative to its largest logit, and the first token with that logit."""
+    """Return both sums of a row, relative to its largest logit, and that one's first token."""
     lane_total, lane_mass = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
     lane_place = tl.zeros([PARTS], tl.int32) + vocab
     for first in range(0, parts, PARTS):
@@ -301,7 +299,7 @@ def draw_row(
     is_whole, size = tl.full([], 1, tl.int32), tl.full([], 0, tl.int32) + vocab
     kept, kept_places = kept + index * KEPT, kept_places + index * KEPT
     if ranked | (top_p < 1.0):
-        # Tokens below this logit would not have the rest of the mass, were all of the vocabulary just below it.
+        # Tokens below this logit would lack the remaining mass even if the complete vocabulary were just below it.
         low = highest + divisor * (tl.log((1.0 - top_p) * mass / vocab) - _MARGIN)
         if ranked:
             low = _reached_by(highests, parts, top_k, PARTS)
@@ -317,7 +315,7 @@ def draw_row(
             row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, False, BLOCK, PIVOTS
         )
         mass, _, _ = _above(row, kept, is_whole, size, threshold - 1, highest, divisor, BLOCK)
-    skipped = tl.full([], 0, tl.int32)  # of the tokens that tie with the threshold, those of the lowest ids
+    skipped = tl.full([], 0, tl.int32)  # of the tokens that tie with the threshold, the lowest ids
     if top_p < 1.0:
         goal = top_p * mass
         threshold = _threshold(
@@ -341,10 +339,10 @@ def draw_row(
 
 @triton.jit
 def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.constexpr, PARTS: tl.constexpr):
-    """Return where the part of an unfiltered row begins in which the mass passes `target`, and the mass before it.
+    """Return the start of the part in which the mass of an unfiltered row exceeds `target`, and the mass before it.
 
-    Sums of another order may fall a little short of the target: then the last part with any mass, and -inf before it,
-    so that its last token is taken.
+    Sums in another order may fall slightly short of the target: then return the last part with mass, and -inf before
+    it, so that its last token is taken.
     """
     part = tl.full([], 0, tl.int32) + parts
     last = tl.full([], 0, tl.int32)
@@ -364,7 +362,7 @@ def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.const
 
 @triton.jit
 def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl.constexpr):
-    """Mass of what is above the threshold; how many tokens tie with it, and the weight of each."""
+    """Return the mass above the threshold, the number of tokens that tie with it, and the weight of each."""
     mass, ties = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, size, BLOCK):
@@ -382,10 +380,9 @@ def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl
 def _pick(
     row, kept, is_whole, size, begin, before, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr
 ):
-    """The place of the first token, by id, at which the mass of what is kept passes `target`; else of the last that
-    is kept.
+    """Return the index of the first token, by id, at which the kept mass exceeds `target`, or the last kept token.
 
-    Looks from place `begin` on, which has the mass `before` before it.
+    Starts at `begin`, with mass `before` before it.
     """
     token = tl.full([], 0, tl.int32) + size
     last = tl.full([], 0, tl.int32)

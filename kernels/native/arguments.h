@@ -1,4 +1,4 @@
-// What Python hands over, one struct per kernel; the Python files of this folder hold their twins. No torch here.
+// Arguments of the kernels, one struct per kernel; structs.py has their twins. No torch here.
 #pragma once
 
 #include "attention.h"
@@ -36,10 +36,10 @@ struct LinearArguments {
     float* output;   // [rows][outputs]
     int64_t rows;
     int32_t threads;
-    int32_t gate;  // of `Gate`; none: a product alone
+    int32_t gate;  // a `Gate`; none: only a product
 };
 
-struct HeadLinearArguments {  // of `head_linear`
+struct HeadLinearArguments {
     Weight weight;
     const float* x;
     float* output;

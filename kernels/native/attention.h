@@ -1,10 +1,10 @@
-// Attention of one query over its context, in one order of sums whether a row is computed alone (paged_decode.cpp) or
-// beside others of its prompt (paged_prefill.cpp): so a result depends on position and context alone, to the last bit.
+// Attention of one query over its context, with one order of sums whether a row is computed alone (paged_decode.cpp) or
+// with others of its prompt (paged_prefill.cpp): results depend bitwise on position and context alone.
 //
-// Stretches of STRETCH tokens lie at multiples of that, pieces of several stretches at multiples of theirs. A product of
-// query and key is LANES sums, of every LANES-th number, which are added by pairs. Within a piece there is a running
-// softmax, stretch by stretch: the sum of weights is LANES sums likewise, and values are added token by token. Pieces
-// are merged in their order, after the sink.
+// Stretches of STRETCH tokens start at multiples of that, and pieces of several stretches at multiples of theirs. A
+// product of query and key is LANES sums, of every LANES-th number, which are added by pairs. Within a piece a running
+// softmax proceeds stretch by stretch: the sum of weights is also LANES sums, and values are added token by token.
+// Pieces are merged in order, after the sink.
 #pragma once
 
 #include <algorithm>
@@ -14,26 +14,26 @@
 
 namespace baton {
 
-constexpr int STRETCH = 64;  // tokens: keys and values of so many stay in the nearest cache
+constexpr int STRETCH = 64;  // tokens: their keys and values stay in the L1 cache
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// What turns a product of query and key into a score. `softcap`, `slopes` and `sinks` may be absent (0, null).
+// Conversion of products of query and key into scores. `softcap`, `slopes` and `sinks` may be missing (0, null).
 struct Scoring {
     float scale;
     float softcap;
     const float* slopes;  // [heads], ALiBi
-    int64_t window;       // tokens a query sees, itself included; 0: all
-    const float* sinks;   // [heads], each the score of a token without a value that every query sees
+    int64_t window;       // tokens a query sees, including its own; 0: all
+    const float* sinks;   // [heads], scores of a virtual token without a value that every query sees
 };
 
-// What the query at a position sees, and the pieces of that.
+// Visible tokens of the query at a position, and their pieces.
 struct Seen {
     int64_t first;  // position
     int64_t piece_tokens;
 
     Seen(int64_t position, const Scoring& scoring)
         : first(scoring.window ? std::max<int64_t>(0, position + 1 - scoring.window) : 0), piece_tokens(PIECE_TOKENS) {
-        // Those of a window may begin anywhere in the first piece.
+        // With a window, tokens may begin anywhere in the first piece.
         const int64_t tokens = position + 1 - first, pieces = scoring.window ? MOST_PIECES - 1 : MOST_PIECES;
         while (tokens > pieces * piece_tokens) piece_tokens *= 2;
     }
@@ -46,7 +46,7 @@ ALWAYS_INLINE Floats adjusted(Floats scores, const Scoring& scoring, Floats slop
     return scoring.slopes ? scores - slope * distance : scores;
 }
 
-// What scores are weighed against, where `highest` is the highest of them.
+// Base of the exponentials of scores, whose maximum is `highest`.
 ALWAYS_INLINE Floats base_of(Floats highest) { return highest == NOTHING ? Floats{} : highest; }
 
 template <bool in_pairs>
@@ -54,20 +54,20 @@ ALWAYS_INLINE Floats weights_of(Floats scores, Floats base) {
     return in_pairs ? exponential_of_two((scores - base) * LOG2_E) : exponential(scores - base);
 }
 
-// What a query has come to: outputs [value_dim], not yet divided by `total`, the sum of weights.
+// State of a query: outputs [value_dim], not yet divided by `total`, the sum of weights.
 struct Attended {
     float* outputs;
     float highest, total;
 };
 
-// Before all pieces: the sink alone, where there is one.
+// Initial state: the sink, if there is one.
 inline Attended begun(float* outputs, const Scoring& scoring, int64_t head) {
     return scoring.sinks ? Attended{outputs, scoring.sinks[head], 1} : Attended{outputs, NOTHING, 0};
 }
 
-// Adds a piece to those before it. Not inlined: a compiler might round one copy in another way than the other.
+// Merge a piece into the earlier ones. Not inlined, since a compiler might round copies differently.
 __attribute__((noinline)) inline void merge(Attended& into, const Attended& piece, int64_t value_dim) {
-    if (piece.highest == NOTHING && !std::isnan(piece.total)) return;  // nothing visible in it
+    if (piece.highest == NOTHING && !std::isnan(piece.total)) return;  // nothing visible
     const float now = std::max(into.highest, piece.highest);
     const Floats base = base_of(broadcast(now));
     const Floats kept = exponential(into.highest - base), added = exponential(piece.highest - base);

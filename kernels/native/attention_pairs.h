@@ -1,5 +1,5 @@
-// Attention of a few query rows of one KV head over tiles of tokens kept in bfloat16, by products of pairs: twice the
-// arithmetic of floats. Queries and the weights of tokens are rounded to bfloat16; scores, sums and totals are floats.
+// Attention of a few query rows of one KV head over tiles of bfloat16 tokens, by products of pairs: twice the
+// arithmetic of floats. Queries and weights of tokens are rounded to bfloat16; scores, sums and totals are floats.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 #if defined(BATON_BF16_PRODUCTS)
 namespace baton {
 
-// Keys and values of up to STRETCH tokens. What lies past the last token is zero.
+// Keys and values of up to STRETCH tokens, zero-padded.
 struct PairTile {
     alignas(64) uint32_t keys[MAX_HEAD_DIM / 2 * STRETCH];    // [head_dim / 2][STRETCH]: two numbers of a key
     alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][value_dim]: a number of two tokens
@@ -110,7 +110,7 @@ inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, con
     add_values<rows>(all.attended[begin].outputs, all.value_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
 }
 
-constexpr int PAIR_ROWS = 8;  // at once: two sums of each stay in registers
+constexpr int PAIR_ROWS = 8;  // together: two sums of each stay in registers
 
 using AttendRows = void (*)(const Rows&, const uint32_t*, int, const PairTile&, const Scoring&);
 

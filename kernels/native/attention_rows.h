@@ -1,4 +1,4 @@
-// Attention of a few query rows of one KV head side by side, stretch by stretch. The order of sums: attention.h.
+// Attention of a few query rows of one KV head, stretch by stretch. attention.h defines the order of sums.
 #pragma once
 
 #include <utility>
@@ -7,11 +7,10 @@
 
 namespace baton {
 
-// Keys transposed, and values, of up to STRETCH tokens as floats without their scales. What lies past the last token is
-// zero.
+// Transposed keys, and values, of up to STRETCH tokens as unscaled floats, zero-padded.
 struct Tile {
     alignas(64) float keys[MAX_HEAD_DIM * STRETCH];  // [head_dim][STRETCH]
-    const float* values[STRETCH];                    // of each token, [value_dim]
+    const float* values[STRETCH];                    // per token, [value_dim]
     float key_scales[STRETCH], value_scales[STRETCH];
     int64_t first;  // position
     int tokens;
@@ -48,24 +47,24 @@ void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& va
     }
 }
 
-// How many scores of a stretch are computed where it has so many tokens: two whole vectors at a time.
+// Number of scores to compute for a stretch of `tokens` tokens: a multiple of two vectors.
 constexpr int columns_of(int tokens) { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-// Query rows of one KV head. Row r is head `heads[r]` at position `positions[r]`; `attended[r]` has its outputs.
+// Query rows of one KV head. Row r is head `heads[r]` at position `positions[r]`, with outputs in `attended[r]`.
 struct Rows {
     int count, head_dim, value_dim;
     const float* queries;      // [count][head_dim]
     const int64_t* positions;  // [count]
     const int32_t* heads;      // [count]
-    Attended* attended;        // [count], outputs side by side
+    Attended* attended;        // [count], adjacent outputs
 
     int first_that_sees(int64_t position) const {
         return static_cast<int>(std::lower_bound(positions, positions + count, position) - positions);
     }
 };
 
-// Calls `add(sums, lane)` for every lane, which adds up a product of `rows` rows and two vectors of tokens there. Adds
-// lanes to their neighbours, pairs to pairs, as sums_of() does: those that come first wait in memory.
+// Call `add(sums, lane)` for every lane, which adds a product of `rows` rows and two vectors of tokens. Lanes are added
+// to their neighbours, then pairs to pairs, like sums_of(): earlier ones wait in memory.
 template <int rows, class Add, int... lane>
 ALWAYS_INLINE void sum_lanes(float scale, float* scores, const Add& add, std::integer_sequence<int, lane...>) {
     Floats waiting[LANES][rows][2], sums[rows][2];
@@ -78,7 +77,7 @@ ALWAYS_INLINE void sum_lanes(float scale, float* scores, const Add& add, std::in
                 sums[r][1] = waiting[level][r][1] + sums[r][1];
             }
         }
-        constexpr int kept = (n.value + 1) & ~n.value;  // the level of the sum
+        constexpr int kept = (n.value + 1) & ~n.value;  // level of the sum
         if (kept < LANES)
             for (int r = 0; r < rows; ++r) waiting[kept][r][0] = sums[r][0], waiting[kept][r][1] = sums[r][1];
     };
@@ -91,7 +90,7 @@ ALWAYS_INLINE void sum_lanes(float scale, float* scores, const Add& add, std::in
 
 using AllLanes = std::make_integer_sequence<int, LANES>;
 
-// Scores of `rows` rows (a template argument, so that the sums stay in registers) against a tile: [rows][STRETCH].
+// Scores of `rows` rows (a template argument, so that sums stay in registers) against a tile: [rows][STRETCH].
 template <int rows>
 inline void score_rows(const float* queries, int head_dim, const Tile& tile, float scale, float* scores) {
     for (int column = 0; column < columns_of(tile.tokens); column += 2 * LANES) {
@@ -137,7 +136,7 @@ inline void add_values(float* outputs, int value_dim, const float* shrink, const
     if (d < value_dim) add_columns<rows, 1>(outputs, value_dim, d, shrink, weights, tile);
 }
 
-// Of one row: scores `columns` tokens from `first` on, of which it sees those that it may.
+// Score `columns` tokens from `first` for one row, masking those it must not see.
 inline void adjust_and_hide(float* scores, int columns, int64_t first, int tokens, const Scoring& scoring, int32_t head,
                             int64_t position) {
     if (scoring.softcap != 0 || scoring.slopes) {
@@ -150,7 +149,7 @@ inline void adjust_and_hide(float* scores, int columns, int64_t first, int token
     }
     const int64_t window = scoring.window;
     if (tokens == STRETCH && first + STRETCH - 1 <= position && (!window || first > position - window)) return;
-    const int64_t end = std::clamp<int64_t>(position - first + 1, 0, tokens);  // of the visible tokens
+    const int64_t end = std::clamp<int64_t>(position - first + 1, 0, tokens);  // end of the visible tokens
     const int64_t begin = window ? std::clamp<int64_t>(position + 1 - window - first, 0, STRETCH) : 0;
     for (int token = 0; token < columns; token += LANES) {
         const Ints at = lane_numbers() + token;
@@ -159,8 +158,8 @@ inline void adjust_and_hide(float* scores, int columns, int64_t first, int token
     }
 }
 
-// Turns the scores of one row, `columns` of them, into weights, handed to `take(token, weights)`; returns what earlier
-// outputs are to be multiplied by.
+// Turn `columns` scores of one row into weights, passed to `take(token, weights)`; return the factor for earlier
+// outputs.
 template <bool in_pairs, class Take>
 inline float weigh(const float* scores, int columns, Attended& row, const Take& take) {
     Floats most = load(scores);

@@ -1,4 +1,4 @@
-// A few queries of one KV head, each of the same token, against stretches of its keys and values: a running softmax.
+// Running softmax of a few queries of one KV head, all of the same token, over stretches of its keys and values.
 #pragma once
 
 #include "attention.h"
@@ -8,28 +8,27 @@ namespace baton {
 
 constexpr int MOST_QUERIES = LANES == 4 ? 4 : 8;
 
-// Keys or values of up to STRETCH tokens. Past the last one rows are ZEROS and scales 0.
+// Keys or values of up to STRETCH tokens, padded with ZEROS and scales of 0.
 struct Stretch {
     Row rows[STRETCH];
     alignas(64) float scales[STRETCH + LANES];
     int64_t first;  // position
-    int tokens, hidden;  // of the tokens, those at the beginning that lie before the window
+    int tokens, hidden;  // leading tokens that are before the window
 };
 
-// What the queries of a task have come to.
+// State of a task's queries.
 struct Running {
     const float* queries;  // [queries][head_dim]
     float* outputs;        // [queries][value_dim], not yet divided by `totals`
     float* highest;        // [queries], and LANES more
-    float* totals;         // likewise
+    float* totals;         // [queries], and LANES more
     int head_dim, value_dim;
     int64_t position;  // of the queries
 };
 
 constexpr int power_of_two(int at_least) { return at_least <= 1 ? 1 : 2 * power_of_two((at_least + 1) / 2); }
 
-// Scores lie as their sums come about: LANES numbers for every TOKENS tokens, query by query. What is done with them in
-// every format.
+// Scores in the order of their sums: LANES numbers per TOKENS tokens, query by query. Operations shared by all formats.
 template <int queries>
 class DecodeScores {
    public:
@@ -38,7 +37,7 @@ class DecodeScores {
 
    protected:
     static constexpr int TOKENS = LANES / power_of_two(queries);
-    static constexpr int TURN = LANES / TOKENS;  // steps, after which the sum of weights begins again with its first lanes
+    static constexpr int TURN = LANES / TOKENS;  // steps after which the sum of weights starts again with its first lanes
 
     bool are_adjusted() const { return scoring_.softcap != 0 || scoring_.slopes; }
 
@@ -54,7 +53,7 @@ class DecodeScores {
         }
     }
 
-    // What lies before the window, and past the last token in the last step.
+    // Mask tokens before the window, and after the last one.
     void hide(const Stretch& keys, int steps) {
         const auto hide_one = [&](int token) {
             for (int q = 0; q < queries; ++q) scores_[token / TOKENS * LANES + q * TOKENS + token % TOKENS] = NOTHING;
@@ -63,7 +62,7 @@ class DecodeScores {
         for (int token = keys.tokens; token < steps * TOKENS; ++token) hide_one(token);
     }
 
-    // Turns scores into weights, and notes what earlier outputs are to be multiplied by.
+    // Turn scores into weights, and record the factors for earlier outputs.
     template <bool has_scales, bool in_pairs>
     void weigh(const Stretch& values, int steps) {
         Floats most = load(scores_);
@@ -76,7 +75,7 @@ class DecodeScores {
             Floats weights = weights_of<in_pairs>(load(scores_ + step * LANES), base);
             sum += weights;
             if constexpr (has_scales) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
-            if constexpr (in_pairs) {  // in place of the first half of the scores
+            if constexpr (in_pairs) {  // replaces the first half of the scores
                 const Shorts rounded = lanes_to_bfloat16(weights);
                 std::memcpy(scores_ + step * LANES, &rounded, sizeof rounded);
             } else {
@@ -112,7 +111,7 @@ class DecodeGroup : DecodeScores<queries> {
    public:
     using DecodeScores<queries>::DecodeScores;
 
-    // `ahead`: rows that are needed next, asked for meanwhile, since the processor does not guess where they lie.
+    // `ahead`: rows needed next, prefetched since the processor cannot predict their addresses.
     void attend(const Stretch& keys, const Stretch& values, const Stretch& ahead) {
         const int steps = (keys.tokens + TOKENS - 1) / TOKENS;
 #if defined(BATON_BF16_PRODUCTS)
@@ -171,7 +170,7 @@ class DecodeGroup : DecodeScores<queries> {
         for (int q = 0; q < queries; ++q)
             for (int w = 0; w < width; ++w) sums[q][w] = load(running_.outputs + q * value_dim + d + w * LANES) * shrink_[q];
         const int64_t first_byte = d * bytes;
-        for (int step = 0; step < steps; ++step) {  // past the last token weights are 0, and values ZEROS
+        for (int step = 0; step < steps; ++step) {  // after the last token weights are 0 and values ZEROS
             const float* weights = scores_ + step * LANES;
             const Row *rows = values.rows + step * TOKENS, *next = ahead.rows + step * TOKENS;
 #pragma GCC unroll 4
@@ -190,13 +189,13 @@ class DecodeGroup : DecodeScores<queries> {
     }
 
 #if defined(BATON_BF16_PRODUCTS)
-    // The same by products of pairs, of queries and weights that are rounded to bfloat16.
+    // The same by products of pairs, with queries and weights rounded to bfloat16.
     void attend_pairs(const Stretch& keys, const Stretch& values, const Stretch& ahead, int steps) {
         score_pairs(keys, steps, values);
         if (this->are_adjusted()) this->adjust(keys, steps);
         this->hide(keys, steps);
         this->template weigh<false, true>(values, steps);
-        constexpr int most = queries <= 4 ? 2 : 1;  // times two sums for each query, in registers
+        constexpr int most = queries <= 4 ? 2 : 1;  // times two sums per query, in registers
         const int value_dim = running_.value_dim;
         int d = 0;
         for (; d + most * 2 * LANES <= value_dim; d += most * 2 * LANES) add_pair_columns<most>(d, steps, values, ahead);
@@ -226,7 +225,7 @@ class DecodeGroup : DecodeScores<queries> {
         }
     }
 
-    // Sums are kept in the order in which two rows interleave, from beginning to end.
+    // Sums stay in the interleaved order of two rows throughout.
     template <int width>
     void add_pair_columns(int d, int steps, const Stretch& values, const Stretch& ahead) {
         const int value_dim = running_.value_dim;
@@ -239,7 +238,7 @@ class DecodeGroup : DecodeScores<queries> {
                 sums[q][w][1] = __builtin_shuffle(first, second, HIGHS) * shrink_[q];
             }
         }
-        for (int step = 0; step < steps; ++step) {  // past the last token weights are 0, and values ZEROS
+        for (int step = 0; step < steps; ++step) {  // after the last token weights are 0 and values ZEROS
             const auto* weights = reinterpret_cast<const int32_t*>(scores_ + step * LANES);
             const Row *rows = values.rows + step * TOKENS, *next = ahead.rows + step * TOKENS;
 #pragma GCC unroll 4

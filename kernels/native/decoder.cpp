@@ -6,7 +6,7 @@
 namespace baton {
 namespace {
 
-// Of one thread, for all layers of a call.
+// Scratch memory of one thread for all layers of a call.
 struct DecoderRooms {
     MixingRooms mixing;
     std::vector<float> normed, qkv, inner, made;
@@ -38,21 +38,21 @@ class Decoder {
         add(inner, weights.down, layer.feed_forward_end_norm);
     }
 
-    // The stream, normalised if there is a norm.
+    // Return the residual stream, normalised if there is a norm.
     const float* normed(const float* norm) const {
         if (!norm) return asked_.residual;
         rms_norm(asked_.residual, norm, asked_.rows, asked_.hidden, asked_.eps, normed_, asked_.threads);
         return normed_;
     }
 
-    // Adds a product to the stream, normalised before if there is a norm.
+    // Add a product to the residual stream, normalised first if there is a norm.
     void add(const float* x, const Weight& weight, const float* norm) const {
         if (!norm) return linear(x, asked_.rows, weight, asked_.residual, true, asked_.threads);
         linear(x, asked_.rows, weight, normed_, false, asked_.threads);
         add(normed_, norm);
     }
 
-    // Adds rows to the stream, normalised in place before if there is a norm.
+    // Add rows to the residual stream, normalised in place first if there is a norm.
     void add(float* made, const float* norm) const {
         if (norm) rms_norm(made, norm, asked_.rows, asked_.hidden, asked_.eps, made, asked_.threads);
         add_rows(made, asked_.rows, asked_.hidden, asked_.residual, asked_.threads);

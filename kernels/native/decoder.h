@@ -1,4 +1,4 @@
-// What the layers of a decoder need beside what is in `arguments.h`. Borrowed memory throughout.
+// Structs of decoder layers, in addition to `arguments.h`. All memory is borrowed.
 #pragma once
 
 #include "arguments.h"
@@ -7,54 +7,54 @@
 
 namespace baton {
 
-// Multi-head latent attention (engine/models/latent.py): of a token one row is kept for all heads.
+// Multi-head latent attention (engine/models/latent.py): one row per token is stored for all heads.
 struct Latent {
-    const Weight* query_up;   // to all queries, of normalised numbers; null: they are made of the stream at once
+    const Weight* query_up;   // to all queries; null: `qkv` computes them
     const float* query_norm;  // [numbers], with `query_up`
     const float* norm;        // [rank]
-    Weight to_keys, to_values;  // of all heads, each padded to whole panels: nope_dim to rank, rank to value_dim
+    Weight to_keys, to_values;  // of all heads, each padded to complete panels: nope_dim to rank, rank to value_dim
     int64_t rank, nope_dim, rope_dim, value_dim;
-    int64_t groups;  // in which heads read the row that they share
+    int64_t groups;  // groups of heads that share one read of a row
     float eps;
-    int32_t is_interleaved;  // numbers that rotate together are side by side
+    int32_t is_interleaved;  // rotated pairs are adjacent
 };
 
-// A gated delta net (engine/models/delta_net.py).
+// Gated delta net (engine/models/delta_net.py).
 struct DeltaNet {
     const float* convolution;  // [channels][kernel]
     const float *rate, *bias;  // [value_heads]
     const float* norm;         // [value_dim]
     int64_t key_heads, value_heads, key_dim, value_dim, kernel;
-    int64_t first_number;  // of its states in those of a block
+    int64_t first_number;  // offset of its state in a block
     float eps;
-    int32_t is_interleaved;  // a projection has one key head after another, with all that belongs to it
+    int32_t is_interleaved;  // a projection groups everything by key head
 };
 
 struct DecoderLayer {
     Weight qkv, output;
-    GatedWeights feed_forward;  // where there are no experts
+    GatedWeights feed_forward;  // without experts
     const Experts* experts;     // or null
-    // [hidden], or null: before attention and the feed-forward layer, and of what these add to the stream.
+    // Norm weights [hidden], or null: before attention and the feed-forward layer, and of their outputs.
     const float *attention_norm, *feed_forward_norm, *attention_end_norm, *feed_forward_end_norm;
     const float *query_norm, *key_norm;  // [head_dim], or of all heads, or null
     const Latent* latent;  // or null
-    const DeltaNet* delta;  // in place of attention, or null
+    const DeltaNet* delta;  // replaces attention, or null
     Scoring scoring;
     const void* pages;    // of this layer
     const float* scales;  // of its pages, or null
     int32_t table;        // of `cos` and `sin`
     int32_t norms_are_whole;
-    int32_t is_gated;  // behind each query is a gate of what that attends to
-    int32_t group;     // of layers, whose blocks have its keys and values
+    int32_t is_gated;  // each query is followed by a gate of its attention output
+    int32_t group;     // layer group of its blocks
 };
 
-// Rows [first_row, first_row + tokens): a chunk of one sequence from position `start` on.
+// Rows [first_row, first_row + tokens): a chunk of one sequence from position `start`.
 struct PrefillChunk {
     const int64_t* block_ids;
     int64_t first_row, tokens, start;
 };
 
-// Where the KV of a step's tokens lies in the blocks of a group of layers.
+// KV locations of a step's tokens in the blocks of one layer group.
 struct GroupRows {
     const int64_t* slots;  // [rows]
     const int64_t *block_ids, *block_starts;  // of the first `decode_rows` rows
@@ -64,8 +64,8 @@ struct GroupRows {
 struct DecoderArguments {
     const DecoderLayer* layers;
     const GroupRows* groups;
-    Pages pages;  // but for `data` and `scales`, which each layer has of its own
-    float* residual;  // [rows][hidden]: in, and out
+    Pages pages;  // without `data` and `scales`, which are per layer
+    float* residual;  // [rows][hidden], input and output
     const float *cos, *sin;  // [tables][rows][rotary_dim / 2]
     const int64_t* context_tokens;  // of the first `decode_rows` rows
     StateRuns runs;  // of layers with a delta net

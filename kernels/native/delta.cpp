@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t TILE = 64;  // values of a head, or channels, that one thread takes through all rows
 constexpr float LENGTH_EPS = 1e-6f;
 
-// What a run begins from, `rows` of `width` numbers at a distance of `stride`.
+// Initialise a run's state, `rows` of `width` numbers, `stride` apart.
 void begin(StateInit how, const float* from, float* to, int64_t rows, int64_t width, int64_t stride) {
     for (int64_t row = 0; row < rows; ++row) {
         float* place = to + row * stride;
@@ -28,7 +28,7 @@ void begin(StateInit how, const float* from, float* to, int64_t rows, int64_t wi
     }
 }
 
-// TILE numbers in registers; of a tile that is not whole the first `width`, and zeros.
+// TILE numbers in registers; of a partial tile the first `width`, and zeros.
 struct Tile {
     Floats parts[TILE / LANES];
 };
@@ -54,7 +54,7 @@ ALWAYS_INLINE void add_times(Tile& sum, const Tile& tile, Floats factor) {
     for (int64_t n = 0; n < TILE / LANES; ++n) sum.parts[n] += tile.parts[n] * factor;
 }
 
-// The tile's last `kernel` inputs are in a ring while a run lasts, the oldest at `oldest`.
+// During a run the tile's last `kernel` inputs are in a ring, the oldest at `oldest`.
 template <bool is_whole>
 void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
     const StateRuns& runs = asked.runs;
@@ -99,7 +99,7 @@ void length_one(const float* x, int64_t size, float scale, float* to) {
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Of one head, `width` of the value's numbers from `first` on.
+// Rule of one head for `width` numbers of the value from `first`.
 template <bool is_whole>
 void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t width) {
     const StateRuns& runs = asked.runs;

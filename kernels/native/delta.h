@@ -1,6 +1,5 @@
-// Gated delta nets: a convolution and the delta rule, token after token, over states that lie in the pool's blocks.
-// Contracts: kernels/delta.py. One token after another in any step, so that a state does not depend on how a prompt was
-// cut into steps, to the last bit.
+// Gated delta nets: a convolution and the delta rule over states in the pool's blocks. Contracts: kernels/delta.py.
+// Tokens are always computed one by one, so that states do not depend bitwise on how a prompt was split into steps.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +8,12 @@ namespace baton {
 
 enum class StateInit : int64_t { zero = 0, stored = 1, again = 2, broken = 3 };
 
-// Rows [starts[r], starts[r + 1]) are those of run r. A run may begin from what the one before it has written.
+// Run r has rows [starts[r], starts[r + 1]). It may start from what the previous run has written.
 struct StateRuns {
     const int64_t* starts;  // [runs + 1]
     const int64_t* sources;
     const int64_t* destinations;
-    const int64_t* begins;  // of StateInit
+    const int64_t* begins;  // a StateInit
     int64_t runs;
 };
 
@@ -32,8 +31,8 @@ struct DeltaRule {
     const float* query;  // [rows][key_heads][key_dim]
     const float* key;
     const float* value;  // [rows][value_heads][value_dim]
-    const float* decay;  // [rows][value_heads], before it is bent and scaled
-    const float* beta;   // likewise
+    const float* decay;  // [rows][value_heads], before activation and scaling
+    const float* beta;   // [rows][value_heads], before activation
     const float* rate;   // [value_heads]
     const float* bias;   // [value_heads]
     float* output;  // [rows][value_heads][value_dim]

@@ -1,5 +1,5 @@
-// Experts take turns in their order: each multiplies all rows that chose it at once, and adds what it makes of them. So
-// the sum of a row depends neither on its neighbours nor on threads.
+// Experts are computed in order: each multiplies all rows that chose it together and adds its output. So a row's sum
+// depends neither on its neighbours nor on threads.
 #include "experts.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace baton {
 namespace {
 
-// The indices of the `most` largest values, the largest first, and of equal ones the first.
+// Find the indices of the `most` largest values in descending order; of equal ones the first.
 template <class Value>
 void keep_best(int64_t count, int64_t most, const Value& value, int64_t* best) {
     int64_t kept = 0;
@@ -24,7 +24,7 @@ void keep_best(int64_t count, int64_t most, const Value& value, int64_t* best) {
     }
 }
 
-// In place; `numbers` has room for whole vectors.
+// Apply in place; `numbers` is padded to complete vectors.
 void soften(float* numbers, int64_t count) {
     float largest = numbers[0], sum = 0;
     for (int64_t i = 1; i < count; ++i) largest = std::max(largest, numbers[i]);
@@ -33,7 +33,7 @@ void soften(float* numbers, int64_t count) {
     for (int64_t i = 0; i < count; ++i) numbers[i] /= sum;
 }
 
-// Of one row its experts, the best first, and their weights. numbers: [experts], the router's.
+// Choose one row's experts, best first, and their weights. numbers: [experts], the router's logits.
 class Choice {
    public:
     Choice(const Experts& asked, const float* numbers) : asked_(asked), count_(asked.router.outputs) {
@@ -119,7 +119,7 @@ class Mixture {
     }
 
    private:
-    // Of each row its experts and their weights.
+    // Choose the experts and weights of every row.
     void choose() const {
         const int64_t experts = asked_.router.outputs;
         float* numbers = reserved(scratch_.numbers, rows_ * experts);
@@ -131,7 +131,7 @@ class Mixture {
         });
     }
 
-    // Pairs of a row and an expert, by expert: pair p is of row p / per_token.
+    // Sort pairs of a row and an expert by expert: pair p is of row p / per_token.
     void sort_pairs() const {
         const int64_t count = rows_ * per_token_, experts = asked_.router.outputs;
         std::vector<int64_t>& starts = scratch_.starts;
@@ -171,7 +171,7 @@ class Mixture {
         float weight;
     };
 
-    // What becomes of `count` rows of x; part(i): the row that the i-th is added to, and its weight.
+    // Compute `count` rows of x; part(i): the row to which the i-th is added, and its weight.
     template <class ToPart>
     void add(const GatedWeights& weights, const float* x, int64_t count, const ToPart& part) const {
         float* inner = reserved(scratch_.inner, count * weights.down.inputs);

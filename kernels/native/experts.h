@@ -1,11 +1,11 @@
-// A feed-forward layer of several experts, of which each row takes a few. Contract: kernels/experts.py.
+// Feed-forward layer of experts, of which each row uses a few. Contract: kernels/experts.py.
 #pragma once
 
 #include "linear.h"
 
 namespace baton {
 
-// As `Routing` of kernels/types.py.
+// Twin of `Routing` in kernels/types.py.
 struct Routing {
     int64_t per_token, groups, kept_groups, judged_by;
     float scale;
@@ -14,19 +14,19 @@ struct Routing {
 
 struct GatedWeights {
     Weight gate_up, down;
-    int32_t gate;  // of `Gate`
+    int32_t gate;  // a `Gate`
 };
 
 struct Experts {
-    Weight router;                // to a number of each expert
+    Weight router;                // to one logit per expert
     const float* correction;      // [experts], or null
     const GatedWeights* experts;  // [experts]
-    const GatedWeights* shared;   // that every row takes, or null
-    const Weight* shared_gate;    // to the number whose sigmoid opens `shared`, or null
+    const GatedWeights* shared;   // added for every row, or null
+    const Weight* shared_gate;    // to the logit of `shared`, or null
     Routing routing;
 };
 
-// to [rows][hidden] (other memory than x) = the weighted sum of what the experts of each row of x, [rows][hidden], make of it.
+// to [rows][hidden] (not x) = weighted sums of the outputs of each row's experts; x: [rows][hidden].
 void mix_experts(const float* x, int64_t rows, const Experts& experts, float* to, int threads);
 
 }  // namespace baton

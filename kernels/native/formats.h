@@ -1,4 +1,4 @@
-// How packed weights are multiplied, by format: what a step of a panel holds, and the sums it is added to.
+// Multiplication with packed weights by format: contents of a panel step, and its sums.
 #pragma once
 
 #include "vector.h"
@@ -8,10 +8,11 @@ namespace baton {
 typedef int16_t Halves __attribute__((vector_size(VECTOR_BYTES), aligned(VECTOR_BYTES)));
 
 constexpr int PANEL = 32;  // outputs
-constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // that are multiplied at once: sums fill the registers
+constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // multiplied together: their sums fill the registers
 
-// Of every format: NUMBERS of an output side by side make a `Number`, which unfold into PARTS vectors of outputs. A part
-// is multiplied with one word of the inputs, 32 bits: a float, two of bfloat16 or four bytes. Up to MOST_FOLDED_ROWS rows it is unfolded while it is multiplied.
+// In every format NUMBERS adjacent numbers of an output form a `Number`, which unfolds into PARTS vectors of outputs. A
+// part is multiplied with one 32-bit word of inputs: a float, two bfloat16 or four bytes. For up to MOST_FOLDED_ROWS
+// rows it is unfolded during the multiplication.
 
 struct FloatProducts {
     static constexpr int MOST_FOLDED_ROWS = MOST_ROWS;
@@ -36,7 +37,7 @@ struct Float32Weight : FloatProducts {
 };
 
 struct Bfloat16Weight : FloatProducts {
-    using Number = uint32_t;  // two, the first one below
+    using Number = uint32_t;  // two, the first one in the low half
     static constexpr int PARTS = 2;
     static constexpr bool IS_GROUPED = false;
 
@@ -68,13 +69,13 @@ struct PairWeight {
 };
 #endif
 
-// In each half of a lane two bytes, with a sign: the sum of their products, which is no larger than the half.
+// Sums of products of two signed bytes in each half of a lane; they fit in the half.
 inline Halves products_of_bytes(Ints a, Ints b) {
     const Halves first = reinterpret_cast<Halves>(a), second = reinterpret_cast<Halves>(b);
     return ((first << 8) >> 8) * ((second << 8) >> 8) + (first >> 8) * (second >> 8);
 }
 
-// The two halves of each lane, which have signs, added up.
+// Sums of the two signed halves of each lane.
 inline Ints sums_of_halves(Halves halves) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(halves), _mm256_set1_epi16(1)));
@@ -84,7 +85,7 @@ inline Ints sums_of_halves(Halves halves) {
 #endif
 }
 
-// Sums of integers are exact, and so the same at every level.
+// Sums of integers are exact, and so equal at every level.
 struct Int8Weight {
     using Number = uint32_t;  // four
     using Sum = Ints;
@@ -92,7 +93,7 @@ struct Int8Weight {
     static constexpr int WORD_INPUTS = 4, PARTS = 1, MOST_FOLDED_ROWS = MOST_ROWS;
     static constexpr bool IS_GROUPED = false;
 #if defined(__AVX512VNNI__)
-    static constexpr int INPUT_OFFSET = 128;  // that is added to inputs: bytes without a sign are multiplied with signed ones
+    static constexpr int INPUT_OFFSET = 128;  // added to inputs: unsigned bytes are multiplied with signed ones
 #else
     static constexpr int INPUT_OFFSET = 0;
 #endif
@@ -109,7 +110,7 @@ struct Int8Weight {
         sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
                                                          reinterpret_cast<__m512i>(part)));
 #elif defined(__AVX2__)
-        // The size of a weight times an input with its sign: two products are below 2^15.
+        // Magnitude of a weight times a signed input: two products are below 2^15.
         const auto bits = reinterpret_cast<__m256i>(part);
         const __m256i with_sign = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), bits);
         sum += sums_of_halves(reinterpret_cast<Halves>(_mm256_maddubs_epi16(_mm256_abs_epi8(bits), with_sign)));
@@ -119,10 +120,10 @@ struct Int8Weight {
     }
 };
 
-// Codes of 0 to 15, without a sign, and of inputs bytes with one; groups.h has the sums, which are of floats over groups.
+// Unsigned codes of 0 to 15, and signed bytes of inputs; groups.h has the sums, of floats over groups.
 struct Int4Weight {
     static constexpr int LARGEST = 15;
-    using Number = uint32_t;  // eight: four in the lower halves of the bytes, the next four in the upper ones
+    using Number = uint32_t;  // eight: four in the low nibbles of the bytes, four in the high ones
     using Sum = Floats;
     static constexpr int WORD_INPUTS = 4, PARTS = 2, MOST_FOLDED_ROWS = MOST_ROWS;
     static constexpr bool IS_GROUPED = true;
@@ -135,7 +136,7 @@ struct Int4Weight {
     }
 };
 
-// Of each byte of E2M1 (kernels/types.py) twice the number it stands for, and 12 more, so that it has no sign.
+// For each byte of E2M1 (kernels/types.py) twice its value plus 12, so that it is unsigned.
 inline Ints twice_and_twelve(Ints codes) {
     alignas(16) static constexpr uint8_t TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 #if defined(__AVX512BW__)
@@ -152,7 +153,7 @@ inline Ints twice_and_twelve(Ints codes) {
 #endif
 }
 
-// The same with codes that stand for 0 to 24, the zero point being 12.
+// The same with codes that stand for 0 to 24 and the zero point 12.
 struct Fp4Weight : Int4Weight {
     static constexpr int LARGEST = 24;
 

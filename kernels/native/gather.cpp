@@ -1,4 +1,4 @@
-// Rows of a packed weight as floats. Contract: kernels/linear.py.
+// Lookup of rows of a packed weight as floats. Contract: kernels/linear.py.
 #include <cstdint>
 
 #include "arguments.h"
@@ -31,7 +31,7 @@ void gather_row(const GatherArguments& asked, int64_t place) {
 }  // namespace
 }  // namespace baton
 
-// 0, with nothing read of the weight, where an id is none of its outputs.
+// Return 0 without reading the weight if an id is not one of its outputs.
 extern "C" int32_t baton_gather_rows(const baton::GatherArguments* asked) {
     for (int64_t place = 0; place < asked->count; ++place)
         if (asked->token_ids[place] < 0 || asked->token_ids[place] >= asked->weight.outputs) return 0;

@@ -1,5 +1,5 @@
-// The innermost loop of a product with codes of 4 bits. Of each group of inputs the products of codes and bytes are added up
-// as integers, exactly; what the groups come to, times both scales, is added up as floats in their order.
+// Innermost loop of a product with 4-bit codes. Within a group of inputs, products of codes and bytes are summed
+// exactly as integers; sums of groups, times both scales, are added as floats in order.
 #pragma once
 
 #include "inputs.h"
@@ -7,16 +7,16 @@
 
 namespace baton {
 
-constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // into the first-level cache, which is a quarter faster here than the second
+constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // into the L1 cache, 25 % faster here than L2
 
-// What is read of a strip, from some group on.
+// Data of a strip from some group on.
 struct GroupedStrip {
     const uint32_t* codes;   // a step every PANEL numbers
     const uint16_t* scales;  // [group][PANEL]
     const uint8_t* zeros;    // likewise
 };
 
-// As scales of groups are stored: no sign, nothing that is not finite.
+// Convert scales as stored for groups: no sign, always finite.
 inline Floats load_half(const uint16_t* from) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -27,7 +27,7 @@ inline Floats load_half(const uint16_t* from) {
 #endif
 }
 
-// Of numbers below 2^15.
+// Convert numbers below 2^15.
 inline Ints times(Ints a, int32_t b) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), _mm512_set1_epi32(b)));
@@ -46,11 +46,11 @@ inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 }
 #else
 using CodeSum = Halves;
-template <class Format>  // that there is room for, of two words of two products each
+template <class Format>  // registers for two words of two products each
 constexpr int64_t MOST_CODE_STEPS = (1 << 15) / (2 * 2 * Format::LARGEST * 128);
 inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 #if defined(__AVX2__)
-    // Left to itself GCC makes all products before it adds the first one, and has no registers left for the sums.
+    // GCC would otherwise compute all products before the first addition, and run out of registers.
     CodeSum to = sum, products;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(to), "=&x"(products) : "x"(codes), "x"(x));
     sum = to;
@@ -60,12 +60,12 @@ inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 }
 #endif
 
-// Of some rows of some strips.
+// Sums of some rows of some strips.
 template <int rows, int strips>
 struct CodeSums {
     CodeSum of[strips][rows][2];
 };
-#if defined(__AVX512VNNI__)  // which has room for a whole group
+#if defined(__AVX512VNNI__)  // has registers for a complete group
 template <int rows, int strips>
 using GroupSums = CodeSums<rows, strips>;
 #else
@@ -75,8 +75,8 @@ struct GroupSums {
 };
 #endif
 
-// Some steps of a group. x: [steps * 2][rows]; codes: of each strip, `at` numbers further; they are read `next` numbers
-// ahead, or where `ahead` says.
+// Multiply some steps of a group. x: [steps * 2][rows]; codes: of each strip, `at` numbers apart, prefetched `next`
+// numbers ahead or at `ahead`.
 template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64_t at, int64_t steps, int64_t next,
                              CodeSums<rows, strips>& sums, Ahead& ahead) {
@@ -102,7 +102,7 @@ ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64
     }
 }
 
-// A group of `steps`. x: [2 * steps][rows]; sums: of zero points times the sums of bytes, which have the other sign.
+// Multiply a group of `steps`. x: [2 * steps][rows]; sums: zero points times the negated sums of bytes.
 template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64_t group, int64_t steps, int64_t next,
                              GroupSums<rows, strips>& sums, Ahead& ahead) {
@@ -126,11 +126,11 @@ ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64
 struct Groups {
     const GroupedStrip* strips;
     int64_t count, steps;  // of each
-    bool begins;           // the sums, rather than adding to them
-    Ahead ahead;           // of codes, where there is one strip
+    bool begins;           // overwrite the sums instead of adding
+    Ahead ahead;           // of codes, for a single strip
 };
 
-// Adds each group: scale * scale of the inputs * (sum of codes times bytes - zero point * sum of bytes). x:
+// Add each group: scale * input scale * (sum of codes times bytes - zero point * sum of bytes). x:
 // [groups][GROUP_HEAD_WORDS + 2 * steps][rows]; totals: [strips][rows][2].
 template <class Format, int rows, int strips>
 void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
@@ -184,11 +184,11 @@ constexpr std::array<std::array<MultiplyGroups, MOST_STREAMS>, sizeof...(less)> 
     return {streams_of_groups<Format, less + 1>(std::make_integer_sequence<int, MOST_STREAMS>())...};
 }
 
-// By the number of rows, less one.
+// Indexed by rows - 1.
 template <class Format>
 constexpr auto MULTIPLY_GROUPS = multiplies_of_groups<Format>(std::make_integer_sequence<int, MOST_ROWS>());
 
-// By the number of rows, less one, and of strips, less one.
+// Indexed by rows - 1 and strips - 1.
 template <class Format>
 constexpr auto STREAM_GROUPS = all_streams_of_groups<Format>(std::make_integer_sequence<int, MOST_STREAMED_ROWS>());
 

@@ -1,5 +1,5 @@
-// Inputs of a product as its tiles read them: a few rows of nearly equal number each, transposed, in words of 32 bits;
-// for the tile registers of AMX in the order of the rows.
+// Inputs of a product in the layout of its tiles: a few rows each, of nearly equal number, transposed, in 32-bit words;
+// in row order for AMX tile registers.
 #pragma once
 
 #include <algorithm>
@@ -13,12 +13,12 @@
 
 namespace baton {
 
-// What becomes of each number: a float as it is or rounded to bfloat16, two of bfloat16 in a word, also `tiled`, or four
-// bytes, which stand for -127 to 127 times a scale per row, or in `groups` per row and group.
+// Conversion of inputs: floats unchanged or rounded to bfloat16, two bfloat16 per word, also `tiled`, or four bytes of
+// -127 to 127 times a scale per row, or per row and group in `groups`.
 enum class Words { floats, rounded, pairs, tiled, bytes, groups };
 
-// The first `taller` tiles have a row more than the others, of which each has `height`. Tile registers are filled: there
-// only the last tile has fewer rows.
+// The first `taller` tiles have one row more than the others, which have `height`. Tile registers are filled: only the
+// last tile has fewer rows.
 struct Tiles {
     const int64_t total, most, count, height, taller;
 
@@ -32,10 +32,10 @@ struct Tiles {
     int64_t rows(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
 };
 
-// Of each row and group, before the words of its bytes: their scale, and the sum of the bytes with the other sign.
+// Before the bytes of each row and group: their scale, and the negated sum of the bytes.
 constexpr int64_t GROUP_HEAD_WORDS = 2;
 
-// Near 1.5 * 2^23 floats are integers, and the low bits are what was added.
+// Floats near 1.5 * 2^23 are integers whose low bits are the added number.
 constexpr float TO_INTEGER = 12582912.0f;
 
 inline Ints to_bytes(const float* x, float inverse) {
@@ -57,9 +57,9 @@ inline int32_t reduce_integers(Ints value, Combine combine) {
     return read_as<int32_t>(&bits);
 }
 
-// The largest number over 127. Of numbers that are not all finite NaN, so that what becomes of them stays so.
+// Return the largest magnitude over 127, or NaN if a number is not finite, so that results are NaN too.
 inline float scale_of(const float* x, int64_t inputs) {
-    // As integers, sizes are in the same order, and what is not finite comes after all others.
+    // As integers, magnitudes keep their order, and non-finite numbers come last.
     Ints most{};
     int64_t i = 0;
     for (; i + LANES <= inputs; i += LANES) most = larger(most, load_bits(x + i) & 0x7fffffff);
@@ -69,7 +69,7 @@ inline float scale_of(const float* x, int64_t inputs) {
     return std::max(as_float(largest) / 127.0f, std::numeric_limits<float>::min());
 }
 
-// A group of a row: GROUP_HEAD_WORDS, and the words of its bytes.
+// Group of a row: GROUP_HEAD_WORDS, and its bytes as words.
 inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     const float scale = scale_of(x, inputs), inverse = 1 / scale;
     auto* bytes = reinterpret_cast<uint8_t*>(to + GROUP_HEAD_WORDS);
@@ -80,7 +80,7 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
         if (count < LANES) std::copy_n(x + i, count, padded);
         const Ints bits = as_ints(load(count < LANES ? padded : x + i) * inverse + TO_INTEGER) & 0xff;
         const Bytes low = __builtin_convertvector(bits, Bytes);
-        sums += (bits ^ 0x80) - 0x80;  // of numbers that are not finite too a byte, so that no sum overflows
+        sums += (bits ^ 0x80) - 0x80;  // of non-finite numbers also a byte, so that no sum overflows
         if (count < LANES) std::memcpy(bytes + i, &low, count);
         else std::memcpy(bytes + i, &low, sizeof low);
     }
@@ -89,8 +89,8 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     std::memcpy(to + 1, &minus, sizeof minus);
 }
 
-// `[tile][word][row]`, or where they are tiled `[tile][word / TILE_WORDS][row][TILE_WORDS]`; zeros after the last input.
-// Its memory is the thread's: one at a time in each.
+// `[tile][word][row]`, or tiled `[tile][word / TILE_WORDS][row][TILE_WORDS]`; zero-padded. Uses the thread's memory:
+// one at a time per thread.
 class Inputs {
    public:
     const Tiles tiles;
@@ -110,7 +110,7 @@ class Inputs {
         if (rows == 1 && kind == Words::floats && words == inputs) {
             packed_ = reinterpret_cast<const uint32_t*>(x);
         } else {
-            // Kept from call to call, since the system hands out fresh memory page by page, which takes long.
+            // Kept from call to call, since the system allocates fresh memory slowly, page by page.
             static thread_local std::vector<Line> kept;
             const int64_t lines = (rows * words + LANES) / LINE_WORDS + 1;
             if (static_cast<int64_t>(kept.size()) < lines) kept.resize(lines);
@@ -127,7 +127,7 @@ class Inputs {
 
    private:
     static constexpr int64_t WORTH_SHARING = 1 << 15, LINE_WORDS = LINE_BYTES / 4;
-    struct alignas(LINE_BYTES) Line {  // of the cache: rows of tile registers that lie across two are read at half the pace
+    struct alignas(LINE_BYTES) Line {  // cache line: rows of tile registers that span two are read at half speed
         uint32_t words[LINE_WORDS];
     };
 
@@ -161,14 +161,14 @@ class Inputs {
                 continue;
             }
             transpose(lanes);
-            // Each write goes past its rows, over what the next one puts there; only the tile's last ones must not.
+            // Each write exceeds its rows, where the next one overwrites it; only the tile's last rows must not.
             const int64_t roomy = word + LANES < words ? count : 0;
             for (int64_t n = 0; n < roomy; ++n) store(reinterpret_cast<float*>(to + (word + n) * rows), lanes[n]);
             for (int64_t n = roomy; n < count; ++n) std::memcpy(to + (word + n) * rows, &lanes[n], rows * sizeof *to);
         }
     }
 
-    // Rows of words, where the tile is if it is a single row.
+    // Rows of words, at the tile if it is a single row.
     const uint32_t* quantise_groups(int64_t first, int64_t rows, uint32_t* tile) const {
         static thread_local std::vector<uint32_t> kept;
         if (rows > 1 && static_cast<int64_t>(kept.size()) < rows * words + LANES) kept.resize(rows * words + LANES);

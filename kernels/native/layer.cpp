@@ -1,4 +1,4 @@
-// The small operations of a layer, one at a time. Contracts: kernels/norms.py, pages.py.
+// Single small operations of a layer. Contracts: kernels/norms.py, pages.py.
 #include "layer.h"
 
 #include "arguments.h"

@@ -1,4 +1,4 @@
-// What stands between the products of a decoder layer: norms, rotation, the write into the pages, the gate.
+// Operations between the products of a decoder layer: norms, rotation, KV storage, the gate.
 #pragma once
 
 #include "limits.h"
@@ -8,7 +8,7 @@
 
 namespace baton {
 
-// Rows are worth sharing between threads from so many numbers on.
+// Fewest numbers for which sharing rows between threads pays.
 constexpr int64_t WORTH_SHARING = 1 << 15;
 
 inline int threads_for(int64_t numbers, int threads) { return numbers >= WORTH_SHARING ? threads : 1; }
@@ -33,8 +33,8 @@ inline void rms_norm(const float* x, const float* weight, int64_t rows, int64_t 
                [&](int64_t row) { rms_norm_row(x + row * size, weight, size, eps, to + row * size); });
 }
 
-// SiLU, or GELU by its approximation with a hyperbolic tangent, which is the same function of another argument. Beyond
-// 88, e^-x is no float any more, and the quotient as good as 0.
+// SiLU, or GELU's tanh approximation, which is the same function of another argument. Beyond 88, e^-x overflows, and
+// the quotient is about 0.
 inline Floats opened(Floats x, Gate gate) {
     Floats minus = -x;
     if (gate == Gate::gelu) minus = -1.5957691216f * (x + 0.044715f * x * x * x);
@@ -42,13 +42,13 @@ inline Floats opened(Floats x, Gate gate) {
     return x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus));
 }
 
-// As the softmax of x and 0.
+// Softmax of x and 0.
 inline Floats sigmoid(Floats x) {
     const Floats largest = larger(x, Floats{}), own = exponential(x - largest);
     return own / (own + exponential(-largest));
 }
 
-// What the gate leaves of `up`.
+// Apply the gate to `up`.
 inline Floats gated(Floats gate, Floats up, Gate kind) {
     if (kind == Gate::sigmoid) return sigmoid(gate) * up;
     if (kind == Gate::clamped) {
@@ -81,7 +81,7 @@ inline void add_rows(const float* x, int64_t rows, int64_t size, float* to, int 
     });
 }
 
-// Rotates pairs (i, i + half) of one head by their angles; what is behind them stays. `to` may be `head`.
+// Rotate pairs (i, i + half) of one head by their angles; later numbers are unchanged. `to` may be `head`.
 inline void rotate_head(const float* head, const float* cos, const float* sin, int64_t half, int64_t size, float* to) {
     if (to != head) std::copy(head + 2 * half, head + size, to + 2 * half);
     int64_t i = 0;
@@ -97,19 +97,19 @@ inline void rotate_head(const float* head, const float* cos, const float* sin, i
     }
 }
 
-// Queries and keys of each token's row of `qkv`, [rows][heads + 2 * kv_heads][head_dim], are normalised if there are
-// norms, head by head or all of a token's together, and rotated; keys and values go to their slots of the pages, queries to
-// `query`, [rows][heads][head_dim]. Queries lie `query_stride` apart: what may stand between them stays.
+// Rows of `qkv`, [rows][heads + 2 * kv_heads][head_dim]: queries and keys are normalised if there are norms, per head
+// or over all heads of a token, and rotated; keys and values are stored in their slots, queries in `query`,
+// [rows][heads][head_dim]. Queries are `query_stride` apart: numbers between them are unchanged.
 struct RotateStore {
     Pages pages;
-    float* qkv;  // used up
+    float* qkv;  // overwritten
     float* query;
     const float *cos, *sin;  // [rows][rotary_dim / 2]
     const int64_t* slots;    // [rows]; negative: nothing is stored
     const float *query_norm, *key_norm;  // [head_dim], or of all heads, or null
     int64_t rows, heads, kv_heads, head_dim, query_stride, rotary_dim;
     float eps;
-    int32_t norms_are_whole;  // of all heads of a token
+    int32_t norms_are_whole;  // over all heads of a token
     int32_t threads;
 };
 
@@ -122,7 +122,7 @@ inline void store_bfloat16(const float* from, int64_t size, uint16_t* to) {
     for (; i < size; ++i) to[i] = to_bfloat16(from[i]);
 }
 
-// One token's numbers of one head, kind 0 for a key and 1 for a value, and their scale if they have one.
+// Write one token's numbers of one head, kind 0 for keys and 1 for values, with their scale if there is one.
 inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_t slot, const float* from, int64_t size) {
     const int64_t block = slot / pages.block_tokens, token = slot % pages.block_tokens;
     const int64_t at =
@@ -145,7 +145,7 @@ inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {
     const int64_t head_dim = asked.head_dim, half = asked.rotary_dim / 2, slot = asked.slots[row];
     const int64_t queries_width = asked.heads * asked.query_stride;
     float* queries = asked.qkv + row * (queries_width + 2 * asked.kv_heads * head_dim);
-    float* keys = queries + queries_width;  // and then the values
+    float* keys = queries + queries_width;  // followed by values
     const bool by_head = asked.query_norm && !asked.norms_are_whole;
     if (asked.query_norm && !by_head) {
         rms_norm_row(queries, asked.query_norm, asked.heads * head_dim, asked.eps, queries);

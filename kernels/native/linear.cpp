@@ -1,10 +1,10 @@
-// Rows times a packed weight. Each output is one sum over the inputs in their order, whatever the number of rows: a
-// row's result depends neither on its neighbours nor on threads.
+// Rows times a packed weight. Each output is one sum over the inputs in order, for any number of rows: a row's result
+// depends neither on its neighbours nor on threads.
 //
-// One tile of rows reads a panel from beginning to end, asking for memory ahead of its use. Many tiles share a stretch
-// of a panel at a time, unfolded to floats once where it is kept in fewer bits, while the next stretch is on its way to
-// the second-level cache, where the tiles' inputs of that stretch and their sums lie too (the loops of Goto and van de
-// Geijn, "Anatomy of high-performance matrix multiplication", with the roles of the two operands exchanged).
+// A single tile of rows reads a panel from beginning to end, prefetching. Many tiles share a stretch of a panel,
+// unfolded once to floats if it is stored in fewer bits, while the next stretch is loaded into the L2 cache, next to
+// the tiles' inputs and sums (the loops of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
+// with the roles of the operands exchanged).
 #include "linear.h"
 
 #include "arguments.h"
@@ -66,7 +66,7 @@ class Product {
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
 
-    // Several strips at a time; of groups one panel, whose scales and zero points are streams of addresses too, and some
+    // Several strips together; of groups one panel, whose scales and zero points are address streams too, and some
     // panels in a row.
     void stream_all() {
         const int64_t kinds = is_gated_ ? 2 : 1, in_panel = std::min<int64_t>({strips_, PANEL / STRIP, MOST_STREAMS / kinds});
@@ -79,7 +79,7 @@ class Product {
         });
     }
 
-    // Some strips, and where gates are made, before them those that gate them.
+    // Some strips, and with gates, before them the strips that gate them.
     void stream_some(int64_t first, int64_t end) const {
         Pair sums[MOST_STREAMS * MOST_STREAMED_ROWS];
         int64_t strips[MOST_STREAMS], streams = 0;
@@ -100,11 +100,11 @@ class Product {
             finish(0, is_gated_ ? strips_ + first + n : first + n, made + n * rows_, sums + n * rows_);
     }
 
-    // Some tiles of some strips, and where gates are made of the strips that these gate.
+    // Some tiles of some strips, and with gates, of the gated strips.
     void compute(int64_t first_tile, int64_t end_tile, int64_t first_strip, int64_t end_strip) const {
         const int64_t width = end_strip - first_strip, kinds = is_gated_ ? 2 : 1, strips = width * kinds;
         const int64_t first = tiles_.first_row(first_tile), rows = tiles_.first_row(end_tile) - first;
-        // Sums by strip and row, which the thread keeps from one stretch to the next.
+        // Sums by strip and row, kept by the thread from one stretch to the next.
         static thread_local std::vector<Pair> kept;
         if (static_cast<int64_t>(kept.size()) < strips * rows) kept.resize(strips * rows);
         const auto strip = [&](int64_t n) { return n < width ? first_strip + n : strips_ + first_strip + n - width; };
@@ -126,7 +126,7 @@ class Product {
         bool is_gate;
     };
 
-    // Whether a stretch is unfolded once for all rows, which is worth it from three tiles on.
+    // Whether a stretch is unfolded once for all rows, which pays from three tiles.
     bool unfolds(int64_t first_tile, int64_t end_tile) const {
         return UNFOLDS && (end_tile - first_tile > 2 || tiles_.rows(first_tile) > Format::MOST_FOLDED_ROWS);
     }
@@ -138,7 +138,7 @@ class Product {
         return (units + count - 1) / count * unit;
     }
 
-    // That are not parted.
+    // Strips that are not split.
     int64_t unit_steps() const {
         return IS_TILED ? TILE_WORDS : Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1;
     }
@@ -164,8 +164,8 @@ class Product {
         return static_cast<const Number*>(weight_.data) + (output / PANEL * steps_ + step) * PANEL + output % PANEL;
     }
 
-    // Adds what a stretch of a strip contributes to every row, and writes outputs when it was the last one. sums: [rows];
-    // next: the stretch after it; further: how far back the sums of the gates lie.
+    // Add the contribution of a stretch of a strip to every row, and write outputs after the last one. sums: [rows];
+    // next: the following stretch; further: distance back to the sums of the gates.
     void add(const Part& part, const Number* next, Pair* sums, int64_t further) const {
         const Number* column = numbers(part.strip, part.begin);
         const int64_t tiles = part.end_tile - part.first_tile, stretch_bytes = part.steps * PANEL * 4;
@@ -178,7 +178,8 @@ class Product {
         for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
             const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * own_steps * asks_bytes;
             const uint32_t* x = inputs_.tile(tile) + part.begin / unit_steps() * unit_words() * rows;
-            // One tile reads the panel from end to end; of many, the first ones ask for the next stretch, line by line.
+            // A single tile reads the panel from end to end; of many, the first ones prefetch the next stretch, line by
+            // line.
             Ahead ahead = ahead_of(column, Format::IS_GROUPED ? GROUPS_AHEAD_BYTES : AHEAD_BYTES);
             if (tiles > 1) ahead = {reinterpret_cast<const char*>(next) + std::min(asked, stretch_bytes), asks_bytes};
             if (asked >= stretch_bytes) ahead = {reinterpret_cast<const char*>(x), 0};
@@ -209,7 +210,7 @@ class Product {
         }
     }
 
-    // Writes outputs of a tile's rows. Where gates are made, of those in `gates`, and the others are what they gate.
+    // Write outputs of a tile's rows, gated by `gates` if there are gates.
     void finish(int64_t tile, int64_t strip, const Pair* sums, const Pair* gates) const {
         const int64_t outputs = weight_.outputs / (is_gated_ ? 2 : 1), rows = tiles_.rows(tile), row = tiles_.first_row(tile);
         for (int half = 0; half < 2; ++half) {

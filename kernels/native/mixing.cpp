@@ -69,7 +69,7 @@ const float* Mixing::heads(const DecoderLayer& layer, float* qkv) const {
     return attended;
 }
 
-// Of all heads, [rows][heads][nope_dim + rope_dim] at a distance of `stride`.
+// Queries of all heads, [rows][heads][nope_dim + rope_dim], `stride` apart.
 const float* Mixing::latent_queries(const DecoderLayer& layer, const float* made, int64_t& stride) const {
     const Latent& latent = *layer.latent;
     stride = layer.qkv.outputs;
@@ -85,11 +85,11 @@ const float* Mixing::latent_queries(const DecoderLayer& layer, const float* made
     return queries;
 }
 
-// Rounded by itself, as PyTorch does it: not inlined, so that no addition is fused with it.
+// Rounded separately, as in PyTorch: not inlined, so that no addition is fused with it.
 __attribute__((noinline)) static Floats product(Floats a, Floats b) { return a * b; }
 
-// As `rotary` of kernels/norms.py, to the last bit. Pairs end up half a head apart, of queries and keys alike: products
-// do not depend on their order.
+// Equals `rotary` of kernels/norms.py bitwise. Pairs end up half a head apart in queries and keys, whose products do
+// not depend on the order.
 static void turn(const Latent& latent, const float* x, const float* cos, const float* sin, float* to) {
     const int64_t half = latent.rope_dim / 2;
     for (int64_t i = 0; i < half; i += LANES) {
@@ -153,8 +153,8 @@ const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
     return values;
 }
 
-// Of one row whose projection has one key head after another, with all that belongs to it: its inputs of the convolution
-// and then its gates to `mixed`, and of each value head a number to `beta` and one to `decay`.
+// Split one row whose projection is grouped by key head: convolution inputs, then gates, to `mixed`, and per value head
+// a number to `beta` and to `decay`.
 static void part_heads(const DeltaNet& net, const float* from, float* mixed, float* beta, float* decay) {
     const int64_t together = net.value_heads / net.key_heads, group = together * net.value_dim;
     const int64_t keys = net.key_heads * net.key_dim, channels = 2 * keys + net.value_heads * net.value_dim;

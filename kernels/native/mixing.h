@@ -1,5 +1,5 @@
-// What mixes the tokens of a layer, between the projection of the stream and the projection back: attention over keys and
-// values of heads, or over rows that all heads share, or a delta net. Contract: kernels/native/decoder.py.
+// Token mixing of a layer, between its projections: attention over keys and values per head or over rows shared by all
+// heads, or a delta net. Contract: kernels/native/decoder.py.
 #pragma once
 
 #include "decoder.h"
@@ -7,7 +7,7 @@
 
 namespace baton {
 
-// Of one thread, for all layers of a call.
+// Scratch memory of one thread for all layers of a call.
 struct MixingRooms {
     std::vector<float> query, attended, parts, by_head, projected, numbers;
 };
@@ -16,7 +16,7 @@ class Mixing {
    public:
     Mixing(const DecoderArguments& asked, MixingRooms& rooms) : asked_(asked), rooms_(rooms) {}
 
-    // What the tokens of a layer come to: [rows][inputs of its output]. qkv: [rows][outputs of its qkv], used up.
+    // Compute the mixed tokens of a layer: [rows][inputs of its output]. qkv: [rows][outputs of its qkv], overwritten.
     const float* run(const DecoderLayer& layer, float* qkv) const {
         return layer.delta ? delta(layer, qkv) : layer.latent ? latent(layer, qkv) : heads(layer, qkv);
     }
@@ -26,8 +26,7 @@ class Mixing {
     const float* latent(const DecoderLayer& layer, float* qkv) const;
     const float* delta(const DecoderLayer& layer, const float* projected) const;
 
-    // What a delta net reads of its rows, each at a distance of `stride`; of each row and value head a number of `beta` and
-    // one of `decay`.
+    // Inputs of a delta net, rows `stride` apart; per row and value head one number of `beta` and of `decay`.
     struct DeltaInputs {
         const float *mixed, *gates;
         const float *beta, *decay;
@@ -35,7 +34,7 @@ class Mixing {
     };
     DeltaInputs delta_inputs(const DecoderLayer& layer, const float* projected) const;
 
-    // Queries [rows][heads][head_dim] over the layer's pages; [rows][heads][value_dim].
+    // Attention of queries [rows][heads][head_dim] over the layer's pages; returns [rows][heads][value_dim].
     float* attend(const DecoderLayer& layer, const float* query, int64_t kv_heads, int64_t value_dim) const;
     const float* latent_queries(const DecoderLayer& layer, const float* made, int64_t& stride) const;
 
@@ -50,7 +49,7 @@ class Mixing {
 
     int64_t angles_of(const DecoderLayer& layer) const { return layer.table * asked_.rows * (asked_.rotary_dim / 2); }
 
-    // Of rows of so many numbers each.
+    // Allocate rows of this many numbers.
     template <class Work>
     void for_rows(int64_t numbers, const Work& work) const {
         share_rows(asked_.rows, threads_for(asked_.rows * numbers, asked_.threads), work);

@@ -1,4 +1,4 @@
-// The innermost loop of a product: a few rows times a strip of outputs, all of whose sums are in registers.
+// Innermost loop of a product: a few rows times a strip of outputs, with all sums in registers.
 #pragma once
 
 #include <array>
@@ -16,20 +16,20 @@ ALWAYS_INLINE void call(const Use& use, std::integer_sequence<int, n...>) {
     use(std::integral_constant<int, n>()...);
 }
 
-// use(0, 1, ...): of as many constants as the format has parts.
+// Call use(0, 1, ...) with one constant per part of the format.
 template <class Format, class Use>
 ALWAYS_INLINE void for_parts(const Use& use) {
     call(use, std::make_integer_sequence<int, Format::PARTS>());
 }
 
-// Memory that will be needed: each step of a product asks for two lines from `from` on, and goes `stride` bytes further.
+// Memory to prefetch: each step of a product requests two lines from `from`, then advances by `stride` bytes.
 struct Ahead {
     const char* from;
     int64_t stride;
 };
 
-// Adds to `rows` rows of a strip, or begins them. x: [steps * PARTS][rows]; weight: a step every `stride` numbers; total:
-// [rows][2].
+// Multiply `rows` rows with a strip, adding to or overwriting totals. x: [steps * PARTS][rows]; weight: one step per
+// `stride` numbers; total: [rows][2].
 template <class Format, int rows, int stride>
 void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total, bool begins, Ahead ahead) {
     using Sum = typename Format::Sum;
@@ -67,7 +67,7 @@ constexpr std::array<Multiply, sizeof...(less)> multiplies(std::integer_sequence
     return {multiply<Format, less + 1, stride>...};
 }
 
-// By the number of rows, less one.
+// Indexed by rows - 1.
 template <class Format, int stride>
 constexpr auto MULTIPLY = multiplies<Format, stride>(std::make_integer_sequence<int, Format::MOST_FOLDED_ROWS>());
 

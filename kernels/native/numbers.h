@@ -1,4 +1,4 @@
-// Numbers as the KV pool keeps them, LANES at a time: to floats, and from floats where they take one byte.
+// Conversion of LANES numbers of the KV pool: to floats, and from floats to one-byte formats.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr float largest_number(Element element) {
     return element == Element::e4m3 ? 448.0f : element == Element::e5m2 ? 57344.0f : 127.0f;
 }
 
-// The upper byte of a number of IEEE 754 binary16 is one of E5M2, infinity and NaN too (OCP FP8).
+// The upper byte of an IEEE 754 binary16 number is an E5M2 number, including infinity and NaN (OCP FP8).
 ALWAYS_INLINE Floats load_e5m2(const uint8_t* from) {
 #if defined(__AVX512F__)
     const __m256i wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -37,8 +37,8 @@ ALWAYS_INLINE Floats load_e5m2(const uint8_t* from) {
 #endif
 }
 
-// Sign, 4 bits of exponent, 3 of fraction. Its one NaN reads as 480 here: what is not finite has a scale that is NaN.
-// The detour over binary16 is for numbers that are not normal, which multiplications take a hundred times as long for.
+// Sign, 4 exponent bits, 3 fraction bits. Its one NaN reads as 480: non-finite rows have a NaN scale. The detour over
+// binary16 handles subnormal numbers, which take multiplications a hundred times as long.
 ALWAYS_INLINE Floats load_e4m3(const uint8_t* from) {
 #if defined(__AVX512F__)
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -64,7 +64,7 @@ ALWAYS_INLINE Floats load_int8(const uint8_t* from) {
 #endif
 }
 
-// LANES numbers as floats, not multiplied by their scale.
+// LANES numbers as floats, unscaled.
 template <Element element>
 ALWAYS_INLINE Floats load_numbers(const char* from) {
     if constexpr (element == Element::float32) return load(reinterpret_cast<const float*>(from));
@@ -75,7 +75,7 @@ ALWAYS_INLINE Floats load_numbers(const char* from) {
     return load_int8(bytes);
 }
 
-// Bytes of finite numbers within the format's range, one in each lane; to nearest, ties to even.
+// Bytes of finite numbers within the format's range, one per lane; round to nearest, ties to even.
 template <Element element>
 ALWAYS_INLINE Ints to_bytes(Floats value) {
     if constexpr (element == Element::int8) {
@@ -92,8 +92,7 @@ ALWAYS_INLINE Ints to_bytes(Floats value) {
     }
 }
 
-// As kernels/types.py has it: `size` numbers of `from` as bytes, and their scale, which is NaN where any is not
-// finite.
+// As in kernels/types.py: `size` numbers of `from` as bytes, and their scale, NaN if a number is not finite.
 template <Element element>
 inline float quantise_row(const float* from, int64_t size, uint8_t* to) {
     float largest = 0, spoilt = 0;

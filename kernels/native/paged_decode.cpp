@@ -1,8 +1,8 @@
-// Attention of one new token of each of many sequences over their paged KV. Contract: kernels/attention.py.
+// Attention of one new token of many sequences over paged KV. Contract: kernels/attention.py.
 //
-// A context is cut into pieces by its length alone, so that no result depends on neighbours or threads; threads share
-// pieces, and KV heads where there are few of those. Within a piece all its heads go along together, stretch by stretch,
-// since they lie side by side in a block.
+// A context is split into pieces by its length alone, so that no result depends on neighbours or threads; threads share
+// pieces, and KV heads if there are few pieces. Within a piece all its heads proceed together, stretch by stretch,
+// since they are adjacent in a block.
 #include "arguments.h"
 #include "decode_group.h"
 
@@ -12,7 +12,7 @@ namespace {
 template <Element element>
 class DecodePiece {
    public:
-    // Of heads `first_head` to `end_head`.
+    // For heads `first_head` to `end_head`.
     DecodePiece(const DecodeArguments& asked, int64_t sequence, int64_t piece, int64_t first_head, int64_t end_head)
         : asked_(asked),
           head_dim_(static_cast<int>(asked.head_dim)),
@@ -109,7 +109,7 @@ class DecodePiece {
     float highest_[MAX_HEADS + LANES], totals_[MAX_HEADS + LANES];
 };
 
-// Adds up the pieces of one query; the first of them is at `part`.
+// Add up the pieces of one query; the first one is at `part`.
 void combine(const DecodeArguments& asked, float* part, int64_t pieces, int64_t head, float* output) {
     const int64_t value_dim = asked.value_dim, stride = asked.heads * (value_dim + 2);
     const float *highest = part + asked.heads * value_dim + head, *totals = highest + asked.heads;

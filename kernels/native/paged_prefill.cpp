@@ -5,7 +5,7 @@
 namespace baton {
 namespace {
 
-// Some tokens of one KV head that have pieces of the same length.
+// Tokens of one KV head with equally long pieces.
 template <Element element>
 class PrefillTask {
    public:

@@ -1,4 +1,4 @@
-// One layer of the paged KV pool, as the kernels read it. Borrowed memory; nothing here owns any.
+// One layer of the paged KV pool. All memory is borrowed.
 #pragma once
 
 #include "limits.h"
@@ -6,9 +6,9 @@
 
 namespace baton {
 
-// Data `[block][k, v][kv_head][token][head_dim]`, head_dim contiguous; scales, where there are any, float32
-// `[block][k, v][kv_head][token]`, tokens contiguous. Strides count elements; that between keys and values is 0 where
-// values are the beginnings of keys.
+// Data `[block][k, v][kv_head][token][head_dim]`, head_dim contiguous; scales, if any, float32 `[block][k,
+// v][kv_head][token]`, tokens contiguous. Strides count elements; that between keys and values is 0 if values are
+// prefixes of keys.
 struct Pages {
     const void* data;
     int64_t block_stride, kind_stride, head_stride, token_stride;
@@ -18,9 +18,9 @@ struct Pages {
     int32_t element;
 };
 
-using Row = const char*;  // where the numbers of a token lie
+using Row = const char*;  // numbers of one token
 
-alignas(64) const char ZEROS[MAX_HEAD_DIM * sizeof(float)] = {};  // a row of them, in any format
+alignas(64) const char ZEROS[MAX_HEAD_DIM * sizeof(float)] = {};  // a row in any format
 
 // Keys (kind 0) or values (kind 1) of one KV head of one sequence, by position.
 template <Element element>
@@ -32,7 +32,7 @@ class HeadRows {
           offset_(kind * pages.kind_stride + head * pages.head_stride),
           scale_offset_(kind * pages.scale_kind_stride + head * pages.scale_head_stride) {}
 
-    // Points `rows` at `tokens` tokens from position `first` on, and copies their scales if they have any.
+    // Set `rows` to `tokens` tokens from position `first`, and copy their scales if there are any.
     void find(int64_t first, int tokens, Row* rows, float* scales) const {
         int64_t logical = first / pages_.block_tokens, token = first % pages_.block_tokens;
         for (int done = 0; done < tokens; ++logical, token = 0) {

@@ -198,7 +198,7 @@ class Validator:
             return ReadyInputs(request, prompts, message.dimensions, as_base64, name, self._models[name])
 
     def _input(self, index: int, prompt: AskedPrompt, pooling: Pooling) -> "Prompt":
-        """Raises: Problem, ValueError."""
+        """Return the checked prompt. Raises: Problem, ValueError."""
         asked = GenerationRequest(Operation.EMBED, prompt, pooling=pooling)
         try:
             token_ids = self._token_ids(validate(asked, self._defaults, *self._limits, Drawn("", 0)))
@@ -212,21 +212,21 @@ class Validator:
         return self._llm.vocab_size, self._llm.max_model_len
 
     def _name(self, model: str) -> str:
-        """Raises: Problem."""
+        """Return the model's name. Raises: Problem."""
         name = model or next(iter(self._models))
         if name not in self._models:
             raise refused("model", f"{name!r} is not loaded, only {', '.join(self._models)}", "model_not_found")
         return name
 
     def _token_ids(self, valid: ValidRequest) -> tuple[int, ...]:
-        """Raises: BatonError."""
+        """Tokenise a prompt. Raises: BatonError."""
         vocab_size, most = self._limits
         token_ids = self._runner.run(self._tokenizer.prompt_tokens(valid.prompt, None, vocab_size))
         fit_to_context(len(token_ids), valid, most)
         return token_ids
 
     def _made(self, request: BatchRequest, message: BatchChat | BatchCompletion, asked: GenerationRequest) -> Ready:
-        """Raises: Problem, BatonError, ValueError."""
+        """Return the checked request. Raises: Problem, BatonError, ValueError."""
         llm, name = self._llm, self._name(asked.model)
         valid = validate(asked, self._defaults, *self._limits, Drawn("", seed_of(request.custom_id)))
         token_ids = self._token_ids(valid)
@@ -272,7 +272,7 @@ def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _prompted(message: EmbeddingRequest, pooler: Pooler) -> list[AskedPrompt]:
-    """Raises: Problem."""
+    """Return the prompts of a line. Raises: Problem."""
     try:
         return prompted(prompts_of(message.input, "input"), pooler, message.prompt_name)
     except BatonError as error:

@@ -278,7 +278,7 @@ NOTICE_S = 5.0  # for which a frame says that the router is back
 
 @dataclass(frozen=True, slots=True)
 class Frame(Generic[Content]):
-    """One state of the screen. `content`: the newest, None before the first. `notice`: a problem, else empty."""
+    """State of the screen. `content`: the newest, None before the first. `notice`: a problem, else empty."""
 
     content: Content | None
     notice: str

@@ -82,5 +82,5 @@ def _environment(folder: Path) -> Mapping[str, str] | None:
 
 
 def _texts(path: Path) -> list[str]:
-    """Raises: OSError."""
+    """Return the texts of a file of /proc. Raises: OSError."""
     return [text.decode(errors="replace") for text in path.read_bytes().split(b"\0")[:-1]]

@@ -62,7 +62,7 @@ class AttemptNote:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether another router placed it: its worker has the answer already, and sends no first token."""
+        """True if another router placed it: its worker has the answer already, and sends no first token."""
         return self.decision is None
 
 
@@ -187,7 +187,7 @@ class TokenGaps:
 
     @property
     def each_ms(self) -> list[float]:
-        """All gaps, in order of time."""
+        """Gaps in order of time."""
         return list(self._gaps_ms)
 
     @property
@@ -320,7 +320,7 @@ class Timeline:
 
     @property
     def is_overtaken(self) -> bool:
-        """Whether decode's message overtook prefill's, so that first and second token arrived together."""
+        """True if decode's message overtook prefill's, so that first and second token arrived together."""
         return self.second_token_s is not None and self.second_token_s == (self.resumed_step_s or self.first_step_s)
 
     @property

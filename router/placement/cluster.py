@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.cache.replica import Caches, Hits, PrefixFanOut
+from baton.router.cache.fan_out import PrefixFanOut
+from baton.router.cache.prefix_index import Hits
+from baton.router.cache.replica import Caches
 from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import NOTHING, PeerLoad

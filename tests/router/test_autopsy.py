@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.router.cache.autopsy import NOWHERE, BlockRun, CacheLook, EvictedRun, Fate, Found, Held, autopsy
-from baton.router.cache.replica import (
-    ALIKE_SHARE,
-    MOST_EVICTIONS,
-    MOST_RUNS,
-    CacheChanges,
-    Caches,
-    CacheSnapshotPart,
-    Evictions,
-)
+from baton.router.cache.evictions import ALIKE_SHARE, MOST_EVICTIONS, MOST_RUNS, Evictions
+from baton.router.cache.replica import CacheChanges, Caches, CacheSnapshotPart
 
 LENGTH, PROMPTS, KEPT = 6, 4, 3
 WORKER = "w0"

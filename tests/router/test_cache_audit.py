@@ -1,6 +1,6 @@
 """What a router makes of its own wrong predictions."""
 
-from baton.router.cache.replica import LEAST_REQUESTS, RESYNC_PERIOD_S, WINDOW_REQUESTS, CacheAudit
+from baton.router.cache.audit import LEAST_REQUESTS, RESYNC_PERIOD_S, WINDOW_REQUESTS, CacheAudit
 
 
 def test_tokens_are_counted_on_both_sides() -> None:

@@ -5,7 +5,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
-from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheReplica, CacheSnapshotPart, PrefixIndex
+from baton.router.cache.prefix_index import PrefixIndex
+from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheReplica, CacheSnapshotPart
 from baton.router.types.worker import CacheSum
 from baton.worker.cache_events import CacheLog, NumberedChanges, SnapshotPart
 

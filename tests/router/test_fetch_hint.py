@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.cache.replica import PrefixIndex
+from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, place
 from baton.router.trace.record import Timeline, stages

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.cache.replica import MIDWAY, PrefixFanOut
+from baton.router.cache.fan_out import MIDWAY, PrefixFanOut
 from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, Charge, Charges, RecentWork, shortlist
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import UNMEASURED

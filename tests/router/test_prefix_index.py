@@ -6,7 +6,7 @@ from itertools import takewhile
 import hypothesis.strategies as st
 from hypothesis import given
 
-from baton.router.cache.replica import ELSEWHERE_CHAINS, PrefixIndex
+from baton.router.cache.prefix_index import ELSEWHERE_CHAINS, PrefixIndex
 
 WORKERS = ("w0", "w1", "w2", "w3")
 

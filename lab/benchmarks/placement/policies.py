@@ -18,7 +18,8 @@ from baton.lab.benchmarks.placement.simulation import (
 )
 from baton.lab.benchmarks.placement.traces import BLOCK_TOKENS, blocks_of
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.cache.replica import PrefixFanOut, PrefixIndex
+from baton.router.cache.fan_out import PrefixFanOut
+from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.placement.cluster import RecentWork, shortlist
 from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
 from baton.router.placement.rates import RateLedger

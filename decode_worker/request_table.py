@@ -22,7 +22,7 @@ class AnswerTable(RequestTable[Answer]):
     """Open answers by request id and by attempt, and finished answers that can still be adopted."""
 
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
-        """`grace_s`: time for which a finished answer can be adopted."""
+        """Create a table. `grace_s`: time for which a finished answer can be adopted."""
         super().__init__()
         self.ended: EndedOutputs[AttemptKey] = EndedOutputs(grace_s, bounds)
 

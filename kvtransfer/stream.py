@@ -25,11 +25,11 @@ class BlockLink(Protocol):
         """The bytes of logical blocks of a transfer."""
 
     def probe(self, nbytes: int) -> Iterable[bytes]:
-        """That many bytes of anything."""
+        """Return `nbytes` arbitrary bytes."""
 
 
 class StreamTransport:
-    """`pool` is our own, on any device or devices. `link` belongs to its creator.
+    """Create a transport. `pool`: this worker's, on any devices. `link` belongs to its creator.
 
     The bytes of a block are those of each part of the source, one after the other.
     """
@@ -48,7 +48,7 @@ class StreamTransport:
         self._block_bytes = own.block_bytes
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Raises CopyBroken; BlockOutOfRange, before anything is asked for."""
+        """Pull blocks. Raises: CopyBroken; BlockOutOfRange, before any request."""
         own_blocks = self._own.num_blocks
         for pair in pairs:
             if not 0 <= pair.destination < own_blocks:
@@ -61,7 +61,7 @@ class StreamTransport:
         return len(pairs) * self._block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Raises CopyBroken."""
+        """Measure the link. Raises: CopyBroken."""
         started = time.monotonic()
         received = sum(map(len, self._link.probe(nbytes)))
         if received != nbytes:
@@ -69,7 +69,7 @@ class StreamTransport:
         return LinkRate(nbytes, time.monotonic() - started)
 
     def close(self) -> None:
-        """Nothing of the peer is held here."""
+        """Do nothing: the transport owns nothing of the peer."""
 
     def _fill(self, run: Sequence[BlockPair], pieces: Iterable[bytes]) -> None:
         expected, received = len(run) * self._block_bytes, 0
@@ -130,7 +130,7 @@ class BlockCuts:
 def compare_beginning(
     link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape, transfer_id: bytes, pair: BlockPair
 ) -> None:
-    """Whether a block that came some other way begins as the source sends it; as far as its first message goes.
+    """Compare the beginning of a block that another transport copied with the first message of the source.
 
     Raises: ChecksumDiffers, CopyBroken.
     """

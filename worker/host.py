@@ -25,7 +25,7 @@ from baton.process.registry.worker_record import AdapterFolder
 from baton.process.worker_config import WorkerConfig
 from baton.text.host.memory import shortage, total_bytes
 from baton.worker.adapters.engine import EngineAdapters, EngineWeights
-from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept
+from baton.worker.adapters.table import AdapterKey, AdapterOrigin, AdapterTable
 from baton.worker.at_rest.checker import RestChecker
 from baton.worker.tier.tier import open_tier
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
@@ -128,7 +128,7 @@ def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], tab
     for each in folders:
         folder = each.folder.resolve()
         read = engine.read(each.name, folder)
-        table.add(AdapterKey(each.name, read.digest), engine.add(read), Kept.STARTED)
+        table.add(AdapterKey(each.name, read.digest), engine.add(read), AdapterOrigin.STARTED)
 
 
 def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:

@@ -78,7 +78,7 @@ STALL_CAUSES = {
     StallCause.IDLE: session_pb2.STALL_CAUSE_ENGINE_IDLE,
     StallCause.WORKER_LOOP: session_pb2.STALL_CAUSE_WORKER_EVENT_LOOP,
 }
-"""Those that a worker names."""
+"""Causes of late tokens, as messages name them."""
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
@@ -163,7 +163,7 @@ def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
 def first_output(
     attempt_id: int, first: FirstToken, with_logprobs: bool, answered_tokens: int = 0
 ) -> session_pb2.SequenceOutput:
-    """`answered_tokens`: of the command, which come before it."""
+    """Build the message of first tokens. `answered_tokens`: tokens of earlier attempts, which precede them."""
     output = session_pb2.SequenceOutput(
         attempt_id=attempt_id,
         choice=first.choice,
@@ -191,7 +191,7 @@ def gap_causes(causes: Iterable[CausePart]) -> list[session_pb2.GapCause]:
 
 
 def prompt_scores(attempt_id: int, offset: int, scores: Sequence[Drawn]) -> session_pb2.PromptScores:
-    """`scores`: the prompt's tokens from position `offset` on."""
+    """Build the message of prompt scores. `scores`: tokens from position `offset` on."""
     return session_pb2.PromptScores(
         attempt_id=attempt_id,
         offset=offset,

@@ -20,7 +20,7 @@ from baton.engine.runner.thread import EngineStopped
 from baton.process.registry.worker_record import WEIGHTS, ListRank, version_of
 from baton.protos import session_pb2
 from baton.worker.adapters.engine import EngineAdapters, Read
-from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed, Loaded, rank_of
+from baton.worker.adapters.table import AdapterKey, AdapterOrigin, AdapterTable, Listed, Loaded, rank_of
 from baton.worker.request import Session
 
 logger = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class AdapterKeeper:
     @property
     def state(self) -> session_pb2.AdapterState:
         table = self._table
-        started = [each for each in table.of(Kept.STARTED) if each.key.name != WEIGHTS]
-        usable = [*started, *table.of(Kept.LISTED, Kept.RETIRED)]
+        started = [each for each in table.of(AdapterOrigin.STARTED) if each.key.name != WEIGHTS]
+        usable = [*started, *table.of(AdapterOrigin.LISTED, AdapterOrigin.RETIRED)]
         return session_pb2.AdapterState(
             version=table.version,
             listed=[
@@ -84,12 +84,16 @@ class AdapterKeeper:
     @property
     def choosable(self) -> list[session_pb2.Adapter]:
         """Return adapters that requests of routers without state can choose."""
-        return [_message(each) for each in self._table.adapters if each.kept in (Kept.STARTED, Kept.LISTED)]
+        return [
+            _message(each)
+            for each in self._table.adapters
+            if each.kept in (AdapterOrigin.STARTED, AdapterOrigin.LISTED)
+        ]
 
     @property
     def awaits_last(self) -> bool:
         """Return whether something is freed once no request uses it."""
-        return bool(self._table.of(Kept.RETIRED))
+        return bool(self._table.of(AdapterOrigin.RETIRED))
 
     def number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
         """Return the engine's number of the adapter that a request names. Raises: ValueError."""
@@ -124,8 +128,10 @@ class AdapterKeeper:
     def free(self) -> None:
         """Free adapters that nothing needs any more. Call it when a request with an adapter has ended."""
         kept = {key for key in self._held.values() if key is not None}
-        idle = [each for each in self._table.of(Kept.PREPARED) if each.key not in kept]
-        retired = [each for each in self._table.of(Kept.RETIRED) if each.key not in kept and self._has_successor(each)]
+        idle = [each for each in self._table.of(AdapterOrigin.PREPARED) if each.key not in kept]
+        retired = [
+            each for each in self._table.of(AdapterOrigin.RETIRED) if each.key not in kept and self._has_successor(each)
+        ]
         if retired:
             used = set(self._around.in_use())
             lists = [self._lists.get(each, NO_LIST) for each in self._around.routers()]
@@ -231,7 +237,7 @@ class AdapterKeeper:
     async def _add(self, key: AdapterKey, read: Read) -> None:
         number = await asyncio.wrap_future(self._loop.between_steps(self._engine.add, read))
         is_listed = any(each.key == key for each in self._table.listed)
-        self._table.add(key, number, Kept.LISTED if is_listed else Kept.PREPARED)
+        self._table.add(key, number, AdapterOrigin.LISTED if is_listed else AdapterOrigin.PREPARED)
         logger.info("%s is loaded: %s", _spoken(key), key.digest[:24])
 
     def _remove(self, loaded: Loaded) -> None:

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from baton.process.registry.worker_record import WEIGHTS, ListRank, list_rank, newest_version
 
 
-class Kept(Enum):
+class AdapterOrigin(Enum):
     """Reason to keep an adapter."""
 
     STARTED = auto()
@@ -36,7 +36,7 @@ class AdapterKey:
 class Loaded:
     key: AdapterKey
     number: int  # the engine's, from 1
-    kept: Kept
+    kept: AdapterOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +65,14 @@ class AdapterTable:
         self.refused: dict[str, str] = {}
         """Reasons by the name of a listed adapter that could not be loaded."""
 
-    def add(self, key: AdapterKey, number: int, kept: Kept) -> None:
+    def add(self, key: AdapterKey, number: int, kept: AdapterOrigin) -> None:
         self._loaded[key] = Loaded(key, number, kept)
         self._had.setdefault(key.name, set()).add(key.digest)
 
     def add_own_weights(self, digest: str) -> None:
         """Add the weights that the worker was started with, under number 0."""
         self._own_weights = AdapterKey(WEIGHTS, digest)
-        self.add(self._own_weights, 0, Kept.STARTED)
+        self.add(self._own_weights, 0, AdapterOrigin.STARTED)
 
     @property
     def version(self) -> int:
@@ -100,7 +100,7 @@ class AdapterTable:
     def find(self, key: AdapterKey) -> Loaded | None:
         return self._loaded.get(key)
 
-    def of(self, *kept: Kept) -> list[Loaded]:
+    def of(self, *kept: AdapterOrigin) -> list[Loaded]:
         return [each for each in self._loaded.values() if each.kept in kept]
 
     def drop(self, loaded: Loaded) -> None:
@@ -119,7 +119,7 @@ class AdapterTable:
         if not digest and len(had) > 1:
             raise ValueError(f"several adapters were called {name!r} here, and the router does not say which it means")
         loaded = self._loaded.get(AdapterKey(name, digest or "".join(had)))
-        if loaded is None or loaded.kept is Kept.PREPARED:
+        if loaded is None or loaded.kept is AdapterOrigin.PREPARED:
             raise ValueError(f"there is no adapter {name!r} here")
         return loaded.number
 
@@ -136,12 +136,12 @@ class AdapterTable:
         self.refused = {}
         replaces = any(key.name == WEIGHTS for key in wanted)
         for loaded in self._loaded.values():
-            if loaded.kept is Kept.STARTED and not (replaces and loaded.key == self._own_weights):
+            if loaded.kept is AdapterOrigin.STARTED and not (replaces and loaded.key == self._own_weights):
                 continue
             if loaded.key in wanted:
-                loaded.kept = Kept.LISTED
-            elif loaded.kept is not Kept.PREPARED:
-                loaded.kept = Kept.RETIRED
+                loaded.kept = AdapterOrigin.LISTED
+            elif loaded.kept is not AdapterOrigin.PREPARED:
+                loaded.kept = AdapterOrigin.RETIRED
         return True
 
     @property

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.process.wire_bounds import MAX_EXACT
-from baton.worker.adapters.table import AdapterKey, AdapterTable, Kept, Listed
+from baton.worker.adapters.table import AdapterKey, AdapterOrigin, AdapterTable, Listed
 
 OLD, NEW, OTHER = AdapterKey("sql", "old"), AdapterKey("sql", "new"), AdapterKey("chat", "other")
 
@@ -17,7 +17,7 @@ def table() -> AdapterTable:
     """With OLD and OTHER listed."""
     table = AdapterTable()
     for number, key in enumerate((OLD, OTHER), start=1):
-        table.add(key, number, Kept.PREPARED)
+        table.add(key, number, AdapterOrigin.PREPARED)
     assert table.take_list(1, listed(OLD, OTHER))
     return table
 
@@ -34,22 +34,22 @@ def test_a_request_finds_its_adapter_by_name_and_digest(table: AdapterTable) -> 
 
 
 def test_a_prepared_adapter_is_no_requests_yet(table: AdapterTable) -> None:
-    table.add(NEW, 3, Kept.PREPARED)
+    table.add(NEW, 3, AdapterOrigin.PREPARED)
     with pytest.raises(ValueError, match="no adapter 'sql'"):
         table.number("sql", "new")
 
 
 def test_one_name_may_mean_two_adapters_and_each_request_has_its_own(table: AdapterTable) -> None:
-    table.add(NEW, 3, Kept.PREPARED)
+    table.add(NEW, 3, AdapterOrigin.PREPARED)
     assert table.take_list(2, listed(NEW, OTHER))
     assert (table.number("sql", "old"), table.number("sql", "new")) == (1, 3)
-    assert [each.key for each in table.of(Kept.RETIRED)] == [OLD]
+    assert [each.key for each in table.of(AdapterOrigin.RETIRED)] == [OLD]
 
 
 def test_a_router_that_says_no_digest_gets_the_only_one_of_that_name_there_ever_was(table: AdapterTable) -> None:
     assert table.number("sql") == 1
-    table.add(NEW, 3, Kept.LISTED)
-    table.drop(table.of(Kept.LISTED)[0])
+    table.add(NEW, 3, AdapterOrigin.LISTED)
+    table.drop(table.of(AdapterOrigin.LISTED)[0])
     with pytest.raises(ValueError, match="several adapters were called 'sql'"):
         table.number("sql")
 
@@ -70,11 +70,11 @@ def test_an_older_list_changes_nothing(table: AdapterTable) -> None:
 def test_an_adapter_that_is_listed_again_is_no_longer_on_its_way_out(table: AdapterTable) -> None:
     assert table.take_list(2, [])
     assert table.take_list(3, listed(OLD, NEW))
-    assert [each.key for each in table.of(Kept.LISTED)] == [OLD]
+    assert [each.key for each in table.of(AdapterOrigin.LISTED)] == [OLD]
     assert [each.key for each in table.missing] == [NEW]
 
 
 def test_adapters_of_the_start_stay_whatever_is_listed(table: AdapterTable) -> None:
-    table.add(NEW, 3, Kept.STARTED)
+    table.add(NEW, 3, AdapterOrigin.STARTED)
     assert table.take_list(2, [])
-    assert [each.key for each in table.of(Kept.STARTED)] == [NEW]
+    assert [each.key for each in table.of(AdapterOrigin.STARTED)] == [NEW]

@@ -139,7 +139,7 @@ class Accounts:
         self._idle.set()
 
     async def idle(self) -> None:
-        """Returns when all requests have ended. Where this is cancelled there is no time left: they are cancelled."""
+        """Return when all requests have ended. Where this is cancelled there is no time left: they are cancelled."""
         try:
             await self._idle.wait()
         except asyncio.CancelledError:
@@ -253,7 +253,7 @@ class Dispatcher:
         self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # of requests that nobody can resume
 
     async def drain(self) -> None:
-        """Refuses new requests and returns when the accepted ones have ended.
+        """Refuse new requests and returns when the accepted ones have ended.
 
         Where this is cancelled there is no time left: requests that cannot be resumed elsewhere end with an error.
         """

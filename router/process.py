@@ -166,7 +166,7 @@ class RouterProcess:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Answers requests, also those that arrive by another way than gRPC."""
+        """Answer requests, also those that arrive by another way than gRPC."""
         return self._dispatcher
 
     @property

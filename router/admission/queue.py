@@ -523,7 +523,7 @@ class AdmissionQueue:
         self.forecast.ended(attempt_id, answered)
 
     def pump(self) -> None:
-        """Places those whose turn it is, until the next must wait."""
+        """Place those whose turn it is, until the next must wait."""
         self._pump()
 
     def pump_soon(self) -> None:
@@ -623,7 +623,7 @@ class AdmissionQueue:
             self._patience = None
 
     def _give_up(self) -> None:
-        """Refuses requests that still have no workers, except those that had workers and lost them."""
+        """Refuse requests that still have no workers, except those that had workers and lost them."""
         self._patience = None
         for entry in tuple(self._queue.order()):
             if entry.item.request_class.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:

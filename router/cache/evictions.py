@@ -33,7 +33,7 @@ class Evictions:
             self._known_since_s = now
 
     def add(self, block_hashes: Iterable[bytes], now: float) -> None:
-        """Keeps at least the newest `most`, and at most an eighth more: the oldest are forgotten many at a time."""
+        """Keep at least the newest `most`, and at most an eighth more: the oldest are forgotten many at a time."""
         at_s, most = self._at_s, self.most
         for block_hash in block_hashes:
             at_s.pop(block_hash, None)

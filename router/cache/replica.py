@@ -72,7 +72,7 @@ class CacheReplica:
         self._assumed: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
 
     def connected(self) -> None:
-        """Changes that were sent before may be lost: the caller asks for a snapshot."""
+        """Change that were sent before may be lost: the caller asks for a snapshot."""
         self.follows = self.exact = False
         self._asked_s = None
 
@@ -109,7 +109,7 @@ class CacheReplica:
         self._behind_s = None
 
     def check(self, reported: CacheSum | None, now: float) -> bool:
-        """Compares with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
+        """Compare with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
         if self.follows and self.audit.wants_resync(now):
             return self.resync(Wrong.DRIFT, now)
         if reported is None:

@@ -52,7 +52,7 @@ class AdapterStore(Protocol):
         """Version and list. Raises: ValueError, for what is none."""
 
     async def discard(self) -> str:
-        """Returns the name of what nobody could read, and is gone."""
+        """Return the name of what nobody could read, and is gone."""
 
     async def write(self, version: int, value: bytes) -> bool:
         """False where there is one of that version, or of a newer one."""
@@ -140,7 +140,7 @@ class ClusterAdapters:
     async def load(
         self, name: str, path: str, replaces: bool, model: str, fingerprint: bytes
     ) -> tuple[Adapter, list[str]]:
-        """Returns it, and the workers that have it. `model`: the name of the model that is served.
+        """Return it, and the workers that have it. `model`: the name of the model that is served.
 
         Raises: InvalidArgument, FailedPrecondition with the worker that does not take it and why, Aborted, Unavailable.
         """
@@ -273,7 +273,7 @@ class ClusterAdapters:
         self._notify()
 
     async def run(self) -> None:
-        """Keeps the list of the store and this router's alike, with a store."""
+        """Keep the list of the store and this router's alike, with a store."""
         while self._store is not None and not is_cancelled():
             try:
                 await self._compare(self._store)
@@ -318,7 +318,7 @@ class ClusterAdapters:
         self._take(changed)
 
     async def _prepare(self, change_id: int, name: str, path: str, workers: Sequence[Worker], timeout_s: float) -> str:
-        """Returns its digest, on all of them. Raises: FailedPrecondition, Unavailable."""
+        """Return its digest, on all of them. Raises: FailedPrecondition, Unavailable."""
         loop = asyncio.get_running_loop()
         waiting = {each.endpoint: loop.create_future() for each in workers}
         self._answers |= {(change_id, endpoint): future for endpoint, future in waiting.items()}

@@ -57,7 +57,7 @@ class WakeUpLimiter:
         self._renews = False
 
     async def take(self) -> None:
-        """Returns at once where few have come in this turn."""
+        """Return at once where few have come in this turn."""
         loop = asyncio.get_running_loop()
         if not self._renews:
             self._renews = True
@@ -181,7 +181,7 @@ class WorkerSessions:
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
-        """Keeps a session with every worker that membership names, until cancelled. A bug in one ends all."""
+        """Keep a session with every worker that membership names, until cancelled. A bug in one ends all."""
         async with asyncio.TaskGroup() as tasks:
             async for records in membership.watch():
                 self._follow(records, tasks)
@@ -191,7 +191,7 @@ class WorkerSessions:
         self._attempts[attempt_id] = _Open(inbox, placement)
 
     def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
-        """Sends the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
+        """Send the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
         if request.pooling is not None and placement.computes_for_others:
             self._send_attempt(tag.attempt_id, placement.decode, session_wire.prefill(tag, request, placement))
             return
@@ -218,7 +218,7 @@ class WorkerSessions:
         self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
 
     def request_credit(self, wanted: CreditRequest) -> None:
-        """Asks a decode worker for a loan to this router. A lost worker has forgotten it."""
+        """Ask a decode worker for a loan to this router. A lost worker has forgotten it."""
         self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:

@@ -80,7 +80,7 @@ class SharedLimits:
                 yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
 
     def keep(self, routers: Iterable[bytes]) -> None:
-        """Forgets those that are gone."""
+        """Forget those that are gone."""
         received = set(routers)
         for router_id in self._received.keys() - received:
             del self._received[router_id]
@@ -96,7 +96,7 @@ class SharedLimits:
 
 class ShareStore(Protocol):
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Writes ours, returns the others'. Raises: RegistryUnavailable."""
+        """Write ours, returns the others'. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 

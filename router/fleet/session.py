@@ -1,4 +1,4 @@
-"""The router's side of one session with one worker: connect, greet, replay, read, write, notice silence.
+"""The router's side of the link to one worker: connect, greet, replay, read, write, notice silence.
 
 connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests continue
 the epoch changed, the port refuses connections, the grace is over, or the worker is silent for silence_s -> lost: the
@@ -51,7 +51,7 @@ class SessionOutbox:
         self._changed.set()
 
     async def next(self) -> Command:
-        """Waits for the next message. Messages that were put are not changed: they may have to be sent again."""
+        """Wait for the next message. Messages that were put are not changed: they may have to be sent again."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
@@ -102,7 +102,7 @@ class SessionTiming:
 
 
 class SessionListener(Protocol):
-    """Receives a session's events. Calls come on the event loop and must not wait."""
+    """Receiver of a link's events. Calls come on the event loop and must not wait."""
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
     def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
@@ -121,11 +121,13 @@ class SessionListener(Protocol):
     def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None: ...
     def on_adapter_state(self, endpoint: str, state: session_pb2.AdapterState) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
-        """Commands that were sent there and not answered never will be. The session begins anew by itself."""
+        """Handle a lost link: commands that were sent and not answered never will be. The link
+        opens again by itself.
+        """
 
 
 class _SessionBroken(Exception):
-    """The connection must end; the session may be resumed."""
+    """Error: the connection must end; the link may be resumed."""
 
 
 class _Refused(Exception):
@@ -133,7 +135,7 @@ class _Refused(Exception):
 
 
 class _WorkerSilent(Exception):
-    """The connection is open and the worker sends nothing: the session is lost."""
+    """Error: the connection is open and the worker is silent: the link is lost."""
 
 
 class _WorkerInvalid(Exception):
@@ -175,7 +177,7 @@ class WorkerSession:
         return self._epoch != 0
 
     def send(self, command: Command) -> bool:
-        """Sends a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
+        """Send a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
         if self._epoch == 0:
             return False
         try:
@@ -188,7 +190,7 @@ class WorkerSession:
         return True
 
     async def run(self) -> None:
-        """Keeps the session up, for ever."""
+        """Keep the link open until cancelled."""
         retry_s = _FIRST_RETRY_S
         try:
             while True:
@@ -284,7 +286,7 @@ class WorkerSession:
         raise _Refused(why)
 
     def _open_outbox(self) -> SessionOutbox:
-        """Begins with the messages that the worker has not acknowledged."""
+        """Begin with the messages that the worker has not acknowledged."""
         self._outbox = SessionOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
@@ -386,7 +388,7 @@ class WorkerSession:
             self._lose("it restarted", LinkEnd.GONE)
 
     def _lose(self, why: str, end: LinkEnd = LinkEnd.CUT) -> None:
-        """Gives the session up: the next connection begins a new one."""
+        """Give the session up: the next connection begins a new one."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None

@@ -23,7 +23,7 @@ class GenerationDefaults(SamplingNumbers):
 
 @reads(ModelFolderError)
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Reads the defaults of the checkpoint in `folder`.
+    """Read the defaults of the checkpoint in `folder`.
 
     As in transformers, the sampling values count only where `do_sample` is true, and anything else is greedy; but a
     repetition penalty always counts.

@@ -73,7 +73,7 @@ class FormChecker:
         return found
 
     def close(self) -> None:
-        """Ends the processes; a check that is under way fails."""
+        """End the processes; a check that is under way fails."""
         self._helper.close()
 
     async def _ask(self, asked: StructuredOutput) -> str | None:

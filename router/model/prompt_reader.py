@@ -133,7 +133,7 @@ class PromptReader:
         return self.read(text, add_special_tokens, b"", sys.maxsize, most_tokens, is_kept=False)
 
     def count(self, text: str, most_tokens: int, counted: int = 0) -> Generator[None, object]:
-        """Counts slice by slice, where there may be too many: a text that is far too long is found early.
+        """Count slice by slice, where there may be too many: a text that is far too long is found early.
 
         `counted` come before it. Raises: TextTooLong.
         """

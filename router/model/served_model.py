@@ -329,7 +329,7 @@ def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart
 
 @reads(ModelFolderError, "tokenizer.json")
 def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") -> TokenizerWorker:
-    """Reads tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError.
+    """Read tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError.
 
     `tool_format`: as in ChatTemplate.
     """
@@ -413,7 +413,7 @@ class ServedModel:
     async def prepare(
         self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
     ) -> PreparedRequest:
-        """Tokenises and hashes the prompt, off the event loop. Raises: InvalidArgument."""
+        """Tokenise and hashes the prompt, off the event loop. Raises: InvalidArgument."""
         for form in (valid.own_form, form_of(valid.sampling.structured)):
             if form is not None:
                 await self.forms.check(form, valid.tenant)
@@ -553,7 +553,7 @@ class ChosenModel:
 def load_served_model(
     description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
 ) -> ServedModel:
-    """Reads the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
+    """Read the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
 
     `known_bytes`: of memory, for prompts that have been read.
 

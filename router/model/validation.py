@@ -77,7 +77,7 @@ class Drawn:
 def validate(
     request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: Drawn
 ) -> ValidRequest:
-    """Checks everything that needs no tokenizer and fills in the defaults.
+    """Check everything that needs no tokenizer and fills in the defaults.
 
     `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
     """

@@ -78,7 +78,7 @@ class Charges:
         return iter(self._charges)
 
     def add(self, attempt_id: int, charge: Charge) -> None:
-        """Replaces its earlier charge."""
+        """Replace its earlier charge."""
         self.give_back(attempt_id)
         self._charges[attempt_id] = charge
         self.tokens += charge.tokens
@@ -430,7 +430,7 @@ class Cluster:
         worker.report = report
 
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
-        """Takes in the worker's speed from a report; `now` is when it came."""
+        """Take in the worker's speed from a report; `now` is when it came."""
         worker = self._workers[endpoint]
         stalled = worker.progress.stalls(report, now)
         if stalled != worker.stalled:

@@ -108,7 +108,7 @@ class PeerRouterLoads:
         return tuple(self._others)
 
     def take(self, share: Share, now: float) -> Iterator[Prediction]:
-        """Returns those of its predictions that are new."""
+        """Return those of its predictions that are new."""
         other = self._others.get(share.router_id)
         if other is None:
             other = self._others[share.router_id] = _Other(share, now)

@@ -180,7 +180,7 @@ class Parts:
         yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
 
     def end(self, finished: baton_pb2.Finished, reason: FinishReason) -> None:
-        """Writes how a choice ended in terms of parts, and into the last one how much was thought."""
+        """Write how a choice ended in terms of parts, and into the last one how much was thought."""
         if reason is FinishReason.STOP and self._choice(finished.index).reader.calls:
             finished.reason = baton_pb2.FINISH_REASON_TOOL_CALLS
         readers = [choice.reader for choice in self._choices.values()]

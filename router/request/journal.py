@@ -93,7 +93,7 @@ _BOUNDS = Bounds(
 
 class JournalStore(Protocol):
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """Returns the keys of records that another router has seized. Raises: RegistryUnavailable."""
+        """Return the keys of records that another router has seized. Raises: RegistryUnavailable."""
 
     async def read(self, key: str) -> bytes | None:
         """Read a record. Raises: RegistryUnavailable."""
@@ -197,7 +197,7 @@ class Journal:
             self._put(entry, urgent=False)
 
     def _put(self, entry: Entry, urgent: bool = True) -> None:
-        """Changes that are not urgent wait for the next urgent one, ENDS_WAIT_S at most, to spare calls to Redis."""
+        """Change that are not urgent wait for the next urgent one, ENDS_WAIT_S at most, to spare calls to Redis."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
             return

@@ -104,7 +104,7 @@ def test_a_kernel_is_not_started_on_another_gpu_than_its_tensors(current: list[i
             return lambda **arguments: started.append(grid)
 
     call = KernelCall(Kernel(), (3,), {"rows": 7, "data": torch.zeros(1).as_subclass(OnSecondGpu)}, warps=4)
-    with pytest.raises(RuntimeError, match="a kernel for cuda:1 was started while cuda:0 is the current device"):
+    with pytest.raises(RuntimeError, match="kernel for cuda:1 started while cuda:0 is the current device"):
         call.start()
     assert started == []
     with torch.cuda.device(SECOND):

@@ -71,7 +71,7 @@ def test_a_draft_model_without_a_tokenizer_is_refused(plain: ModelOptions, pair:
 
 
 def test_a_pool_of_no_blocks_is_refused_in_the_name_of_the_draft_model(plain: ModelOptions, pair: DraftPair) -> None:
-    with pytest.raises(ModelError, match=r"the draft model .*kv-memory of 1 bytes"):
+    with pytest.raises(ModelError, match=r"the draft model .*kv-memory: 1 bytes"):
         prepare_model(draft_options(plain, pair.draft, 1))
 
 

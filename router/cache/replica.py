@@ -72,7 +72,7 @@ class CacheReplica:
         self._assumed: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
 
     def connected(self) -> None:
-        """Change that were sent before may be lost: the caller asks for a snapshot."""
+        """Handle a possible loss of changes: the caller requests a snapshot."""
         self.follows = self.exact = False
         self._asked_s = None
 

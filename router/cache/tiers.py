@@ -251,7 +251,7 @@ class TierDirectories:
             follower.sequence, follower.behind_s = part.sequence, None
 
     def disconnected(self, worker: str) -> None:
-        """Change may be lost: the next report asks."""
+        """Handle a possible loss of changes: the next report asks for a snapshot."""
         follower = self._followers.get(worker)
         if follower is not None:
             follower.follows, follower.asked_s = False, None

@@ -197,7 +197,7 @@ class Journal:
             self._put(entry, urgent=False)
 
     def _put(self, entry: Entry, urgent: bool = True) -> None:
-        """Change that are not urgent wait for the next urgent one, ENDS_WAIT_S at most, to spare calls to Redis."""
+        """Delay non-urgent changes until the next urgent one, at most ENDS_WAIT_S, to spare calls to Redis."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
             return

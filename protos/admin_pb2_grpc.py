@@ -90,59 +90,59 @@ class AdminServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """Workers, pages and load as this router sees them.
+        """Return workers, blocks and load as this router sees them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Why a request went where it went, and what came of it. Of the newest requests of this router; NOT_FOUND for others.
+        """Explain the placement and the outcome of a recent request of this router; NOT_FOUND for others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ChangeRole(self, request, context):
-        """Has a worker drain and then serve in another role. Answers when the worker has been told: GetStatus shows the
-        change. NOT_FOUND, or FAILED_PRECONDITION where it cannot, or would leave a role to nobody.
+        """Let a worker drain and then serve in another role. Returns when the worker was told: GetStatus shows the change.
+        NOT_FOUND, or FAILED_PRECONDITION if it cannot, or would leave a role without workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Why(self, request, context):
-        """Where the time of a request went, and why its prompt was not in a cache. Of the same requests as Explain.
+        """Explain where a request's time went, and why its prompt was not cached. Same requests as Explain.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTimelines(self, request, context):
-        """What this router and its workers did lately, one message a process, this router's first. A worker that does not
-        answer has a message too. NOT_FOUND for a request that this router does not know any more.
+        """Return recent activity of this router and its workers, one message per process, this router first. A worker that
+        does not answer has a message too. NOT_FOUND for a request that this router no longer knows.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RecentRequests(self, request, context):
-        """The newest requests of this router, those that run too, and where the time of each went.
+        """Return the newest requests of this router, including running ones, with their stages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadAdapter(self, request, context):
-        """Loads a LoRA adapter on all workers; requests can choose it when this answers. FAILED_PRECONDITION names the worker
-        that does not take it, and why; then no worker keeps it.
+        """Load a LoRA adapter on all workers; requests can choose it when this returns. FAILED_PRECONDITION names the worker
+        that cannot load it, and why; then no worker keeps it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadAdapter(self, request, context):
-        """From now on requests cannot choose it. Those that run end with it. NOT_FOUND where none of that name was loaded.
+        """Unload an adapter: new requests cannot choose it, and running ones finish with it. NOT_FOUND for an unknown name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -155,8 +155,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Reload(self, request, context):
-        """Loads other weights of the model on all its workers, while it is served. New requests are answered by them once all
-        have them; if one refuses, none keeps them.
+        """Load new weights on all workers of the model while it is served. New requests use them once all workers have them;
+        if one fails, none keeps them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TimelineServiceStub(object):
-    """On the internal port of a worker.
+    """Service on the internal port of a worker.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class TimelineServiceStub(object):
 
 
 class TimelineServiceServicer(object):
-    """On the internal port of a worker.
+    """Service on the internal port of a worker.
     """
 
     def GetTimeline(self, request, context):
@@ -69,7 +69,7 @@ def add_TimelineServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TimelineService(object):
-    """On the internal port of a worker.
+    """Service on the internal port of a worker.
     """
 
     @staticmethod

@@ -3,7 +3,6 @@
 import ast
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 NOT_OURS = {"node_modules", "build", "__pycache__", "runtime"}
-MAX_LINES, MAX_MODULES, MAX_LEVELS = 800, 12, 4
-MAX_SUBJECTLESS = 60  # words
 
 UNSAFE_MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"}
 UNSAFE_BUILTINS = {"eval", "exec"}
@@ -98,29 +95,3 @@ def test_the_checker_finds(source: str) -> None:
 @pytest.mark.parametrize("source", ["model.eval()", "json.load(f)", "redis.eval(script)", "f(trust_remote_code=False)"])
 def test_the_checker_allows(source: str) -> None:
     assert not list(unsafe_uses(source))
-
-
-def test_no_file_is_too_long_to_read() -> None:
-    lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in (*source_files(".py", ".proto", ".mjs", ".sh", ".yaml"), ROOT / "baton")
-        if path.exists()
-    }
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_LINES} == {}
-
-
-def test_no_package_has_more_modules_than_can_be_overseen() -> None:
-    modules = Counter(
-        str(path.parent.relative_to(ROOT))
-        for path in source_files(".py")
-        if path.name not in ("__init__.py", "__main__.py") and not path.is_relative_to(ROOT / "tests")
-    )
-    assert {name: count for name, count in modules.items() if count > MAX_MODULES} == {}
-    assert max(name.count("/") + 1 for name in modules) <= MAX_LEVELS
-
-
-def test_sentences_have_subjects() -> None:
-    """These words hide the subject of a sentence. Some stand in names that clients see."""
-    words = re.compile(r"\b(told|whoever|nobody|lest|sung)\b", re.IGNORECASE)
-    sources = (path for path in source_files(".py") if not path.is_relative_to(ROOT / "tests"))
-    assert sum(len(words.findall(path.read_text())) for path in sources) <= MAX_SUBJECTLESS

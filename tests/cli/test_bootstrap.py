@@ -35,8 +35,9 @@ class Machine:
         self.journal.touch()
         self.bin = folder / "bin"
         self.bin.mkdir()
-        (folder / "packaging" / "client").mkdir(parents=True)
-        for name in ("baton", "pyproject.toml", "deploy/packaging/client/pyproject.toml", "constraints.txt"):
+        packages = [f"deploy/packaging/{name}/pyproject.toml" for name in ("client", "lab")]
+        for name in ("baton", "pyproject.toml", "constraints.txt", *packages):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
         for tool in TOOLS:
             (self.bin / tool).symlink_to(str(shutil.which(tool)))

@@ -132,7 +132,7 @@ def run(*arguments: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
 def test_without_a_terminal_it_is_one_frame_from_two_looks(admin: Admin, arguments: tuple[str, ...]) -> None:
     ended = run("--admin", admin.target, *arguments)
     assert (ended.returncode, ended.stderr, admin.looks) == (0, "", 2)
-    assert "tokens per second: 0 of prompts, 0 of answers" in ended.stdout
+    assert "tokens per second: 0 prompt, 0 generated" in ended.stdout
     assert "number2" in ended.stdout and "q quit" not in ended.stdout and "\x1b" not in ended.stdout
 
 

@@ -18,7 +18,7 @@ from baton.text.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt
 
-MOST_FILES = 14
+MOST_FILES = 16
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK, BLOCKS = 16, 8
 PARAMS = SamplingParams(max_tokens=40), SamplingParams(max_tokens=40, temperature=1.0, top_p=0.9, seed=3)

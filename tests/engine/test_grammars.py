@@ -39,7 +39,7 @@ def test_a_form_is_compiled_once_for_all_who_ask(folder: Path) -> None:
 
 
 def test_only_so_many_are_kept_those_asked_for_last(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammars, "KEPT", 2)
+    monkeypatch.setattr(grammars, "MAX_GRAMMARS", 2)
     kept = Grammars(folder, 512, [END])
     other, third = (StructuredOutput(StructuredKind.REGEX, text) for text in ("x", "y"))
     for output in (LETTERS, other, LETTERS, third, LETTERS):

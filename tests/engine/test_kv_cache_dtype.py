@@ -132,5 +132,5 @@ def test_names_that_mean_nothing_are_refused() -> None:
     assert resolve_kv_dtype("float32", torch.float32) is torch.float32
     with pytest.raises(ModelError, match="'fp4'; choose auto, float32"):
         resolve_kv_dtype("fp4", torch.float32)
-    with pytest.raises(ModelError, match="computes in float32"):
+    with pytest.raises(ModelError, match="the compute dtype is float32"):
         resolve_kv_dtype("bfloat16", torch.float32)

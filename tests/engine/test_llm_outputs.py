@@ -123,7 +123,7 @@ def test_the_start_says_what_fits(tiny: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_too_little_memory_says_what_would_do(tiny: Path) -> None:
-    with pytest.raises(ModelError, match="1024 tokens needs 1048576 bytes"):
+    with pytest.raises(ModelError, match="1024 tokens need 1048576 bytes"):
         LLM(str(tiny), kv_memory=1 << 19, max_model_len=1024, quiet=True, **OPTIONS)
 
 

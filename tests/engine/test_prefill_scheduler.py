@@ -293,7 +293,7 @@ def test_a_prompt_larger_than_the_pool_is_refused(scheduler):
 def test_malformed_requests_are_refused(scheduler):
     whole = prompt(1, 8)
     scheduler.add(whole)
-    with pytest.raises(RequestRefused, match="here already"):
+    with pytest.raises(RequestRefused, match="already exists"):
         scheduler.add(whole)
     with pytest.raises(RequestRefused, match="no tokens"):
         scheduler.add(prompt(2, 0))

@@ -38,7 +38,7 @@ def test_little_memory_shortens_the_longest_answer(options: ModelOptions) -> Non
 def test_the_error_says_how_much_memory_would_do(options: ModelOptions) -> None:
     block_bytes = prepare_model(options).layout.block_bytes
     short = replace(options, kv_memory_bytes=2 * block_bytes, max_model_len=33)
-    with pytest.raises(ModelError, match=f"needs {3 * block_bytes} bytes") as refused:
+    with pytest.raises(ModelError, match=f"need {3 * block_bytes} bytes") as refused:
         prepare_model(short)
     assert "32 tokens" in str(refused.value)
     prepare_model(replace(short, kv_memory_bytes=3 * block_bytes))

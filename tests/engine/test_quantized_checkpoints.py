@@ -127,7 +127,10 @@ def test_what_is_not_read_is_refused_by_name(fields: dict[str, object], named: s
         load_model(folder, torch.float32, CPU, progress=False)
 
 
-@pytest.mark.parametrize(("name", "quantize", "named"), [("awq", "int8", "already: awq"), ("gguf", "gptq", "as: gguf")])
+@pytest.mark.parametrize(
+    ("name", "quantize", "named"),
+    [("awq", "int8", "already quantised as awq"), ("gguf", "gptq", "stores its weights as gguf")],
+)
 def test_a_quantised_checkpoint_is_not_quantised_again(name: str, quantize: str, named: str) -> None:
     with pytest.raises(ModelError, match=named):
         load_model(FIXTURES / name, torch.float32, CPU, progress=False, quantize=quantize)

@@ -315,7 +315,7 @@ def test_what_can_never_run_is_refused(make: Maker) -> None:
     with pytest.raises(RequestTooLong, match="3 places in the batch; there are 2"):
         scheduler.add(request(1, 4, n=3))
     scheduler.add(request(1, 10, max_tokens=7))
-    with pytest.raises(RequestRefused, match="here already"):
+    with pytest.raises(RequestRefused, match="already exists"):
         scheduler.add(request(1, 4))
 
 

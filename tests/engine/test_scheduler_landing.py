@@ -200,7 +200,7 @@ def test_requests_that_can_never_fit_are_refused(scheduler):
 
 def test_a_request_is_known_once(scheduler):
     start(scheduler, length=4, max_tokens=4)
-    with pytest.raises(RequestRefused, match="here already"):
+    with pytest.raises(RequestRefused, match="already exists"):
         scheduler.reserve(request(1, 4, 4))
 
 

@@ -174,8 +174,8 @@ def test_drafts_end_with_the_thought_and_what_is_forced_is_drafted() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", '["", [], "x", 1, null]', '["", ["a"], "b", 1, null]',
                                   '["", ["a"], "a", -1, null]', '["", ["a"], "a", 1, ["no kind", ""]]'])  # fmt: skip
-def test_what_is_no_description_of_thoughts_is_refused(text: str) -> None:
-    with pytest.raises(FormRefused, match="no description"):
+def test_invalid_reasoning_configuration_is_refused(text: str) -> None:
+    with pytest.raises(FormRefused, match="invalid reasoning configuration"):
         thoughts_of(StructuredOutput(StructuredKind.THOUGHTS, text))
 
 

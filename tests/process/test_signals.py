@@ -213,7 +213,7 @@ def test_process_that_works_for_another_ends_with_it_and_not_by_signals(source: 
 
 @pytest.mark.parametrize("name", PROCESSES)
 def test_a_process_listens_before_it_imports_what_takes_long(name: str) -> None:
-    text = (ROOT / name / "__main__.py").read_text()
+    text = (ROOT / ("worker/main.py" if name.endswith("_worker") else f"{name}/__main__.py")).read_text()
     early, *late = re.findall(r"^\s*from (baton\.\S+) import", text, re.MULTILINE)
     assert early == "baton.process.serving.signals" and late
     assert text.index("prepare_signals()") < text.index(late[0])

@@ -12,7 +12,7 @@ from tests.router.conftest import Stack, text_of
 ROUTER = Path(baton.router.__file__).parent
 VALUES = "types/"  # plain values are no stop on the way
 LAST = "trace/spans.py"  # what follows serves the explanation of requests that have ended
-MOST_FILES = 23  # one keeps the weights of the request, two check what comes from outside
+MOST_FILES = 29
 
 
 @contextmanager

@@ -30,7 +30,7 @@ async def test_work_left_over_by_a_drain_is_for_other_workers(role: str, why: st
         if "drain" in why:
             stack.service.leaving = True
         if "fault" in why:
-            stack.service.breaks(lambda fault: None)(RuntimeError("the engine is lost"))
+            stack.service.broken = True
         await stack.service.close()
         await eventually(lambda: router.ended_with)
         told = [failed.reason for failed in router.about("failed", 1)]

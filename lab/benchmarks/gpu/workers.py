@@ -33,7 +33,7 @@ SHARED_GPU = {"prefill": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(PREFILL_GPU_P
 def require_packages() -> None:
     try:
         for role in ("prefill", "decode"):
-            importlib.import_module(f"baton.worker.{role}.role")
+            importlib.import_module(f"baton.{role}_worker.role")
     except ImportError as error:
         raise AbsentError(f"the workers cannot be started here: {error}") from error
 

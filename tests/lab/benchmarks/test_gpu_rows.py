@@ -301,7 +301,7 @@ def script(tmp_path: Path, python: str, within: str = "/bin/sh", **environment: 
     program.write_text(f"#!{within}\n{python}\n")
     program.chmod(0o755)
     return subprocess.Popen(
-        [ROOT / "benchmarks" / "gpu.sh", "--rows", "pages", "--out", tmp_path / "rows"],
+        [ROOT / "lab" / "benchmarks" / "gpu.sh", "--rows", "pages", "--out", tmp_path / "rows"],
         env={"PATH": os.environ["PATH"], "PYTHON": str(program), **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

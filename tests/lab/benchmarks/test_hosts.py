@@ -159,9 +159,9 @@ def test_a_host_that_lost_power_has_no_processes_and_boots_without_them(network:
 @needs_root
 def test_hosts_end_with_the_process_that_made_them() -> None:
     make = (
-        "from baton.lab.harness.hosts.network import Network\n"
+        "from baton.lab.harness.hosts.network import HostNetwork\n"
         "import sys, time\n"
-        "with Network(['only']) as network:\n"
+        "with HostNetwork(['only']) as network:\n"
         "    print(network.first_process('only'), network.switch_process, flush=True)\n"
         "    sys.stdin.read()\n"
     )

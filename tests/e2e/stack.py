@@ -48,15 +48,16 @@ class StackProcess:
 
     def start(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        command = list(self.command)
         if self.code is not None:
             environment["PYTHONPATH"] = str(self.code)
-            self.command = list(command_of(self.code, self.command))
+            command = list(command_of(self.code, self.command))
         elif self.is_forked:
             _, _, module, *arguments = self.command
             self.popen = Forked(module, arguments, self.log, environment, self.host)
             return
         with self.log.open("ab") as log:
-            self.popen = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
+            self.popen = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

@@ -32,4 +32,4 @@ async def test_streams_survive_whatever_is_killed_stopped_and_restarted(tmp_path
     write(outcome, tmp_path)
     assert outcome.is_good, "\n".join([*said, (tmp_path / "report.md").read_text()])
     assert len(outcome.injected) == len(PLAN)
-    assert (tmp_path / "gaps.svg").exists()
+    assert (tmp_path / "report.json").exists()

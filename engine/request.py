@@ -69,7 +69,7 @@ class Chunk:
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
     follows: int | None = None  # chunk of the previous plan whose sampled token is this one's token, UNKNOWN until then
     is_draft: bool = False
-    """Its token may be wrong: the result is void if the preceding chunk of the plan samples another token."""
+    """Uncertain token: the result is void if the preceding chunk of the plan samples another token."""
 
     @property
     def end(self) -> int:

@@ -115,7 +115,7 @@ def test_every_profile_of_files_and_documents_was_started_here() -> None:
 
 
 def config(name: str, monkeypatch: pytest.MonkeyPatch, **variables: str) -> Any:
-    """What the process of that service of deploy/compose.hosts.yaml would run with."""
+    """Return the configuration of a service's process in deploy/compose.hosts.yaml."""
     service = services("deploy/compose.hosts.yaml", SEVERAL_HOSTS | variables)[name]
     for variable, value in service["environment"].items():
         if value != "":

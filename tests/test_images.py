@@ -12,7 +12,7 @@ from baton.cli.installed import REVISION_FILE
 ROOT = Path(__file__).parents[1]
 PACKAGES = {path.parent.name for path in ROOT.glob("*/__init__.py")} | {"kernels"}
 ON_DEMAND = {"cli"}
-"""Its commands import what they need when they are called."""
+"""Packages whose commands import their modules only when called."""
 
 
 def copied() -> dict[str, set[str]]:

@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 from baton import child_environment
-from baton.lab.simulation.client import RequestEnding, RequestHistory
+from baton.lab.simulation.client import RequestEnding, SimulatedHistory
 from baton.lab.simulation.world import WorldResult
 
 
@@ -68,7 +68,7 @@ class Tally:
         ]
 
 
-def _end_of(history: RequestHistory) -> str:
+def _end_of(history: SimulatedHistory) -> str:
     end = history.end.name.lower() if history.end is not None else "never"
     return f"{end}: {history.cause}" if history.end is RequestEnding.FAILED else end
 

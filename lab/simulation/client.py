@@ -118,7 +118,7 @@ class RequestEnding(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class RequestHistory:
+class SimulatedHistory:
     """Record of what a client saw of one request. Times are monotonic seconds."""
 
     request: SimulatedRequest
@@ -131,7 +131,7 @@ class RequestHistory:
     longest_gap_s: float = 0.0  # between two tokens
 
 
-async def ask(clients: Sequence[AsyncBatonClient], history: RequestHistory) -> None:
+async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) -> None:
     """Send the request to the first router that accepts it, and read to the end."""
     loop = asyncio.get_running_loop()
     history.begun_s = loop.time()
@@ -159,7 +159,7 @@ async def ask(clients: Sequence[AsyncBatonClient], history: RequestHistory) -> N
     history.ended_s = loop.time()
 
 
-def wrong_answer(history: RequestHistory) -> str | None:
+def wrong_answer(history: SimulatedHistory) -> str | None:
     """The error in the answer, be it whole or its beginning; None where all is well."""
     for choice in range(history.request.choices):
         fault = _wrong_choice(history, choice)
@@ -168,7 +168,7 @@ def wrong_answer(history: RequestHistory) -> str | None:
     return None
 
 
-def _wrong_choice(history: RequestHistory, choice: int) -> str | None:
+def _wrong_choice(history: SimulatedHistory, choice: int) -> str | None:
     request = history.request
     deltas = [event for event in history.events if isinstance(event, Delta) and event.index == choice]
     tokens = [token_id for delta in deltas for token_id in delta.token_ids]

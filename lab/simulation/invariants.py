@@ -8,7 +8,7 @@ import numpy as np
 
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
 from baton.kvtransfer.tier.staging import Staging
-from baton.lab.simulation.client import RequestEnding, RequestHistory, wrong_answer
+from baton.lab.simulation.client import RequestEnding, SimulatedHistory, wrong_answer
 from baton.lab.simulation.faults import SimulatedFaultKind
 from baton.lab.simulation.files.tier import IDENTITY
 from baton.lab.simulation.host import FINGERPRINT, SimulatedHost
@@ -33,7 +33,7 @@ class Violation(Exception):
     """An invariant does not hold."""
 
 
-def check_all(world: "World", histories: Sequence[RequestHistory]) -> None:
+def check_all(world: "World", histories: Sequence[SimulatedHistory]) -> None:
     """Check everything once all requests have ended. Raises: Violation."""
     for history in histories:
         fault = wrong_answer(history) or _wrong_end(world, history)
@@ -47,7 +47,7 @@ def check_all(world: "World", histories: Sequence[RequestHistory]) -> None:
         raise Violation(f"an attempt failed though nothing had gone wrong: {world.trace.retried[0]}")
 
 
-def _wrong_end(world: "World", history: RequestHistory) -> str | None:
+def _wrong_end(world: "World", history: SimulatedHistory) -> str | None:
     request = history.request
     if history.ended_s is None or history.end is None:
         return "it never ended"
@@ -155,7 +155,7 @@ def _miscounted(world: "World", machine: "SimulatedMachine") -> Iterator[str]:
             yield f"{machine.name} saw {worker.name} end {seen.deaths + seen.drains} times, of {ended}"
 
 
-def check_cache_contents(world: "World", histories: Sequence[RequestHistory]) -> None:
+def check_cache_contents(world: "World", histories: Sequence[SimulatedHistory]) -> None:
     """Check that every cached block holds the KV of its hash. Raises: Violation.
 
     Call it while no engine is in a step: a step publishes blocks that are written by its end.
@@ -176,7 +176,7 @@ def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) 
             raise Violation(f"{name} has something else in block {block} than its hash says")
 
 
-def check_files(world: "World", histories: Sequence[RequestHistory]) -> None:
+def check_files(world: "World", histories: Sequence[SimulatedHistory]) -> None:
     """Check that every valid block in files holds the KV of its name. Raises: Violation."""
     known = _known_blocks(world, histories)
     block_bytes = 8 * world.shape.block_tokens
@@ -194,7 +194,7 @@ def check_files(world: "World", histories: Sequence[RequestHistory]) -> None:
                 raise Violation(f"{segment} has something else in place {slot} than its name says")
 
 
-def _known_blocks(world: "World", histories: Sequence[RequestHistory]) -> dict[bytes, list[int]]:
+def _known_blocks(world: "World", histories: Sequence[SimulatedHistory]) -> dict[bytes, list[int]]:
     """The KV by hash of all prompts and answers of this world."""
     size, groups = world.shape.block_tokens, world.shape.groups
     known: dict[bytes, list[int]] = {}

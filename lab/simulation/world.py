@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from baton.client import AsyncBatonClient
 from baton.client.retry import RetryPolicy
 from baton.engine.scheduler.drafts import PerSequenceDrafter
-from baton.lab.simulation.client import RequestHistory, SimulatedRequest, ask, draw_requests
+from baton.lab.simulation.client import SimulatedHistory, SimulatedRequest, ask, draw_requests
 from baton.lab.simulation.drafts import SometimesRight
 from baton.lab.simulation.faults import (
     OF_FILES,
@@ -124,7 +124,7 @@ class WorldOptions:
 class WorldResult:
     seed: int
     violation: str | None = None
-    histories: list[RequestHistory] = field(default_factory=list)
+    histories: list[SimulatedHistory] = field(default_factory=list)
     faults: list[SimulatedFault] = field(default_factory=list)
     resumed: int = 0  # streams that a client took up again
     virtual_s: float = 0.0
@@ -319,7 +319,7 @@ def _client(world: World, first: int) -> AsyncBatonClient:
 def _ask_later(
     world: World, clients: list[AsyncBatonClient], request: SimulatedRequest, result: WorldResult
 ) -> "asyncio.Task[None]":
-    history = RequestHistory(request)
+    history = SimulatedHistory(request)
     result.histories.append(history)
 
     async def later() -> None:

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Report as the loop does, with one exception: bytes of a peer after its TLS connection was given up, as on a
-    timeout. uvloop reports that as fatal with a traceback; whoever gave up the connection has logged it already.
+    timeout. uvloop reports that as fatal with a traceback; the code that gave up the connection has logged it already.
     """
     error = context.get("exception")
     if context.get("message") == _TLS and isinstance(error, RuntimeError) and _CLOSED in str(error):

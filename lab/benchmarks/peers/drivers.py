@@ -23,7 +23,7 @@ Driven = tuple[str, Callable[[RoundWork], Round]]
 
 
 @dataclass(frozen=True)
-class EngineLoad:
+class PeerLoad:
     """Model to load, and the amount of work."""
 
     source: str  # the checkpoint, or the engine's own form of it
@@ -33,7 +33,7 @@ class EngineLoad:
     max_tokens: int  # of a sequence
 
 
-def baton(load: EngineLoad) -> Driven:
+def baton(load: PeerLoad) -> Driven:
     """Our own engine, as `./baton bench engine` measures it."""
     import torch
 
@@ -56,7 +56,7 @@ def baton(load: EngineLoad) -> Driven:
     return f"{version('baton-serve')}, {kernels}", run
 
 
-def transformers(load: EngineLoad) -> Driven:
+def transformers(load: PeerLoad) -> Driven:
     """Drive transformers' own forward and cache, without a server around."""
     import torch
     import transformers as library
@@ -121,7 +121,7 @@ class Stepped:
         return Round(prefill_s, steps_s[: work.new_tokens], first_tokens)
 
 
-def openvino(load: EngineLoad) -> Driven:
+def openvino(load: PeerLoad) -> Driven:
     """OpenVINO GenAI's continuous batching, on a checkpoint that optimum-intel has exported.
 
     bf16: products, KV and activations all in bf16; where the CPU has no instructions for bf16, weights in fp16 and all
@@ -167,7 +167,7 @@ def openvino(load: EngineLoad) -> Driven:
     return named, stepped.run
 
 
-def vllm(load: EngineLoad) -> Driven:
+def vllm(load: PeerLoad) -> Driven:
     """Drive vLLM on CPU."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -270,7 +270,7 @@ class LlamaCppContext:
         return int(numpy.ctypeslib.as_array(logits, shape=(vocab_size,)).argmax())
 
 
-def llamacpp(load: EngineLoad) -> Driven:
+def llamacpp(load: PeerLoad) -> Driven:
     """Drive llama.cpp through its C interface, on a GGUF file. Choosing tokens is not in its times."""
     import llama_cpp  # type: ignore[import-not-found]
 
@@ -287,7 +287,7 @@ def llamacpp(load: EngineLoad) -> Driven:
     return llama_cpp.__version__, run
 
 
-DRIVERS: Mapping[str, Callable[[EngineLoad], Driven]] = {
+DRIVERS: Mapping[str, Callable[[PeerLoad], Driven]] = {
     driver.__name__: driver for driver in (baton, openvino, vllm, llamacpp, transformers)
 }
 
@@ -295,7 +295,7 @@ DRIVERS: Mapping[str, Callable[[EngineLoad], Driven]] = {
 def main() -> None:
     answers = claim_stdout()
     engine, source, threads, precision, max_batch, max_tokens = sys.argv[1:]
-    serve(answers, *DRIVERS[engine](EngineLoad(source, int(threads), precision, int(max_batch), int(max_tokens))))
+    serve(answers, *DRIVERS[engine](PeerLoad(source, int(threads), precision, int(max_batch), int(max_tokens))))
 
 
 if __name__ == "__main__":

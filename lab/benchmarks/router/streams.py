@@ -247,7 +247,7 @@ COMPLETIONS = Route("completions", "/v1/completions")
 CHAT = Route("chat", "/v1/chat/completions")
 
 
-class HttpConnection:
+class StreamConnection:
     """Persistent HTTP connection with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> None:
@@ -279,11 +279,11 @@ class HttpConnection:
 
 
 @asynccontextmanager
-async def connection(target: str) -> AsyncIterator[HttpConnection]:
+async def connection(target: str) -> AsyncIterator[StreamConnection]:
     host, _, port = target.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=READ_BYTES)
     try:
-        yield HttpConnection(reader, writer, target)
+        yield StreamConnection(reader, writer, target)
     finally:
         writer.close()
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.lab.simulation.client import RequestEnding, RequestHistory
+from baton.lab.simulation.client import RequestEnding, SimulatedHistory
 from baton.lab.simulation.faults import SimulatedFaultKind
 from baton.lab.simulation.invariants import Violation, check_all
 from baton.router.request.attempt import POISON_DEATHS
@@ -22,8 +22,8 @@ def world_with(deaths: int) -> Any:
     )
 
 
-def failed(cause: str) -> RequestHistory:
-    return RequestHistory(GREEDY, begun_s=1.0, ended_s=3.0, end=RequestEnding.FAILED, cause=cause, message="why")
+def failed(cause: str) -> SimulatedHistory:
+    return SimulatedHistory(GREEDY, begun_s=1.0, ended_s=3.0, end=RequestEnding.FAILED, cause=cause, message="why")
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,6 @@ from baton.router.request.resume import (
     without_sent,
 )
 from baton.router.request.run import RequestDeps, RequestRunner
-from baton.router.trace.latency import WorkerTokenTimes
 from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
 from baton.router.trace.report import RequestReport, gaps_so_far, is_named, report_of
 from baton.router.trace.spans import Tracer
@@ -127,14 +126,12 @@ DEADLINE_SLACK_S = 0.02
 
 
 class Accounts:
-    """All requests of this router: counted while they run, traced when they have ended."""
+    """All requests of this router: counted while they run, traced when they have completed."""
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, counts: RequestCounts | None = None) -> None:
         self._tracer = tracer
-        self.counts = RequestCounts()
-        self.token_times = WorkerTokenTimes()
-        tracer.readers.append(self.token_times.observe)
-        self._stopping = False  # running requests are cancelled
+        self.counts = counts or RequestCounts()
+        self._stopping = False  # True once running requests are cancelled
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -240,6 +237,7 @@ class Dispatcher:
         limits: DispatcherLimits,
         streams: Streams,
         meters: KeyMeters | None = None,
+        counts: RequestCounts | None = None,
     ) -> None:
         """Create a dispatcher. `meters` of API keys may be shared with other routers; None: this router's own."""
         self._readiness = readiness
@@ -247,7 +245,7 @@ class Dispatcher:
         self._limits = limits
         self._streams = streams
         self._meters = meters or KeyMeters()
-        self.accounts = Accounts(tracer)
+        self.accounts = Accounts(tracer, counts)
         self.draining = False
         self._stopped = False
         self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # of requests that nobody can resume

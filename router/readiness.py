@@ -12,14 +12,13 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Set
-from pathlib import Path
 
 from baton.process.errors import BatonError
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.model.defaults import ModelFolderError
-from baton.router.model.served_model import ModelGate, ServedModel, load_served_model
+from baton.router.model.served_model import ModelGate, ModelSource, ServedModel, load_served_model
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy
+from baton.router.placement.decide import Placement
 from baton.router.request.run import RequestDeps, RequestRunner
 from baton.router.trace.record import Timeline
 from baton.router.types.request import Operation, Sampling, TokenPrompt, ValidRequest
@@ -83,25 +82,18 @@ class Readiness:
     def __init__(
         self,
         scheduling: RequestDeps,
-        policy: PlacementPolicy,
-        model_folder: Path | None,
-        model_name: str | None,
+        decode_may_prefill: bool,
+        source: ModelSource,
         wait_s: float,
         on_change: Callable[[bool], Awaitable[None]],
-        known_prompt_bytes: int,
-        tool_format: str = "",
     ) -> None:
-        """Create it. `wait_s`: maximum time that a request waits for readiness."""
+        """Create the readiness of a router. `wait_s`: maximum time that a request waits for it."""
         self._scheduling = scheduling
-        alone = policy.no_prefill_worker is NoPrefillWorker.LOCAL
-        self._answers_need = frozenset({WorkerRole.DECODE} if alone else WorkerRole)
+        self._answers_need = frozenset({WorkerRole.DECODE} if decode_may_prefill else WorkerRole)
         self._prefill_probed = False
-        self._serving: WorkerDescription | None = None  # a worker of the model that is served
-        self._logged: frozenset[str] = frozenset()  # refusals
-        self._model_folder = model_folder
-        self._model_name = model_name
-        self._known_prompt_bytes = known_prompt_bytes
-        self._tool_format = tool_format
+        self._serving: WorkerDescription | None = None  # a worker of the served model
+        self._logged: frozenset[str] = frozenset()  # refusals that were logged
+        self._source = source
         self._on_change = on_change
         self._changed = asyncio.Event()
         self.gate = ModelGate(wait_s)
@@ -238,14 +230,7 @@ class Readiness:
         if self.gate.served is not None and self.gate.served.fingerprint == description.fingerprint:
             return self.gate.served
         self.gate.detail = "loading the tokenizer"
-        served = await asyncio.to_thread(
-            load_served_model,
-            description,
-            self._model_folder,
-            self._model_name,
-            self._known_prompt_bytes,
-            self._tool_format,
-        )
+        served = await asyncio.to_thread(load_served_model, description, self._source)
         if self.gate.served is not None:
             self.gate.served.close()
         self.gate.served = served

@@ -20,7 +20,7 @@ from typing import Literal
 from baton.process.errors import BatonError
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
-from baton.router.fleet.fleet import WorkerSessions
+from baton.router.fleet.fleet import WorkerLinks
 from baton.router.fleet.peers import is_cancelled
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.planner import Planner, Pressure, Situation, Verdict, serves
@@ -90,7 +90,7 @@ class RolePlanning:
         planner: Planner,
         cluster: Cluster,
         queue: AdmissionQueue,
-        fleet: WorkerSessions,
+        fleet: WorkerLinks,
         may_act: Callable[[], Awaitable[bool]],
         replicas: Replicas,
         clock: Callable[[], float] | None = None,

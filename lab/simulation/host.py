@@ -52,7 +52,7 @@ from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.form_checker import FormChecker
 from baton.router.model.form_process import Setup
-from baton.router.model.served_model import ServedModel, TokenizerWorker
+from baton.router.model.served_model import ModelSource, ServedModel, TokenizerWorker
 from baton.router.types.worker import WorkerDescription
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.detokenizer import Detokenizer
@@ -91,9 +91,7 @@ def detokenizer() -> Detokenizer:
     return _reader().detokenizer()
 
 
-def served_model(
-    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
-) -> ServedModel:
+def served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
     """Create the served model without reading files; replaces `load_served_model`.
 
     The model has `Turns` of its own: a killed process never returns its turns.

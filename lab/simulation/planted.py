@@ -18,7 +18,7 @@ from baton.kvtransfer.tier.staging import Staging
 from baton.kvtransfer.tier.store import TierStore
 from baton.lab.simulation.network.calls import current_process
 from baton.process.registry.membership import Registration
-from baton.router.fleet import wire as session_wire
+from baton.router.fleet import wire as link_wire
 from baton.router.request.answer import BestOf
 from baton.worker.at_rest.sums import KnownSums, Verdict
 from baton.worker.tier.writer import Blocks, TierWriter
@@ -38,13 +38,13 @@ def dropped_pin() -> AbstractContextManager[Any]:
 
 def reused_transfer_id() -> AbstractContextManager[Any]:
     """A router uses a transfer id twice: each second attempt has that of the one before."""
-    real, drawn = session_wire.Tag, dict[tuple[str, int], bytes]()
+    real, drawn = link_wire.Tag, dict[tuple[str, int], bytes]()
 
-    def tag(**fields: Any) -> session_wire.Tag:
+    def tag(**fields: Any) -> link_wire.Tag:
         pair = (current_process().name, fields["attempt_id"] // 2)
         return real(**{**fields, "transfer_id": drawn.setdefault(pair, fields["transfer_id"])})
 
-    return patch.object(session_wire, "Tag", tag)
+    return patch.object(link_wire, "Tag", tag)
 
 
 def off_by_one_offset() -> AbstractContextManager[Any]:

@@ -1,6 +1,6 @@
 """Calls to our own processes with the proof of the cluster's secret, and servers that ask for it.
 
-A session is one long call with messages of its own: `router/fleet/session.py` shows and checks its proofs by itself.
+A session is one long call with messages of its own: `router/fleet/link.py` shows and checks its proofs by itself.
 """
 
 from collections.abc import Awaitable, Callable

@@ -15,13 +15,14 @@ from baton.router.admin.requests import limit_of, recent_request
 from baton.router.admin.timeline import Timelines
 from baton.router.admin.wire import ROLES, adapter_status, latency_status, request_totals, router_status, worker_status
 from baton.router.dispatcher import Dispatcher
-from baton.router.fleet.fleet import WorkerSessions
+from baton.router.fleet.fleet import WorkerLinks
 from baton.router.fleet.peers import PeerRouters
 from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.service import service_handler
 from baton.router.roles import RolePlanning
-from baton.router.trace.latency import RecentLatency
+from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
+from baton.router.trace.spans import RecordObserver
 from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"
@@ -30,23 +31,29 @@ MAX_WAIT_S = 600.0  # for requests that run with an adapter
 
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
-    """History of the newest requests."""
+    """What is known of the newest requests. `observers` must be called with every completed request."""
 
     explainer: Explainer
     latency: RecentLatency
+    token_times: WorkerTokenTimes
     timelines: Timelines
+
+    @property
+    def observers(self) -> tuple[RecordObserver, ...]:
+        return (self.token_times.observe, self.latency.observe, self.explainer.observe)
 
 
 @dataclass(frozen=True, slots=True)
 class AdminServicer:
+    """Servicer of the admin port. `registry_problem`: why Redis rejects writes; empty if it does not."""
+
     cluster: Cluster
     dispatcher: Dispatcher
-    registry_connected: Callable[[], bool]
-    fleet: WorkerSessions
+    fleet: WorkerLinks
     history: RequestHistory
     peer_routers: PeerRouters | None
     planning: RolePlanning | None
-    registry_problem: Callable[[], str] = lambda: ""  # empty: unknown
+    registry_problem: Callable[[], str]
 
     def register(self, server: grpc.aio.Server) -> None:
         service = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -55,26 +62,25 @@ class AdminServicer:
     async def GetStatus(
         self, message: admin_pb2.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> admin_pb2.GetStatusResponse:
-        connected = self.registry_connected()
+        registry_problem = self.registry_problem()
         latency = self.history.latency.figures(time.monotonic())
         readiness = self.dispatcher.readiness
         refused, name_of = readiness.refused, self.cluster.name_of
         gaps = [readiness.detail, *_missing(readiness.needed | self.cluster.roles_seen, self.cluster.workers)]
         gaps += [f"{name_of(endpoint)} is refused" for endpoint in refused if name_of(endpoint) not in readiness.detail]
-        if not connected:
-            why = self.registry_problem()
-            gaps.append(f"the registry does not answer; the router keeps the workers it knows{why and f' ({why})'}")
+        if registry_problem:
+            gaps.append(f"the registry does not answer; the router keeps the workers it knows ({registry_problem})")
         return admin_pb2.GetStatusResponse(
             ready=readiness.ready,
             detail="; ".join(gap for gap in gaps if gap),
-            registry_connected=connected,
+            registry_connected=not registry_problem,
             workers=[
                 worker_status(
                     worker,
                     self.cluster.caches.status(worker.endpoint),
                     self.cluster.tiers.known(worker.endpoint),
                     self.cluster.departures[self.cluster.name_of(worker.endpoint)],
-                    self.dispatcher.accounts.token_times.quantiles(worker.endpoint),
+                    self.history.token_times.quantiles(worker.endpoint),
                     refused.get(worker.endpoint, ""),
                 )
                 for worker in self.cluster.workers

@@ -273,7 +273,7 @@ class ClusterAdapters:
         self._notify()
 
     async def run(self) -> None:
-        """Keep the list of the store and this router's alike, with a store."""
+        """Keep this router's list and the store's equal. Return immediately without a store."""
         while self._store is not None and not is_cancelled():
             try:
                 await self._compare(self._store)

@@ -1,8 +1,8 @@
-"""The sessions with all workers that membership names, and the inboxes of the requests that wait for their events.
+"""Links to all workers in membership, and the inboxes of the requests that wait for their events.
 
-Membership lists the endpoints; the session describes the worker. A worker that leaves membership is kept as long as
-its session is up: it may be draining, or only the registry has forgotten it. Events go to the inbox of their request;
-those of an attempt that is over are dropped.
+Membership lists the endpoints; the link describes the worker. A worker that leaves membership stays as long as its
+link is open: it may be draining, or only the registry has lost it. Events go to the inbox of their request; those of a
+closed attempt are dropped.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from baton.protos import session_pb2
 from baton.router.admission.queue import CreditRequest
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
-from baton.router.fleet import wire as session_wire
+from baton.router.fleet import wire as link_wire
 from baton.router.fleet.adapters import AdapterStore, ClusterAdapters
-from baton.router.fleet.session import SessionTiming, WorkerSession
+from baton.router.fleet.link import LinkTiming, WorkerLink
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import Cluster, LinkEnd
 from baton.router.placement.decide import Placement
@@ -43,21 +43,21 @@ TRANSFER_ID_BYTES = 16
 
 
 class WakeUpLimiter:
-    """A few streams at a time continue between two messages of a session, in the order of arrival.
+    """Limiter of the streams that continue between two messages of a link, in the order of arrival.
 
-    A session reads one message a turn. If all streams wrote the tokens of one message before the next one is read, a
-    router at full load would fall behind with the reading, and the workers' messages would pile up in the workers. So
-    the rest of the streams wait for later turns; meanwhile more tokens arrive for them, and go out as one message.
+    A link reads one message per event-loop iteration. If all streams wrote the tokens of one message before the next
+    is read, a router at full load would read too slowly, and messages would pile up in the workers. So at most
+    `AT_ONCE` streams continue per iteration; tokens that arrive for the others meanwhile go out as one message.
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
-        self._left = at_once  # of this turn
+        self._left = at_once  # streams that may still continue in this iteration
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._renews = False
 
     async def take(self) -> None:
-        """Return at once where few have come in this turn."""
+        """Wait for a slot of an iteration; return immediately while this one has slots left."""
         loop = asyncio.get_running_loop()
         if not self._renews:
             self._renews = True
@@ -70,11 +70,11 @@ class WakeUpLimiter:
         await place
 
     def _renew(self) -> None:
-        """A new turn: as many as it takes of those that wait."""
+        """Begin a new iteration and wake as many waiting streams as it has slots."""
         self._left = self._at_once
         while self._waiting and self._left > 0:
             place = self._waiting.popleft()
-            if not place.done():  # else its owner was cancelled
+            if not place.done():  # a cancelled owner leaves a done future
                 place.set_result(None)
                 self._left -= 1
         self._renews = self._left < self._at_once
@@ -93,28 +93,28 @@ Own = TypeVar("Own")
 class Inbox(Generic[Own]):
     """Inbox of one request: worker events about its attempts, and its own events. `wake_ups` are shared by the router.
 
-    The length of the answer bounds it: workers never send a token twice within a link, so a stalled client can queue no
-    more here than it asked for.
+    The length of the answer bounds its size: workers never send a token twice over one link, so a stalled client queues
+    no more than it requested.
     """
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
         self._wake_ups = wake_ups
         self._arrivals: deque[Arrival] = deque()
         self._own: deque[Own] = deque()
-        self._reader: asyncio.Future[None] | None = None  # waits for an event
+        self._reader: asyncio.Future[None] | None = None  # set while `take` waits for an event
 
     def put(self, event: AttemptEvent, now: float) -> None:
         self._arrivals.append(Arrival(event, now))
         self._wake()
 
     def put_own(self, event: Own) -> None:
-        """Queue an own event ahead of everything that workers have sent, without waiting for a turn."""
+        """Queue an own event ahead of all worker events; it needs no slot of the limiter."""
         self._own.append(event)
         self._wake()
 
     @property
     def first(self) -> Arrival | None:
-        """The oldest arrival, if there is any; it stays here."""
+        """Oldest worker event, which stays in the inbox; None if there is none."""
         return self._arrivals[0] if self._arrivals else None
 
     def take_first(self) -> Arrival:
@@ -122,7 +122,7 @@ class Inbox(Generic[Own]):
         return self._arrivals.popleft()
 
     async def take(self) -> Arrival | Own:
-        """The next event; waits for one."""
+        """Wait for the next event and remove it."""
         while not self._own and not self._arrivals:
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -146,17 +146,17 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Connected:
-    session: WorkerSession
+    link: WorkerLink
     task: asyncio.Task[None]
 
 
-class WorkerSessions:
-    """Owns the sessions."""
+class WorkerLinks:
+    """Owner of the links."""
 
     def __init__(
         self,
         cluster: Cluster,
-        timing: SessionTiming,
+        timing: LinkTiming,
         router_id: bytes | None = None,
         tls: InternalTls | None = None,
         secret: ClusterSecret | None = None,
@@ -171,64 +171,62 @@ class WorkerSessions:
         self._timing = timing
         self._tls, self._secret = tls, secret
         self._router_id = router_id or secrets.token_bytes(16)
-        self._sessions: dict[str, _Connected] = {}
+        self._links: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints in membership
         self._attempts: dict[int, _Open] = {}
-        self._handed: Counter[str] = Counter()  # blocks, by the worker that is to take them, since its last report
+        self._handed: Counter[str] = Counter()  # blocks handed to each worker since its last report
         self.adapters = ClusterAdapters(cluster, self._send, adapter_store)
         self.wake_ups = WakeUpLimiter()
-        """Shared by the inboxes of all requests."""
+        """Limiter that the inboxes of all requests share."""
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
-        """Keep a session with every worker that membership names, until cancelled. A bug in one ends all."""
+        """Keep a link to every worker in membership, until cancelled. A bug in one link ends all of them."""
         async with asyncio.TaskGroup() as tasks:
             async for records in membership.watch():
                 self._follow(records, tasks)
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
-        """Send the workers' events about this attempt to the inbox, until `close`."""
+        """Route worker events of this attempt to the inbox, until `close`."""
         self._attempts[attempt_id] = _Open(inbox, placement)
 
-    def dispatch(self, tag: session_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
-        """Send the commands at once. A worker that was lost since it was chosen is reported to the inbox."""
+    def dispatch(self, tag: link_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
+        """Send the commands of an attempt. A worker lost since the placement is reported to the inbox as Failed."""
         if request.pooling is not None and placement.computes_for_others:
-            self._send_attempt(tag.attempt_id, placement.decode, session_wire.prefill(tag, request, placement))
+            self._send_attempt(tag.attempt_id, placement.decode, link_wire.prefill(tag, request, placement))
             return
-        start = session_wire.start(tag, request, placement.prefill)
+        start = link_wire.start(tag, request, placement.prefill)
         commands = [(placement.decode, start)]
         if placement.prefill is not None:
-            commands.append((placement.prefill, session_wire.prefill(tag, request, placement)))
+            commands.append((placement.prefill, link_wire.prefill(tag, request, placement)))
         for endpoint, command in commands:
             self._send_attempt(tag.attempt_id, endpoint, command)
 
-    def adopt(self, tag: session_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
+    def adopt(self, tag: link_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
         """Let a decode worker continue another router's answer. A lost worker fails the attempt."""
-        self._send_attempt(tag.attempt_id, endpoint, session_wire.adopt(router_id, attempt_id, tag))
+        self._send_attempt(tag.attempt_id, endpoint, link_wire.adopt(router_id, attempt_id, tag))
 
     def _send_attempt(self, attempt_id: int, endpoint: str, command: Command) -> None:
         if not self._send(endpoint, command):
-            lost = "the worker was lost before the request was sent"
+            lost = "the link was lost before the request was sent"
             self.on_event(endpoint, Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
-        """Cancel an attempt on a worker. `keep_landed`: the next attempt can use the prompt blocks
-        of a decode worker.
-        """
-        self._send(endpoint, session_wire.cancel(attempt_id, keep_landed))
+        """Cancel an attempt on a worker. `keep_landed`: the next attempt can use a decode worker's prompt blocks."""
+        self._send(endpoint, link_wire.cancel(attempt_id, keep_landed))
 
     def request_credit(self, wanted: CreditRequest) -> None:
-        """Ask a decode worker for a loan to this router. A lost worker has forgotten it."""
-        self._send(wanted.endpoint, session_wire.want(wanted.blocks, wanted.slots))
+        """Ask a decode worker for a credit loan. A lost worker has forgotten its loans."""
+        self._send(wanted.endpoint, link_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:
         """Let a worker drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
         endpoint = endpoint_to_change(self._cluster.workers, worker_id, role)
-        if endpoint is not None and not self._send(endpoint, session_wire.change_role(role)):
-            raise Unavailable(f"{worker_id} was lost", "WORKER_LOST", RETRY_S)
+        if endpoint is not None and not self._send(endpoint, link_wire.change_role(role)):
+            raise Unavailable(f"the link to {worker_id} was lost; retry", "WORKER_LOST", RETRY_S)
 
     def drains(self, endpoint: str) -> None:
-        """A worker refused a request since it drains: it is sent no others, even before its next report."""
+        """Mark a worker that refused a request as draining, before its next report says so."""
         worker = self._cluster.find(endpoint)
         if worker is not None and worker.report is not None:
             self._cluster.reported(endpoint, replace(worker.report, draining=True))
@@ -238,9 +236,9 @@ class WorkerSessions:
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None:
         role, name, versions = description.role, description.worker_id, description.versions
-        logger.info("%s %s at %s is connected, %s", role, name, endpoint, versions)
+        logger.info("worker connected: %s %s at %s, %s", role, name, endpoint, versions)
         self._cluster.connected(endpoint, description, epoch)
-        self._send(endpoint, session_wire.snapshot_request())
+        self._send(endpoint, link_wire.snapshot_request())
         self.adapters.on_connected(endpoint, description)
         self.on_change()
 
@@ -259,7 +257,7 @@ class WorkerSessions:
         if self._cluster.caches.check(endpoint, report.cache, time.monotonic()):
             self._resync(endpoint)
         if self._cluster.tiers.check(endpoint, self._cluster.name_of(endpoint), report.tier, time.monotonic()):
-            self._send(endpoint, session_wire.snapshot_request(tier=True))
+            self._send(endpoint, link_wire.snapshot_request(tier=True))
         self.on_change()
 
     def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None:
@@ -271,21 +269,21 @@ class WorkerSessions:
 
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None:
         if self._cluster.tiers.take_changes(endpoint, changes, time.monotonic()):
-            logger.info("changes of the files of %s are missing; requesting a snapshot", endpoint)
-            self._send(endpoint, session_wire.snapshot_request(tier=True))
+            logger.info("file changes of worker %s are missing; requesting a snapshot", endpoint)
+            self._send(endpoint, link_wire.snapshot_request(tier=True))
 
     def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None:
         self._cluster.tiers.take_snapshot(endpoint, part)
 
-    def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None:
-        """A worker that leaves keeps blocks for a session: another one fetches them, where one has room."""
+    def on_hand_over(self, endpoint: str, hand_over: link_wire.HandOver) -> None:
+        """Let another worker fetch the blocks that a leaving worker keeps for a session, if one has room."""
         leaving, blocks = self._cluster.find(endpoint), len(hand_over.block_hashes)
         taking = None if leaving is None else taker(self._cluster.workers, leaving, blocks, self._handed)
         if taking is None:
-            logger.info("no worker takes over the %d blocks of a session at %s", blocks, endpoint)
+            logger.info("session dropped: no worker has room for its %d blocks on leaving worker %s", blocks, endpoint)
             return
         self._handed[taking] += blocks
-        self._send(taking, session_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))
+        self._send(taking, link_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))
 
     def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None:
         self.adapters.on_prepared(endpoint, prepared)
@@ -296,11 +294,11 @@ class WorkerSessions:
 
     def _resync(self, endpoint: str) -> None:
         wrong = self._cluster.caches.wrong(endpoint)
-        logger.info("cache view of %s is stale (%s); requesting a snapshot", endpoint, wrong)
-        self._send(endpoint, session_wire.snapshot_request())
+        logger.info("cache view of worker %s is stale (%s); requesting a snapshot", endpoint, wrong)
+        self._send(endpoint, link_wire.snapshot_request())
 
     def on_event(self, endpoint: str, event: AttemptEvent) -> None:
-        """A worker speaks of the attempts that it was given, and of no others."""
+        """Deliver a worker's event. Events of attempts that the worker does not have are dropped."""
         attempt = self._attempts.get(event.attempt_id)
         if attempt is not None and endpoint in attempt.placement.endpoints:
             attempt.inbox.put(event, time.monotonic())
@@ -317,24 +315,24 @@ class WorkerSessions:
         self.on_change()
 
     def _send(self, endpoint: str, command: Command) -> bool:
-        connected = self._sessions.get(endpoint)
-        return connected is not None and connected.session.send(command)
+        connected = self._links.get(endpoint)
+        return connected is not None and connected.link.send(command)
 
     def _follow(self, records: Sequence[WorkerRecord], tasks: asyncio.TaskGroup) -> None:
         self._named = frozenset(record.endpoint for record in records)
-        for endpoint in tuple(self._sessions):
+        for endpoint in tuple(self._links):
             self._drop_unnamed(endpoint)
         for record in records:
-            if record.endpoint not in self._sessions:
+            if record.endpoint not in self._links:
                 self._cluster.add(record.endpoint, record.role, record.worker_id)
                 timing, tls = self._timing, self._tls
-                session = WorkerSession(record.endpoint, self._router_id, self, timing, tls, secret=self._secret)
-                task = tasks.create_task(session.run(), name=f"session {record.endpoint}")
-                self._sessions[record.endpoint] = _Connected(session, task)
+                link = WorkerLink(record.endpoint, self._router_id, self, timing, tls, secret=self._secret)
+                task = tasks.create_task(link.run(), name=f"link {record.endpoint}")
+                self._links[record.endpoint] = _Connected(link, task)
 
     def _drop_unnamed(self, endpoint: str) -> None:
-        connected = self._sessions.get(endpoint)
-        if connected is not None and endpoint not in self._named and not connected.session.held:
-            del self._sessions[endpoint]
+        connected = self._links.get(endpoint)
+        if connected is not None and endpoint not in self._named and not connected.link.held:
+            del self._links[endpoint]
             connected.task.cancel()
             self._cluster.remove(endpoint)

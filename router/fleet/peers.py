@@ -24,7 +24,6 @@ from baton.router.placement.peer_load import (
     PeerLoad,
     PeerRouterLoads,
     Prediction,
-    RecentPredictions,
     RecentTakeovers,
     Share,
     Takeover,
@@ -125,13 +124,11 @@ class PeerRouters:
         self._clock = clock or time.monotonic
         self._address, self._began_s = address, self._clock()
         self._number = 0
-        self._recent = RecentPredictions()
         self._takeovers = RecentTakeovers()
         self._unreadable = SeldomLog(logger)
         self._peer_loads = PeerRouterLoads()
         self.problem = ""
         """Reason why Redis did not accept the last share."""
-        cluster.on_predicted = self._recent.add
 
     def took_over(self, router_id: bytes, stream: int) -> None:
         """Record that that router's stream continues here; the next share announces it."""
@@ -156,7 +153,7 @@ class PeerRouters:
     async def exchange(self) -> bool:
         """Write our share, read the others', and return whether Redis responded."""
         self._number += 1
-        loads, recent = self._cluster.own_loads(), self._recent.take()
+        loads, recent = self._cluster.own_loads(), self._cluster.predictions.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s
         share = Share(self._router_id, self._number, loads, recent, taken, uses, self._address, uptime_s)
         message = share_to_wire(share).SerializeToString()

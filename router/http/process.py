@@ -12,6 +12,7 @@ from baton.process.serving.addresses import host_and_port
 from baton.process.serving.server import Running
 from baton.process.telemetry.spans import Telemetry
 from baton.router.config import RouterConfig
+from baton.router.dispatcher import RequestCounts
 from baton.router.http.app import REQUESTS, make_app
 from baton.router.http.edge.endpoint import Guard, HttpTransport
 from baton.router.http.edge.exchange import BodyReader
@@ -33,21 +34,20 @@ class HttpRouterProcess(RouterProcess):
     """Router process that serves HTTP next to gRPC. Construct it within a running event loop."""
 
     def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
-        super().__init__(config, telemetry)
+        counts = RequestCounts()
+        requests, stalls, recent = RequestMetrics(counts), StallMetrics(lambda: self.loop_busy_s), RecentRequests()
+        observers = [requests.observe]
+        metrics = CollectorRegistry(auto_describe=False)
+        if config.has_keys:
+            keys = KeyMetrics(lambda: self.access.limits, lambda: counts.running_by_tenant)
+            observers.append(keys.observe)
+            metrics.register(keys)
+        super().__init__(config, telemetry, counts, observers, [stalls.observe, recent.observe])
         self.http_port = 0
         """Bound port, 0 before `start`."""
         self._grpc_port = 0
-        metrics = CollectorRegistry(auto_describe=False)
-        requests = RequestMetrics(self.dispatcher.accounts.counts)
-        stalls = StallMetrics(lambda: self.loop_busy_s)
-        recent = RecentRequests()
-        self.tracer.observers.append(requests.observe)
-        self.tracer.readers += [stalls.observe, recent.observe]
-        if self.access.is_guarded:
-            keys = KeyMetrics(lambda: self.access.limits, lambda: self.dispatcher.accounts.counts.running_by_tenant)
-            self.tracer.observers.append(keys.observe)
-            metrics.register(keys)
-        page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent)
+        token_times = self.admin.history.token_times
+        page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent, token_times)
         bodies = BodyReader(config.http_max_body, config.http_all_bodies, config.http_body_s)
         self._parser = Parser(Helper("baton.router.http.parse_process"))
         transport = HttpTransport(bodies, self._parser, config.http_stall_s)

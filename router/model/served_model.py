@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence, S
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar, TypeVarTuple
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from tokenizers import Encoding, Tokenizer
 
@@ -550,27 +550,32 @@ class ChosenModel:
         return version_of(self.served.weights if self.adapter is None else self.adapter.digest)
 
 
-def load_served_model(
-    description: WorkerDescription, folder: Path | None, name: str | None, known_bytes: int, tool_format: str = ""
-) -> ServedModel:
-    """Read the tokenizer and defaults. `folder` and `name` override the worker's. Blocks.
+class ModelSource(NamedTuple):
+    """Settings of the served model. `folder`, `name`: instead of those that the workers report.
 
-    `known_bytes`: of memory, for prompts that have been read.
-
-    Raises: ModelFolderError.
+    `known_prompt_bytes`: memory for the tokens of known prompts. `tool_format`: empty to detect it.
     """
+
+    folder: Path | None
+    name: str | None
+    known_prompt_bytes: int
+    tool_format: str
+
+
+def load_served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
+    """Read the tokenizer and defaults of the workers' model. Blocks. Raises: ModelFolderError."""
     model = description.model
-    path = folder or Path(model.path)
+    path = source.folder or Path(model.path)
     defaults = read_generation_defaults(path)
     return ServedModel(
-        name=name or model.name,
+        name=source.name or model.name,
         fingerprint=description.fingerprint,
         max_model_len=model.max_model_len,
         vocab_size=model.vocab_size,
         dtype=model.dtype,
         block_tokens=model.block_tokens,
         groups=model.groups,
-        tokenizer=load_tokenizer(path, known_bytes, tool_format),
+        tokenizer=load_tokenizer(path, source.known_prompt_bytes, source.tool_format),
         defaults=defaults,
         forms=FormChecker(Setup(str(path.resolve()), model.vocab_size, tuple(sorted(defaults.eos_token_ids)))),
         family=read_family(path),

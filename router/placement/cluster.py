@@ -5,7 +5,7 @@ Workers are named by endpoint. A charge is taken when a request is placed and re
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
@@ -15,7 +15,7 @@ from baton.router.cache.prefix_index import Hits
 from baton.router.cache.replica import Caches
 from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
-from baton.router.placement.peer_load import NOTHING, PeerLoad
+from baton.router.placement.peer_load import NOTHING, PeerLoad, RecentPredictions
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter, WorkerAdapters, WorkerDescription, WorkerReport
@@ -344,8 +344,8 @@ class Cluster:
         self._available: AvailableWorkers | None = None  # None: to be found out
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
         self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
-        self.on_predicted: Callable[[str, Sequence[bytes], int], None] = _tell_nobody
-        """Called with the worker, the blocks of a prompt placed there, and how many of its tokens are computed."""
+        self.predictions = RecentPredictions()
+        """Placements to be announced to other routers."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -610,7 +610,7 @@ class Cluster:
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
         """The worker that computes the prompt will have its blocks: requests that come meanwhile wait for them."""
         self.caches.index.expect(endpoint, attempt_id, block_hashes)
-        self.on_predicted(endpoint, block_hashes, computed_tokens)
+        self.predictions.add(endpoint, block_hashes, computed_tokens)
 
     def _find_available(self) -> AvailableWorkers:
         if self._available is None:
@@ -683,7 +683,3 @@ class Cluster:
             protocol=description.versions.protocol,
             has_own_weights=description.has_own_weights,
         )
-
-
-def _tell_nobody(endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-    """Do nothing: there are no other routers."""

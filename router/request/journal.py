@@ -23,7 +23,7 @@ from baton.process.registry.redis_routers import JournalChange
 from baton.process.registry.worker_record import WEIGHTS, is_weights
 from baton.process.wire_bounds import Bounds, anything, mapping, number, numbers, text
 from baton.protos import journal_pb2, kept_session_pb2, sampling_pb2
-from baton.router.fleet import wire as session_wire
+from baton.router.fleet import wire as link_wire
 from baton.router.fleet.peers import is_cancelled
 from baton.router.model.served_model import ChosenModel
 from baton.router.request.resume import AttemptLocation, Received, ResumeRequest, Resumption
@@ -62,8 +62,8 @@ GATHER_S = 0.2  # streams that begin at about the same time are written together
 _KEY_DIGITS = 32
 _TOKEN_IDS = journal_pb2.JournalRecord.DESCRIPTOR.fields_by_name["token_ids"].number
 VERSION = 1
-_BEAM_STOPS = {number: stop for stop, number in session_wire.BEAM_STOPS.items()}
-_KINDS: dict[int, StructuredKind] = {number: kind for kind, number in session_wire.STRUCTURED_KINDS.items()}
+_BEAM_STOPS = {number: stop for stop, number in link_wire.BEAM_STOPS.items()}
+_KINDS: dict[int, StructuredKind] = {number: kind for kind, number in link_wire.STRUCTURED_KINDS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +395,7 @@ def to_bytes(record: Record) -> bytes:
         model=record.model,
         fingerprint=request.fingerprint,
         adapter_digest=request.adapter.digest if request.adapter is not None else "",
-        sampling=session_wire.sampling_message(request.sampling, computes_prompt=True),
+        sampling=link_wire.sampling_message(request.sampling, computes_prompt=True),
         cache_root=request.cache_root,
         stop=request.stop,
         n=request.n,
@@ -404,11 +404,11 @@ def to_bytes(record: Record) -> bytes:
         echo_text=request.echo_text,
         priority=request.priority,
         session=request.session,
-        kept_session=session_wire.kept_session_message(
+        kept_session=link_wire.kept_session_message(
             request.kept_session, request.kept_session.name if request.kept_session is not None else ""
         ),
         stream=record.stream,
-        versions=session_wire.versions_message(OWN),
+        versions=link_wire.versions_message(OWN),
     ).SerializeToString() + field(_TOKEN_IDS, request.packed_tokens)
 
 
@@ -425,7 +425,7 @@ def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
             raise ValueError(f"its version is {record.version}, this router reads version {VERSION}")
         request = _request(record, tenant, block_tokens)
     except Exception as error:  # noqa: BLE001 -- of another version, or of anybody: what cannot be read is no record
-        writer = session_wire.versions_of(record.versions)
+        writer = link_wire.versions_of(record.versions)
         logger.warning("a journal record of %s is skipped by %s: %s", writer, OWN, error)
         return None
     places = tuple(
@@ -474,7 +474,7 @@ def _kept_session(message: kept_session_pb2.KeptSession) -> KeptSession:
 
 
 def _sampling(message: sampling_pb2.Sampling) -> Sampling:
-    """The inverse of session_wire's. Raises: KeyError for a name that is not known."""
+    """The inverse of link_wire's. Raises: KeyError for a name that is not known."""
     form = message.structured
     return Sampling(
         max_tokens=message.max_tokens,

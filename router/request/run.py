@@ -24,8 +24,8 @@ from baton.router.admission.queue import (
     Ticket,
 )
 from baton.router.cache.autopsy import CacheLook
-from baton.router.fleet import wire as session_wire
-from baton.router.fleet.fleet import Arrival, Inbox, WorkerSessions
+from baton.router.fleet import wire as link_wire
+from baton.router.fleet.fleet import Arrival, Inbox, WorkerLinks
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.decide import Placement
 from baton.router.request.answer import Answer, BestOf, InconsistentOutput, NotRepeated, PromptEcho
@@ -101,7 +101,7 @@ class RequestDeps:
     """
 
     cluster: Cluster
-    fleet: WorkerSessions
+    fleet: WorkerLinks
     queue: AdmissionQueue
     attempt_ids: Iterator[int]
     attempts: int = 6
@@ -413,9 +413,9 @@ class RequestRunner:
         self._scheduling.fleet.adopt(tag, router_id, location.attempt_id, placement.decode)
         self.timeline.dispatched(time.monotonic())
 
-    def _tag(self, attempt: Attempt) -> session_wire.Tag:
+    def _tag(self, attempt: Attempt) -> link_wire.Tag:
         time_left_s = self._deadline_s - time.monotonic()
-        return session_wire.Tag(
+        return link_wire.Tag(
             attempt_id=attempt.attempt_id,
             transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
             fetch_id=secrets.token_bytes(_TRANSFER_ID_BYTES),

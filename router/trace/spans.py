@@ -10,7 +10,7 @@ one event per stall), detokenize; and each attempt, if one failed. Stages that a
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import NamedTuple
 
@@ -45,6 +45,9 @@ class ServerAddress(NamedTuple):
     port: int
 
 
+RecordObserver = Callable[[RequestRecord], None]
+
+
 class Tracer:
     """Writes the traces of completed requests; never blocks."""
 
@@ -54,18 +57,23 @@ class Tracer:
         worker_id: Callable[[str], str] = str,
         bound: StallBound | None = None,
         delay: DelayBetween = lambda began_s, ended_s: Delay(0.0, 0.0),
+        recent: RecentReports | None = None,
+        server: Callable[[], ServerAddress | None] = lambda: None,
+        observers: Sequence[RecordObserver] = (),
+        late_observers: Sequence[RecordObserver] = (),
     ) -> None:
-        """Name workers by `worker_id`. `delay`: of this router's event loop."""
+        """Create a tracer that names workers by `worker_id`. `delay`: of this router's event loop. `recent`: receives
+        the reports. `server`: this router's address once it listens.
+
+        `observers` are called with a request when it completes, `late_observers` in the next event-loop iteration,
+        when its gaps and stalls are known.
+        """
         self._telemetry = telemetry
         self._bound, self._delay = bound or StallBound(), delay
         self._worker_id = worker_id
-        self.observers: list[Callable[[RequestRecord], None]] = []
-        """Called with every completed request, immediately."""
-        self.readers: list[Callable[[RequestRecord], None]] = []
-        """Called in the next event-loop iteration, with gaps and stalls known."""
-        self.recent = RecentReports()
-        self.server: ServerAddress | None = None
-        """Set once the router listens."""
+        self._server = server
+        self.observers, self.late_observers = observers, late_observers
+        self.recent = recent or RecentReports()
 
     def gaps_of(self, record: RequestRecord) -> GapSummary | None:
         """Return the gaps so far, None before the second token from decode."""
@@ -80,9 +88,9 @@ class Tracer:
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
         record.gaps = gap_summary(record.timeline.gaps, self._bound, self._delay)
-        for read in self.readers:
-            read(record)
-        spans = list(request_spans(record, ended_s, self._worker_id, self.server))
+        for observe in self.late_observers:
+            observe(record)
+        spans = list(request_spans(record, ended_s, self._worker_id, self._server()))
         self.recent.add(report_of(record, ended_s, record.gaps, current_request_id.get() or "", spans))
         for span in spans:
             self._telemetry.span(span)

@@ -33,17 +33,17 @@ ENVIRONMENT = {
 }
 LOG = f"""\
 12:00:00.001 INFO router baton.router.process: gRPC on 127.0.0.1:50051, admin port 50052
-12:00:00.002 INFO router baton.router.fleet.session: connection with d-0 ended: no '{SAID} prompt' request_id=r-1
-12:00:00.003 INFO router baton.router.fleet.session: the prompt was {SAID}
+12:00:00.002 INFO router baton.router.fleet.link: connection to worker d-0 closed: no '{SAID} prompt'; reconnecting request_id=r-1
+12:00:00.003 INFO router baton.router.fleet.link: the prompt was {SAID}
 12:00:00.004 WARNING router uvicorn.error: {SAID} body of a library
 What {SAID} wrote to stdout
 Traceback (most recent call last):
   File "/baton/router/process.py", line 12, in run
     raise ValueError("{SAID}")
 ValueError: cannot read {SAID}
-12:00:00.005 INFO router baton.router.fleet.session: connection with d-1 ended: Authorization: Bearer {PLANTED}5
+12:00:00.005 INFO router baton.router.fleet.link: connection to worker d-1 closed: Authorization: Bearer {PLANTED}5; reconnecting
 {{"time": "t", "level": "info", "process": "router", "logger": "baton.x", "message": "{SAID}", "other": "{SAID}"}}
-"""
+"""  # noqa: E501
 
 
 def plant_run(runtime: Path) -> Path:

@@ -120,7 +120,7 @@ HEAD = "12:00:00.123 WARNING decode-0 baton"
 @pytest.mark.parametrize(
     "line",
     [
-        f"{HEAD}.router.fleet.session: session with 127.0.0.1:7 is lost: silent for 3 s",
+        f"{HEAD}.router.fleet.link: link to worker 127.0.0.1:7 lost: silent for 3 s; its requests are retried",
         f"{HEAD}.elastic_worker.elastic: serves as decode: drained in 0.25 s, changed in 1.00 s trace_id=a1",
         "7:M 24 Nov 2026 12:00:00.123 * Ready to accept connections tcp",
         '  File "/x/y.py", line 3 in step',
@@ -143,10 +143,10 @@ def test_lines_of_up_stay_without_what_they_quote() -> None:
     ("line", "kept"),
     [
         (
-            f"{HEAD}.router.fleet.session: connection with d ended: no 'x y' in \"z",
-            "connection with d ended: no '…' in \"…\"",
+            f"{HEAD}.router.fleet.link: connection to worker d closed: no 'x y' in \"z; reconnecting",
+            "connection to worker d closed: no '…' in \"…\"; reconnecting",
         ),
-        (f"{HEAD}.router.fleet.session: tell me a story", "[15 characters left out"),
+        (f"{HEAD}.router.fleet.link: tell me a story", "[15 characters left out"),
         (f"{HEAD}.never.there: text", "[4 characters left out"),
         ("12:00:00.123 INFO router uvicorn.error: a text", "[6 characters left out"),
         ("builtins.ValueError: a text", "builtins.ValueError: [message left out]"),

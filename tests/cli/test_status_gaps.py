@@ -26,7 +26,7 @@ from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
         (
             (WorkerRole.PREFILL, WorkerRole.DECODE),
             False,
-            "the registry does not answer; the router keeps the workers it knows",
+            "the registry does not answer; the router keeps the workers it knows (timed out)",
         ),
     ],
 )
@@ -47,14 +47,14 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
             active=0,
             queued=0,
             version="",
-            accounts=SimpleNamespace(counts=RequestCounts(), token_times=WorkerTokenTimes()),
+            accounts=SimpleNamespace(counts=RequestCounts()),
             readiness=SimpleNamespace(ready=True, detail="", needed=frozenset(WorkerRole), refused={}),
         ),
-        lambda: registry,
         SimpleNamespace(),  # type: ignore[arg-type]
-        SimpleNamespace(latency=RecentLatency()),  # type: ignore[arg-type]
+        SimpleNamespace(latency=RecentLatency(), token_times=WorkerTokenTimes()),  # type: ignore[arg-type]
         peer_routers=None,
         planning=None,
+        registry_problem=lambda: "" if registry else "timed out",
     )
     answer = cluster_status_from(await servicer.GetStatus(None, None))
     assert (answer.ready, answer.detail) == (True, detail)

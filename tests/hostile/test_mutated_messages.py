@@ -28,9 +28,9 @@ from baton.protos import (
     session_pb2,
     versions_pb2,
 )
-from baton.router.fleet.fleet import WorkerSessions
+from baton.router.fleet.fleet import WorkerLinks
+from baton.router.fleet.link import WorkerLink, _LinkBroken, _WorkerInvalid
 from baton.router.fleet.received import ResponseCheck
-from baton.router.fleet.session import WorkerSession, _SessionBroken, _WorkerInvalid
 from baton.router.fleet.wire import worker_description
 from baton.router.placement.cluster import Cluster
 from baton.worker.transfer.wire import description_to_wire
@@ -370,13 +370,13 @@ def responses(draw: random.Random) -> list[session_pb2.ConnectResponse]:
 async def test_router_takes_or_refuses_every_mutated_message_of_a_worker(hostile_s: float) -> None:
     """Fed where a connection's messages are read: any other exception than these three is a bound that is missing."""
     draw, cluster, timing = random.Random(8), Cluster(), DEFAULT_TIMING
-    fleet = WorkerSessions(cluster, timing)
+    fleet = WorkerLinks(cluster, timing)
     cluster.add("h:1", WorkerRole.DECODE, "w-0")
     described = info(session_pb2.ROLE_DECODE)
     described.versions.CopyFrom(versions_pb2.Versions(release="0.2.0", protocol=2, oldest_protocol=1))
     welcome = session_pb2.ConnectResponse(welcome=session_pb2.Welcome(worker=described))
     fleet.on_connected("h:1", worker_description(described), 7)
-    session = WorkerSession("h:1", bytes(16), fleet, timing)
+    session = WorkerLink("h:1", bytes(16), fleet, timing)
     session._check = ResponseCheck(described.model.vocab_size)
     before, fed, until_s = resident_bytes(), 0, time.monotonic() + hostile_s
     while time.monotonic() < until_s and (fed < MESSAGES or hostile_s > 10):
@@ -394,7 +394,7 @@ async def test_router_takes_or_refuses_every_mutated_message_of_a_worker(hostile
             session._take(message)
             session._check_bounds(greeting)
             worker_description(greeting.welcome.worker)
-        except (_SessionBroken, _WorkerInvalid, SessionViolation, ValueError):
+        except (_LinkBroken, _WorkerInvalid, SessionViolation, ValueError):
             continue
     assert fed > 300
     assert resident_bytes() - before < MEMORY_BYTES

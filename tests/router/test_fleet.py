@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
-from baton.router.fleet.fleet import Inbox, WorkerSessions
-from baton.router.fleet.session import WorkerSession
+from baton.router.fleet.fleet import Inbox, WorkerLinks
+from baton.router.fleet.link import WorkerLink
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
@@ -61,7 +61,7 @@ class Followed:
     def __init__(self, membership: ChangingMembership) -> None:
         self.cluster = Cluster()
         self._changed = asyncio.Event()
-        self.fleet = WorkerSessions(self.cluster, TIMING, on_change=self._changed.set)
+        self.fleet = WorkerLinks(self.cluster, TIMING, on_change=self._changed.set)
         self._membership = membership
 
     async def __aenter__(self) -> "Followed":
@@ -111,11 +111,11 @@ async def test_sessions_whose_connections_break_just_as_they_are_ended_end(
 ) -> None:
     breaks = asyncio.Event()
 
-    async def read(session: WorkerSession, call: object) -> None:
+    async def read(session: WorkerLink, call: object) -> None:
         await breaks.wait()
         raise asyncio.InvalidStateError("the connection broke")
 
-    monkeypatch.setattr(WorkerSession, "_read", read)
+    monkeypatch.setattr(WorkerLink, "_read", read)
     async with Followed(ChangingMembership(*records(pair))) as followed:
         await followed.connected(True, True)
         breaks.set()

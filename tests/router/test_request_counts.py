@@ -191,12 +191,13 @@ def test_nothing_is_lost_and_nothing_counted_twice(
     async def act() -> None:
         scheduling = scheduling_of(HangingWorld(list(fates)))
         scheduling.queue.forecast = SimpleNamespace(retry_after_s=lambda: 1.0)  # type: ignore[assignment]
-        tracer, streams = Tracer(NoTelemetry()), Streams(b"r" * 16, None, lambda router_id, stream: None)
+        records: list[RequestRecord] = []
+        tracer = Tracer(NoTelemetry(), observers=[records.append])
+        streams = Streams(b"r" * 16, None, lambda router_id, stream: None)
         readiness: Any = None
         meters: Any = SimpleNamespace(begin=lambda tenant, limits, now: None)
         dispatcher = Rigged(readiness, scheduling, tracer, DispatcherLimits(60.0, MAX_ACTIVE), streams, meters)
-        world = Clients(dispatcher)
-        tracer.observers.append(world.records.append)
+        world = Clients(dispatcher, records)
         for action, which in actions:
             if action == "ask":
                 world.ask(which)

@@ -211,7 +211,7 @@ async def test_a_connection_that_breaks_and_comes_back_loses_nothing(
         await is_back.wait()
         return await refuses_connections(endpoint)
 
-    monkeypatch.setattr(stack.router._fleet._sessions[stack.decode.endpoint].session, "_refuses", refuses)
+    monkeypatch.setattr(stack.router._fleet._links[stack.decode.endpoint].link, "_refuses", refuses)
     await stack.decode.stop()
     stack.pair.landed(attempt_id)  # said while nobody listens
     stack.pair.step(attempt_id, 1, encode("b"), end=session_pb2.END_REASON_LENGTH)

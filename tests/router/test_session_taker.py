@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import kept_session_pb2, session_pb2
-from baton.router.fleet import wire as session_wire
+from baton.router.fleet import wire as link_wire
 from baton.router.placement.cluster import Worker
 from baton.router.placement.hand_over import taker
 from baton.router.types.worker import BlockCounts, ModelDescription, SessionReport, WorkerDescription, WorkerReport
@@ -61,7 +61,7 @@ def test_only_another_worker_of_the_same_role_and_kv_that_takes_work_can() -> No
 def test_the_taker_is_told_where_the_blocks_are_and_whose() -> None:
     of = kept_session_pb2.KeptSession(id=b"i" * 16, owner=b"o" * 8, keep_for_s=2.5)
     hand_over = session_pb2.HandOver(session=of, block_hashes=[b"a", b"b"])
-    command = session_wire.bring(hand_over, "leaving", b"t" * 16).message
+    command = link_wire.bring(hand_over, "leaving", b"t" * 16).message
     assert command.bring.session == of
     assert list(command.bring.block_hashes) == [b"a", b"b"]
     fetch = command.bring.fetch

@@ -27,6 +27,7 @@ from baton.router.http.requests import HttpCall, current_call
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.access import Access, Caller, Need
 from baton.router.readiness import Readiness
+from baton.router.trace.latency import WorkerTokenTimes
 from baton.router.trace.record import Leave, Outcome, RequestRecord, Stall
 from baton.router.trace.report import SHOWN_CAUSES, RequestReport, report_of, shown_stalls
 from baton.text.causes import CausePart
@@ -127,6 +128,7 @@ class PageState:
     dispatcher: Dispatcher
     access: Access
     recent: RecentRequests
+    token_times: WorkerTokenTimes
     clock: Callable[[], float] = time.monotonic
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
     """Id of this run of the router: after a restart, requests are numbered from 1 again."""
@@ -177,7 +179,7 @@ class PageState:
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
         """Return the state of a worker; `load` is null if unknown."""
-        report, times = worker.report, self.dispatcher.accounts.token_times.quantiles(worker.endpoint)
+        report, times = worker.report, self.token_times.quantiles(worker.endpoint)
         draining = report is not None and report.draining
         facts = {
             "name": self.cluster.name_of(worker.endpoint),

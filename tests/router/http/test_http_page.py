@@ -161,7 +161,7 @@ async def test_drafts_are_shown_where_there_were_any(gateway: Gateway) -> None:
     without, record = stalled("without"), stalled("with")
     record.timeline.drafts = Drafts(20, 12, 34.0)
     for each in (without, record):
-        gateway.process.tracer.readers[-1](each)
+        gateway.process.tracer.late_observers[-1](each)
 
     newest, oldest = (await state(gateway))["requests"]
 
@@ -170,7 +170,7 @@ async def test_drafts_are_shown_where_there_were_any(gateway: Gateway) -> None:
 
 
 async def test_stalls_are_shown_with_their_causes_and_culprits(gateway: Gateway) -> None:
-    gateway.process.tracer.readers[-1](stalled("mine", (blamed("long"), WAITED)))
+    gateway.process.tracer.late_observers[-1](stalled("mine", (blamed("long"), WAITED)))
 
     (request,) = (await state(gateway))["requests"]
 
@@ -184,7 +184,7 @@ async def test_stalls_are_shown_with_their_causes_and_culprits(gateway: Gateway)
 
 
 async def test_a_key_does_not_see_which_request_of_another_key_held_it_up(gateway: Gateway) -> None:
-    observe = gateway.process.tracer.readers
+    observe = gateway.process.tracer.late_observers
     for record in (stalled("of-two", tenant="two"), stalled("of-one", (blamed("of-two"),), tenant="one")):
         for each in observe:
             each(record)
@@ -202,7 +202,7 @@ async def test_a_key_sees_which_of_its_own_requests_held_it_up(gateway: Gateway,
     if is_running:
         gateway.process.dispatcher.accounts.counts.begin(culprit)
     for record in (*([] if is_running else [culprit]), stalled("mine", (blamed("long"),), tenant="one")):
-        for observe in gateway.process.tracer.readers:
+        for observe in gateway.process.tracer.late_observers:
             observe(record)
 
     (cause,) = await causes(gateway, "one", "mine")

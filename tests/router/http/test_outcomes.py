@@ -11,7 +11,7 @@ import pytest
 from baton.process.security.api_keys import ApiKey, KeyLimits, digest_of
 from baton.protos import baton_pb2, session_pb2
 from baton.router.dispatcher import Dispatcher
-from baton.router.fleet.fleet import Inbox, WorkerSessions
+from baton.router.fleet.fleet import Inbox, WorkerLinks
 from baton.router.placement.decide import Placement
 from baton.router.request.events import Deadline
 from tests.router.conftest import encode
@@ -219,13 +219,13 @@ async def test_a_deadline_passes_while_it_is_pending(world: OutcomeWorld) -> Non
 
 
 async def test_a_deadline_passes_in_the_middle(world: OutcomeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, open_ = list[Inbox[Any]](), WorkerSessions.open
+    opened, open_ = list[Inbox[Any]](), WorkerLinks.open
 
-    def noted(fleet: WorkerSessions, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
+    def noted(fleet: WorkerLinks, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
         opened.append(inbox)
         open_(fleet, attempt_id, placement, inbox)
 
-    monkeypatch.setattr(WorkerSessions, "open", noted)
+    monkeypatch.setattr(WorkerLinks, "open", noted)
     world.pair.manual = True
     call = world.generate()
     world.first(await world.attempt())

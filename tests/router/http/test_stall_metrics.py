@@ -45,6 +45,6 @@ async def test_every_cause_is_there_from_the_start(gateway: Gateway) -> None:
 
 
 async def test_requests_of_a_router_are_counted(gateway: Gateway) -> None:
-    for observe in gateway.process.tracer.readers:
+    for observe in gateway.process.tracer.late_observers:
         observe(stalled("a", (blamed("b"),)))
     assert 'baton:stalls_total{cause="prompt_tokens"} 1.0' in (await gateway.client.get("/metrics")).text

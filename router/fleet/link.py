@@ -1,8 +1,8 @@
-"""The router's side of the link to one worker: connect, greet, replay, read, write, notice silence.
+"""Router's side of the link to one worker: connect, greet, replay, read, write, notice silence.
 
-connected, connection breaks -> the session waits grace_s for the same epoch to come back; requests continue
-the epoch changed, the port refuses connections, the grace is over, or the worker is silent for silence_s -> lost: the
-listener is notified, once
+A broken connection has grace_s to be reopened by the same epoch of the worker; requests continue meanwhile. The link is
+lost when another epoch answers, the port refuses connections, the grace expires, or the worker is silent for silence_s.
+The listener is told once.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from baton.protos import session_pb2
 from baton.router.cache import wire as cache_wire
 from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
-from baton.router.fleet import wire as session_wire
+from baton.router.fleet import wire as link_wire
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Command
 from baton.router.placement.cluster import LinkEnd
@@ -36,10 +36,10 @@ from baton.versions import OWN, refusal
 
 logger = logging.getLogger(__name__)
 
-MOST_TOGETHER = 256  # commands of a message: a worker takes them in without looking up
+MOST_TOGETHER = 256  # maximum commands per message: a worker applies them without a pause
 
 
-class SessionOutbox:
+class LinkOutbox:
     """Queue of commands to one worker. `put` never waits. A burst of cancels is sent as one message."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class SessionOutbox:
         self._changed.set()
 
     async def next(self) -> Command:
-        """Wait for the next message. Messages that were put are not changed: they may have to be sent again."""
+        """Wait for the next message. Queued messages are not changed: they may have to be sent again."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
@@ -86,29 +86,27 @@ def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
 
 
 _MAX_UNACKNOWLEDGED = 10_000
-_ACKNOWLEDGE_EVERY = 64  # messages; the watch acknowledges the rest
+_ACKNOWLEDGE_EVERY = 64  # messages; `_watch` acknowledges the rest
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class SessionTiming:
-    """Together they bound how long a dead worker goes unnoticed: under 2 s."""
+class LinkTiming:
+    """Timeouts of a link. Together they bound the time until a dead worker is noticed: under 2 s."""
 
-    grace_s: float  # for a broken connection to come back
-    silence_s: float  # of a connected worker, which reports periodically
+    grace_s: float  # time to reconnect after a connection broke
+    silence_s: float  # maximum silence of a connected worker, which reports periodically
     watch_s: float = 0.1
-    greet_s: float = 1.5  # until Welcome; longer than silence, since processes that start have other things to do
+    greet_s: float = 1.5  # timeout of Welcome; longer than silence_s, since a starting process is busy
 
 
-class SessionListener(Protocol):
-    """Receiver of a link's events. Calls come on the event loop and must not wait."""
+class LinkListener(Protocol):
+    """Receiver of a link's events. It is called on the event loop and must not block."""
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
     def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
-        """Handle a worker whose process answers but must not be used, at each try. `description`:
-        None if it sent none.
-        """
+        """Handle a process that answers but must not be used, at each try. `description`: None if it sent none."""
 
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
@@ -117,40 +115,38 @@ class SessionListener(Protocol):
     def on_cache_snapshot(self, endpoint: str, part: CacheSnapshotPart) -> None: ...
     def on_tier_changes(self, endpoint: str, changes: TierChanges) -> None: ...
     def on_tier_snapshot(self, endpoint: str, part: TierSnapshotPart) -> None: ...
-    def on_hand_over(self, endpoint: str, hand_over: session_wire.HandOver) -> None: ...
+    def on_hand_over(self, endpoint: str, hand_over: link_wire.HandOver) -> None: ...
     def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None: ...
     def on_adapter_state(self, endpoint: str, state: session_pb2.AdapterState) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
-        """Handle a lost link: commands that were sent and not answered never will be. The link
-        opens again by itself.
-        """
+        """Handle a lost link: unanswered commands will never be answered. The link reopens by itself."""
 
 
-class _SessionBroken(Exception):
-    """Error: the connection must end; the link may be resumed."""
+class _LinkBroken(Exception):
+    """Error: the connection must be closed; the link may be resumed."""
 
 
 class _Refused(Exception):
-    """The two processes must not work together: the message names the versions of both."""
+    """Error: the two processes must not work together. The message names both versions."""
 
 
 class _WorkerSilent(Exception):
-    """Error: the connection is open and the worker is silent: the link is lost."""
+    """Error: the connection is open but the worker is silent, so the link is lost."""
 
 
 class _WorkerInvalid(Exception):
-    """Error: the worker sends messages that cannot be used. The link is closed."""
+    """Error: the worker sent an invalid message, so the link is closed."""
 
 
-class WorkerSession:
+class WorkerLink:
     """Link between this router and one worker. `run` it until cancelled; `send` never waits."""
 
     def __init__(
         self,
         endpoint: str,
         router_id: bytes,
-        listener: SessionListener,
-        timing: SessionTiming,
+        listener: LinkListener,
+        timing: LinkTiming,
         tls: InternalTls | None = None,
         refuses: Callable[[str], Awaitable[bool]] = refuses_connections,
         secret: ClusterSecret | None = None,
@@ -162,28 +158,28 @@ class WorkerSession:
         self._tls, self._secret = tls, secret
         self._refuses = refuses
         self._channel: SessionChannel[Command] = SessionChannel(_MAX_UNACKNOWLEDGED)
-        self._epoch = 0  # of the session that is held, 0: none
-        self._description: WorkerDescription | None = None  # the worker's, when that session began
-        self._outbox: SessionOutbox | None = None  # while connected
+        self._epoch = 0  # worker's epoch while the link is open; 0: closed
+        self._description: WorkerDescription | None = None  # as of the opening of the link
+        self._outbox: LinkOutbox | None = None  # while connected
         self._grace: asyncio.TimerHandle | None = None
         self._check = ResponseCheck()
         self._heard_at = 0.0
-        self._acknowledged = 0  # the last number that we acknowledged
-        self._last_report: session_wire.ReportArrival | None = None  # that came since the last message to the worker
+        self._acknowledged = 0  # last message number that was acknowledged to the worker
+        self._last_report: link_wire.ReportArrival | None = None  # received since the last message to the worker
 
     @property
     def held(self) -> bool:
-        """Whether the link is open, or in its reconnect grace: requests on the worker may continue."""
+        """True while the link is open or in its reconnect grace: requests on the worker may continue."""
         return self._epoch != 0
 
     def send(self, command: Command) -> bool:
-        """Send a command now, or after a reconnect within the grace. False: there is no session, nothing is sent."""
+        """Send a command now, or after a reconnect within the grace. Return False if the link is closed."""
         if self._epoch == 0:
             return False
         try:
             command.message.number = self._channel.number(command)
         except SessionOverflow:
-            self._lose("it acknowledges no messages")
+            self._lose(f"{_MAX_UNACKNOWLEDGED} messages are unacknowledged")
             return False
         if self._outbox is not None:
             self._outbox.put(command)
@@ -198,13 +194,13 @@ class WorkerSession:
                 retry_s = _FIRST_RETRY_S if connected else min(2 * retry_s, _LAST_RETRY_S)
                 await asyncio.sleep(retry_s)
                 if self._grace is not None and await self._refuses(self.endpoint):
-                    self._lose("its process is gone: its port refuses connections", LinkEnd.GONE)
+                    self._lose("the process is gone: its port refuses connections", LinkEnd.GONE)
         finally:
             if self._grace is not None:
                 self._grace.cancel()
 
     async def _connection(self) -> bool:
-        """Run one connection from Hello to its end. Return whether it reached Welcome."""
+        """Run one connection from Hello until it closes. Return whether it reached Welcome."""
         self._heard_at = time.monotonic()
         welcomed = False
         try:
@@ -220,27 +216,25 @@ class WorkerSession:
                 finally:
                     self._outbox = None
                     call.cancel()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _SessionBroken, TimeoutError) as error:
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError, _LinkBroken, TimeoutError) as error:
             if isinstance(error, grpc.aio.AioRpcError) and error.code() in _REFUSALS:
-                self._lose("another process is in its place", LinkEnd.GONE)
+                self._lose("another process answers at its endpoint", LinkEnd.GONE)
                 self._listener.on_refused(self.endpoint, None, f"by the worker: {_first_line(error)}")
             self._broken(welcomed, error)
         except _Refused:
             return False
         except (_WorkerSilent, SessionViolation) as error:
             self._lose(str(error))
-        except Exception as fault:  # the edge: whatever one worker's messages lead to must not end the router
+        except Exception as fault:  # foreign input: a message of one worker must not end the router
             why = str(fault) if isinstance(fault, _WorkerInvalid) else f"{type(fault).__name__} in its message"
             if not isinstance(fault, _WorkerInvalid):
-                logger.exception("a message of %s cannot be used", self.endpoint)
+                logger.exception("invalid message from worker %s: closing the link", self.endpoint)
             self._lose(why)
             self._listener.on_refused(self.endpoint, None, why)
         return welcomed
 
     async def _require_proof(self, call: Call, proof: CallProof | None) -> None:
-        """Require the worker's proof before anything is sent. A worker without a secret would say nothing before our
-        greeting.
-        """
+        """Require the worker's proof before anything is sent. A worker without a secret sends none."""
         if proof is None:
             return
         try:
@@ -248,24 +242,24 @@ class WorkerSession:
                 shown = await call.initial_metadata()
         except TimeoutError:
             if self.held:
-                raise  # it may be busy
+                raise  # the worker may be busy
             self._refuse(None, NOT_PROVEN)
         if call.done():
-            await call.read()  # raises the error that the call ended with
+            await call.read()  # raises the error of the call
         if not proof.is_answered_by(tuple(shown)):
             self._refuse(None, NOT_PROVEN)
 
     async def _greet(self, call: Call) -> None:
-        await call.write(session_wire.hello(self._router_id, self._channel.last_received, self._epoch))
+        await call.write(link_wire.hello(self._router_id, self._channel.last_received, self._epoch))
         first = await call.read()
         if not isinstance(first, session_pb2.ConnectResponse) or first.WhichOneof("event") != "welcome":
-            raise _SessionBroken("its first message is not Welcome")
+            raise _LinkBroken("the worker's first message is not Welcome")
         self._check = ResponseCheck()
         self._check_bounds(first)
         try:
-            description = session_wire.worker_description(first.welcome.worker)
+            description = link_wire.worker_description(first.welcome.worker)
         except ValueError as error:
-            self._refuse(None, f"{error}: {session_wire.versions_of(first.welcome.worker.versions)} there, {OWN} here")
+            self._refuse(None, f"{error}: {link_wire.versions_of(first.welcome.worker.versions)} there, {OWN} here")
         if self._epoch and not (first.welcome.resumed and first.epoch == self._epoch):
             self._lose_to(description, first.epoch)
         if why := refusal(OWN, description.versions):
@@ -280,14 +274,14 @@ class WorkerSession:
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _refuse(self, description: WorkerDescription | None, why: str) -> NoReturn:
-        """A session that is still held was with the process before."""
-        self._lose("another process is in its place", LinkEnd.GONE)
+        """Refuse a process. An open link belonged to its predecessor at the endpoint and is lost. Raises: _Refused."""
+        self._lose("another process answers at its endpoint", LinkEnd.GONE)
         self._listener.on_refused(self.endpoint, description, why)
         raise _Refused(why)
 
-    def _open_outbox(self) -> SessionOutbox:
-        """Begin with the messages that the worker has not acknowledged."""
-        self._outbox = SessionOutbox()
+    def _open_outbox(self) -> LinkOutbox:
+        """Open the outbox and requeue the messages that the worker has not acknowledged."""
+        self._outbox = LinkOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
         return self._outbox
@@ -296,10 +290,10 @@ class WorkerSession:
         while isinstance(message := await call.read(), session_pb2.ConnectResponse):
             self._heard_at = time.monotonic()
             if message.epoch != self._epoch:
-                raise _SessionBroken("it answered for another session")
+                raise _LinkBroken(f"a message has epoch {message.epoch}, the link {self._epoch}")
             self._check_bounds(message)
             self._take(message)
-        raise _SessionBroken("the worker closed the stream")
+        raise _LinkBroken("the worker closed the stream")
 
     def _check_bounds(self, message: session_pb2.ConnectResponse) -> None:
         try:
@@ -318,20 +312,20 @@ class WorkerSession:
             case Received.FRESH if message.HasField("adapter_state"):
                 self._listener.on_adapter_state(self.endpoint, message.adapter_state)
             case Received.FRESH:
-                for event in session_wire.attempt_events(message, self.endpoint):
+                for event in link_wire.attempt_events(message, self.endpoint):
                     self._listener.on_event(self.endpoint, event)
             case Received.DUPLICATE:
                 return
             case Received.GAP:
-                raise _SessionBroken("a message is missing")
+                raise _LinkBroken(f"message {message.number} follows {self._channel.last_received}: one is missing")
         if self._channel.last_received - self._acknowledged >= _ACKNOWLEDGE_EVERY:
             self._acknowledge()
 
     def _take_unnumbered(self, message: session_pb2.ConnectResponse) -> None:
         match message.WhichOneof("event"):
             case "report":
-                self._last_report = session_wire.ReportArrival(message.report.now_us, time.monotonic())
-                self._listener.on_report(self.endpoint, session_wire.worker_report(message.report))
+                self._last_report = link_wire.ReportArrival(message.report.now_us, time.monotonic())
+                self._listener.on_report(self.endpoint, link_wire.worker_report(message.report))
             case "cache_events":
                 self._listener.on_cache_changes(self.endpoint, cache_wire.changes(message.cache_events))
             case "cache_snapshot":
@@ -347,18 +341,21 @@ class WorkerSession:
         if self._outbox is not None and self._channel.last_received > self._acknowledged:
             self._outbox.put(Command(session_pb2.ConnectRequest()))
 
-    async def _write(self, call: Call, outbox: SessionOutbox) -> None:
+    async def _write(self, call: Call, outbox: LinkOutbox) -> None:
         while True:
             command = await outbox.next()
             message = command.message
             message.acknowledged = self._acknowledged = self._channel.last_received
             if self._last_report is not None:
-                message.clock.CopyFrom(session_wire.clock(self._last_report, WallClock.now()))
+                message.clock.CopyFrom(link_wire.clock(self._last_report, WallClock.now()))
                 self._last_report = None
             await call.write(command)
 
     async def _watch(self) -> None:
-        """Acknowledges messages that no command did, and notices silence. Time lost by our own loop does not count."""
+        """Acknowledge messages that no command acknowledged, and notice silence.
+
+        Time in which this router's event loop was blocked does not count as silence.
+        """
         while True:
             before = time.monotonic()
             await asyncio.sleep(self._timing.watch_s)
@@ -369,32 +366,33 @@ class WorkerSession:
             self._acknowledge()
 
     def _broken(self, welcomed: bool, error: Exception) -> None:
-        """The connection ended. A held session waits for the next one, for the grace."""
+        """Handle the end of a connection: an open link waits for the next one, for its grace."""
         if welcomed:
-            logger.info("connection with %s ended: %s", self.endpoint, _first_line(error))
+            logger.info("connection to worker %s closed: %s; reconnecting", self.endpoint, _first_line(error))
             self._listener.on_disconnected(self.endpoint)
         if self._epoch and self._grace is None:
             loop = asyncio.get_running_loop()
-            self._grace = loop.call_later(self._timing.grace_s, self._lose, "it did not reconnect in time")
+            why = f"no reconnect within {self._timing.grace_s:g} s"
+            self._grace = loop.call_later(self._timing.grace_s, self._lose, why)
 
     def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
-        """The process that answers now does not continue the held session."""
+        """Lose the link to a process that does not continue it, with the reason."""
         before = self._description
         if epoch == self._epoch:
-            self._lose("it gave the session up")
+            self._lose("the worker dropped it")
         elif before is not None and before.is_same_process(description):
-            self._lose(f"it serves as {description.role} now", LinkEnd.ANNOUNCED)
+            self._lose(f"the worker changed its role to {description.role}", LinkEnd.ANNOUNCED)
         else:
-            self._lose("it restarted", LinkEnd.GONE)
+            self._lose("the worker restarted", LinkEnd.GONE)
 
     def _lose(self, why: str, end: LinkEnd = LinkEnd.CUT) -> None:
-        """Give the session up: the next connection begins a new one."""
+        """Close the link: the next connection opens a new one."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
         if self._epoch == 0:
             return
-        logger.warning("session with %s is lost: %s", self.endpoint, why)
+        logger.warning("link to worker %s lost: %s; its requests are retried", self.endpoint, why)
         self._epoch = 0
         self._acknowledged = 0
         self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
@@ -403,16 +401,16 @@ class WorkerSession:
 
 
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
-    """Wait until one task ends, end the others, and raise its exception.
+    """Wait until one task finishes, cancel the others, and raise its exception.
 
-    A TaskGroup that fails just as it is cancelled would raise the failure alone, before Python 3.13.
+    A TaskGroup that fails just as it is cancelled raises the failure alone before Python 3.13.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
             if task.cancelled():
-                raise _SessionBroken("the call was cancelled")
+                raise _LinkBroken("the call was cancelled")
             if task.done():
                 task.result()
     finally:

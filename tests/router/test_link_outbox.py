@@ -5,20 +5,20 @@ import random
 from collections.abc import Sequence
 
 from baton.protos import session_pb2
-from baton.router.fleet import wire as session_wire
-from baton.router.fleet.session import MOST_TOGETHER, SessionOutbox
+from baton.router.fleet import wire as link_wire
+from baton.router.fleet.link import MOST_TOGETHER, LinkOutbox
 from baton.router.fleet.wire import Command
 
 
 def numbered(number: int, is_cancel: bool) -> Command:
-    command = session_wire.cancel(number) if is_cancel else session_wire.want(number, 1)
+    command = link_wire.cancel(number) if is_cancel else link_wire.want(number, 1)
     command.message.number = number
     return command
 
 
 async def written(commands: Sequence[Command]) -> list[list[session_pb2.ConnectRequest]]:
     """By message."""
-    outbox = SessionOutbox()
+    outbox = LinkOutbox()
     for command in commands:
         outbox.put(command)
     messages: list[list[session_pb2.ConnectRequest]] = []
@@ -47,7 +47,7 @@ async def test_whatever_waits_is_written_once_in_order_and_as_it_was() -> None:
 
 
 async def test_whoever_comes_first_waits_for_the_next_command() -> None:
-    outbox = SessionOutbox()
+    outbox = LinkOutbox()
     waiting = asyncio.create_task(outbox.next())
     await asyncio.sleep(0)
     outbox.put(numbered(1, is_cancel=True))

@@ -1,45 +1,25 @@
-"""A worker's prefix cache, as routers receive it: numbered changes over every session, and all of it on demand.
+"""Reports of a worker's prefix cache to routers: numbered changes to all of them, a snapshot to one that asks for it.
 
-It follows the journal of the pool: a moment behind it, and exact for the changes that it has numbered.
+The log follows the journal of the KV pool: it is slightly behind the pool, and exact for the changes it has numbered.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from baton.engine.kv_cache.block_pool import CacheChanges
 from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import cache_pb2, report_pb2, session_pb2
 
 MESSAGE_HASHES = 2048
-"""Maximum hashes of a message: 64 KiB, so that no token waits long behind one."""
-
-
-@dataclass(frozen=True, slots=True)
-class NumberedChanges:
-    """Message with the changes after the message of the previous number."""
-
-    sequence: int
-    stored: tuple[bytes, ...]
-    evicted: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotPart:
-    """Part of all hashes after the changes of `sequence`; `part` counts from 0."""
-
-    sequence: int
-    part: int
-    parts: int
-    hashes: tuple[bytes, ...]
+"""Maximum number of hashes per message: 64 KiB, so that no token waits long behind one."""
 
 
 class CacheLog:
-    """Log of one epoch. `digest` is the exclusive or of the first 8 bytes, little-endian, of all hashes."""
+    """Changes of the prefix cache in one epoch. `digest`: XOR of the first 8 bytes, little-endian, of all hashes."""
 
     def __init__(self, message_hashes: int = MESSAGE_HASHES) -> None:
         self._message_hashes = message_hashes
         self._hashes: set[bytes] = set()
-        self.sequence = 0  # of the last message
+        self.sequence = 0  # number of the last message
         self.digest = 0
 
     @property
@@ -50,27 +30,32 @@ class CacheLog:
         """Return whether the hash is cached. Any thread."""
         return block_hash in self._hashes
 
-    def record(self, changes: CacheChanges) -> list[NumberedChanges]:
-        """The messages that report these changes: one, unless they are many."""
+    def record(self, changes: CacheChanges) -> list[cache_pb2.CacheEvents]:
+        """Apply changes and return the messages that report them: one, unless there are many changes."""
         self._toggle(block_hash for block_hash in changes.evicted if block_hash in self._hashes)
         self._hashes.difference_update(changes.evicted)
         self._toggle(block_hash for block_hash in changes.stored if block_hash not in self._hashes)
         self._hashes.update(changes.stored)
         return list(self._messages(changes))
 
-    def snapshot(self) -> list[SnapshotPart]:
-        """Return the snapshot in at least one part, even an empty one."""
-        hashes = tuple(self._hashes)
-        pieces = list(_pieces(hashes, self._message_hashes)) or [()]
-        return [SnapshotPart(self.sequence, part, len(pieces), piece) for part, piece in enumerate(pieces)]
+    def snapshot(self) -> list[cache_pb2.CacheSnapshot]:
+        """Return all hashes in at least one message, even if there are none."""
+        hashes, size = list(self._hashes), self._message_hashes
+        pieces = [b"".join(hashes[first : first + size]) for first in range(0, len(hashes), size)] or [b""]
+        return [
+            cache_pb2.CacheSnapshot(sequence=self.sequence, part=part, parts=len(pieces), hashes=piece)
+            for part, piece in enumerate(pieces)
+        ]
 
-    def _messages(self, changes: CacheChanges) -> Iterator[NumberedChanges]:
-        """Evictions first: a router never counts more blocks than the pool has."""
+    def _messages(self, changes: CacheChanges) -> Iterator[cache_pb2.CacheEvents]:
+        """Yield evictions first: a router never counts more blocks than the pool has."""
         evicted, stored, size = changes.evicted, changes.stored, self._message_hashes
         while evicted or stored:
             room = size - len(evicted[:size])
             self.sequence += 1
-            yield NumberedChanges(self.sequence, stored[:room], evicted[:size])
+            yield cache_pb2.CacheEvents(
+                sequence=self.sequence, stored=b"".join(stored[:room]), evicted=b"".join(evicted[:size])
+            )
             evicted, stored = evicted[size:], stored[room:]
 
     def _toggle(self, hashes: Iterable[bytes]) -> None:
@@ -78,13 +63,8 @@ class CacheLog:
             self.digest ^= int.from_bytes(block_hash[:8], "little")
 
 
-def _pieces(hashes: tuple[bytes, ...], size: int) -> Iterator[tuple[bytes, ...]]:
-    for begin in range(0, len(hashes), size):
-        yield hashes[begin : begin + size]
-
-
 class CacheEventPublisher:
-    """Sends the changes of the cache to routers, in one epoch of a worker. Lives on the event loop."""
+    """Sender of the cache's changes to routers, in one epoch of a worker. Lives on the event loop."""
 
     def __init__(self, hub: SessionHub[session_pb2.ConnectResponse], epoch: int) -> None:
         self._hub = hub
@@ -92,12 +72,9 @@ class CacheEventPublisher:
         self._log = CacheLog()
 
     def on_changes(self, changes: CacheChanges) -> None:
-        """A step's changes of the cache. To be called before the step's tokens are sent."""
-        for each in self._log.record(changes):
-            events = cache_pb2.CacheEvents(
-                sequence=each.sequence, stored=b"".join(each.stored), evicted=b"".join(each.evicted)
-            )
-            for session in self._hub.sessions:  # a message each: it takes the session's own acknowledgement
+        """Send the cache changes of a step. Call it before the tokens of that step are sent."""
+        for events in self._log.record(changes):
+            for session in self._hub.sessions:  # one message per link, which carries that link's acknowledgement
                 session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
 
     def knows(self, block_hash: bytes) -> bool:
@@ -105,12 +82,9 @@ class CacheEventPublisher:
         return block_hash in self._log
 
     def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse]) -> None:
-        """Send the complete snapshot in parts to one router that requested it."""
+        """Send the complete snapshot in parts to the router that requested it."""
         for part in self._log.snapshot():
-            snapshot = cache_pb2.CacheSnapshot(
-                sequence=part.sequence, part=part.part, parts=part.parts, hashes=b"".join(part.hashes)
-            )
-            session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=snapshot))
+            session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=part))
 
     @property
     def sum(self) -> report_pb2.CacheSum:

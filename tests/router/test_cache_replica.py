@@ -5,10 +5,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
+from baton.protos import cache_pb2
 from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheReplica, CacheSnapshotPart
+from baton.router.cache.wire import changes as changes_of
+from baton.router.cache.wire import snapshot_part
 from baton.router.types.worker import CacheSum
-from baton.worker.cache_events import CacheLog, NumberedChanges, SnapshotPart
+from baton.worker.cache_events import CacheLog
 
 BLOCKS = [bytes([number]) * 32 for number in range(12)]
 some = st.sets(st.sampled_from(BLOCKS))
@@ -29,7 +32,7 @@ class Unreliable(RuleBasedStateMachine):
         self.log = CacheLog(message_hashes=3)
         self.index.forget(WORKER)
         self.view = CacheReplica(WORKER, self.index)
-        self.under_way: list[NumberedChanges | SnapshotPart] = []
+        self.under_way: list[cache_pb2.CacheEvents | cache_pb2.CacheSnapshot] = []
         self.view.connected()
         self.ask()
 
@@ -52,10 +55,9 @@ class Unreliable(RuleBasedStateMachine):
         if not self.under_way:
             return
         message = self.under_way.pop(place % len(self.under_way))
-        if isinstance(message, SnapshotPart):
-            part = CacheSnapshotPart(message.sequence, message.part, message.parts, message.hashes)
-            self.view.take_snapshot(part, self.now)
-        elif self.view.take_changes(CacheChanges(message.sequence, message.stored, message.evicted), self.now):
+        if isinstance(message, cache_pb2.CacheSnapshot):
+            self.view.take_snapshot(snapshot_part(message), self.now)
+        elif self.view.take_changes(changes_of(message), self.now):
             self.ask()
 
     @rule(place=st.integers(0, 5))

@@ -3,6 +3,7 @@
 from functools import reduce
 
 from baton.engine.kv_cache.block_pool import CacheChanges
+from baton.router.cache.wire import snapshot_part
 from baton.worker.cache_events import CacheLog
 
 HASHES = [bytes([number]) * 32 for number in range(1, 9)]
@@ -17,16 +18,16 @@ def test_a_step_is_one_message_and_messages_count_from_one() -> None:
     [first] = log.record(CacheChanges(tuple(HASHES[:3]), ()))
     [second] = log.record(CacheChanges((HASHES[3],), (HASHES[0],)))
     assert (first.sequence, second.sequence, log.sequence) == (1, 2, 2)
-    assert (second.stored, second.evicted) == ((HASHES[3],), (HASHES[0],))
+    assert (second.stored, second.evicted) == (HASHES[3], HASHES[0])
 
 
 def test_what_is_too_much_for_one_message_goes_into_several() -> None:
     log = CacheLog(message_hashes=3)
     log.record(CacheChanges(tuple(HASHES[:4]), ()))
     messages = log.record(CacheChanges(tuple(HASHES[4:]), tuple(HASHES[:4])))
-    assert [len(each.stored) + len(each.evicted) for each in messages] == [3, 3, 2]
+    assert [len(each.stored) + len(each.evicted) for each in messages] == [96, 96, 64]
     assert [each.sequence for each in messages] == [3, 4, 5]
-    assert tuple(block for each in messages for block in each.stored) == tuple(HASHES[4:])
+    assert b"".join(each.stored for each in messages) == b"".join(HASHES[4:])
 
 
 def test_the_sum_is_that_of_what_is_there_now() -> None:
@@ -39,9 +40,9 @@ def test_the_sum_is_that_of_what_is_there_now() -> None:
 def test_a_snapshot_has_everything_in_bounded_parts() -> None:
     log = CacheLog(message_hashes=3)
     [empty] = log.snapshot()
-    assert (empty.sequence, empty.part, empty.parts, empty.hashes) == (0, 0, 1, ())
+    assert (empty.sequence, empty.part, empty.parts, empty.hashes) == (0, 0, 1, b"")
     log.record(CacheChanges(tuple(HASHES[:7]), ()))
     parts = log.snapshot()
-    assert [(each.part, each.parts, len(each.hashes)) for each in parts] == [(0, 3, 3), (1, 3, 3), (2, 3, 1)]
+    assert [(each.part, each.parts, len(each.hashes)) for each in parts] == [(0, 3, 96), (1, 3, 96), (2, 3, 32)]
     assert {each.sequence for each in parts} == {3}
-    assert {block for each in parts for block in each.hashes} == set(HASHES[:7])
+    assert {block for each in parts for block in snapshot_part(each).hashes} == set(HASHES[:7])

@@ -6,8 +6,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.cache.tiers import TierChanges, TierDirectories, TierPiece, TierSnapshotPart
-from baton.worker.tier.announce import NAME_BYTES, FilesChange, FilesLog, FilesPart, Piece
+from baton.protos import cache_pb2
+from baton.router.cache.tiers import TierDirectories
+from baton.router.cache.wire import tier_changes, tier_snapshot_part
+from baton.worker.tier.announce import NAME_BYTES, FilesLog
 from tests.fixtures.tier_blocks import name_of, named_blocks, store_in
 from tests.fixtures.tier_reports import tier_report
 
@@ -24,18 +26,6 @@ class Files:
     def own_names(self, number: int, first: int, count: int) -> bytes:
         names = self.segments.get(number, [])[first : first + count]
         return b"".join(name_of(each)[:NAME_BYTES] for each in names)
-
-
-def pieces(of: tuple[Piece, ...]) -> tuple[TierPiece, ...]:
-    return tuple(TierPiece(*each) for each in of)
-
-
-def as_read(change: FilesChange) -> TierChanges:
-    return TierChanges(change.sequence, pieces(change.stored), change.removed)
-
-
-def as_part(part: FilesPart) -> TierSnapshotPart:
-    return TierSnapshotPart(part.sequence, part.part, part.parts, pieces(part.stored))
 
 
 def known(tiers: TierDirectories, numbers: range) -> set[int]:
@@ -59,15 +49,15 @@ def test_a_segment_that_is_gone_is_told_by_its_number_and_before_what_is_new() -
     assert len(list(log.changes(files))) == 1
     files.segments = {2: [2, 3]}
     (change,) = log.changes(files)
-    assert change.removed == (1,)
-    assert change.stored == (Piece(2, 1, name_of(3)[:NAME_BYTES]),)
+    assert change.removed_segments == [1]
+    assert change.stored == [cache_pb2.TierPiece(segment=2, first_slot=1, names=name_of(3)[:NAME_BYTES])]
     del files.segments[2]
-    assert [(each.removed, each.stored) for each in log.changes(files)] == [((2,), ())]
+    assert [(list(each.removed_segments), list(each.stored)) for each in log.changes(files)] == [([2], [])]
 
 
 def test_a_snapshot_has_what_was_told_and_nothing_that_was_not() -> None:
     files, log = Files(), FilesLog(message_names=2)
-    assert log.snapshot(files) == [FilesPart(0, 0, 1, ())]
+    assert log.snapshot(files) == [cache_pb2.TierSnapshot(parts=1)]
     files.segments = {7: [1, 2, 3]}
     list(log.changes(files))
     files.segments[7].append(4)
@@ -97,14 +87,14 @@ def test_a_router_that_follows_has_what_the_files_have(work: list[str], message_
             del files.segments[min(files.segments)]
         elif step in ("tell", "lose"):
             for change in log.changes(files, most=1000):
-                if step == "tell" and tiers.take_changes("w", as_read(change), now):
+                if step == "tell" and tiers.take_changes("w", tier_changes(change), now):
                     for part in log.snapshot(files):
-                        tiers.take_snapshot("w", as_part(part))
+                        tiers.take_snapshot("w", tier_snapshot_part(part))
         elif step == "connect":
             tiers.disconnected("w")
             assert tiers.check("w", "w-0", report, now)
             for part in log.snapshot(files):
-                tiers.take_snapshot("w", as_part(part))
+                tiers.take_snapshot("w", tier_snapshot_part(part))
     assert known(tiers, range(number)) == {each for names in files.segments.values() for each in names}
 
 
@@ -114,7 +104,7 @@ def test_a_store_tells_its_own_records_and_not_those_of_other_owners(tmp_path: P
     other.put(named_blocks([3]))
     mine.refresh()
     (change,) = FilesLog().changes(mine)
-    assert change.stored == (Piece(1, 0, name_of(1)[:8] + name_of(2)[:8]),)
+    assert change.stored == [cache_pb2.TierPiece(segment=1, names=name_of(1)[:8] + name_of(2)[:8])]
     mine.close()
     again = store_in(tmp_path, "mine")
     assert list(FilesLog().changes(again)) == [change], "as it is read from the files after a restart"
@@ -127,7 +117,7 @@ def test_segments_that_are_evicted_are_told_as_gone(tmp_path: Path) -> None:
     gone: list[int] = []
     for first in range(0, 200, 10):
         store.put(named_blocks(range(first, first + 10)))
-        gone += [number for change in log.changes(store) for number in change.removed]
+        gone += [number for change in log.changes(store) for number in change.removed_segments]
     assert gone == list(range(1, 1 + len(gone))) and len(gone) > 10
     told = [name for part in log.snapshot(store) for piece in part.stored for name in [piece.names]]
     assert sum(map(len, told)) == NAME_BYTES * sum(store.own_slots().values())

@@ -1,42 +1,24 @@
 """Conversion between values of a KV transfer and its messages."""
 
+from dataclasses import asdict, fields
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
 from baton.engine.request import EndReason, FirstToken, TokenLogprob
 from baton.kvtransfer.description import DeviceMemoryHandle, NixlHandle, PoolDescription, SharedMemoryHandle
 from baton.kvtransfer.source import SourceState
 from baton.protos import kv_transfer_pb2, versions_pb2
 from baton.versions import Versions, announced
 
+Handle = TypeVar("Handle", SharedMemoryHandle, DeviceMemoryHandle, NixlHandle)
+
 
 def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDescription:
-    handle = description.shared_memory
-    shared_memory = (
-        None
-        if handle is None
-        else kv_transfer_pb2.SharedMemoryHandle(
-            pid=handle.pid, fd=handle.fd, inode=handle.inode, size_bytes=handle.size_bytes
-        )
-    )
-    return kv_transfer_pb2.PoolDescription(
-        fingerprint=description.fingerprint,
-        block_bytes=description.block_bytes,
-        num_blocks=description.num_blocks,
-        host_id=description.host_id,
-        pool_id=description.pool_id,
-        shared_memory=shared_memory,
-        device_memory=[
-            kv_transfer_pb2.DeviceMemoryHandle(
-                handle=part.handle, offset_bytes=part.offset_bytes, size_bytes=part.size_bytes
-            )
-            for part in description.device_memory
-        ],
-        group_backend=description.group_backend,
-        parts=description.parts,
-        rows=description.rows,
-        nixl=_nixl_to_wire(description.nixl),
-        tcp_port=description.tcp_port,
-        versions=versions_message(description.versions),
-        kv=versions_pb2.KvContent(checkpoint=description.checkpoint, layout=description.layout),
-    )
+    """Convert a description. Fields of equal name have equal values, except the two that are part of `kv`."""
+    values = asdict(description)
+    kv = versions_pb2.KvContent(checkpoint=values.pop("checkpoint"), layout=values.pop("layout"))
+    return kv_transfer_pb2.PoolDescription(**values, kv=kv)
 
 
 def versions_message(versions: Versions) -> versions_pb2.Versions:
@@ -45,36 +27,29 @@ def versions_message(versions: Versions) -> versions_pb2.Versions:
     )
 
 
-def _nixl_to_wire(nixl: NixlHandle | None) -> kv_transfer_pb2.NixlHandle | None:
-    if nixl is None:
-        return None
-    return kv_transfer_pb2.NixlHandle(
-        metadata=nixl.metadata, address=nixl.address, device=nixl.device, memory=nixl.memory
-    )
-
-
 def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescription:
-    handle = wire.shared_memory
-    shared_memory = SharedMemoryHandle(handle.pid, handle.fd, handle.inode, handle.size_bytes)
     return PoolDescription(
         wire.fingerprint,
         wire.block_bytes,
         wire.num_blocks,
         wire.host_id,
         wire.pool_id,
-        shared_memory if wire.HasField("shared_memory") else None,
-        tuple(DeviceMemoryHandle(part.handle, part.offset_bytes, part.size_bytes) for part in wire.device_memory),
+        _handle(SharedMemoryHandle, wire.shared_memory) if wire.HasField("shared_memory") else None,
+        tuple(_handle(DeviceMemoryHandle, part) for part in wire.device_memory),
         wire.group_backend,
         wire.parts or 1,
         wire.rows or 1,
-        NixlHandle(wire.nixl.metadata, wire.nixl.address, wire.nixl.device, wire.nixl.memory)
-        if wire.HasField("nixl")
-        else None,
+        _handle(NixlHandle, wire.nixl) if wire.HasField("nixl") else None,
         wire.tcp_port,
         announced(wire.versions.release, wire.versions.protocol, wire.versions.oldest_protocol),
         wire.kv.checkpoint,
         wire.kv.layout,
     )
+
+
+def _handle(kind: type[Handle], message: Message) -> Handle:
+    """Convert a message whose fields are those of the handle."""
+    return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})
 
 
 def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:

@@ -1,15 +1,14 @@
-"""Fetches of cached blocks from other workers, where that is faster than computing them.
+"""Fetches of cached blocks from other workers, if that is faster than computing them.
 
-Blocks that the other worker has only in files are loaded there first, if the router found that worthwhile. If a fetch
-fails or takes too long, the prompt is computed. The destination blocks are released when the copy into them has
-finished, which may be later than the prompt waits for it.
+Blocks that the other worker has only in files are loaded into its pool first, if the router found that worthwhile. If a
+fetch fails or times out, the prompt is computed. Destination blocks are released when the copy into them has finished,
+which may be after the prompt has stopped waiting.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,24 +16,25 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
 from baton.text.kv_loading import FIXED_S as LOAD_FIXED_S
+from baton.worker.late_results import result_or_release
 from baton.worker.transfer.peers import PeerFailed, Peers
 from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
 
-DECAY = 0.95  # weight of a step relative to the next one: about the last 20 steps count
+DECAY = 0.95  # weight of a step relative to the next step; about the last 20 steps count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
-"""Fixed seconds of a fetch, by transport: its calls, and the wait for both engines. Measured."""
+"""Fixed cost of a fetch in seconds, by transport: its calls and the wait for both engines. Measured."""
 LATE_LOADS = 2.0
-"""Bound on the load from files at the other worker, as a multiple of the time that the router expects."""
+"""Bound on the other worker's load from files, as a multiple of the time that the router expects."""
 LONGEST_LOAD_S = 20.0
-AVOIDED_S = 5.0  # time without fetches from a worker after a failure
+AVOIDED_S = 5.0  # time without fetches from a worker after it failed
 
 
 class PrefillRate:
-    """Prompt tokens per second of this worker: least squares through the origin, older steps weigh less.
+    """Prompt tokens per second of this worker: least squares through the origin, in which older steps weigh less.
 
-    Steps of few tokens, whose time is mostly fixed cost, weigh next to nothing.
+    Steps with few tokens, whose time is mostly fixed cost, have almost no weight.
     """
 
     def __init__(self) -> None:
@@ -53,15 +53,15 @@ class PrefillRate:
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """Costs of fetching and computing, as known when a prompt with a hint arrives."""
+    """Costs of fetching and of computing blocks, as known when a prompt with a hint arrives."""
 
     block_tokens: int
-    block_bytes: int  # in all layers
-    prefill_tokens_per_s: float | None  # None: no step yet
+    block_bytes: int  # size of a block with all its layers
+    prefill_tokens_per_s: float | None  # None: not measured
     transport: str
     link_bytes_per_s: float
-    loaded_blocks: int = 0  # most blocks that the other worker loads from files first
-    load_bytes_per_s: float = 0.0  # rate of that load; 0: not known
+    loaded_blocks: int = 0  # maximum number of blocks that the other worker must load from files
+    load_bytes_per_s: float = 0.0  # rate of loads from files; 0: unknown
 
     def fetch_s(self, blocks: int) -> float:
         fixed_s = FIXED_S.get(self.transport, max(FIXED_S.values()))
@@ -85,21 +85,21 @@ class FetchCosts:
 
 @dataclass(frozen=True, slots=True)
 class FetchHint:
-    """Worker that has more of a prompt's blocks, as the router believes."""
+    """Worker that, to the router's knowledge, has more of a prompt's blocks."""
 
     endpoint: str
     transfer_id: bytes
-    blocks: int  # first blocks of the prompt
-    loaded_blocks: int = 0  # the last of those, which are in files there
-    load_bytes_per_s: float = 0.0  # 0: not known
+    blocks: int  # number of the prompt's first blocks there
+    loaded_blocks: int = 0  # number of the last ones among them, which are only in files
+    load_bytes_per_s: float = 0.0  # 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a fetch, possibly of zero tokens."""
+    """Result of a fetch, possibly with zero tokens."""
 
     duration_ms: float
-    tokens: int = 0  # now in the prefix cache
+    tokens: int = 0  # tokens added to the prefix cache
     bytes: int = 0
     transport: str = ""
 
@@ -112,7 +112,7 @@ class FetchOptions:
     block_tokens: int
     block_bytes: int
     timeout_s: float  # longest wait of a prompt
-    always: bool = False  # even if computing seems faster
+    always: bool = False  # fetch even if computing seems faster
 
 
 def longest_wait_s(hint: FetchHint, options: FetchOptions) -> float:
@@ -123,7 +123,7 @@ def longest_wait_s(hint: FetchHint, options: FetchOptions) -> float:
 
 
 class PrefixFetcher:
-    """Fetcher of blocks for prompts that come with a hint. Lives on the event loop."""
+    """Fetcher of blocks for prompts with a hint. Lives on the event loop."""
 
     def __init__(self, loop: EngineLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
         self._loop = loop
@@ -137,8 +137,8 @@ class PrefixFetcher:
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
         """Fetch the blocks of `hashes` that are not cached here.
 
-        Bounded except for the wait for this worker's engine, which the prompt needs anyway. Failures are logged, not
-        raised; may be cancelled.
+        Every wait has a bound except the one for this worker's engine, for which the prompt waits anyway. Failures are
+        logged, not raised; may be cancelled.
         """
         began = time.monotonic()
         if self._avoided_until.get(hint.endpoint, began) > began:
@@ -153,8 +153,8 @@ class PrefixFetcher:
             self._avoid(hint.endpoint, f"timeout after {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
-        except Exception as fault:  # foreign input: the prompt is computed instead
-            logger.exception("prefix fetch failed: %s", hint.endpoint)
+        except Exception as fault:  # foreign input of any kind: the prompt is computed instead
+            logger.exception("prefix fetch failed unexpectedly: %s", hint.endpoint)
             self._avoid(hint.endpoint, f"{type(fault).__name__}: {fault}")
         duration_ms = (time.monotonic() - began) * 1e3
         if pull is None or tokens == 0:
@@ -162,7 +162,7 @@ class PrefixFetcher:
         return Fetched(duration_ms, tokens, pull.bytes, pull.transport)
 
     async def close(self) -> None:
-        """Cancel fetches and wait for running copies, bounded by the transports."""
+        """Cancel fetches and wait for running copies, which their transports bound."""
         for pull in self._pulls:
             pull.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
@@ -171,15 +171,10 @@ class PrefixFetcher:
     async def _take_pages(self, hint: FetchHint, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """Allocate destination blocks if the fetch is worthwhile. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
-            peer = await self._peers.borrow(hint.endpoint)  # the first call pairs with it
+            peer = await self._peers.borrow(hint.endpoint)  # pairs at the first call
         self._peers.give_back(peer)
         worthwhile = self._worthwhile(hint, peer.transport.name, peer.rate.gb_per_s * 1e9)
-        asked = self._loop.begin_fetch(hashes, worthwhile)
-        try:
-            return await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(self._give_back)  # the engine may have allocated blocks already
-            raise
+        return await result_or_release(self._loop.begin_fetch(hashes, worthwhile), self._release)
 
     def _worthwhile(self, hint: FetchHint, transport: str, link_bytes_per_s: float) -> Callable[[int], bool]:
         options, rate = self._options, self._rate.tokens_per_s
@@ -194,13 +189,12 @@ class PrefixFetcher:
         )
         return lambda blocks: options.always or costs.favour_fetching(blocks)
 
-    def _give_back(self, asked: "Future[IncomingPrefix | None]") -> None:
-        incoming = None if asked.cancelled() or asked.exception() else asked.result()
+    def _release(self, incoming: IncomingPrefix | None) -> None:
         if incoming is not None:
             self._loop.end_fetch(incoming, 0)
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
-        """Pull blocks; they are released when the copy has finished. Raises: TransferFailed, TimeoutError."""
+        """Pull blocks, which are released when the copy has finished. Raises: TransferFailed, TimeoutError."""
         restore = hint.loaded_blocks > 0
         pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes, restore=restore)
         pull = asyncio.create_task(pulling, name="fetch")
@@ -216,13 +210,13 @@ class PrefixFetcher:
         return pull.result()
 
     def _on_pulled(self, incoming: IncomingPrefix, pull: "asyncio.Task[Pull]") -> None:
-        """Publish or release the blocks of a finished pull, before its waiter continues."""
+        """Publish or release the blocks of a finished pull, before the waiting prompt continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
         self._loop.end_fetch(incoming, pull.result().blocks if valid else 0)
 
     def _avoid(self, endpoint: str, why: str) -> None:
-        logger.info("prefix fetch from %s failed; the prompt is computed instead: %s", endpoint, why)
+        logger.info("prefix fetch failed: %s: %s; computing the prompt instead", endpoint, why)
         now = time.monotonic()
         self._avoided_until = {other: until for other, until in self._avoided_until.items() if until > now}
         self._avoided_until[endpoint] = now + AVOIDED_S

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
 HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
-_SAYS_CORRUPT = re.compile(r"checksum mismatch at a reader|KV read from \S+ is corrupt")
-_SAYS_CHANGED = re.compile(r"cached KV has changed")
+_SAYS_CORRUPT = re.compile(r"checksum mismatch reported by a reader|KV read from \S+ is corrupt")
+_SAYS_CHANGED = re.compile(r"cached KV is corrupt")
 _SAYS_DEADLY = re.compile(r"request \S+ is refused from now on, its workers died")
 LATE_S = 3.0  # after its deadline, within which a request must have ended
 

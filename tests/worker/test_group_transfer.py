@@ -81,7 +81,7 @@ async def test_a_group_whose_kernels_cannot_be_compiled_is_given_up(monkeypatch:
     async with both() as (prefill, decode):
         with monkeypatch.context() as patched:
             patched.setattr(process_groups, "GroupTransport", Mock(side_effect=RuntimeError("no compiler")))
-            with pytest.raises(PeerFailed, match="no group by gloo: no compiler"):
+            with pytest.raises(PeerFailed, match="gloo group not formed: no compiler"):
                 await decode.peers.borrow(prefill.endpoint)
         await eventually(lambda: not prefill.host)
         async with linked(prefill, decode) as peer:

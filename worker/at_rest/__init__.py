@@ -1,1 +1,1 @@
-"""KV that lies in the pool's cache: whether it is still what was published, at a share of the blocks that are used."""
+"""Integrity checks of cached KV in the pool, for a random share of the reused blocks."""

@@ -1,19 +1,18 @@
-"""Compares a share of the cached blocks that a prompt is about to use with the checksums that they had.
+"""Checks of cached KV before prompts use it: a random share of the blocks is compared with earlier checksums.
 
-Of the blocks that are published, and of those that prompts use, a share is drawn at random and summed, by a thread of
-its own; so a block that is used much is compared sooner or later, whichever it is. The first sum of a block is what
-the later ones are held against. Where the tier of files sums every block that it writes, that sum is the first.
+A share of the published blocks and of the reused ones is drawn at random and summed on a thread, so that a block that
+is used often is compared sooner or later. The first checksum of a block is the reference; a KV tier that sums every
+block it writes provides it too.
 
-Watches keep a block from being given away while it is read (`BlockPool.watch_each`), and hold up no eviction. What a
-sum was of is certain since the event loop hears of every eviction before it hears of a watch that was set later.
+Watches (`BlockPool.watch_each`) tell whether a block was reassigned while it was summed; they delay no eviction. A
+checksum always belongs to the watched content, because the event loop learns of evictions before later watches.
 """
 
 import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -22,11 +21,12 @@ from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.kvtransfer.checksum import Checksums, SampledPlaces
 from baton.kvtransfer.tier.loader import run_on
-from baton.worker.at_rest.sums import KnownSums, RestCounters, Verdict
+from baton.worker.at_rest.sums import KnownSums, RestCounters
+from baton.worker.late_results import result_or_release
 
 logger = logging.getLogger(__name__)
-MOST_BLOCKS = 64  # of a prompt: it waits for them
-QUEUED_BLOCKS = 1024  # that wait to be summed for no prompt; further ones are not
+MOST_BLOCKS = 64  # maximum number of blocks checked per prompt, which waits for them
+QUEUED_BLOCKS = 1024  # maximum number of queued blocks that no prompt waits for
 
 
 class CachedBlocks(NamedTuple):
@@ -37,7 +37,7 @@ class CachedBlocks(NamedTuple):
 
 
 class RestChecker:
-    """Lives on the event loop; owns the thread that sums."""
+    """Checker of one worker's cached blocks. Lives on the event loop; owns the thread that sums."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RestChecker:
         cores: frozenset[int] | None = None,
         draws: random.Random | None = None,
     ) -> None:
-        """Start the thread. `share`: of blocks, in [0, 1]. `cores`: where the thread runs; None: anywhere."""
+        """Create a checker. `share`: share of blocks, in [0, 1]. `cores`: CPU cores of the thread; None: any."""
         self._checksums = checksums
         self._used, self._published = SampledPlaces(share, draws), SampledPlaces(share, draws)
         self._thread = ThreadPoolExecutor(1, "kv-at-rest", lambda: run_on(cores))
@@ -65,7 +65,7 @@ class RestChecker:
         self._events = asyncio.get_running_loop()
 
     async def detach(self) -> None:
-        """The engine is about to end: no block is looked at any more."""
+        """Stop reading blocks, because the engine is about to stop."""
         self._cache = self._events = None
         self._queue.clear()
         if self._working is not None:
@@ -76,24 +76,24 @@ class RestChecker:
         self._thread.shutdown()
 
     def on_changes(self, changes: CacheChanges) -> None:
-        """Process all changes of the cache, in their order."""
+        """Process a change of the cache. Call it for every change, in order."""
         self._known.forget(changes.evicted)
         self._known.forget(changes.stored)
         self._compare_soon([changes.stored[place] for place in self._published.draw(len(changes.stored))])
 
     def _compare_soon(self, names: Sequence[bytes]) -> None:
-        """Compare blocks without a waiting prompt, as many as there is room for."""
+        """Queue blocks that no prompt waits for, up to the bound of the queue."""
         self._queue += names[: QUEUED_BLOCKS - len(self._queue)]
         if self._queue and self._working is None and self._cache is not None:
-            self._working = asyncio.create_task(self._work_off(), name="kv-at-rest")
+            self._working = asyncio.create_task(self._compare_queued(), name="kv-at-rest")
 
     def take_sums(self, sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
-        """Checksums of cached blocks that another thread took, under watches that had not broken.
+        """Process checksums of cached blocks that another thread computed under unbroken watches. Any thread.
 
-        Returns those that are not what they were: they are compared again, and are not to be kept. On any thread.
+        Return the blocks that differ from their known checksums: they are compared again and must not be stored.
         """
         doubted = frozenset(name for name, checksum in sums if self._known.differs(name, checksum))
-        events = self._events  # which may end meanwhile
+        events = self._events  # one read: `detach` may clear it meanwhile
         if events is not None:
             events.call_soon_threadsafe(self._learn, [each for each in sums if each[0] not in doubted], doubted)
         return doubted
@@ -107,7 +107,7 @@ class RestChecker:
             self._compare_soon(sorted(doubted))
 
     def drawn(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Return which of a prompt's cached blocks must be compared before it uses them. Call it once for a prompt."""
+        """Draw the cached blocks of a prompt that must be compared before it uses them. Call it once per prompt."""
         cache = self._cache
         if cache is None:
             return []
@@ -117,51 +117,43 @@ class RestChecker:
         return [names[place] for place in self._used.draw(len(names))][:MOST_BLOCKS]
 
     async def check(self, names: Sequence[bytes]) -> None:
-        """Compare blocks. Those that differ are gone from the cache when a later call to the engine is carried out.
+        """Compare blocks; corrupt ones leave the cache before any later call to the engine is executed.
 
-        Bounded by a step of the engine and the sums of a few blocks. Raises nothing of its own; may be cancelled.
+        Takes one step of the engine plus the checksums of a few blocks. Raises no errors of its own; may be cancelled.
         """
         cache = self._cache
         if cache is None:
             return
+        loop = cache.loop
+
+        def release(watches: Iterable[Watch]) -> None:
+            for watch in watches:
+                loop.unwatch(watch)
+
         try:
-            asked = cache.loop.watch_each(names)
-            watches = await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(partial(_unwatch_all, cache.loop))
-            raise
+            watches = await result_or_release(loop.watch_each(names), release)
         except EngineStopped as error:
-            logger.debug("no cached block is compared: %s", error)
+            logger.debug("cached blocks not compared: %s", error)
             return
         try:
             there = [(name, watch) for name, watch in zip(names, watches, strict=True) if watch.blocks]
             blocks = [watch.blocks[0] for _, watch in there]
             sums = await asyncio.get_running_loop().run_in_executor(self._thread, self._sum, blocks)
             for (name, watch), checksum in zip(there, sums, strict=True):
-                if not watch.broken:
-                    self._compare(cache.loop, name, watch.blocks[0], checksum)
+                if not watch.broken and not self._known.matches(name, checksum):
+                    block = watch.blocks[0]
+                    logger.error("cached KV is corrupt: block %d; it and the blocks after it are recomputed", block)
+                    loop.distrust([block])
         finally:
-            for watch in watches:
-                cache.loop.unwatch(watch)
+            release(watches)
 
     def _sum(self, blocks: Sequence[int]) -> list[int]:
         return [self._checksums.of(block) for block in blocks]
 
-    def _compare(self, loop: EngineLoop, name: bytes, block: int, checksum: int) -> None:
-        if self._known.compare(name, checksum) is Verdict.CORRUPT:
-            logger.error("cached KV has changed: block %d is dropped with all behind it, and computed again", block)
-            loop.distrust([block])
-
-    async def _work_off(self) -> None:
+    async def _compare_queued(self) -> None:
         try:
             while self._queue:
                 names, self._queue = self._queue[:MOST_BLOCKS], self._queue[MOST_BLOCKS:]
                 await self.check(names)
         finally:
             self._working = None
-
-
-def _unwatch_all(loop: EngineLoop, asked: "Future[list[Watch]]") -> None:
-    if not asked.cancelled() and asked.exception() is None:
-        for watch in asked.result():
-            loop.unwatch(watch)

@@ -1,7 +1,7 @@
-"""Loads of a prompt's blocks from files before it is queued, where that is faster than computing them.
+"""Loads of a prompt's blocks from the KV tier before the prompt is queued, if that is faster than computing them.
 
-Blocks are reserved, filled, published under their names and released, as in a fetch from another worker
-(`prefill_worker/fetch.py`). One prompt is served at a time, so that two with one prefix load it once.
+Blocks are reserved, filled, published under their names and released, like blocks fetched from another worker
+(`prefill_worker/fetch.py`). Loads run one at a time, so that two prompts with one prefix load it once.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,24 +21,25 @@ from baton.kvtransfer.tier.health import Health
 from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.kv_loading import LoadCosts
+from baton.worker.late_results import result_or_release
 from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
-"""Called with the prefix and the number of its first blocks that have their KV."""
-PRICED_BLOCKS = 64  # at once: a load has a fixed cost too
-OVERDUE_S = 1.0  # bound on the running read of an overdue load
-TIMEOUT_S = 30.0  # of a restore
-LINE_S = 120.0  # longest wait of a prompt for earlier ones; it is computed then
-ROOM_S = 20.0  # longest wait of the next prompt for free blocks
-LOOK_S = 0.005
+"""Function of the prefix and the number of its first blocks that have their KV."""
+PRICED_BLOCKS = 64  # size of the load whose cost is compared: a load has a fixed cost too
+OVERDUE_S = 1.0  # longest wait for the running read of an overdue load
+TIMEOUT_S = 30.0  # timeout of one load
+QUEUE_S = 120.0  # longest wait of a prompt for earlier loads; then it is computed
+ROOM_S = 20.0  # longest wait for free blocks
+POLL_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreOptions:
     block_tokens: int
     block_bytes: int
-    always: bool = False  # also where computing seems cheaper
+    always: bool = False  # load even if computing seems faster
     groups: BlockGroups = ONE_GROUP
 
     @property
@@ -57,10 +58,10 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore, possibly of zero tokens."""
+    """Result of a load, possibly with zero tokens."""
 
     duration_ms: float
-    tokens: int = 0  # put into the prefix cache
+    tokens: int = 0  # tokens added to the prefix cache
     bytes: int = 0
 
 
@@ -68,8 +69,8 @@ NOTHING_RESTORED = Restored(0.0)
 
 
 class Landing(NamedTuple):
-    blocks: int  # that came
-    columns: int  # of a prompt, that can be reused for that
+    blocks: int  # number of loaded blocks
+    columns: int  # number of a prompt's block-table columns that they complete
 
 
 NOTHING_LANDED = Landing(0, 0)
@@ -77,14 +78,14 @@ NOTHING_LANDED = Landing(0, 0)
 
 @dataclass(slots=True)
 class RestoreCounters:
-    """Columns of prompts' block tables, since the start: blocks, where layers are one group."""
+    """Columns of prompts' block tables since the start; one column is one block if all layers are one group."""
 
-    queried_blocks: int = 0  # that the pool lacked
-    hit_blocks: int = 0  # and that were loaded
+    queried_blocks: int = 0  # columns that were not in the pool
+    hit_blocks: int = 0  # columns of those that were loaded
 
 
 class TierRestorer:
-    """Lives on the event loop; owns the thread that reads."""
+    """Loader of prompts' blocks from the KV tier. Lives on the event loop; owns the thread that reads."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class TierRestorer:
         options: RestoreOptions,
         cores: frozenset[int] | None = None,
     ) -> None:
-        """Start the thread. `cores`: where it runs; None: anywhere."""
+        """Create a restorer. `cores`: CPU cores of the reading thread; None: any."""
         self._store = store
         self._loader = loader
         self._options = options
@@ -108,7 +109,7 @@ class TierRestorer:
 
     @property
     def load_bytes_per_s(self) -> float | None:
-        """Return the rate as last measured; None: never."""
+        """Last measured rate, however old; None: never measured."""
         return self._rate.last_bytes_per_s
 
     def attach(self, engine: EngineView) -> None:
@@ -116,7 +117,7 @@ class TierRestorer:
         self._try_again()
 
     async def detach(self) -> None:
-        """Stop filling blocks. Waits for the running read, unless it hangs."""
+        """Stop filling blocks. Wait for the running read, unless it hangs."""
         self._engine = None
         if self._trying is not None:
             self._trying.cancel()
@@ -127,14 +128,14 @@ class TierRestorer:
 
     @property
     def busy(self) -> bool:
-        """Return whether a prompt is loaded, or the next one waits for free blocks."""
+        """Return whether a load is running or waits for free blocks."""
         return self._turn.locked()
 
     def close(self) -> None:
         self._thread.shutdown(wait=not self._loads, cancel_futures=True)
 
     def has_more(self, hashes: Sequence[bytes]) -> bool:
-        """Return whether the files have blocks of a prompt after those of the pool. Call it once for a prompt."""
+        """Return whether the tier has blocks of a prompt beyond those in the pool. Call it once per prompt."""
         engine = self._engine
         if engine is None:
             return False
@@ -143,39 +144,39 @@ class TierRestorer:
         return self._reachable(engine, hashes, cached) > cached and self.health.allows(time.monotonic())
 
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
-        """Load blocks of `hashes` that are missing in the pool, those that the prompt could take from the cache.
+        """Load the blocks of `hashes` that the pool lacks and that the prompt could reuse.
 
-        Not before the prompts that are queued have begun: what is loaded earlier would be evicted for them again.
-        Bounded but for the wait for our own engine, which the prompt would wait for too. Raises nothing of its own; may
-        be cancelled.
+        A load begins after the queued prompts have begun, since these would evict earlier loaded blocks. Every wait has
+        a bound except the one for this worker's engine, for which the prompt waits anyway. Raises no errors of its own;
+        may be cancelled.
         """
         began, landed = time.monotonic(), NOTHING_LANDED
         try:
-            async with asyncio.timeout(LINE_S) as line, self._turn:
-                await self._room(len(hashes))
+            async with asyncio.timeout(QUEUE_S) as queue, self._turn:
+                await self._wait_for_room(len(hashes))
                 began = time.monotonic()
-                line.reschedule(asyncio.get_running_loop().time() + TIMEOUT_S)
+                queue.reschedule(asyncio.get_running_loop().time() + TIMEOUT_S)
                 landed = await self._restore(hashes)
         except TimeoutError:
-            logger.info("KV load timed out; the prompt is computed")
+            logger.info("KV load from the tier timed out; computing the prompt instead")
         except EngineStopped as error:
-            logger.info("KV load stopped: %s", error)
+            logger.info("KV load from the tier stopped: %s", error)
         self.counters.hit_blocks += landed.columns
         options, duration_ms = self._options, (time.monotonic() - began) * 1e3
         return Restored(duration_ms, landed.columns * options.block_tokens, landed.blocks * options.block_bytes)
 
-    async def _room(self, blocks: int) -> None:
-        """Wait until no prompt is queued in the engine and that many blocks are free, for ROOM_S at most."""
+    async def _wait_for_room(self, blocks: int) -> None:
+        """Wait until no prompt is queued in the engine and `blocks` blocks are free, for ROOM_S at most."""
         until = time.monotonic() + ROOM_S
         while (engine := self._engine) is not None and time.monotonic() < until:
             load = engine.loop.load
             if not load.waiting_sequences and load.pages.free + load.pages.cached >= blocks:
                 return
-            await asyncio.sleep(LOOK_S)  # a look at what the engine reports after every step, bounded above
+            await asyncio.sleep(POLL_S)  # the engine publishes its load after every step
 
     @property
     def price(self) -> float:
-        """Return the price of a block from files, relative to computing one; 1 if either is unknown."""
+        """Cost of loading a block, relative to computing it; 1 if either cost is unknown."""
         engine = self._engine
         if engine is None:
             return 1.0
@@ -184,14 +185,14 @@ class TierRestorer:
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Load what the pool lacks of a session that is expected soon, where unprotected blocks are room enough.
+        """Load the blocks that the pool lacks of a session that is expected soon, into unprotected blocks only.
 
-        Only while no prompt is queued, is loaded or waits for that. Raises: EngineStopped.
+        Does nothing while a prompt is queued, loads or waits for a load. Raises: EngineStopped.
         """
         engine = self._engine
         if engine is None or self.busy or self._loads or not self.health.allows(time.monotonic()):
             return
-        if engine.loop.load.waiting_sequences:  # they need the room
+        if engine.loop.load.waiting_sequences:  # queued prompts need the free blocks
             return
         async with self._turn:
             cached = self._cached(engine, hashes)
@@ -199,19 +200,14 @@ class TierRestorer:
             if len(known) == cached:
                 return
             loop = engine.loop
-            asked = loop.begin_take_over(known)
-            try:
-                incoming = await asyncio.wrap_future(asked)
-            except asyncio.CancelledError:
-                asked.add_done_callback(partial(_give_back, loop))
-                raise
+            incoming = await result_or_release(loop.begin_take_over(known), partial(_release, loop))
             if incoming is not None:
                 landed = partial(loop.end_prefetch, session_id=session_id)
                 await self._fill(incoming, self._costs(engine), landed)
 
     async def _restore(self, hashes: Sequence[bytes]) -> Landing:
-        """Restore blocks. Raises: EngineStopped."""
-        if self._loads:  # of a prompt that did not wait for it
+        """Load blocks. Raises: EngineStopped."""
+        if self._loads:  # a read that its prompt stopped waiting for
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
         engine = self._engine
         if engine is None or self._loads or not self.health.allows(time.monotonic()):
@@ -219,40 +215,36 @@ class TierRestorer:
         costs = self._costs(engine)
         known = hashes[: self._reachable(engine, hashes, self._cached(engine, hashes))]
         asked = engine.loop.begin_fetch(known, lambda blocks: self._options.always or costs.favour_loading(blocks))
-        try:
-            incoming = await asyncio.wrap_future(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(partial(_give_back, engine.loop))  # the engine may have taken them already
-            raise
+        incoming = await result_or_release(asked, partial(_release, engine.loop))
         return NOTHING_LANDED if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
 
     async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> Landing:
-        """Load blocks, which are released when the load has finished, however long that takes."""
+        """Load blocks, which are released when the load has finished, even if that is after the timeout."""
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
         began = time.monotonic()
         longest_s = longest_wait_s(costs, len(names))
-        called_off = threading.Event()
+        cancelled = threading.Event()
 
-        def go_on() -> bool:
-            return not called_off.is_set() and time.monotonic() - began < longest_s
+        def may_continue() -> bool:
+            return not cancelled.is_set() and time.monotonic() - began < longest_s
 
-        job = self._thread.submit(self._loader.load, names, blocks, go_on)
+        job = self._thread.submit(self._loader.load, names, blocks, may_continue)
         load = asyncio.wrap_future(job)
         self._loads.add(load)
         load.add_done_callback(partial(self._on_loaded, landed, incoming, began))
         try:
             await asyncio.wait({load}, timeout=longest_s + OVERDUE_S)
         finally:
-            called_off.set()
+            cancelled.set()
         if not load.done():
-            self._fail(f"a read has not ended after {longest_s + OVERDUE_S:.1f} s")
+            self._fail(f"read still running after {longest_s + OVERDUE_S:.1f} s")
             return NOTHING_LANDED
         loaded = load.result() if load.exception() is None else 0
         return Landing(loaded, incoming.new_columns(cached + loaded))
 
     def _on_loaded(self, landed: Landed, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
-        """Publish or release the blocks of a finished load, before its waiter continues."""
+        """Publish or release the blocks of a finished load, before the waiting prompt continues."""
         self._loads.discard(load)
         error = None if load.cancelled() else load.exception()
         blocks = 0 if load.cancelled() or error is not None else load.result()
@@ -261,7 +253,7 @@ class TierRestorer:
         if isinstance(error, OSError):
             self._fail(str(error))
         elif error is not None:
-            logger.error("KV load failed", exc_info=error)
+            logger.error("KV load from the tier failed unexpectedly", exc_info=error)
         elif blocks:
             self._rate.observe(blocks * self._options.block_bytes, now - began, now)
             self._works()
@@ -284,19 +276,19 @@ class TierRestorer:
 
     def _fail(self, why: str) -> None:
         if self.health.failed(time.monotonic()):
-            logger.warning("the KV tier is not read until that has changed, which is tried again and again: %s", why)
+            logger.warning("KV tier disabled for reads: %s; retrying in the background", why)
             self._try_again()
 
     def _works(self) -> None:
         if self.health.worked():
-            logger.warning("the KV tier is read again")
+            logger.warning("KV tier enabled for reads again")
 
     def _try_again(self) -> None:
         if not self.health.is_on and self._engine is not None and (self._trying is None or self._trying.done()):
-            self._trying = asyncio.create_task(self._until_it_works())
+            self._trying = asyncio.create_task(self._retry())
 
-    async def _until_it_works(self) -> None:
-        """Prompts that want files may not come any more: routers send them elsewhere while these are not read."""
+    async def _retry(self) -> None:
+        """Retry reads until one works. Prompts do not retry: routers send them elsewhere while reads are disabled."""
         while not self.health.is_on:
             await asyncio.sleep(self.health.pause_left_s(time.monotonic()))
             if self._loads:
@@ -310,7 +302,7 @@ class TierRestorer:
         reading.add_done_callback(self._on_tried)
         await asyncio.wait((reading,), timeout=OVERDUE_S)
         if not reading.done():
-            self._fail(f"a read has not ended after {OVERDUE_S:.1f} s")
+            self._fail(f"read still running after {OVERDUE_S:.1f} s")
 
     def _on_tried(self, reading: "asyncio.Future[None]") -> None:
         self._loads.discard(reading)
@@ -321,11 +313,10 @@ class TierRestorer:
             self._works()
             return
         if not isinstance(error, OSError):
-            logger.error("test read of the KV tier failed", exc_info=error)
+            logger.error("test read of the KV tier failed unexpectedly", exc_info=error)
         self._fail(str(error))
 
 
-def _give_back(loop: EngineLoop, asked: "Future[IncomingPrefix | None]") -> None:
-    incoming = None if asked.cancelled() or asked.exception() else asked.result()
+def _release(loop: EngineLoop, incoming: IncomingPrefix | None) -> None:
     if incoming is not None:
         loop.end_fetch(incoming, 0)

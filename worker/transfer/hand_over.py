@@ -1,7 +1,7 @@
-"""Sessions outlive their worker: one that leaves offers what it keeps for them, and others take it over.
+"""Hand-over of user sessions: a draining worker offers their KV, and other workers pull it.
 
-The worker that leaves offers them to a router, which has another worker fetch the blocks from here, as for any prompt
-(`TransferReader.pull`). Nothing waits for it but the end of the process, which is bounded.
+The draining worker sends offers to a router, which tells another worker to pull the blocks (`TransferReader.pull`).
+Only the end of the draining process waits for that, for a bounded time.
 """
 
 import asyncio
@@ -10,25 +10,25 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 
 from baton.engine.kv_cache.sessions import KeptBlocks, SessionTurn
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
+from baton.worker.late_results import result_or_release
 from baton.worker.transfer.peers import PeerFailed
 from baton.worker.transfer.reader import TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
-MOST_WAITING = 256  # queued sessions to take over
+MOST_WAITING = 256  # maximum number of queued sessions
 PULL_TIMEOUT_S = 5.0
-QUIET_S = 1.0  # time without readers after which none is expected
+QUIET_S = 1.0  # time without readers after which the hand-over is complete
 POLL_S = 0.05
-MOST_S = 20.0  # of the 30 s of a drain
+MOST_S = 20.0  # bound of the hand-over; a drain lasts 30 s by default
 
 
 class BlockTaker:
-    """Takes over sessions of other workers, one after another. Lives on the event loop."""
+    """Puller of sessions that other workers hand over, one after another. Lives on the event loop."""
 
     def __init__(self, loop: EngineLoop, reader: TransferReader) -> None:
         self._loop = loop
@@ -36,19 +36,19 @@ class BlockTaker:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self.taken_blocks = 0
-        """Blocks taken over since the start."""
+        """Number of blocks pulled since the start."""
 
     def take(self, endpoint: str, transfer_id: bytes, hashes: Sequence[bytes], turn: SessionTurn) -> None:
-        """Begin to take over a session. Failures are logged."""
+        """Begin to pull a session. Failures are logged, not raised."""
         if len(self._tasks) >= MOST_WAITING:
-            logger.info("session of %s not taken over: %d others wait", endpoint, MOST_WAITING)
+            logger.info("session of %s not taken over: %d sessions are queued already", endpoint, MOST_WAITING)
             return
         task = asyncio.create_task(self._take(endpoint, transfer_id, hashes, turn), name="take over")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel take-overs and wait for the running copy, bounded by the transports."""
+        """Cancel all pulls and wait for the running copy, which its transport bounds."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -58,7 +58,7 @@ class BlockTaker:
         async with self._turn:
             try:
                 asked = self._loop.begin_take_over(hashes)
-                incoming = await _result(self._loop, asked, turn)
+                incoming = await result_or_release(asked, lambda late: self._release(late, turn))
             except EngineStopped:
                 return
             if incoming is not None:
@@ -67,7 +67,7 @@ class BlockTaker:
     async def _pull(self, endpoint: str, transfer_id: bytes, incoming: IncomingPrefix, turn: SessionTurn) -> None:
         blocks = 0
         try:
-            async with asyncio.timeout(PULL_TIMEOUT_S):  # a pull that is cancelled waits for its copy
+            async with asyncio.timeout(PULL_TIMEOUT_S):  # a cancelled pull still waits for its running copy
                 pull = await self._reader.pull(endpoint, transfer_id, incoming, incoming.hashes)
             blocks = pull.blocks
             self.taken_blocks += max(0, blocks - incoming.cached_blocks)
@@ -78,44 +78,31 @@ class BlockTaker:
         finally:
             self._loop.end_take_over(incoming, blocks, turn)
 
-
-async def _result(loop: EngineLoop, asked: "Future[IncomingPrefix | None]", turn: SessionTurn) -> IncomingPrefix | None:
-    """Return the prefix to take over. May be cancelled: blocks that the engine reserved are released. Raises:
-    EngineStopped.
-    """
-    try:
-        return await asyncio.wrap_future(asked)
-    except asyncio.CancelledError:
-        asked.add_done_callback(partial(_give_back, loop, turn))
-        raise
-
-
-def _give_back(loop: EngineLoop, turn: SessionTurn, asked: "Future[IncomingPrefix | None]") -> None:
-    incoming = None if asked.cancelled() or asked.exception() else asked.result()
-    if incoming is not None:
-        loop.end_take_over(incoming, 0, turn)
+    def _release(self, incoming: IncomingPrefix | None, turn: SessionTurn) -> None:
+        if incoming is not None:
+            self._loop.end_take_over(incoming, 0, turn)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Interface of a draining worker to the hand-over of its sessions."""
+    """Interface of a draining worker that hands its sessions over."""
 
     kept: Callable[[], "Future[list[KeptBlocks]]"]
-    offer: Callable[[KeptBlocks], bool]  # to a router; False: none is there
+    offer: Callable[[KeptBlocks], bool]  # sends an offer to a router; False: no router is connected
     has_requests: Callable[[], bool]
-    has_readers: Callable[[], bool]  # of cached blocks
+    has_readers: Callable[[], bool]  # whether cached blocks are being read
 
 
 async def hand_over(leaving: Leaving) -> None:
-    """Offer sessions now and again after the last request; then wait while others read.
+    """Offer sessions now and again after the last request; then wait while other workers read their blocks.
 
-    Bounded by MOST_S. Raises nothing of its own.
+    Bounded by MOST_S. Raises no errors of its own.
     """
     offered: set[bytes] = set()
     try:
         async with asyncio.timeout(MOST_S):
             await _offer(leaving, offered)
-            while leaving.has_requests():  # noqa: ASYNC110 -- the table has no event
+            while leaving.has_requests():  # noqa: ASYNC110 -- the request table has no event
                 await asyncio.sleep(POLL_S)
             await _offer(leaving, offered)
             quiet_since = time.monotonic()
@@ -124,13 +111,13 @@ async def hand_over(leaving: Leaving) -> None:
                 if leaving.has_readers():
                     quiet_since = time.monotonic()
     except TimeoutError:
-        logger.info("hand-over of sessions stopped: timeout after %g s; the rest is recomputed elsewhere", MOST_S)
+        logger.info("hand-over of sessions stopped: timeout after %g s; other workers recompute the rest", MOST_S)
     except EngineStopped as error:
         logger.info("hand-over of sessions stopped: %s", error)
 
 
 async def _offer(leaving: Leaving, offered: set[bytes]) -> None:
-    """Offer blocks that were not offered yet. Raises: EngineStopped."""
+    """Offer sessions that were not offered yet. Raises: EngineStopped."""
     kept = await asyncio.wrap_future(leaving.kept())
     for each in kept:
         if each.session_id not in offered and leaving.offer(each):

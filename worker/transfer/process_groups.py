@@ -1,13 +1,13 @@
-"""Process groups on the wire: where two ranks meet, the source's side, the reader's side."""
+"""Process groups (NCCL, gloo) over gRPC: rendezvous of the two ranks, the source's side and the reader's side."""
 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -32,55 +32,40 @@ from baton.kvtransfer.slices import Storage
 from baton.kvtransfer.transport import CopyRefused, LinkBroken, PairingRefused, PeerUnreachable
 from baton.process.errors import FailedPrecondition, InvalidArgument, Unavailable
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
+from baton.worker.late_results import run_on_thread
 from baton.worker.transfer.wire import description_from_wire, description_to_wire
 
 logger = logging.getLogger(__name__)
-Made = TypeVar("Made")
 GROUP_ID_BYTES = 16
 MAX_GROUPS = 64
 RETRY_S = 0.5
 Stub = kv_transfer_pb2_grpc.KvTransferServiceStub
-REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # before anything was sent
+REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # statuses before anything was sent
 STORE_SLACK_S = 1.0
 
 
 async def meet(values: KeyValues, rank: int, options: GroupOptions) -> ProcessGroup:
-    """Bounded by the group's timeout. When cancelled, a group that comes about all the same is dropped.
+    """Form the group of two ranks, within the group's timeout. Raises: LinkBroken.
 
-    Raises: LinkBroken.
+    If this is cancelled, a group that is formed afterwards is closed.
     """
     store = GroupStore(values, options.timeout_s)
-    return await _on_thread(partial(ProcessGroup, store, rank, options), ProcessGroup.close)
-
-
-async def _on_thread(make: Callable[[], Made], drop: Callable[[Made], None]) -> Made:
-    """Run `make` on a thread and raise what it raises. When cancelled, a late result is dropped."""
-    making = asyncio.ensure_future(asyncio.to_thread(make))
-
-    def made(making: "asyncio.Future[Made]") -> None:
-        if not making.cancelled() and making.exception() is None:
-            drop(making.result())
-
-    try:
-        return await asyncio.shield(making)
-    except asyncio.CancelledError:
-        making.add_done_callback(made)
-        raise
+    return await run_on_thread(partial(ProcessGroup, store, rank, options), ProcessGroup.close)
 
 
 @dataclass(slots=True, eq=False)
 class _Hosted:
     values: LocalKeyValues
     layout: MessageLayout
-    sender: GroupSender | None = None  # None: not met yet
+    sender: GroupSender | None = None  # None: the ranks have not met yet
     broken: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class GroupHost:
-    """The source's side: sends blocks of `storage`, which `description` describes. Lives on the event loop.
+    """Source's side: sends blocks of `storage`, which `description` describes. Lives on the event loop.
 
-    Each reader that asks to join has a group of its own, in which we are rank 0. A group lives as long as the reader's
-    Join, and no longer than the first failure of a message.
+    Each reader has its own group, in which this worker is rank 0. A group ends with the reader's Join call, or with the
+    first message that fails.
     """
 
     def __init__(self, description: PoolDescription, storage: Storage, options: GroupOptions) -> None:
@@ -94,7 +79,7 @@ class GroupHost:
         return len(self._groups)
 
     async def join(self, request: kv_transfer_pb2.JoinRequest) -> AsyncGenerator[kv_transfer_pb2.JoinResponse, None]:
-        """Lasts as long as the group does. Raises the error that the reader gets."""
+        """Answer a reader's Join call, which lasts as long as the group; errors go to the reader."""
         hosted = _Hosted(LocalKeyValues(), self._layout(request))
         self._groups[request.group_id] = hosted
         try:
@@ -132,7 +117,7 @@ class GroupHost:
         return response
 
     def send(self, group_id: bytes, first_sequence: int, blocks: Sequence[int]) -> None:
-        """Physical blocks, which the reader may read. FAILED_PRECONDITION: the group is of no use any more."""
+        """Send physical blocks that the reader may read. Raises: FailedPrecondition if the group is broken."""
         try:
             self._sender(group_id).submit(first_sequence, blocks)
         except LinkBroken as error:
@@ -147,7 +132,7 @@ class GroupHost:
             raise FailedPrecondition("first_sequence", str(error)) from error
 
     async def close(self) -> None:
-        """End every group; their readers get an error. Bounded by the groups' timeout."""
+        """Close every group; their readers receive an error. Bounded by the groups' timeout."""
         for hosted in self._groups.values():
             hosted.broken.set()
             hosted.values.close()
@@ -158,13 +143,13 @@ class GroupHost:
 
     def _layout(self, request: kv_transfer_pb2.JoinRequest) -> MessageLayout:
         if len(request.group_id) != GROUP_ID_BYTES or request.group_id in self._groups:
-            raise InvalidArgument("group_id", f"must be {GROUP_ID_BYTES} bytes, unused so far")
+            raise InvalidArgument("group_id", f"must be {GROUP_ID_BYTES} bytes that no other group uses")
         if request.pool_id != self._description.pool_id:
             raise FailedPrecondition("pool_id", "the pool that the reader paired with is gone")
         if request.backend != self._options.backend:
-            raise FailedPrecondition("backend", f"{self._options.backend} is offered here")
+            raise FailedPrecondition("backend", f"this worker offers {self._options.backend}")
         if len(self._groups) >= MAX_GROUPS:
-            raise Unavailable(f"{MAX_GROUPS} groups are open", "GROUPS", RETRY_S)
+            raise Unavailable(f"{MAX_GROUPS} groups are open, the maximum", "GROUPS", RETRY_S)
         reader = description_from_wire(request.reader)
         try:
             check_compatible(self._description, reader)
@@ -183,13 +168,13 @@ class GroupHost:
         loop = asyncio.get_running_loop()
 
         def on_broken(error: BaseException) -> None:
-            logger.warning("a %s process group failed: %s", self._options.backend, error)
+            logger.warning("%s process group failed: %s; its reader pairs again", self._options.backend, error)
             loop.call_soon_threadsafe(hosted.broken.set)
 
         with ExitStack() as undo:
             undo.callback(group.close)
             make = partial(GroupSender, group, self._storage, hosted.layout, on_broken)
-            sender = await _on_thread(make, GroupSender.close)
+            sender = await run_on_thread(make, GroupSender.close)
             undo.pop_all()
         return sender
 
@@ -212,7 +197,7 @@ class GroupHost:
 
 
 class RemoteKeyValues:
-    """A `KeyValues` that the source keeps. Blocks; called from threads of torch."""
+    """A `KeyValues` whose values the source stores. Blocks; called from threads of torch."""
 
     def __init__(self, stub: Stub, group_id: bytes, timeout_s: float) -> None:
         self._stub = stub
@@ -242,7 +227,7 @@ class RemoteKeyValues:
         try:
             response: kv_transfer_pb2.StoreResponse = self._stub.Store(request, timeout=timeout_s + STORE_SLACK_S)
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
-            raise LinkBroken(f"the source's store: {_text(error)}") from error
+            raise LinkBroken(f"rendezvous store of the source failed: {_text(error)}") from error
         return response
 
 
@@ -267,7 +252,7 @@ class RemoteSender:
             self._stub.Send(request, timeout=self._timeout_s)
         except (grpc.RpcError, ValueError) as error:
             refused = isinstance(error, grpc.Call) and error.code() in REFUSALS
-            raise (CopyRefused if refused else LinkBroken)(f"asking for blocks: {_text(error)}") from error
+            raise (CopyRefused if refused else LinkBroken)(f"request for blocks failed: {_text(error)}") from error
 
 
 async def join_group(
@@ -278,9 +263,9 @@ async def join_group(
     storage: Storage,
     options: GroupOptions,
 ) -> GroupTransport:
-    """Blocks of `source` will land in `storage`, which `mine` describes. Raises: PeerUnreachable.
+    """Join a group with `source`, for copies into `storage`, which `mine` describes. Raises: PeerUnreachable.
 
-    `stub` belongs to this event loop, `blocking_stub` is for other threads.
+    `stub` belongs to this event loop, `blocking_stub` to other threads.
     """
     group_id = secrets.token_bytes(GROUP_ID_BYTES)
     layout = MessageLayout(source.shape, mine.shape, blocks_per_message(source.shape))
@@ -294,34 +279,30 @@ async def join_group(
         )
     )
     try:
-        await _read(call, options.timeout_s)  # its store answers
+        await _read(call, options.timeout_s)  # the source's store is ready
         with ExitStack() as undo:
             group = await meet(RemoteKeyValues(blocking_stub, group_id, options.timeout_s), READER, options)
             undo.callback(group.close)
             control = RemoteSender(blocking_stub, group_id, options.timeout_s)
             make = partial(GroupTransport, options.backend, group, control, storage, layout, call.cancel)
-            transport = await _on_thread(make, GroupTransport.lost)
-            await _read(call, options.timeout_s)  # it has us
+            transport = await run_on_thread(make, GroupTransport.lost)
+            await _read(call, options.timeout_s)  # the source has formed the group
             undo.pop_all()
-    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # torch's and Triton's are the last
+    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # RuntimeError: of torch and Triton
         call.cancel()
-        raise PeerUnreachable(f"no group by {options.backend}: {_text(error)}") from error
+        raise PeerUnreachable(f"{options.backend} group not formed: {_text(error)}") from error
     except asyncio.CancelledError:
         call.cancel()
         raise
-    call.add_done_callback(partial(_lost, transport))
+    call.add_done_callback(lambda call: transport.lost())
     return transport
 
 
 async def _read(call: Any, timeout_s: float) -> None:
-    """Read until the call ends. Raises: AioRpcError, TimeoutError, LinkBroken."""
+    """Read one response of the call. Raises: AioRpcError, TimeoutError, LinkBroken."""
     async with asyncio.timeout(timeout_s):
         if await call.read() is grpc.aio.EOF:
-            raise LinkBroken("the source ended the group")
-
-
-def _lost(transport: GroupTransport, call: object) -> None:
-    transport.lost()
+            raise LinkBroken("the source closed the group")
 
 
 def _text(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""Source side of KV transfers: which blocks a reader may read, and how far.
+"""Source side of KV transfers: the gRPC service over which readers learn which blocks they may read.
 
-`kvtransfer.source` decides the state of a transfer; this file waits, answers and reads memory. A transfer is a
-prompt that was announced, pinned until its reader is done; or blocks of the cache that a reader asked for by hash,
-which are watched but not held, so that no reader ever takes room from the engine.
+`kvtransfer/source.py` decides the state of a transfer; this file waits, answers and reads memory. A transfer has either
+the blocks of an announced prompt, which stay pinned until the reader has closed, or cached blocks that the reader
+requested by hash, which are watched but not pinned, so that readers never take free blocks from the engine.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from baton.process.errors import FailedPrecondition, InvalidArgument, NotFound, 
 from baton.process.wire_bounds import OutOfBounds
 from baton.protos import kv_transfer_pb2, kv_transfer_pb2_grpc
 from baton.worker.incoming.transfers import TRANSFER_ID_BYTES, TRANSFERS
+from baton.worker.late_results import result_or_release
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.tcp_links import looked_up_on
 from baton.worker.transfer.wire import description_from_wire, description_to_wire, watermark_to_wire
@@ -36,7 +37,7 @@ from baton.worker.transfer.wire import description_from_wire, description_to_wir
 logger = logging.getLogger(__name__)
 
 Owner = int | Watch
-"""The owner of a transfer's blocks: the request whose blocks are pinned, or the watch on blocks of the cache."""
+"""Owner of a transfer's blocks: the id of the request that pins them, or the watch on cached blocks."""
 SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
@@ -45,7 +46,7 @@ STOPPING_RETRY_S = 0.5
 
 class WatchedCache(Protocol):
     def watch(self, hashes: Sequence[bytes]) -> "Future[Watch]":
-        """See `BlockPool.watch`. Raises, at once or by the future: EngineStopped."""
+        """Watch cached blocks: see `BlockPool.watch`. Raises: EngineStopped, itself or by the future."""
 
     def unwatch(self, watch: Watch) -> None: ...
 
@@ -54,22 +55,18 @@ class WatchedCache(Protocol):
 
 
 PrepareCached = Callable[[Sequence[bytes], bool], Awaitable[None]]
-"""Loads blocks of these names from files (only if the flag is set) and removes those that have changed. Bounded."""
+"""Function of block names and a flag: checks cached blocks, after loading missing ones from files if the flag
+is set.
+"""
 
 
 def is_overwritten(owner: Owner | None) -> bool:
-    """Return whether some of the blocks read were given away meanwhile; pinned blocks never are."""
+    """Return whether blocks were reassigned while they were read; pinned blocks never are."""
     return isinstance(owner, Watch) and owner.broken
 
 
 class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
-    """Servicer of KvTransferService over the pool in `storage`.
-
-    `on_ended` is called with the request whose blocks have no readers any more; one that announces none needs none.
-    `on_slow_down` is called with a reader's GPU, and how many times as long its decode steps take as at their best.
-    Readers receive the checksums of a `checksum_share` of blocks, as these are when they become readable.
-    Lives on the event loop.
-    """
+    """Servicer of KvTransferService for the pool in `storage`. Lives on the event loop."""
 
     def __init__(
         self,
@@ -84,8 +81,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         tcp: TcpServer | None = None,
         prepare_cached: PrepareCached | None = None,
     ) -> None:
-        """Create a source. `cache` None: no blocks are read by hash. `prepare_cached` is awaited before cached blocks
-        are offered.
+        """Create a source.
+
+        `cache` None: no blocks are read by hash; `prepare_cached` is awaited before cached blocks are offered.
+        `on_ended` is called with the id of a request whose blocks have no reader any more. `on_slow_down` is called
+        with a reader's GPU and the slow-down of its decode steps. `checksum_share`: share of blocks, in [0, 1], whose
+        checksums are sent along, computed when the blocks become readable.
         """
         self._table = table
         self._description = description
@@ -96,7 +97,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._on_slow_down = on_slow_down
         self._groups = groups
         self._tcp = tcp
-        self._changes: dict[bytes, asyncio.Event] = {}  # of transfers that a reader has open
+        self._changes: dict[bytes, asyncio.Event] = {}  # by the id of an opened transfer
         self._cache = cache
         self._prepare_cached = prepare_cached
         self._closed = False
@@ -106,13 +107,13 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
-        """Announce a prompt that has arrived. Return False if its reader has given up already."""
+        """Announce the transfer of a prompt. Return False if its reader has given up already, or the id was used."""
         announced = self._table.announce(transfer_id, request_id, time.monotonic())
         self._wake(transfer_id)
         return announced
 
     def advance(self, transfer_id: bytes, blocks: Sequence[int], first: Sequence[FirstToken] | None) -> None:
-        """Make blocks readable; `first` marks the last ones. Raises: UnknownTransfer."""
+        """Make further blocks readable; `first` comes with the last ones. Raises: UnknownTransfer."""
         now = time.monotonic()
         self._table.advance(transfer_id, blocks, now, self._checksums.of(blocks))
         if first is not None:
@@ -120,12 +121,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._wake(transfer_id)
 
     def drop(self, transfer_id: bytes) -> None:
-        """Drop a prompt: its reader must not use the blocks that it has read."""
+        """Drop the transfer of a prompt: its reader must not use the blocks that it has read."""
         self._table.drop(transfer_id, time.monotonic())
         self._wake(transfer_id)
 
     def close(self) -> None:
-        """End all transfers because the worker stops; their readers are notified."""
+        """End all transfers and notify their readers, because the worker stops."""
         self._closed = True
         if self._tcp is not None:
             self._tcp.detach()
@@ -133,18 +134,18 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             changed.set()
 
     async def end_groups(self) -> None:
-        """End the groups after `close`; bounded by the groups' timeout."""
+        """Close the process groups, after `close`; bounded by their timeout."""
         if self._groups is not None:
             await self._groups.close()
 
     async def sweep(self) -> None:
-        """End transfers that have waited too long, until cancelled."""
+        """End transfers whose lease has expired, periodically until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             for owner in self._table.expired(time.monotonic()):
                 self._release(owner)
             for changed in self._changes.values():
-                changed.set()  # a parked reader whose time is up finds out
+                changed.set()  # wakes parked readers, whose time may be over
 
     async def Pair(
         self,
@@ -163,9 +164,9 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         request: kv_transfer_pb2.OpenRequest,
         context: "grpc.aio.ServicerContext[kv_transfer_pb2.OpenRequest, kv_transfer_pb2.OpenResponse]",
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
-        """Stream watermarks until the transfer has ended; NOT_FOUND if that was before its last watermark.
+        """Stream watermarks until the transfer has ended; NOT_FOUND if it ended before its last watermark.
 
-        With `block_hashes` one watermark reports how many of them are here; with `restore`, after some came from files.
+        With `block_hashes`, a single watermark reports the cached blocks; with `restore`, after loads from files.
         """
         _check(request)
         transfer_id = request.transfer_id
@@ -178,7 +179,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if request.block_hashes:
             await self._announce_cached(transfer_id, request.block_hashes, request.restore)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
-            raise NotFound("transfer", "that id")  # the id is the right to read: it goes into no log
+            raise NotFound("transfer", "that id")  # not the id, which grants the right to read
         changed = self._changes[transfer_id] = asyncio.Event()
         sent_blocks, finished = 0, False
         try:
@@ -187,7 +188,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
                 if state.watermark_blocks > sent_blocks or (state.finished and not finished):
                     yield watermark_to_wire(state, sent_blocks, time.monotonic())
                     sent_blocks, finished = state.watermark_blocks, state.finished
-                await changed.wait()  # also after the last watermark: an open stream keeps the lease
+                await changed.wait()  # also after the last watermark: an open stream keeps blocks pinned
         finally:
             del self._changes[transfer_id]
             self._table.reader_lost(transfer_id, time.monotonic())
@@ -195,21 +196,17 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "that id")
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes], restore: bool) -> None:
-        """Make a finished transfer of the cached blocks of `hashes`. Its lease runs until it is opened."""
+        """Create a finished transfer of the cached blocks of `hashes`, whose lease runs until it is opened."""
         if self._cache is None:
-            raise FailedPrecondition("block_hashes", "no cached blocks are offered here")
+            raise FailedPrecondition("block_hashes", "this worker offers no cached blocks")
         if len(hashes) > self._num_blocks:
             raise InvalidArgument("block_hashes", f"at most {self._num_blocks}")
         if self._prepare_cached is not None:
             await self._prepare_cached(hashes, restore)
         try:
-            asked = self._cache.watch(hashes)
-            watch = await asyncio.wrap_future(asked)
+            watch = await result_or_release(self._cache.watch(hashes), self._cache.unwatch)
         except EngineStopped as error:
             raise Unavailable("the worker is stopping", "STOPPING", STOPPING_RETRY_S) from error
-        except asyncio.CancelledError:
-            asked.add_done_callback(self._unwatch_result)
-            raise
         now = time.monotonic()
         self.cached_reads += 1
         if not self._table.announce(transfer_id, watch, now):
@@ -221,12 +218,6 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     @property
     def _num_blocks(self) -> int:
         return self._description.num_blocks
-
-    def _unwatch_result(self, asked: "Future[Watch]") -> None:
-        """Release a watch that the engine granted after its reader had gone."""
-        if not asked.cancelled() and asked.exception() is None:
-            self.cached_reads += 1
-            self._release(asked.result())
 
     def _release(self, owner: Owner) -> None:
         if isinstance(owner, Watch):
@@ -250,12 +241,12 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             return
         asked = request.range
         for block in self._readable(asked.transfer_id, range(asked.first_block, asked.first_block + asked.num_blocks)):
-            for part in self._parts:  # each has some of its heads
+            for part in self._parts:  # each part has some of the block's heads
                 for piece in part[block].split(MESSAGE_BYTES):
                     yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
 
     def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Return readable blocks as `_located` does, with the errors that a reader gets."""
+        """Return the positions of complete logical blocks. Raises: NotFound, InvalidArgument."""
         try:
             return self._located(transfer_id, wanted)
         except UnknownTransfer as error:
@@ -308,7 +299,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     @property
     def _host(self) -> GroupHost:
         if self._groups is None:
-            raise FailedPrecondition("backend", "no process group is offered here")
+            raise FailedPrecondition("backend", "this worker offers no process group")
         return self._groups
 
     async def Close(
@@ -324,9 +315,9 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         overwritten = is_overwritten(verdict.owner)
         valid = verdict.valid and not overwritten
         if request.corrupt:
-            valid = verdict.owner is not None and not overwritten  # else the blocks read were stale, which explains it
+            valid = verdict.owner is not None and not overwritten  # else the blocks were stale, not corrupt
             if valid and self._cache is not None:
-                logger.error("checksum mismatch at a reader: %d blocks are not offered again", len(blocks))
+                logger.error("checksum mismatch reported by a reader: removing %d blocks from the cache", len(blocks))
                 self._cache.distrust(blocks)
         if verdict.owner is not None:
             self._release(verdict.owner)

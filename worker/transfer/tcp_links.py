@@ -1,6 +1,6 @@
-"""KV over TCP where two workers meet: the port of a source's pool, and a reader's connections to it.
+"""Pairing of two workers for KV over TCP: the port of a source's pool and a reader's connections to it.
 
-Its threads know no event loop. A transfer's blocks are looked up on the loop, which alone knows what may be read.
+Threads of the TCP server look up a transfer's blocks on the event loop, which alone knows what may be read.
 """
 
 import asyncio
@@ -15,17 +15,18 @@ from baton.kvtransfer.tcp.reader import TcpTransport
 from baton.kvtransfer.tcp.server import Readable
 from baton.kvtransfer.transport import PeerUnreachable, TransferError
 from baton.process.security.tls import InternalTls, TlsError
+from baton.worker.late_results import run_on_thread
 
 LOOK_UP_TIMEOUT_S = 2.0
 
 
 def secure_accepted(tls: InternalTls | None) -> Secure | None:
-    """Mutual TLS where our processes have it. Raises: TlsError."""
+    """Return the wrapper of accepted connections; None without internal TLS. Raises: TlsError."""
     return None if tls is None else tls.streams().accepted
 
 
 def looked_up_on(loop: asyncio.AbstractEventLoop, find: Callable[[bytes, range], Sequence[int]]) -> Readable:
-    """Return a function that calls `find` on the loop, from any thread. It raises as `Readable` does."""
+    """Return a function for any thread that calls `find` on the loop. It raises the errors of `Readable`."""
 
     def answer(asked: "Future[Sequence[int]]", transfer_id: bytes, wanted: range) -> None:
         try:
@@ -38,7 +39,7 @@ def looked_up_on(loop: asyncio.AbstractEventLoop, find: Callable[[bytes, range],
         try:
             loop.call_soon_threadsafe(answer, asked, transfer_id, range(first, first + count))
         except RuntimeError as error:
-            raise TimeoutError("the event loop has ended") from error
+            raise TimeoutError("the event loop has stopped") from error
         return asked.result(LOOK_UP_TIMEOUT_S)
 
     return ask
@@ -47,9 +48,9 @@ def looked_up_on(loop: asyncio.AbstractEventLoop, find: Callable[[bytes, range],
 async def connect_tcp(
     endpoint: str, source: PoolDescription, storage: Storage, own: PoolShape, tls: InternalTls | None
 ) -> TcpTransport:
-    """Blocks of `source`, at `endpoint` (host:port of its gRPC), will land in `storage`. Raises: PeerUnreachable.
+    """Connect to `source`, whose gRPC port is at `endpoint`, for copies into `storage`. Raises: PeerUnreachable.
 
-    When cancelled, connections that come about all the same are closed.
+    If this is cancelled, connections that are opened afterwards are closed.
     """
     try:
         secure = None if tls is None else tls.streams().connected
@@ -57,16 +58,5 @@ async def connect_tcp(
         raise PeerUnreachable(str(error)) from error
     host = endpoint.rpartition(":")[0].strip("[]")
     open_one = partial(connect, host, source.tcp_port, secure, PIECE_TIMEOUT_S)
-    opening = asyncio.ensure_future(
-        asyncio.to_thread(TcpTransport, open_one, source.pool_id, storage, source.shape, own)
-    )
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(_drop)
-        raise
-
-
-def _drop(opening: "asyncio.Future[TcpTransport]") -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+    make = partial(TcpTransport, open_one, source.pool_id, storage, source.shape, own)
+    return await run_on_thread(make, TcpTransport.close)

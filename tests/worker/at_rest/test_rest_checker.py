@@ -96,8 +96,8 @@ async def test_a_block_that_has_changed_is_dropped_with_all_behind_it(
         stack.flip(blocks[place])
         with caplog.at_level(logging.ERROR):
             assert await stack.ask(1) == 4 * place
-        assert [record.message for record in caplog.records if "cached KV has changed" in record.message] == [
-            f"cached KV has changed: block {blocks[place]} is dropped with all behind it, and computed again"
+        assert [record.message for record in caplog.records if "cached KV is corrupt" in record.message] == [
+            f"cached KV is corrupt: block {blocks[place]}; it and the blocks after it are recomputed"
         ]
         assert stack.checker.counters.corrupt_at_rest_blocks == 1
         await stack.summed()

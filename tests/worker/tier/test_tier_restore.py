@@ -160,7 +160,7 @@ async def test_tries_end_with_the_engine_and_begin_again_with_the_next(
         restorer = stack.tier.restorer
         await fail_to_read(stack)
         await restorer.detach()
-        assert not [task for task in asyncio.all_tasks() if "_until_it_works" in repr(task)]
+        assert not [task for task in asyncio.all_tasks() if "_retry" in repr(task)]
         stack.faults.failing.clear()
         assert not stack.tier.state.reads
         restorer.attach(EngineView(stack.worker.loop, stack.worker.service.cache.knows, lambda: None))

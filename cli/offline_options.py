@@ -8,7 +8,7 @@ import typer
 
 from baton.cli.options import KV_MEMORY_NOTE, Adapters, Json, ModelFolder, of_field
 from baton.launch.devices import DeviceChoice
-from baton.process.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

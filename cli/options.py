@@ -12,9 +12,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 import typer
 from typer.models import OptionInfo
 
-from baton.process import worker_config
 from baton.process.config import REQUIRED, ByteSize, Settings
-from baton.process.worker_config import WorkerConfig
+from baton.worker import config as worker_config
+from baton.worker.config import WorkerConfig
 
 Value = TypeVar("Value")
 

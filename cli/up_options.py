@@ -11,8 +11,8 @@ from baton.cli.options import KV_MEMORY_NOTE, Adapters, ModelFolder, of_field
 from baton.decode_worker.config import DecodeConfig
 from baton.launch.devices import DeviceChoice
 from baton.launch.process_plan import COLOCATED_TBT_SLO_MS
-from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
+from baton.worker.config import WorkerConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Literal
 
 from baton.process.config import ByteSize, Field, check
-from baton.process.worker_config import WorkerConfig
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
+from baton.worker.config import WorkerConfig
 
 
 class DecodeConfig(WorkerConfig):

@@ -18,10 +18,9 @@ from baton.prefill_worker.role import PrefillRole
 from baton.process.affinity import lower_priority
 from baton.process.registry.membership import Epoch
 from baton.process.registry.worker_record import WorkerRole
-from baton.process.worker_process import end_on_error, take_worker_epoch
 from baton.protos import session_pb2
 from baton.worker.host import EngineHost
-from baton.worker.process import PROMPTS_AT_ONCE, run_worker
+from baton.worker.process import PROMPTS_AT_ONCE, end_on_error, run_worker, take_worker_epoch
 from baton.worker.role import ROLES
 from baton.worker.served import MakeRole, ServedWorker
 from baton.worker.service import ChangeRole
@@ -97,7 +96,7 @@ class ElasticWorker(ServedWorker):
         old.drain.begin()
         try:
             async with asyncio.timeout(self._config.role_drain_s):
-                while old.busy:  # noqa: ASYNC110 -- the table has no event
+                while old.busy:  # noqa: ASYNC110 -- the request table has no event
                     await asyncio.sleep(DRAIN_POLL_S)
                 epoch = await self._next_epoch()
         except TimeoutError:
@@ -112,7 +111,7 @@ class ElasticWorker(ServedWorker):
         await self._end_role()
         self.host.pass_on()
         await self._serve(role, epoch.number)
-        self.on_role(epoch)
+        self._on_role(epoch)
         if self._ending:
             super().begin_drain()
         now = time.monotonic()

@@ -27,7 +27,7 @@ from baton.process.registry.redis_server import (
 )
 from baton.process.registry.redis_url import without_password
 from baton.process.serving.addresses import Address
-from baton.process.worker_config import NEED_INTERFACE
+from baton.worker.config import NEED_INTERFACE
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 COLOCATED_TBT_SLO_MS = 60.0

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.process.config import Cores, Field
-from baton.process.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 
 class PrefillConfig(WorkerConfig):

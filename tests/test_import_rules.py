@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 ALLOWED = {
     "client": {"protos"},
-    "launch": {"client", "text", "process"},
+    "launch": {"client", "text", "process", "worker"},  # of worker: config
     "cli": {"client", "engine", "kvtransfer", "launch", "router", "process", "text", "worker"}
     | {"decode_worker", "elastic_worker", "prefill_worker"}  # of them: config, whose fields `up` passes on
     | {"lab"},  # of it: commands, where it is installed

@@ -22,12 +22,13 @@ from baton.engine.runner.thread_preparation import CoreUse
 from baton.engine.sampling.constraint import Grammars
 from baton.kvtransfer.checksum import Checksums
 from baton.process.registry.worker_record import AdapterFolder
-from baton.process.worker_config import WorkerConfig
 from baton.text.host.memory import shortage, total_bytes
 from baton.worker.adapters.engine import EngineAdapters, EngineWeights
 from baton.worker.adapters.table import AdapterKey, AdapterOrigin, AdapterTable
 from baton.worker.at_rest.checker import RestChecker
+from baton.worker.config import WorkerConfig
 from baton.worker.tier.tier import open_tier
+from baton.worker.tier.writer import IGNORE_SUMS
 from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
 from baton.worker.transfer.rank import RANK_MODULE
 
@@ -167,14 +168,15 @@ class EngineHost:
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
+        self.at_rest = make_rest_checker(config, self.memory)
+        """Checker of cached blocks; None: they are not checked."""
+        on_sums = IGNORE_SUMS
+        if self.at_rest is not None and prepared.options.tensor_parallel == 1:
+            on_sums = self.at_rest.take_sums  # not with several ranks, whose files have the parts in another order
         with ExitStack() as undo:
             undo.callback(self.memory.close)
-            self.tier = open_tier(config, prepared, self.memory)
+            self.tier = open_tier(config, prepared, self.memory, on_sums)
             undo.pop_all()
-        self.at_rest = make_rest_checker(config, self.memory)
-        """Checker of its cache; None: nothing is compared."""
-        if self.tier is not None and self.at_rest is not None and prepared.options.tensor_parallel == 1:
-            self.tier.tell_sums(self.at_rest.take_sums)  # of several ranks its files have the parts in another order
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
         self.used = False  # the runner is warm: a second warm-up would write to the pool

@@ -22,8 +22,6 @@ from baton.kvtransfer.transport import CopyStuck
 from baton.process.registry.worker_record import WorkerRole
 from baton.process.serving.watchdog import end_process
 from baton.process.telemetry.export import open_telemetry
-from baton.process.worker_config import WorkerConfig
-from baton.process.worker_process import end_on_error
 from baton.protos import (
     kv_transfer_pb2,
     kv_transfer_pb2_grpc,
@@ -35,8 +33,10 @@ from baton.protos import (
 )
 from baton.versions import OWN
 from baton.worker.at_rest.checker import CachedBlocks
+from baton.worker.config import WorkerConfig
 from baton.worker.host import EngineHost, LoadedModel
 from baton.worker.local_kv import LocalKv
+from baton.worker.process import end_on_error
 from baton.worker.service import ChangeRole, Drain, FaultHandler, LoadedAdapters, ServiceParts, SessionService
 from baton.worker.tier.prefetch import Prefetcher
 from baton.worker.tier.restorer import EngineView

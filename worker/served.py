@@ -12,7 +12,7 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.process.security.proofs import ProofCheck
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.process.serving.server import Listener
-from baton.process.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.host import EngineHost
 from baton.worker.role import SERVICE_NAMES, RoleContext, ServingRole
 from baton.worker.service import ChangeRole, FaultHandler
@@ -59,10 +59,7 @@ class ServicerSwitch(grpc.GenericRpcHandler):
 
 
 class ServedWorker:
-    """A `process.worker_process.Worker`: owns the host, and the role that serves over it."""
-
-    on_role: Callable[[Epoch], None] = staticmethod(lambda epoch: None)
-    """Called with its epoch when another role serves."""
+    """A `worker.process.Worker`: owns the host and the role that serves with it."""
 
     def __init__(
         self,
@@ -82,6 +79,7 @@ class ServedWorker:
         self._pulls = pulls
         self._switch = ServicerSwitch()
         self._on_fault: FaultHandler = lambda fault: None
+        self._on_role: Callable[[Epoch], None] = lambda epoch: None
         self.serving: ServingRole | None = None
         """Role that serves; None while an engine starts."""
 
@@ -107,8 +105,8 @@ class ServedWorker:
     def register(self, server: grpc.aio.Server) -> None:
         server.add_generic_rpc_handlers((self._switch,))
 
-    async def start(self, on_fault: FaultHandler) -> None:
-        self._on_fault = on_fault
+    async def start(self, on_fault: FaultHandler, on_role: Callable[[Epoch], None] = lambda epoch: None) -> None:
+        self._on_fault, self._on_role = on_fault, on_role
         await self._serve(self.role, self._epoch)
 
     def report(self) -> None:

@@ -7,7 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Generic
 
 import grpc
@@ -342,13 +342,15 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     def tell_files(self) -> None:
         """Announce changes of the worker's files. Call before each report."""
         if self._kv.tier is not None:
-            self._files.tell(self._kv.tier.files)
+            self._files.send_changes(self._kv.tier.files)
 
     def _report_message(
         self, reader: TransferReader | None, limit: Limit, waiting: int = 0
     ) -> session_pb2.ConnectResponse:
         """Build the report for one router, whose share is `limit`. `reader` None: the worker pulls no KV."""
-        tier = self._kv.tier
+        tier = None if self._kv.tier is None else self._kv.tier.state
+        if tier is not None:
+            tier.sequence = self._files.sequence
         report = worker_report(
             self._loop,
             reader,
@@ -357,7 +359,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self.leaving or self.draining,
             self.cache.sum,
             self._kv.rest_counters,
-            None if tier is None else replace(tier.state, sequence=self._files.sequence),
+            tier,
             0 if self._taker is None else self._taker.taken_blocks,
         )
         return session_pb2.ConnectResponse(epoch=self._epoch, report=report)

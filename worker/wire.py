@@ -20,7 +20,6 @@ from baton.text.sampling import BeamParams, BeamStop, received_numbers
 from baton.text.structured.library import LibraryMissing
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.worker.at_rest.sums import RestCounters
-from baton.worker.tier.state import TierState
 from baton.worker.transfer.reader import TransferReader
 
 
@@ -217,7 +216,7 @@ def worker_report(
     draining: bool,
     cache: report_pb2.CacheSum,
     at_rest: RestCounters,
-    tier: TierState | None = None,
+    tier: report_pb2.TierReport | None = None,
     taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
     """Build a report. `limit`: share of the receiving router. `waiting_requests`: requests not yet in the engine."""
@@ -254,7 +253,7 @@ def worker_report(
         accepted_tokens=load.speculated.accepted_by_position,
         drafts_gained_s=load.speculated.gained_s,
         drafts_lost_s=load.speculated.lost_s,
-        tier=None if tier is None else report_pb2.TierReport(**asdict(tier)),
+        tier=tier,
         sessions=report_pb2.SessionReport(**asdict(load.sessions), taken_over_blocks=taken_over_blocks),
         **asdict(at_rest),
         **({} if reader is None else asdict(reader.integrity)),

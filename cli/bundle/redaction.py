@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from baton.process.config import FieldInfo
 from baton.process.security.api_keys import KEY_PREFIX
-from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
+from baton.worker.config import WorkerConfig
 
 GIVEN = "[given, not shown]"
 REDACTED = "[redacted]"

@@ -59,6 +59,7 @@ from baton.text.detokenizer import Detokenizer
 from baton.worker.at_rest.checker import RestChecker
 from baton.worker.host import EngineHost, LoadedModel
 from baton.worker.tier.tier import KvTier
+from baton.worker.tier.writer import IGNORE_SUMS, SumListener
 from baton.worker.transfer.peers import READ_TIMEOUT_S
 from baton.worker.transfer.pool import PoolMemory
 
@@ -519,7 +520,7 @@ class SimulatedHost:
         prepared: PreparedModel,
         memories: SharedMemories,
         make_runner: Callable[[KvNumbers], SimulatedRunner],
-        make_tier: Callable[[PoolMemory], KvTier | None] = lambda memory: None,
+        make_tier: Callable[[PoolMemory, SumListener], KvTier | None] = lambda memory, on_sums: None,
         kv_check_share: float = 0.0,
         draw: random.Random | None = None,
     ) -> None:
@@ -541,11 +542,9 @@ class SimulatedHost:
             rows=2,
         )
         self.memory = PoolMemory(storage, description, None, None, None, ())
-        self.tier = make_tier(self.memory)
         sums = Checksums(storage, description.shape)
         self.at_rest = RestChecker(sums, kv_check_share, draws=draw) if kv_check_share else None
-        if self.tier is not None and self.at_rest is not None:
-            self.tier.tell_sums(self.at_rest.take_sums)
+        self.tier = make_tier(self.memory, IGNORE_SUMS if self.at_rest is None else self.at_rest.take_sums)
         self.flipped = 0  # bits of cached blocks
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> LoadedModel:

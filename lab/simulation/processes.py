@@ -33,14 +33,15 @@ from baton.process.registry.membership import Epoch
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.serving.server import Running, serve
 from baton.process.telemetry.spans import NoTelemetry
-from baton.process.worker_config import WorkerConfig
-from baton.process.worker_process import WorkerProcess, take_worker_epoch
 from baton.router.config import RouterConfig
 from baton.router.process import RouterProcess
 from baton.text.block_groups import ONE_GROUP, BlockGroups
+from baton.worker.config import WorkerConfig
+from baton.worker.process import WorkerProcess, take_worker_epoch
 from baton.worker.role import RoleContext, ServingRole
 from baton.worker.served import MakeRole, ServedWorker
 from baton.worker.tier.tier import KvTier
+from baton.worker.tier.writer import SumListener
 from baton.worker.transfer.pool import PoolMemory
 
 PORT = 1
@@ -227,12 +228,10 @@ class Factory:
         shape = self._shape
         prepared = _prepared(shape.total_blocks, shape.block_tokens, groups=shape.groups)
 
-        def tier(memory: PoolMemory) -> KvTier | None:
-            return (
-                None
-                if shape.tier is None
-                else make_tier(self._disk, shape.tier, name, memory, shape.block_tokens, shape.groups)
-            )
+        def tier(memory: PoolMemory, on_sums: SumListener) -> KvTier | None:
+            if shape.tier is None:
+                return None
+            return make_tier(self._disk, shape.tier, name, memory, shape.block_tokens, shape.groups, on_sums)
 
         return SimulatedHost(prepared, self._memories, self._runner, tier, shape.kv_check_share, self._draw)
 

@@ -21,9 +21,9 @@ import baton.decode_worker.role
 import baton.engine.runner.loop
 import baton.kvtransfer.tier.loader
 import baton.process.serving.server
-import baton.process.worker_process
 import baton.router.process
 import baton.router.readiness
+import baton.worker.process
 import baton.worker.tier.restorer
 import baton.worker.tier.tier
 import baton.worker.transfer.peers
@@ -102,7 +102,7 @@ def installed(
         (baton.router.process, "_adapter_store", lambda config: None),
         (baton.router.process, "LoopLag", SimulatedLag),
         (baton.router.process, "open_registry", redis.registry),
-        (baton.process.worker_process, "open_registry", redis.registry),
+        (baton.worker.process, "open_registry", redis.registry),
         (baton.router.readiness, "load_served_model", served_model),
         (baton.process.serving.server, "Watchdog", watchdog),
         (baton.process.serving.server, "_keep_for_good", lambda: None),

@@ -9,8 +9,8 @@ from baton.cli.bundle.command import safe_texts
 from baton.cli.bundle.log_lines import safe_line, safe_lines, tail
 from baton.cli.bundle.redaction import GIVEN, REDACTED, Redactor, redactor_for, shown, shown_flags, shown_variables
 from baton.process.security.api_keys import new_secret
-from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
+from baton.worker.config import WorkerConfig
 
 HIDDEN = {"api_keys", "api_key_hashes", "tls_cert", "tls_key"}
 HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret", "secret_file"}

@@ -6,7 +6,7 @@ import pytest
 
 from baton.process.config import ConfigError, read_config
 from baton.process.registry.worker_record import AdapterFolder, parse_adapters
-from baton.process.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 WORKER = ["--worker-id", "w", "--model", "/m", "--model-name", "base"]
 BOTH = (AdapterFolder("sql", Path("/a/sql")), AdapterFolder("team/chat:2", Path("/b=c, d")))

@@ -19,7 +19,7 @@ from baton.process.config import (
     Workers,
     read_config,
 )
-from baton.process.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 
 
 def test_config_reads_redis_url_where_its_own_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:

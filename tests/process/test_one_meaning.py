@@ -22,9 +22,9 @@ from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
 from baton.launch.processes import Stage
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.config import REQUIRED, ByteSize, ConfigError, FieldInfo, Settings, read_config
-from baton.process.worker_config import WorkerConfig
 from baton.router.config import RouterConfig
 from baton.text.output.formats.choose import FORMATS
+from baton.worker.config import WorkerConfig
 from tests.fixtures.service_layout import layout, plan
 
 CONFIGS = (RouterConfig, PrefillConfig, DecodeConfig, ElasticConfig)

@@ -17,12 +17,12 @@ from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.serving.health import Health
 from baton.process.serving.server import Running
-from baton.process.worker_config import WorkerConfig
-from baton.process.worker_process import WorkerProcess
 from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster
 from baton.router.request.journal import Journal
-from tests.process.test_worker_process import FakeWorker
+from baton.worker.config import WorkerConfig
+from baton.worker.process import WorkerProcess
+from tests.worker.test_worker_process import FakeWorker
 
 KNOWN = WorkerRecord("decode-0", WorkerRole.DECODE, "127.0.0.1:7", epoch=5, fingerprint="ab")
 BOUND_S = 20.0

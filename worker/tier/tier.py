@@ -14,10 +14,10 @@ from baton.kvtransfer.tier.memory import HostMemory
 from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.staging import PoolBlocks
 from baton.kvtransfer.tier.store import TierStore, least_bytes
-from baton.process.worker_config import WorkerConfig
+from baton.protos import report_pb2
+from baton.worker.config import WorkerConfig
 from baton.worker.tier.restorer import EngineView, RestoreOptions, TierRestorer
-from baton.worker.tier.state import TierState
-from baton.worker.tier.writer import Blocks, SumListener, TierWriter
+from baton.worker.tier.writer import IGNORE_SUMS, Blocks, SumListener, TierWriter
 from baton.worker.transfer.pool import PoolMemory
 
 OPEN_TIMEOUT_S = 10.0  # a larger tier is searched on while the worker serves
@@ -37,17 +37,17 @@ class KvTier:
         options: RestoreOptions,
         cores: frozenset[int] | None = None,
         memory: TierStore | None = None,
+        on_sums: SumListener = IGNORE_SUMS,
     ) -> None:
-        """Create a tier. `store`: the one that routers follow. `memory`: a faster one before it, or the same, without
-        files.
-
-        `cores`: where its threads run; None: anywhere.
+        """Create a tier. `store`: the level that routers follow. `memory`: level in host memory; equal to `store` if
+        there are no files. `cores`: CPU cores of the threads; None: any. `on_sums`: see `TierWriter`.
         """
         self.files = store
         self._memory = memory
         self._options = options
         self._stores = [store] if memory is None or memory is store else [memory, store]
-        self._writers = [TierWriter(each, pool, cores) for each in self._stores]
+        first, *others = self._stores
+        self._writers = [TierWriter(first, pool, cores, on_sums), *(TierWriter(each, pool, cores) for each in others)]
         levels = TierLevels(self._stores)
         self._loader = TierLoader(levels, pool, cores)
         self.restorer = TierRestorer(levels, self._loader, options, cores)
@@ -72,10 +72,6 @@ class KvTier:
             writer.attach(blocks, 0.0 if store is self._memory else settle_s)
         self.restorer.attach(engine)
 
-    def tell_sums(self, listener: SumListener) -> None:
-        """See `TierWriter.on_sums`."""
-        self._writers[0].on_sums = listener
-
     def offer(self, names: tuple[bytes, ...]) -> None:
         """Offer names that are in the pool's cache from now on."""
         for writer in self._writers:
@@ -97,9 +93,10 @@ class KvTier:
         return self.files is not self._memory and self.files.is_open and self._writers[-1].health.is_on
 
     @property
-    def state(self) -> TierState:
+    def state(self) -> report_pb2.TierReport:
+        """State as routers receive it, except the sequence of announced changes."""
         store, writer, memory, restorer = self.files, self._writers[-1], self._memory, self.restorer
-        return TierState(
+        return report_pb2.TierReport(
             blocks=len(store),
             size_bytes=0 if store is memory else store.own_bytes,
             reads=restorer.health.is_on and store.is_open,
@@ -125,8 +122,8 @@ def _shared_id(store: TierStore) -> bytes:
     return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""
 
 
-def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory) -> KvTier | None:
-    """Build the tier that `config` asks for, not started. Raises: ModelError if a bound is too small for the model."""
+def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory, on_sums: SumListener) -> KvTier | None:
+    """Build the configured tier without starting it. Raises: ModelError if a bound is too small for the model."""
     shape = memory.description.shape
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
     levels = list[TierStore]()
@@ -141,7 +138,8 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory)
         prepared.layout.block_tokens, shape.block_bytes, config.kv_tier_load == "always", prepared.layout.groups
     )
     pool = PoolBlocks(memory.storage, shape, memory.copies)
-    return KvTier(levels[-1], pool, options, config.transfer_cores, levels[0] if config.kv_tier_memory else None)
+    fastest = levels[0] if config.kv_tier_memory else None
+    return KvTier(levels[-1], pool, options, config.transfer_cores, fastest, on_sums)
 
 
 def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int, format: SegmentFormat) -> TierStore:

@@ -1,8 +1,8 @@
-"""Blocks that the pool publishes, written to files behind the engine: by a thread of the tier, never by the engine's.
+"""Writer of published KV blocks to a tier, on a thread of its own.
 
-Names wait in a bounded queue, without holding anything. For a few at a time the engine's thread sets a watch on their
-blocks (`BlockPool.watch_each`); the tier's thread copies them and looks whether a watch broke meanwhile: then the copy
-is thrown away. So no block is pinned for the tier, and evictions never wait for it.
+Block names wait in a bounded queue without pinning blocks. For a few names at a time the engine's thread sets watches
+on their blocks (`BlockPool.watch_each`); the writer copies the blocks and drops each copy whose watch broke meanwhile.
+So no block is pinned for the tier, and evictions never wait for it.
 """
 
 import logging
@@ -21,12 +21,13 @@ from baton.kvtransfer.tier.health import Health
 from baton.kvtransfer.tier.loader import run_on, staging_slots
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
 from baton.kvtransfer.tier.store import NamedBlock, TierStore
+from baton.worker.late_results import release_when_done
 
 logger = logging.getLogger(__name__)
 QUEUED_BLOCKS = 16_384
-REFRESH_S = 0.5  # how often it is looked what other workers have written
-LEAST_REST_S = 0.01  # between two turns while names wait
-WATCH_TIMEOUT_S = 30.0  # for the engine's turn, a step at most
+REFRESH_S = 0.5  # period of scans for files of other workers
+LEAST_REST_S = 0.01  # shortest pause between two rounds of writes
+WATCH_TIMEOUT_S = 30.0  # longest wait for the engine to set watches; usually one step
 
 
 class Published(NamedTuple):
@@ -36,32 +37,37 @@ class Published(NamedTuple):
 
 @dataclass(slots=True)
 class WriteCounters:
-    dropped_blocks: int = 0  # the queue was full
-    gone_blocks: int = 0  # evicted from the pool before they were copied
+    dropped_blocks: int = 0  # blocks dropped because the queue was full
+    gone_blocks: int = 0  # blocks evicted from the pool before they were copied
 
 
 SumListener = Callable[[Sequence[tuple[bytes, int]]], Set[bytes]]
+"""Function of the names and checksums of copied blocks; returns the corrupt ones, which are not written. Called on the
+writer's thread.
+"""
+IGNORE_SUMS: SumListener = lambda sums: frozenset()  # noqa: E731
 
 
 class Blocks(NamedTuple):
-    """Interface of the engine, which answers on its thread."""
+    """Interface of the engine that sets watches on blocks."""
 
     watch: Callable[[Sequence[bytes]], "Future[list[Watch]]"]
     unwatch: Callable[[Watch], None]
 
 
 class TierWriter:
-    """Owns the thread that opens, fills and refreshes the store. `offer` is called on the event loop."""
+    """Owner of the thread that opens, fills and refreshes a store. `offer` is called on the event loop."""
 
     def __init__(
         self,
         store: TierStore,
         pool: PoolBlocks,
         cores: frozenset[int] | None = None,
+        on_sums: SumListener = IGNORE_SUMS,
         queued_blocks: int = QUEUED_BLOCKS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start the thread. `cores`: where it runs; None: anywhere."""
+        """Create the thread without starting it. `cores`: CPU cores of the thread; None: any."""
         self._store = store
         self._pool = pool
         self._cores = cores
@@ -71,11 +77,8 @@ class TierWriter:
         self.health = Health()
         self.counters = WriteCounters()
         self.opened = threading.Event()
-        """Set once what the files have is known, or cannot be for now."""
-        self.on_sums: SumListener = lambda sums: frozenset()
-        """Listener of names and checksums of blocks that are still unchanged; returns the damaged ones, which are not
-        written. Called on the tier's thread.
-        """
+        """Set once the content of the files is known, or cannot be read for now."""
+        self._on_sums = on_sums
         self._queue: deque[Published] = deque()
         self._blocks: Blocks | None = None
         self._settle_s = 0.0
@@ -89,14 +92,12 @@ class TierWriter:
         self._thread.start()
 
     def attach(self, blocks: Blocks, settle_s: float) -> None:
-        """Connect the engine. `settle_s`: names wait that long first. Another worker, which computes them, may write
-        them meanwhile.
-        """
+        """Connect the engine. `settle_s`: delay before a block is written, in which another worker may write it."""
         with self._wake:
             self._blocks, self._settle_s = blocks, settle_s
 
     def offer(self, names: Sequence[bytes]) -> None:
-        """Offer published names; stored ones are skipped."""
+        """Queue published blocks; stored ones are skipped."""
         now = self._clock()
         with self._wake:
             for name in names:
@@ -109,7 +110,7 @@ class TierWriter:
             self._wake.notify_all()
 
     def detach(self, timeout_s: float) -> None:
-        """Write queued blocks within the timeout; then the engine may end. Blocks."""
+        """Write queued blocks within the timeout; then the engine may stop. Blocks."""
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._flushing = True
@@ -122,9 +123,9 @@ class TierWriter:
             self._blocks = None
 
     def close(self, timeout_s: float) -> bool:
-        """End the thread after its current write and close the store; return whether that was in time."""
+        """Stop the thread after its current write and close the store; return whether it stopped in time."""
         if self._thread.ident is None:
-            return True  # it was never started
+            return True  # never started
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -145,13 +146,13 @@ class TierWriter:
                     self._fail(error)
                 else:
                     if worked and self.health.worked():
-                        logger.warning("the KV tier is written to again")
+                        logger.warning("KV tier enabled for writes again")
             self._rest()
         self._store.close()
 
     def _turn(self) -> bool:
-        """Return whether there was work that a failing disk would have failed. Raises: OSError."""
-        worked = self._keep_up()
+        """Scan and write; return whether the disk was used successfully. Raises: OSError."""
+        worked = self._scan()
         while names := self._take():
             try:
                 worked |= self._write([name for name in names if not self._store.known((name,))])
@@ -164,13 +165,13 @@ class TierWriter:
                     self._wake.notify_all()
         return worked
 
-    def _keep_up(self) -> bool:
-        """Update with what other workers write; return whether the store was opened for it. Raises: OSError."""
+    def _scan(self) -> bool:
+        """Open the store or scan for files of other workers; return whether it was opened. Raises: OSError."""
         opens = not self._store.is_open
         if opens:
             began = time.monotonic()
             self._store.open()
-            logger.info("the KV tier has %d blocks, found in %.2f s", len(self._store), time.monotonic() - began)
+            logger.info("KV tier opened in %.2f s: %d blocks", time.monotonic() - began, len(self._store))
             self.opened.set()
         if self._clock() >= self._refresh_at:
             self._store.refresh()
@@ -178,7 +179,7 @@ class TierWriter:
         return opens
 
     def _take(self) -> list[bytes]:
-        """Take names that have waited long enough, as many as the staging takes."""
+        """Dequeue names that have waited long enough, as many as fit into the staging memory."""
         names: list[bytes] = []
         with self._wake:
             if self._closing:
@@ -190,24 +191,24 @@ class TierWriter:
         return names
 
     def _write(self, names: Sequence[bytes]) -> bool:
-        """Write names and return whether any was written. Raises: OSError."""
+        """Write blocks by name and return whether any was written. Raises: OSError."""
         blocks = self._blocks
         if blocks is None or not names:
             return False
         return self._store_watched(blocks, names, self._watch(blocks, names))
 
     def _store_watched(self, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
-        """Store watched blocks, end the watches, and return whether any was written. Raises: OSError."""
+        """Write watched blocks, end the watches, and return whether any was written. Raises: OSError."""
         there = [(name, watch) for name, watch in zip(names, watches, strict=True) if watch.blocks]
         try:
             self._pool.copy_out([watch.blocks[0] for _, watch in there], self._staging)
             copied = [
                 NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
                 for slot, (name, watch) in enumerate(there)
-                if not watch.broken  # after the copy: until now the block was not given away
+                if not watch.broken  # read after the copy: the block was not reassigned until now
             ]
             lasting = {name for name, watch in there if not watch.broken}
-            damaged = self.on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])
+            damaged = self._on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])
             copied = [block for block in copied if block.name not in damaged]
         finally:
             for _, watch in there:
@@ -218,32 +219,32 @@ class TierWriter:
 
     @staticmethod
     def _watch(blocks: Blocks, names: Sequence[bytes]) -> list[Watch]:
-        """Return one watch for each name, or none if the engine gives no turn."""
+        """Return one watch per name; watches without blocks if the engine does not respond."""
+
+        def release(watches: Sequence[Watch]) -> None:
+            for watch in watches:
+                blocks.unwatch(watch)
+
         asked: Future[list[Watch]] | None = None
         try:
             asked = blocks.watch(names)
             return asked.result(WATCH_TIMEOUT_S)
         except (EngineStopped, TimeoutError) as error:
-            logger.info("%d blocks are not stored: %s", len(names), error or "the engine gave no turn")
+            why = str(error) or f"no answer of the engine within {WATCH_TIMEOUT_S:g} s"
+            logger.info("%d blocks not written to the KV tier: %s", len(names), why)
         if asked is not None and not asked.cancel():
-            asked.add_done_callback(lambda late: _unwatch_all(blocks, late))
+            release_when_done(asked, release)
         return [Watch(()) for _ in names]
 
     def _fail(self, error: OSError) -> None:
         if self.health.failed(self._clock()):
-            kind = "is not used" if isinstance(error, OwnerBusy) else "is not written to"
-            logger.warning("the KV tier %s until that has changed, which is tried again and again: %s", kind, error)
+            uses = "reads and writes" if isinstance(error, OwnerBusy) else "writes"
+            logger.warning("KV tier disabled for %s: %s; retrying in the background", uses, error)
         self.opened.set()
 
     def _rest(self) -> None:
-        """Wait until there is something to write, or it is time to poll."""
+        """Wait until there are blocks to write or a scan is due."""
         with self._wake:
             if not (self._closing or (self._flushing and self._queue and self.health.is_on)):
                 soon = self._queue and self.health.is_on
                 self._wake.wait(min(REFRESH_S, max(LEAST_REST_S, self._settle_s)) if soon else REFRESH_S)
-
-
-def _unwatch_all(blocks: Blocks, asked: "Future[list[Watch]]") -> None:
-    if asked.exception() is None:
-        for watch in asked.result():
-            blocks.unwatch(watch)

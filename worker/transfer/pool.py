@@ -19,7 +19,7 @@ from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 from baton.kvtransfer.tcp.server import TcpServer, listen
 from baton.kvtransfer.transport import SharedMemoryUnavailable
 from baton.process.security.tls import InternalTls, TlsError
-from baton.process.worker_config import WorkerConfig
+from baton.worker.config import WorkerConfig
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.rank import RANK_MODULE, write_handle
 from baton.worker.transfer.tcp_links import secure_accepted

@@ -20,6 +20,7 @@ from baton.elastic_worker.elastic import ElasticWorker, main
 from baton.engine.request import Plan
 from baton.engine.runner.launched import Launched
 from baton.process.config import Field, read_config_or_exit
+from baton.process.registry.membership import Epoch
 
 
 class PacedConfig(ElasticConfig):
@@ -30,12 +31,14 @@ class PacedConfig(ElasticConfig):
 
 
 class PacedWorker(ElasticWorker):
-    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+    async def start(
+        self, on_fault: Callable[[BaseException], None], on_role: Callable[[Epoch], None] = lambda epoch: None
+    ) -> None:
         runner: Any = (await self.host.load(on_fault)).runner
         config = self._config
         if isinstance(config, PacedConfig):
             runner.launch = paced(runner.launch, config.decode_step_ms / 1e3, config.prefill_token_ms / 1e3)
-        await super().start(on_fault)
+        await super().start(on_fault, on_role)
 
 
 def paced(launch: Callable[..., Launched], step_s: float, token_s: float) -> Callable[..., Launched]:

@@ -26,8 +26,8 @@ from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS, SERVER_O
 from baton.process.serving.server import run
 from baton.process.sessions.connection import serve_connection
 from baton.process.sessions.hub import RouterSession, SessionHub
-from baton.process.worker_config import REPORT_PERIOD_S
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
+from baton.worker.config import REPORT_PERIOD_S
 
 BLOCK_TOKENS, BLOCKS, SLOTS, CONTEXT_TOKENS, VOCABULARY = 32, 1 << 20, 1 << 14, 1 << 17, 259
 FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint's tokens: three special ones, then bytes, from ! on

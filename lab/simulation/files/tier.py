@@ -15,7 +15,7 @@ from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.text.block_groups import BlockGroups
 from baton.worker.tier.restorer import RestoreOptions
 from baton.worker.tier.tier import KvTier
-from baton.worker.tier.writer import REFRESH_S, TierWriter
+from baton.worker.tier.writer import IGNORE_SUMS, REFRESH_S, SumListener, TierWriter
 from baton.worker.transfer.pool import PoolMemory
 
 Result = TypeVar("Result")
@@ -43,8 +43,9 @@ class SimulatedTierWriter(TierWriter):
         store: TierStore,
         pool: PoolBlocks,
         cores: frozenset[int] | None = None,
+        on_sums: SumListener = IGNORE_SUMS,
     ) -> None:
-        super().__init__(store, pool, cores, clock=clock)
+        super().__init__(store, pool, cores, on_sums, clock=clock)
         self._draw = draw
         self._task: asyncio.Task[None] | None = None
 
@@ -84,7 +85,7 @@ class SimulatedTierWriter(TierWriter):
 
     def _work(self) -> bool:
         """Opens the store and looks around, where it is time; whether there is one to write to."""
-        return self.health.allows(self._clock()) and self._trying(self._keep_up)
+        return self.health.allows(self._clock()) and self._trying(self._scan)
 
     def _trying(self, work: Callable[[], bool]) -> bool:
         """Run `work` and return whether it succeeded."""
@@ -140,7 +141,13 @@ def _carry_out(future: "Future[Result]", function: Callable[..., Result], argume
 
 
 def make_tier(
-    disk: SimulatedDisk, shape: TierShape, owner: str, memory: PoolMemory, block_tokens: int, groups: BlockGroups
+    disk: SimulatedDisk,
+    shape: TierShape,
+    owner: str,
+    memory: PoolMemory,
+    block_tokens: int,
+    groups: BlockGroups,
+    on_sums: SumListener,
 ) -> KvTier:
     """Create a tier that is not started."""
     pool_shape = memory.description.shape
@@ -148,4 +155,4 @@ def make_tier(
     size_bytes = max(least_bytes(form), shape.blocks * form.record_bytes)
     store = TierStore(disk, owner, form, size_bytes)
     options = RestoreOptions(block_tokens, pool_shape.block_bytes, shape.always, groups)
-    return KvTier(store, PoolBlocks(memory.storage, pool_shape), options)
+    return KvTier(store, PoolBlocks(memory.storage, pool_shape), options, on_sums=on_sums)

@@ -19,7 +19,7 @@ from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.tier.files import RealDisk
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
 from baton.kvtransfer.tier.store import TierStore
-from baton.worker.tier.writer import Blocks, TierWriter
+from baton.worker.tier.writer import IGNORE_SUMS, Blocks, SumListener, TierWriter
 from tests.fixtures.faulty_disk import FaultyDisk
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_blocks import FORMAT, bytes_of, loaded, name_of, named_blocks, store_in
@@ -84,11 +84,17 @@ def names(numbers: Sequence[int]) -> list[bytes]:
 class Writing:
     """A writer over a fake engine; what it left is looked at when it has ended."""
 
-    def __init__(self, directory: Path, engine: FakeEngine | None = None, queued_blocks: int = 1000) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        engine: FakeEngine | None = None,
+        queued_blocks: int = 1000,
+        on_sums: SumListener = IGNORE_SUMS,
+    ) -> None:
         self.directory, self.engine = directory, engine or FakeEngine()
         self.disk = FaultyDisk(directory)
         self.store = TierStore(self.disk, "worker-0", FORMAT, 1000 * FORMAT.record_bytes)
-        self.writer = TierWriter(self.store, self.engine.pool, queued_blocks=queued_blocks)
+        self.writer = TierWriter(self.store, self.engine.pool, on_sums=on_sums, queued_blocks=queued_blocks)
 
     def begin(self, settle_s: float = 0.0) -> None:
         self.writer.start()
@@ -127,7 +133,6 @@ def test_a_block_whose_watch_broke_is_not_written(tmp_path: Path) -> None:
 
 
 def test_sums_are_passed_on_and_what_is_damaged_is_not_written(tmp_path: Path) -> None:
-    writing = Writing(tmp_path, FakeEngine(broken={5}))
     heard: dict[bytes, int] = {}
 
     def take(sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
@@ -135,7 +140,7 @@ def test_sums_are_passed_on_and_what_is_damaged_is_not_written(tmp_path: Path) -
         heard.update(sums)
         return frozenset({name_of(2)})
 
-    writing.writer.on_sums = take
+    writing = Writing(tmp_path, FakeEngine(broken={5}), on_sums=take)
     writing.begin()
     writing.writer.offer(names(range(8)))
     writing.end()
@@ -178,10 +183,10 @@ def test_a_full_disk_turns_writing_off_with_one_line_and_on_again(
     writing.end()
     assert writing.left(range(3, 6)) == 3
     lines = [record.getMessage() for record in caplog.records if "KV tier" in record.getMessage()]
-    off = [line for line in lines if "not written to" in line]
+    off = [line for line in lines if "disabled for writes" in line]
     assert len(off) == 1
     assert "write" in off[0]
-    assert any("written to again" in line for line in lines)
+    assert any("enabled for writes again" in line for line in lines)
 
 
 def test_a_folder_that_another_process_owns_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,8 +18,8 @@ from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.security.tls import InternalTls
 from baton.process.serving.health import Health
 from baton.process.serving.server import Listener, Running, serve
-from baton.process.worker_config import WorkerConfig
-from baton.process.worker_process import WorkerProcess
+from baton.worker.config import WorkerConfig
+from baton.worker.process import WorkerProcess
 
 FIRST = Epoch(1)
 
@@ -37,7 +37,7 @@ class FakeWorker:
         self.report_error: Exception | None = None
         self.on_fault: Callable[[BaseException], None] = lambda fault: None
 
-    async def start(self, on_fault: Callable[[BaseException], None]) -> None:
+    async def start(self, on_fault: Callable[[BaseException], None], on_role: Callable[[Epoch], None]) -> None:
         self.started = True
         self.on_fault = on_fault
 

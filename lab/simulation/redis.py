@@ -56,9 +56,12 @@ class SimulatedRedis:
         """Return the registry of this Redis; replaces `open_registry`."""
         return None if redis_url is None else SimulatedRegistry(self)
 
-    def shares(self, config: RouterConfig, router_id: bytes) -> "SimulatedShares | None":
-        """Return one router's shares; replaces RedisShares."""
-        return None if config.redis_url is None else SimulatedShares(self, router_id.hex())
+    def stores(self, config: RouterConfig, router_id: bytes) -> "SimulatedStores | None":
+        """Return one router's stores; replaces `_open_stores`."""
+        if config.redis_url is None:
+            return None
+        shares, journal = SimulatedShares(self, router_id.hex()), SimulatedJournal(self, router_id)
+        return SimulatedStores(shares, journal, SimulatedAdapters(self))
 
 
 class SimulatedRegistry:
@@ -113,6 +116,34 @@ class SimulatedShares:
             self._redis.drop(self._key)
 
 
+class SimulatedAdapters:
+    """Adapter list with the interface of RedisAdapters."""
+
+    def __init__(self, redis: SimulatedRedis) -> None:
+        self._redis = redis
+
+    async def read(self) -> tuple[int, bytes] | None:
+        await self._redis.answer()
+        found: tuple[int, bytes] | None = self._redis.get("adapters")
+        return found
+
+    async def discard(self) -> str:
+        await self._redis.answer()
+        self._redis.drop("adapters")
+        return "adapters"
+
+    async def write(self, version: int, value: bytes) -> bool:
+        await self._redis.answer()
+        stored: tuple[int, bytes] | None = self._redis.get("adapters")
+        if stored is not None and stored[0] >= version:
+            return False
+        self._redis.put("adapters", (version, value))
+        return True
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
 class _Value(NamedTuple):
     router_id: bytes
     record: bytes
@@ -149,3 +180,11 @@ class SimulatedJournal:
         elif value is not None and value.router_id == self._router_id:
             self._redis.put(key, value, ttl_s)
         return True
+
+
+class SimulatedStores(NamedTuple):
+    """Records of one router, in place of `_RedisStores`."""
+
+    shares: SimulatedShares
+    journal: SimulatedJournal
+    adapters: SimulatedAdapters

@@ -46,7 +46,7 @@ from baton.lab.simulation.host import (
 )
 from baton.lab.simulation.network.calls import Internet
 from baton.lab.simulation.network.loop import SimulatedLoop
-from baton.lab.simulation.redis import SimulatedJournal, SimulatedRedis
+from baton.lab.simulation.redis import SimulatedRedis
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
@@ -97,9 +97,7 @@ def installed(
         ),
         (baton.decode_worker.role, "Speculation", speculation),
         *_of_files(loop, disk, disk_draw),
-        (baton.router.process, "_journal_store", lambda config, router_id: SimulatedJournal(redis, router_id)),
-        (baton.router.process, "_shares", redis.shares),
-        (baton.router.process, "_adapter_store", lambda config: None),
+        (baton.router.process, "_open_stores", redis.stores),
         (baton.router.process, "LoopLag", SimulatedLag),
         (baton.router.process, "open_registry", redis.registry),
         (baton.worker.process, "open_registry", redis.registry),

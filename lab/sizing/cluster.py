@@ -29,7 +29,7 @@ from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, s
 from baton.lab.simulation.processes import Factory, SimulatedMachine, WorkerShape, worker_record
 from baton.lab.simulation.redis import SimulatedRedis
 from baton.lab.simulation.seams import installed
-from baton.lab.sizing.costs import Overheads, StepCosts
+from baton.lab.sizing.costs import MeasuredCosts, Overheads
 from baton.lab.sizing.runner import CostRunner, TimedPullThread
 from baton.prefill_worker.config import PrefillConfig
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
@@ -94,7 +94,7 @@ class CallResult:
 class CostFactory(Factory):
     """Worker factory: workers compute nothing, and take as long as the curves say."""
 
-    def __init__(self, *arguments: Any, costs: StepCosts, overheads: Overheads, cluster: ClusterShape) -> None:
+    def __init__(self, *arguments: Any, costs: MeasuredCosts, overheads: Overheads, cluster: ClusterShape) -> None:
         super().__init__(*arguments)
         self._costs, self._overheads, self._cluster = costs, overheads, cluster
         self._prepared_model = prepared_model(
@@ -138,7 +138,7 @@ def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:
 class SimulatedCluster:
     """Cluster of one load. Its processes run only within `run`."""
 
-    def __init__(self, cluster: ClusterShape, costs: StepCosts, overheads: Overheads, seed: int) -> None:
+    def __init__(self, cluster: ClusterShape, costs: MeasuredCosts, overheads: Overheads, seed: int) -> None:
         self._draw = draw = random.Random(seed)
         self._loop = SimulatedLoop(random.Random(draw.random()))
         network = Network(self._loop, random.Random(draw.random()), overheads.message_s, overheads.message_s * JITTER)
@@ -246,7 +246,7 @@ def _stalled(what: str, still_s: float) -> None:
 
 def run_cluster(
     cluster: ClusterShape,
-    costs: StepCosts,
+    costs: MeasuredCosts,
     overheads: Overheads,
     calls: Sequence[SizingCall],
     seed: int,

@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from baton.lab.commands.size import SizeOptions
 from baton.lab.sizing.cluster import ClusterShape
-from baton.lab.sizing.costs import CurvesError, Overheads, StepCosts, read_costs
+from baton.lab.sizing.costs import CurvesError, MeasuredCosts, Overheads, read_costs
 from baton.lab.sizing.loads import Stretch, busiest, drawn, longest_tokens
 from baton.lab.sizing.report import as_json, as_text, summary
 from baton.lab.sizing.search import Prices, Search, SearchResult, SizingCandidate, WorkerNumbers, lower_bound
@@ -101,7 +101,7 @@ def _shape(options: SizeOptions, stretches: Sequence[Stretch]) -> ClusterShape:
     )
 
 
-def _start(options: SizeOptions, costs: StepCosts, stretches: Sequence[Stretch]) -> WorkerNumbers:
+def _start(options: SizeOptions, costs: MeasuredCosts, stretches: Sequence[Stretch]) -> WorkerNumbers:
     """Half of what the prompts of the busiest seed need if none is cached, and all that its answers need."""
     sequences = range(1, options.max_sequences + 1)
     best = max((n / costs.decode_step_s(n) for n in sequences if _in_time(costs, n, options)), default=1.0)
@@ -113,7 +113,7 @@ def _start(options: SizeOptions, costs: StepCosts, stretches: Sequence[Stretch])
     return workers if sum(workers) <= options.most_workers else WorkerNumbers(1, 1)
 
 
-def _in_time(costs: StepCosts, sequences: int, options: SizeOptions) -> bool:
+def _in_time(costs: MeasuredCosts, sequences: int, options: SizeOptions) -> bool:
     return 1e3 * costs.decode_step_s(sequences) <= options.tbt_slo_ms
 
 

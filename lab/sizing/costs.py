@@ -1,14 +1,14 @@
-"""Duration of a step by curves that were measured on the device, and the measured overheads around steps. Pure.
+"""Duration of a step, from curves measured on the device, and the measured overheads around steps. Pure.
 
-A step with answers takes as long as the measured decode step of that many sequences, corrected for the tokens that they
-attend to. Prompt tokens add what the measured time to first token grows by over their place in the prompt. A step of
-prompt tokens alone also has the fixed part of a step, which the two shortest measured prompts show.
+A step with answers takes as long as the measured decode step of that many sequences, corrected for their context.
+Prompt tokens add the growth of the measured time to first token over their positions. A step of prompt tokens alone
+also takes the fixed part of a step, extrapolated from the two shortest measured prompts.
 """
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from baton.engine.request import Plan
 
@@ -23,17 +23,6 @@ USUAL_STEP_TOKENS = 512
 
 class CurvesError(Exception):
     """A file of curves lacks something. The message is for people."""
-
-
-class StepCosts(Protocol):
-    def seconds(self, plan: Plan) -> float: ...
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        """Return the rate for prompts of a usual length, one after another."""
-
-    def decode_step_s(self, answers: int) -> float:
-        """Return the duration of a step with that many answers at the measured context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +63,12 @@ class MeasuredCosts:
 
     @property
     def prefill_tokens_per_s(self) -> float:
+        """Return the prefill rate of the longest measured prompt."""
         tokens, ms = self.by_prompt.points[-1]
         return 1e3 * tokens / ms
 
     def decode_step_s(self, answers: int) -> float:
+        """Return the duration of a step with that many answers at the measured context."""
         return self.by_batch.at(answers) / 1e3
 
     def _answers_ms(self, answers: int, context_tokens: int) -> float:
@@ -92,24 +83,6 @@ class MeasuredCosts:
         """Return the time of the first tokens of a prompt, without the fixed part of their steps."""
         fixed_ms, steps = self.by_prompt.at_zero, -(-tokens // self.step_tokens)
         return self.by_prompt.at(tokens) - fixed_ms * max(1, steps) if tokens else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class PacedCosts:
-    """Step costs of `lab/benchmarks/cluster/paced_worker.py`."""
-
-    step_s: float
-    token_s: float
-
-    def seconds(self, plan: Plan) -> float:
-        return max(self.step_s, self.token_s * (plan.tokens - len(plan.chunks)))
-
-    @property
-    def prefill_tokens_per_s(self) -> float:
-        return 1.0 / self.token_s
-
-    def decode_step_s(self, answers: int) -> float:
-        return self.step_s
 
 
 @dataclass(frozen=True, slots=True)

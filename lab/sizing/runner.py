@@ -10,7 +10,7 @@ from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
 from baton.lab.simulation.host import Pace, SimulatedPullThread, SimulatedRunner
 from baton.lab.simulation.model import KvNumbers
 from baton.lab.simulation.network.loop import SimulatedLoop
-from baton.lab.sizing.costs import Overheads, StepCosts
+from baton.lab.sizing.costs import MeasuredCosts, Overheads
 
 TOKEN = 1  # every drawn one: what the answers say changes no time
 TOKEN_BYTES = 8  # of KV, in the simulation
@@ -19,7 +19,9 @@ TOKEN_BYTES = 8  # of KV, in the simulation
 class CostRunner(SimulatedRunner):
     """A `StepRunner`; the KV of its steps is not written, as nothing reads it."""
 
-    def __init__(self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, costs: StepCosts, step_s: float):
+    def __init__(
+        self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, costs: MeasuredCosts, step_s: float
+    ):
         super().__init__(loop, draw, numbers, Pace(0.0, 0.0, 0.0))
         self._costs = costs
         self._step_s = step_s

@@ -15,7 +15,7 @@ import numpy as np
 from baton import child_environment
 from baton.lab.simulation.campaign import HASH_SEED
 from baton.lab.sizing.cluster import CallResult, ClusterShape, SizingCall, run_cluster
-from baton.lab.sizing.costs import Overheads, PacedCosts, StepCosts, read_costs
+from baton.lab.sizing.costs import Overheads, read_costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,7 @@ class SizingTargets:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial: one cluster under one load. `costs`: `{"paced": [step_s, token_s]}`, or the JSON of `baton bench
-    curves`.
-    """
+    """Trial: one cluster under one load. `costs`: the JSON of `baton bench curves`."""
 
     cluster: ClusterShape
     costs: Mapping[str, Any]
@@ -67,11 +65,6 @@ class TrialFigures:
     tbt_share: float
 
 
-def step_costs(plain: Mapping[str, Any]) -> StepCosts:
-    """Read step costs. Raises: CurvesError."""
-    return PacedCosts(*plain["paced"]) if "paced" in plain else read_costs(plain)
-
-
 def figures_of(answers: Sequence[CallResult], targets: SizingTargets) -> TrialFigures:
     """A call that failed is in no SLO."""
     good = [each for each in answers if not each.error]
@@ -101,7 +94,7 @@ def _percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 def run_trial(trial: Trial, on_done: Callable[[], object] = lambda: None) -> TrialFigures:
     """Run a trial in this process. Raises: CurvesError, RuntimeError."""
-    costs = step_costs(trial.costs)
+    costs = read_costs(trial.costs)
     answers = run_cluster(trial.cluster, costs, trial.overheads, trial.calls, trial.seed, on_done)
     return figures_of(answers, trial.targets)
 

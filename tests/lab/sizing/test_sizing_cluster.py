@@ -6,11 +6,24 @@ from collections.abc import Sequence
 import pytest
 
 from baton.lab.sizing.cluster import CallResult, ClusterShape, SizingCall, run_cluster
-from baton.lab.sizing.costs import Overheads, PacedCosts
+from baton.lab.sizing.costs import BY_BATCH, BY_CONTEXT, BY_PROMPT, Overheads, read_costs
 from baton.lab.sizing.trials import SizingTargets, Trial, TrialFailed, TrialFigures, crew, figures_of
 
-STEP_S, TOKEN_S = 0.02, 0.001
-COSTS, OVERHEADS = PacedCosts(STEP_S, TOKEN_S), Overheads(message_s=5e-4, step_s=0.0, copy_s=0.0)
+STEP_S, TOKEN_MS = 0.02, 1.0
+STEP_MS = 1e3 * STEP_S
+POINTS = {
+    BY_BATCH: {1: STEP_MS, 64: STEP_MS},
+    BY_CONTEXT: {64: STEP_MS, 2048: STEP_MS},
+    BY_PROMPT: {64: 64 * TOKEN_MS, 2048: 2048 * TOKEN_MS},
+}
+CURVES = {
+    "batch_context_tokens": 512,
+    "curves": [
+        {"name": name, "points": [{"x": x, "measured_ms": ms} for x, ms in points.items()]}
+        for name, points in POINTS.items()
+    ],
+}
+COSTS, OVERHEADS = read_costs(CURVES), Overheads(message_s=5e-4, step_s=0.0, copy_s=0.0)
 PAIR = ClusterShape(1, 1, kv_tokens=20_000, context_tokens=2048, max_sequences=8)
 
 
@@ -56,7 +69,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
 def test_processes_of_their_own_give_the_same_figures_each_time_and_name_what_failed() -> None:
     targets = SizingTargets(ttft_ms=500.0, tbt_ms=50.0)
     done: list[None] = []
-    trial = Trial(PAIR, {"paced": [STEP_S, TOKEN_S]}, OVERHEADS, tuple(calls([0.0, 0.01])), targets, seed=1)
+    trial = Trial(PAIR, CURVES, OVERHEADS, tuple(calls([0.0, 0.01])), targets, seed=1)
     broken = Trial(PAIR, {}, OVERHEADS, trial.calls, targets, seed=1)
     with crew(1, lambda: done.append(None)) as simulations:
         first, second = simulations.run([trial, trial])

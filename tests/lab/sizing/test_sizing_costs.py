@@ -1,6 +1,6 @@
 """What a step costs by measured curves, and curves that cannot be used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from baton.lab.sizing.costs import (
     Curve,
     CurvesError,
     MeasuredCosts,
-    PacedCosts,
     read_costs,
 )
 
@@ -73,12 +72,6 @@ def test_beyond_the_measured_points_the_last_line_goes_on() -> None:
     assert Curve(((100.0, 5.0), (200.0, 105.0))).at_zero == 0.0
 
 
-def test_paced_steps_are_those_of_the_paced_worker() -> None:
-    paced = PacedCosts(step_s=0.02, token_s=0.001)
-    assert paced.seconds(Plan((answer(5), answer(9)))) == 0.02
-    assert paced.seconds(Plan((prompt(0, 101),))) == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize(
     ("plain", "said"),
     [
@@ -98,5 +91,4 @@ def test_a_file_that_is_no_file_of_curves_is_refused_with_its_fault(plain: Mappi
 
 
 def test_the_rate_of_prompts_is_that_of_the_longest_measured() -> None:
-    rates: Sequence[float] = (costs().prefill_tokens_per_s, PacedCosts(0.02, 0.001).prefill_tokens_per_s)
-    assert rates == (pytest.approx(400 / 0.205), pytest.approx(1000.0))
+    assert costs().prefill_tokens_per_s == pytest.approx(400 / 0.205)

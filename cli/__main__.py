@@ -9,6 +9,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]
 from baton.cli.commands import adapter, ask, cache, inspect, installation, keys, offline, reload, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch import CommandFailed
+from baton.process.config import ConfigError
 
 # Flags of pytest, such as -h, are passed on.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
@@ -63,7 +64,7 @@ def main() -> None:
     completion_init()  # scripts of `baton completion`; typer's own flags would write to the user's files
     try:
         app(prog_name="baton")
-    except CommandFailed as error:
+    except (CommandFailed, ConfigError) as error:
         print(f"baton: {error}", file=sys.stderr)
         sys.exit(1)
 

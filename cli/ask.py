@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Protocol, TextIO
 
-from baton.cli.connection import credentials, explained, grpc_port_of
+from baton.cli.connection import credentials, explained
 from baton.client import (
     BatonClient,
     BatonClientError,
@@ -210,8 +210,7 @@ def ask(call: Callable[[], Generator[Event, None, None]], output: AnswerOutput, 
         output.fail(error)
         return 1
     with closing(events):
-        with_advice = explained(events, target, lambda target: grpc_port_of(target, credentials()))
-        return 0 if show_answer(with_advice, output, sys.stderr if verbose else None) else 1
+        return 0 if show_answer(explained(events, target), output, sys.stderr if verbose else None) else 1
 
 
 def _output(options: GenerateOptions, json: bool) -> AnswerOutput:

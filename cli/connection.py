@@ -1,9 +1,6 @@
 """Connections of commands: addresses, credentials, and advice for failed calls."""
 
-import http.client
-import json
 import os
-import ssl
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,13 +21,14 @@ from baton.client import (
 )
 from baton.client.channel import Security, local_admin_token
 from baton.launch import CommandFailed
-from baton.process.config import ConfigError, InternalTlsConfig, SecretConfig, read_config
+from baton.launch.paths import RUNTIME
+from baton.launch.run_record import running_services
+from baton.process.config import InternalTlsConfig, SecretConfig, read_config
 from baton.process.security.tls import open_async_channel
 
 API_KEY_VARIABLE = "BATON_API_KEY"
 TLS_CA_VARIABLE = "BATON_TLS_CA"
 Answer = TypeVar("Answer")
-GrpcPort = Callable[[str], int | None]
 
 
 class Credentials(TypedDict):
@@ -49,74 +47,35 @@ def credentials() -> Credentials:
 
 
 def admin_key(target: str) -> str | None:
-    """Return the key for an admin port: from the cluster secret, or the user's API key. None if the client itself finds
-    the token of a service that this user started. Raises: CommandFailed.
+    """Return the key for an admin port: from the cluster secret, or the user's API key.
+
+    None if the client finds the token of a service that this user started. Raises: ConfigError.
     """
-    try:
-        secret = read_config(SecretConfig, []).cluster_secret
-    except ConfigError as error:
-        raise CommandFailed(str(error)) from error
+    secret = read_config(SecretConfig, []).cluster_secret
     port = target.rpartition(":")[2]
     if secret is not None and port.isdecimal():
         return secret.admin_token(int(port))
     return None if local_admin_token(target) else os.environ.get(API_KEY_VARIABLE) or None
 
 
-def way_in(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.Channel] | None:
-    """Return how to open a TLS channel to a public or an internal port, None without TLS. Raises: CommandFailed."""
+def channel_opener(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.Channel] | None:
+    """Return how to open a TLS channel to a public or an internal port, None without TLS. Raises: ConfigError."""
     if internal:
-        try:
-            tls = read_config(InternalTlsConfig, []).internal_tls
-        except ConfigError as error:
-            raise CommandFailed(str(error)) from error
+        tls = read_config(InternalTlsConfig, []).internal_tls
         return lambda target: open_async_channel(target, (), tls)
     trusted = Security(tls=authority or False).credentials()
     return None if trusted is None else lambda target: grpc.aio.secure_channel(target, trusted)
-
-
-_TIMEOUT_S = 2.0
-
-
-def grpc_port_of(target: str, credentials: Credentials) -> int | None:
-    """Return the gRPC port of the router with an HTTP port at `target`, None if no Baton answers this caller there."""
-    headers = {"authorization": f"Bearer {credentials['api_key']}"} if credentials["api_key"] else {}
-    try:
-        connection = _connection(target, credentials)
-        try:
-            connection.request("GET", "/version", headers=headers)
-            answer = json.loads(connection.getresponse().read())
-        finally:
-            connection.close()
-    except (OSError, ValueError, http.client.HTTPException):
-        return None
-    port = answer.get("grpc_port") if isinstance(answer, dict) else None
-    return port if isinstance(port, int) else None
-
-
-def _connection(target: str, credentials: Credentials) -> http.client.HTTPConnection:
-    """Return a connection. Raises: OSError if certificates cannot be read."""
-    authority = credentials["tls"]
-    if authority is False:
-        return http.client.HTTPConnection(target, timeout=_TIMEOUT_S)
-    context = ssl.create_default_context(cafile=None if authority is True else authority)
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC: the certificate itself may be trusted
-    return http.client.HTTPSConnection(target, timeout=_TIMEOUT_S, context=context)
 
 
 # Parts of gRPC's messages about an HTTP/1 server, plain and over TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 
-def for_people(
-    error: BatonClientError, target: str, begun: bool = False, grpc_port: GrpcPort = lambda target: None
-) -> BatonClientError:
-    """Return the error with advice, or as it is if the server explained it.
-
-    `begun`: part of the answer has arrived. `grpc_port` finds the gRPC port for an HTTP port.
-    """
+def for_people(error: BatonClientError, target: str, begun: bool = False) -> BatonClientError:
+    """Return the error with advice, or as it is if the server explained it. `begun`: part of the answer has arrived."""
     # Baton gives every UNAVAILABLE a reason: without one there is no server.
     if isinstance(error, Unavailable) and error.reason is None:
-        return Unavailable(_unreachable(error.message, target, begun, grpc_port), error.details)
+        return Unavailable(_unreachable(error.message, target, begun), error.details)
     if isinstance(error, NotAllowed):
         return NotAllowed(f"{error.message}; set {API_KEY_VARIABLE}", error.details)
     if error.code is grpc.StatusCode.UNIMPLEMENTED:
@@ -125,11 +84,16 @@ def for_people(
     return error
 
 
+def open_admin(target: str, timeout_s: float = 5.0) -> AdminClient:
+    """Return a client without retries for an admin port. Raises: ConfigError."""
+    return AdminClient(target, retry=RetryPolicy(attempts=1), timeout_s=timeout_s, api_key=admin_key(target))
+
+
 @contextmanager
-def admin_client(target: str) -> Iterator[AdminClient]:
-    """Open a client without retries. Raises: CommandFailed with advice for any error but ModelNotFound."""
+def admin_client(target: str, timeout_s: float = 5.0) -> Iterator[AdminClient]:
+    """Open a client without retries. Raises: CommandFailed with advice for any error but ModelNotFound; ConfigError."""
     try:
-        with AdminClient(target, retry=RetryPolicy(attempts=1), api_key=admin_key(target)) as admin:
+        with open_admin(target, timeout_s) as admin:
             yield admin
     except ModelNotFound:
         raise
@@ -148,9 +112,7 @@ def first_that_knows(request_id: str, admin_targets: Sequence[str], ask: Callabl
     )
 
 
-def explained(
-    events: Generator[Event, None, None], target: str, grpc_port: GrpcPort = lambda target: None
-) -> Generator[Event, None, None]:
+def explained(events: Generator[Event, None, None], target: str) -> Generator[Event, None, None]:
     """Yield the events, and raise their error with advice."""
     begun = False
     try:
@@ -158,17 +120,15 @@ def explained(
             begun = True
             yield event
     except BatonClientError as error:
-        advised = for_people(error, target, begun, grpc_port)
+        advised = for_people(error, target, begun)
         if advised is error:
             raise
         raise advised from error
 
 
-def _unreachable(message: str, target: str, begun: bool, grpc_port: GrpcPort) -> str:
+def _unreachable(message: str, target: str, begun: bool) -> str:
     if any(sign in message for sign in _HTTP_SIGNS):
-        host, port = target.rpartition(":")[0], grpc_port(target)
-        advice = f"--target {host}:{port}" if port else f"`baton up` prints the endpoint, by default {DEFAULT_TARGET}"
-        return f"{target} is an HTTP port, and this command needs the gRPC port: {advice}"
+        return f"{target} is an HTTP port, and this command needs the gRPC port: {_grpc_port_advice(target)}"
     if "CERTIFICATE_VERIFY_FAILED" in message or "Hostname Verification Check failed" in message:
         return f"the certificate of {target} is not the one that {TLS_CA_VARIABLE} vouches for"
     if "WRONG_VERSION_NUMBER" in message:
@@ -178,3 +138,12 @@ def _unreachable(message: str, target: str, begun: bool, grpc_port: GrpcPort) ->
     if "Socket closed" in message:
         return f"{target} closed the connection; if it speaks TLS, {TLS_CA_VARIABLE} must name its certificate"
     return f"no answer from {target}; is `baton up` running?"
+
+
+def _grpc_port_advice(target: str) -> str:
+    """Name the gRPC target of the service on this machine whose HTTP address is `target`, else the default."""
+    for record in running_services(RUNTIME):
+        for grpc_target, http_target in zip(record.targets, record.http_targets, strict=True):
+            if http_target == target:
+                return f"--target {grpc_target}"
+    return f"`baton up` prints the endpoint, by default {DEFAULT_TARGET}"

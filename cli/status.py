@@ -14,16 +14,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.connection import admin_client, admin_key, for_people
+from baton.cli.connection import admin_client, for_people, open_admin
 from baton.cli.layout import GAP, UNKNOWN, Column, fitting_table, ms, table, wrapped
 from baton.client import (
-    AdminClient,
     BatonClientError,
     CacheView,
     ClusterStatus,
     EndedRequests,
     Load,
-    RetryPolicy,
     RouterStatus,
     WorkerStatus,
 )
@@ -288,8 +286,7 @@ class Frame(Generic[Content]):
 def watch_status(admin_target: str, as_json: bool) -> int:
     """Print a frame each second, in place at a terminal, until Ctrl-C; return 0."""
     console = Console()
-    key, once = admin_key(admin_target), RetryPolicy(attempts=1)
-    with AdminClient(admin_target, retry=once, timeout_s=TIMEOUT_S, api_key=key) as admin:
+    with open_admin(admin_target, TIMEOUT_S) as admin:
         shown = frames(admin.status, f"{admin_target} (admin port)", time.monotonic, time.sleep)
         try:
             if as_json:

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from baton.cli.bundle import machine
 from baton.cli.bundle.log_lines import safe_lines, tail
+from baton.cli.bundle.machine import describe_machine
 from baton.cli.bundle.processes import PROC, BatonProcess, admin_targets, find_processes
 from baton.cli.bundle.redaction import Redactor, redactor_for, shown_flags, shown_variables
-from baton.cli.connection import admin_key, for_people
-from baton.client import AdminClient, BatonClientError, RetryPolicy
+from baton.cli.connection import admin_client
+from baton.client import AdminClient
 from baton.launch import CommandFailed
 from baton.launch.log_files import PATTERN, newest_first
 from baton.launch.paths import RUNTIME
@@ -58,7 +58,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """File, or part, that cannot be had."""
+    """Reason why a file cannot be collected."""
 
     reason: str
 
@@ -67,12 +67,12 @@ Part = Callable[[Sources], Iterator[tuple[str, object]]]
 """Yields names of files with their content: text, JSON, or a Missing."""
 
 
-def machine_part(sources: Sources) -> Iterator[tuple[str, object]]:
-    yield "machine.json", machine.machine()
+def machine(sources: Sources) -> Iterator[tuple[str, object]]:
+    yield "machine.json", describe_machine()
 
 
 def configuration(sources: Sources) -> Iterator[tuple[str, object]]:
-    """Yield the settings of running processes, of the last run (which has the dead ones too), and of this shell."""
+    """Yield the settings of running processes, of the last run (which includes dead ones), and of this shell."""
     running = [
         {
             "name": each.name,
@@ -91,26 +91,23 @@ def configuration(sources: Sources) -> Iterator[tuple[str, object]]:
         yield "the last run", Missing("no run of `baton up` is recorded here")
 
 
-def status(sources: Sources) -> Iterator[tuple[str, object]]:
+def routers(sources: Sources) -> Iterator[tuple[str, object]]:
+    """Yield the status and the newest requests of each router."""
     for number, target in enumerate(sources.admin_targets):
-        yield f"status-{number}.json", _asked(target, lambda admin: asdict(admin.status()))
+        yield f"status-{number}.json", _fetched(target, lambda admin: asdict(admin.status()))
+        yield f"requests-{number}.json", _fetched(target, _newest_requests)
 
 
-def requests(sources: Sources) -> Iterator[tuple[str, object]]:
-    def newest(admin: AdminClient) -> object:
-        return [safe_texts(asdict(each)) for each in admin.recent_requests(limit=MAX_REQUESTS)]
-
-    for number, target in enumerate(sources.admin_targets):
-        yield f"requests-{number}.json", _asked(target, newest)
+def _newest_requests(admin: AdminClient) -> object:
+    return [safe_texts(asdict(each)) for each in admin.recent_requests(limit=MAX_REQUESTS)]
 
 
-def _asked(target: str, ask: Callable[[AdminClient], object]) -> object:
+def _fetched(target: str, fetch: Callable[[AdminClient], object]) -> object:
     try:
-        key, once = admin_key(target), RetryPolicy(attempts=1)
-        with AdminClient(target, retry=once, timeout_s=CALL_S, api_key=key) as admin:
-            return ask(admin)
-    except BatonClientError as error:
-        return Missing(for_people(error, f"{target} (admin port)").message)
+        with admin_client(target, CALL_S) as admin:
+            return fetch(admin)
+    except CommandFailed as error:
+        return Missing(str(error))
 
 
 def safe_texts(value: Any, name: str = "") -> Any:
@@ -134,21 +131,20 @@ def logs(sources: Sources) -> Iterator[tuple[str, object]]:
         yield "logs", Missing("no run of `baton up` has written any; containers keep theirs: docker compose logs")
     for path in files:
         try:
-            lines = _last_lines(path)
+            content: object = "".join(f"{line}\n" for line in safe_lines(_last_lines(path)))
         except OSError as error:
-            yield f"logs/{path.name}", Missing(error.strerror or type(error).__name__)
-        else:
-            yield f"logs/{path.name}", "".join(f"{line}\n" for line in safe_lines(lines))
+            content = Missing(error.strerror or type(error).__name__)
+        yield f"logs/{path.name}", content
 
 
 def _last_lines(path: Path) -> Sequence[str]:
     """Return the last lines of a log and of its older file. Raises: OSError."""
     lines = tail(path, LOG_BYTES)
-    missing = LOG_BYTES - sum(map(len, lines))
-    return [*(tail(older(path), missing) if missing > 0 and older(path).is_file() else []), *lines]
+    room = LOG_BYTES - sum(map(len, lines))
+    return [*(tail(older(path), room) if room > 0 and older(path).is_file() else []), *lines]
 
 
-PARTS: tuple[Part, ...] = (machine_part, configuration, status, requests, logs)
+PARTS: tuple[Part, ...] = (machine, configuration, routers, logs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +154,7 @@ class Bundle:
 
 
 def collect(parts: Sequence[Part], sources: Sources, redactor: Redactor) -> Bundle:
-    """Collect all parts; a failing one is listed as missing."""
+    """Collect all parts; list a failing one as missing."""
     files: dict[str, bytes] = {}
     missing: list[str] = []
     for part in parts:
@@ -168,8 +164,8 @@ def collect(parts: Sequence[Part], sources: Sources, redactor: Redactor) -> Bund
                     missing.append(redactor.clean(f"{name}: {content.reason}"))
                 else:
                     files[name] = _bytes_of(content, redactor)
-        except Exception as error:  # noqa: BLE001 -- a fault in one part must not cost the others; its text may be secret
-            missing.append(f"{part.__name__}: {type(error).__name__} while collecting, a fault of Baton")
+        except Exception as error:  # noqa: BLE001 -- a defect in one part must not cost the others; its text may be secret
+            missing.append(f"{part.__name__}: {type(error).__name__} while collecting, a defect of Baton")
     return Bundle(files, missing)
 
 

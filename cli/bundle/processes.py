@@ -3,13 +3,16 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
+from baton.launch.ports import LOOPBACK
 from baton.launch.run_record import RunRecord
+from baton.process.config import variable_of
 
 PROC = Path("/proc")
 MODULES = frozenset({"router", "prefill_worker", "decode_worker", "elastic_worker"})
-DEFAULT_ADMIN = "127.0.0.1:50052"
+DEFAULT_ADMIN_PORT = 50052
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +33,21 @@ class BatonProcess:
         for index, argument in enumerate(self.arguments[:-1]):
             if argument == flag:
                 return self.arguments[index + 1]
-        variable = "BATON_" + flag.removeprefix("--").replace("-", "_").upper()
-        return (self.environment or {}).get(variable)
+        return (self.environment or {}).get(variable_of(flag.removeprefix("--").replace("-", "_")))
 
 
 def admin_targets(processes: Sequence[BatonProcess], run: RunRecord | None) -> Sequence[str]:
-    """Return the admin addresses of running routers, else of the last run, else the default."""
-    routers = [_admin_address(each) for each in processes if each.module == "router"]
-    return routers or (run.admin_targets if run else ()) or (DEFAULT_ADMIN,)
+    """Return the admin addresses of running routers, else of the last run, else the default.
 
-
-def _admin_address(process: BatonProcess) -> str:
-    """Return where a router listens, unless it took a free port."""
-    default_host, _, default_port = DEFAULT_ADMIN.rpartition(":")
-    host = process.argument("--admin-host") or default_host
-    host = default_host if host in ("0.0.0.0", "::", "localhost") else f"[{host}]" if ":" in host else host
-    return f"{host}:{process.argument('--admin-port') or default_port}"
+    A router that chose a free port is not found there.
+    """
+    routers = []
+    for each in processes:
+        if each.module == "router":
+            host = each.argument("--admin-host") or LOOPBACK
+            host = LOOPBACK if host in ("0.0.0.0", "::", "localhost") else f"[{host}]" if ":" in host else host
+            routers.append(f"{host}:{each.argument('--admin-port') or DEFAULT_ADMIN_PORT}")
+    return routers or (run.admin_targets if run else ()) or (f"{LOOPBACK}:{DEFAULT_ADMIN_PORT}",)
 
 
 def find_processes(proc: Path = PROC) -> list[BatonProcess]:
@@ -58,19 +60,11 @@ def find_processes(proc: Path = PROC) -> list[BatonProcess]:
             command = _texts(folder / "cmdline")
         except OSError:
             continue  # exited
-        module = _module_of(command)
-        if module is not None:
+        package, _, module = next((name for flag, name in pairwise(command) if flag == "-m"), "").partition(".")
+        if package == "baton" and module in MODULES:
             arguments = tuple(command[command.index("-m") + 2 :])
             found.append(BatonProcess(int(folder.name), module, arguments, _environment(folder)))
     return found
-
-
-def _module_of(command: Sequence[str]) -> str | None:
-    """Return `router` for `python -P -m baton.router ...`."""
-    if "-m" not in command[:-1]:
-        return None
-    package, _, module = command[command.index("-m") + 1].partition(".")
-    return module if package == "baton" and module in MODULES else None
 
 
 def _environment(folder: Path) -> Mapping[str, str] | None:
@@ -82,5 +76,5 @@ def _environment(folder: Path) -> Mapping[str, str] | None:
 
 
 def _texts(path: Path) -> list[str]:
-    """Return the texts of a file of /proc. Raises: OSError."""
+    """Return the NUL-terminated texts of a file in /proc. Raises: OSError."""
     return [text.decode(errors="replace") for text in path.read_bytes().split(b"\0")[:-1]]

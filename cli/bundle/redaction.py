@@ -1,101 +1,73 @@
-"""Redaction: settings are shown by an allow-list of names, and known or likely secrets are removed from every text."""
+"""Redaction: known settings are shown in harmless forms; known and likely secrets are removed from every text."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
 from urllib.parse import urlsplit
 
+from baton.cli.up_options import UpOptions
+from baton.elastic_worker.config import ElasticConfig
 from baton.process.config import FieldInfo
 from baton.process.security.api_keys import KEY_PREFIX
 from baton.router.config import RouterConfig
-from baton.worker.config import WorkerConfig
 
 GIVEN = "[given, not shown]"
 REDACTED = "[redacted]"
 
-Kind = Literal["text", "path", "url", "adapters", "workers", "origins"]
+_SETTINGS: Mapping[str, FieldInfo] = {**RouterConfig.fields, **ElasticConfig.fields}
+_UP_OPTIONS = {each.name for each in fields(UpOptions)} - _SETTINGS.keys()
+_LIBRARY_VARIABLES = re.compile(
+    r"REDIS_URL|BATON_TARGET|OTEL_(EXPORTER_OTLP_(TRACES_)?(ENDPOINT|PROTOCOL)|SERVICE_NAME|SDK_DISABLED)"
+    r"|OTEL_TRACES_SAMPLER(_ARG)?|(OMP|MKL|OPENBLAS)_NUM_THREADS|(CUDA|NVIDIA)_VISIBLE_DEVICES"
+    r"|CUDA_MPS_ACTIVE_THREAD_PERCENTAGE|NCCL_(DEBUG|SOCKET_IFNAME)|HF_HUB_OFFLINE|LD_PRELOAD"
+)
+"""Variables that are not settings of Baton's processes and contain no secret."""
+_NAMED_PREFIXES = ("BATON_", "OTEL_")
+"""Prefixes of variables whose names are shown even if their values are not."""
 
-_TEXTS = {"host", "admin_host", "http_host", "advertise", "namespace", "worker_id", "model_name", "device", "role"}
-_TEXTS |= {"transfer_interface", "allowed_hosts", "run_id"}
-_PATHS = {"model", "trace_file", "core_use", "spare_core_use", "chunk_file", "step_file", "kv_tier_dir"}
-_URLS = {"redis_url", "otlp_endpoint", "otlp_traces_endpoint"}
-_OF_ROLES = {"chunk_tokens", "tail_tokens", "lease_s", "park_s", "fetch", "fetch_timeout_s", "decode_slow_down"}
-_OF_ROLES |= {"spare_cores", "nice", "max_sequences", "swap_memory", "kept_answers", "kept_tokens", "role_drain_s"}
-_OF_UP = {"prefill", "decode", "colocated", "routers", "startup_timeout"}
-
-_VARIABLES: Mapping[str, Kind] = {
-    "REDIS_URL": "url",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "url",
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "url",
-    "OTEL_EXPORTER_OTLP_PROTOCOL": "text",
-    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "text",
-    "OTEL_SERVICE_NAME": "text",
-    "OTEL_SDK_DISABLED": "text",
-    "OTEL_TRACES_SAMPLER": "text",
-    "OTEL_TRACES_SAMPLER_ARG": "text",
-    "OMP_NUM_THREADS": "text",
-    "MKL_NUM_THREADS": "text",
-    "OPENBLAS_NUM_THREADS": "text",
-    "CUDA_VISIBLE_DEVICES": "text",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "text",
-    "NVIDIA_VISIBLE_DEVICES": "text",
-    "NCCL_DEBUG": "text",
-    "NCCL_SOCKET_IFNAME": "text",
-    "HF_HUB_OFFLINE": "text",
-    "LD_PRELOAD": "path",
-    "BATON_TARGET": "text",
-}
-"""Kinds of variables that are no settings of Baton."""
-_PREFIXES = ("BATON_", "OTEL_")
-"""Variables whose names are always shown."""
-
-_WORD = re.compile(r"(?!.*//)[\w.,:%+/=*\[\]-]{0,200}")
-"""Form of a shown setting: no white space, quotes or URL."""
-_PATH = re.compile(r"[^\n\"']{0,300}")
-_WORKERS = re.compile(r"((prefill|decode)@[\w.:\[\]-]+,?)+")
+_SECRET_SETTING = re.compile(r"key|secret|tls|hashes|token")
+_TEXT_TYPE = re.compile(r"\bstr\b|Path")
+_PLAIN = re.compile(r"[\w.,:%+/=*@~\[\]-]{0,300}")
 _ORIGINS = re.compile(r"((https?://[\w.:\[\]-]+|\*),?)+")
-
-
-def _kinds() -> dict[str, Kind]:
-    """Return the kind of each shown field; numbers, choices and switches are never secrets."""
-    fields: dict[str, FieldInfo] = {**RouterConfig.fields, **WorkerConfig.fields}
-    kinds: dict[str, Kind] = {
-        name: "text" for name, info in fields.items() if not re.search(r"\bstr\b|Path", _annotation(info))
-    }
-    kinds |= dict.fromkeys(_TEXTS | _OF_ROLES | _OF_UP, "text")
-    kinds |= dict.fromkeys(_PATHS, "path")
-    kinds |= dict.fromkeys(_URLS, "url")
-    return kinds | {"adapter": "adapters", "workers": "workers", "cors_origins": "origins"}
-
-
-def _annotation(info: FieldInfo) -> str:
-    annotation = info.annotation
-    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
-
-
-_KINDS = _kinds()
+_USER = re.compile(r"(?<!\bprefill)(?<!\bdecode)@")
+"""Separator of user and host, except in `prefill@host:port` (--workers)."""
 
 
 def shown(name: str, value: str) -> str:
     """Return the value of a setting, or GIVEN in its place."""
-    return _as_kind(_KINDS.get(name), value)
+    return _harmless(value) if _is_public(name) else GIVEN
+
+
+def _is_public(name: str) -> bool:
+    """Return whether a setting is known and no secret: texts and paths may be secrets, and their names tell."""
+    info = _SETTINGS.get(name)
+    if info is None:
+        return name in _UP_OPTIONS
+    annotation = info.annotation.__name__ if isinstance(info.annotation, type) else str(info.annotation)
+    return not (_TEXT_TYPE.search(annotation) and _SECRET_SETTING.search(name))
+
+
+def _harmless(value: str) -> str:
+    """Return a word, a path or addresses as they are, of other URLs scheme, host and port, else GIVEN."""
+    if _ORIGINS.fullmatch(value):
+        return value
+    if "//" in value or _USER.search(value):
+        return _address_of(value)
+    return value if _PLAIN.fullmatch(value) else GIVEN
 
 
 def shown_flags(arguments: Sequence[str]) -> dict[str, str]:
     """Return the flags of a process, from the arguments after its module's name."""
     found: dict[str, str] = {}
     for index, argument in enumerate(arguments):
-        if not argument.startswith("--"):
-            continue
         flag, equals, value = argument.partition("=")
+        if not re.fullmatch(r"--[a-z-]{1,64}", flag):
+            continue  # a value, or not a flag of Baton
         if not equals:
             following = arguments[index + 1] if index + 1 < len(arguments) else "--"
             value = "" if following.startswith("--") else following
         name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
-        if not re.fullmatch(r"[a-z_]{1,64}", name):
-            continue  # not a flag of Baton
         text = shown(name, value) if value else "on" if not flag.startswith("--no-") else "off"
         found[flag] = f"{found[flag]} {text}" if flag in found else text
     return found
@@ -105,34 +77,15 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of Baton, OpenTelemetry and numeric libraries, and not even the names of others."""
     found = {}
     for name, value in sorted(environment.items()):
-        kind = _VARIABLES.get(name)
-        if kind is None and name.startswith(_PREFIXES):
-            kind = _KINDS.get(name.removeprefix("BATON_").lower())
-        elif kind is None:
-            continue
-        found[name] = _as_kind(kind, value)
+        if _LIBRARY_VARIABLES.fullmatch(name):
+            found[name] = _harmless(value)
+        elif name.startswith(_NAMED_PREFIXES):
+            found[name] = shown(name.removeprefix("BATON_").lower(), value)
     return found
 
 
-def _as_kind(kind: Kind | None, value: str) -> str:
-    match kind:
-        case "text" if _WORD.fullmatch(value):
-            return value
-        case "workers" if _WORKERS.fullmatch(value):
-            return value
-        case "origins" if _ORIGINS.fullmatch(value):
-            return value
-        case "path" if _PATH.fullmatch(value):
-            return value
-        case "url":
-            return _address_of(value)
-        case "adapters":
-            return ",".join(part.partition("=")[0] for part in value.split(",") if _WORD.fullmatch(part))
-    return GIVEN
-
-
 def _address_of(url: str) -> str:
-    """Return scheme, host and port; the rest may be secret."""
+    """Return scheme, host and port of a URL; the rest may be secret."""
     try:
         parts = urlsplit(url if "//" in url else f"//{url}")
         port = parts.port

@@ -61,10 +61,10 @@ def health(
     """Check the health of a process (grpc.health.v1): exit code 0 if it serves, else 1. For container health checks."""
     import asyncio
 
-    from baton.cli.connection import way_in
+    from baton.cli.connection import channel_opener
     from baton.launch.readiness import Health, check_health
 
-    found = asyncio.run(check_health(target, timeout, way_in(tls_ca, internal)))
+    found = asyncio.run(check_health(target, timeout, channel_opener(tls_ca, internal)))
     print(found.value)
     raise typer.Exit(0 if found is Health.SERVING else 1)
 

@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from baton.cli.connection import admin_client, admin_key
+from baton.cli.connection import admin_client, open_admin
 from baton.cli.status import PERIOD_S, TIMEOUT_S, Frame, frames
 from baton.cli.top.keys import Key, Keyboard
 from baton.cli.top.screen import Screen, View, pressed, screen_of
 from baton.cli.top.snapshot import Snapshot, Snapshots
-from baton.client import AdminClient, RetryPolicy
 
 
 def show_top(admin_target: str, once: bool) -> int:
@@ -24,8 +23,7 @@ def show_top(admin_target: str, once: bool) -> int:
     console = Console()
     if once or console.is_dumb_terminal or not (console.is_terminal and sys.stdin.isatty()):
         return _show_once(admin_target, console)
-    retry, key = RetryPolicy(attempts=1), admin_key(admin_target)
-    with AdminClient(admin_target, retry=retry, timeout_s=TIMEOUT_S, api_key=key) as admin:
+    with open_admin(admin_target, TIMEOUT_S) as admin:
         session = Session(console, Keyboard(sys.stdin.fileno()))
         snapshots = Snapshots(admin, time.monotonic, lambda: session.view.opened_id)
         try:

@@ -1,4 +1,4 @@
-"""`baton bundle`: everything that a bug report needs, and nothing that was planted."""
+"""Archive of `baton bundle`: it has what a bug report needs, and no planted secret, prompt or answer."""
 
 import json
 import tarfile
@@ -19,7 +19,7 @@ NOWHERE = ("127.0.0.1:1",)
 PLANTED = "xQzWvK"
 """Part of every secret."""
 SAID = "jYkRtPz"
-"""Part of every prompt and answer. No secret has it: nothing but the lists of what is harmless keeps it in."""
+"""Part of every prompt and answer. No secret contains it, so only the allow-lists can keep it in."""
 ENVIRONMENT = {
     "BATON_API_KEY": f"{PLANTED}-client-key",
     "BATON_API_KEY_HASHES": f"me:{PLANTED}hash",
@@ -47,7 +47,7 @@ ValueError: cannot read {SAID}
 
 
 def plant_run(runtime: Path) -> Path:
-    """A run that is over, in whose files things were planted. Returns the log of its router."""
+    """Write a finished run with planted secrets; return the log of its router."""
     logs = begin_logs(runtime, 1)
     log = logs / "router.log"
     log.write_text("".join(f"router    | {line}\n" for line in LOG.splitlines()))
@@ -62,7 +62,7 @@ def plant_run(runtime: Path) -> Path:
 
 
 def plant_process(proc: Path) -> None:
-    """A router that runs, as /proc shows it."""
+    """Write a running router as /proc shows it."""
     folder = proc / "77"
     folder.mkdir(parents=True)
     command = ["python", "-P", "-m", "baton.router", "--port", "50051", "--admin-port", "1", "--http-port", "1"]
@@ -80,7 +80,7 @@ def contents(archive: Path) -> dict[str, str]:
 
 @pytest.fixture
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The files of a bundle that was made where something was planted everywhere."""
+    """Return the files of a bundle whose sources all have planted texts."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     plant_run(tmp_path / "runtime")
@@ -91,14 +91,13 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return contents(out)
 
 
-def test_nothing_that_was_planted_is_anywhere_in_the_archive(planted: dict[str, str]) -> None:
+def test_bundle_of_planted_sources_contains_no_planted_text(planted: dict[str, str]) -> None:
     for mark in (PLANTED, SAID, "unseen-by-us"):
         assert {name for name, text in planted.items() if mark.lower() in text.lower()} == set(), mark
     assert str(Path.home()) not in "".join(planted.values()) or Path.home() == Path("/")
 
 
-def test_what_was_planted_is_in_what_the_bundle_is_made_of(tmp_path: Path) -> None:
-    """The search above could find it."""
+def test_planted_text_is_in_sources_of_bundle(tmp_path: Path) -> None:
     log = plant_run(tmp_path / "runtime")
     plant_process(tmp_path / "proc")
     assert log.read_text().count(SAID) > 5 and PLANTED in log.read_text()
@@ -107,7 +106,7 @@ def test_what_was_planted_is_in_what_the_bundle_is_made_of(tmp_path: Path) -> No
     assert PLANTED not in repr(process)
 
 
-def test_what_is_harmless_and_useful_is_there(planted: dict[str, str]) -> None:
+def test_bundle_contains_harmless_settings_and_logs(planted: dict[str, str]) -> None:
     configuration = json.loads(planted["configuration.json"])
     (running,) = configuration["running"]
     assert running["flags"]["--port"] == "50051" and running["flags"]["--redis-url"] == "redis://r:6379"
@@ -125,13 +124,13 @@ def test_what_is_harmless_and_useful_is_there(planted: dict[str, str]) -> None:
     assert "ready in 3.1 s" in planted["logs/up.log"]
 
 
-def test_the_readme_lists_every_file_and_what_is_missing(planted: dict[str, str]) -> None:
+def test_bundle_readme_lists_files_and_missing_parts(planted: dict[str, str]) -> None:
     text = planted["README.txt"]
     assert all(f"\n  {name} " in text for name in planted if name != "README.txt")
     assert "status-0.json: no answer from 127.0.0.1:1 (admin port)" in text
 
 
-def test_without_any_run_or_process_the_archive_says_what_is_missing(tmp_path: Path) -> None:
+def test_bundle_without_run_or_process_lists_missing_parts(tmp_path: Path) -> None:
     out = tmp_path / "report.tar.gz"
     (tmp_path / "proc").mkdir()
     none = tmp_path / "never"
@@ -144,7 +143,7 @@ def test_without_any_run_or_process_the_archive_says_what_is_missing(tmp_path: P
     assert not none.exists()
 
 
-def test_a_part_that_fails_costs_no_other_and_its_error_says_nothing(tmp_path: Path) -> None:
+def test_bundle_failing_part_is_listed_without_its_error_text(tmp_path: Path) -> None:
     def broken(sources: Sources) -> Iterator[tuple[str, object]]:
         yield "half.txt", "half"
         raise KeyError(PLANTED)
@@ -155,10 +154,10 @@ def test_a_part_that_fails_costs_no_other_and_its_error_says_nothing(tmp_path: P
     sources = Sources(tmp_path, None, (), (), {})
     bundle = collect([broken, whole], sources, Redactor(()))
     assert bundle.files == {"half.txt": b"half", "whole.txt": b"token=[redacted] here"}
-    assert bundle.missing == ["broken: KeyError while collecting, a fault of Baton"]
+    assert bundle.missing == ["broken: KeyError while collecting, a defect of Baton"]
 
 
-def test_a_place_that_cannot_be_written_is_an_error_and_leaves_no_half(tmp_path: Path) -> None:
+def test_bundle_unwritable_archive_fails_and_leaves_no_file(tmp_path: Path) -> None:
     bundle = collect([], Sources(tmp_path, None, (), (), {}), Redactor(()))
     with pytest.raises(CommandFailed, match="cannot write the bundle"):
         write_archive(bundle, tmp_path / "none" / "x.tar.gz", datetime(2026, 1, 2, tzinfo=UTC))
@@ -168,7 +167,7 @@ def test_a_place_that_cannot_be_written_is_an_error_and_leaves_no_half(tmp_path:
     assert [each.name for each in tmp_path.iterdir()] == ["taken"]
 
 
-def test_admin_addresses_come_from_running_routers_then_from_the_last_run(tmp_path: Path) -> None:
+def test_admin_targets_prefer_running_routers_to_last_run(tmp_path: Path) -> None:
     runtime, proc = tmp_path / "runtime", tmp_path / "proc"
     assert admin_targets((), newest_run(runtime)) == ("127.0.0.1:50052",)
     plant_run(runtime)
@@ -186,5 +185,5 @@ def test_admin_addresses_come_from_running_routers_then_from_the_last_run(tmp_pa
         (("--admin-host", "fd00::1", "--admin-port", "9"), "[fd00::1]:9"),
     ],
 )
-def test_router_is_reached_where_it_listens(arguments: tuple[str, ...], address: str) -> None:
+def test_admin_targets_follow_flags_of_router(arguments: tuple[str, ...], address: str) -> None:
     assert admin_targets([BatonProcess(1, "router", arguments, {})], None) == [address]

@@ -1,4 +1,4 @@
-"""What of settings, texts and log lines may leave the machine."""
+"""Redaction of settings, texts and log lines in a bundle."""
 
 import json
 from pathlib import Path
@@ -8,17 +8,16 @@ import pytest
 from baton.cli.bundle.command import safe_texts
 from baton.cli.bundle.log_lines import safe_line, safe_lines, tail
 from baton.cli.bundle.redaction import GIVEN, REDACTED, Redactor, redactor_for, shown, shown_flags, shown_variables
+from baton.elastic_worker.config import ElasticConfig
 from baton.process.security.api_keys import new_secret
 from baton.router.config import RouterConfig
-from baton.worker.config import WorkerConfig
 
 HIDDEN = {"api_keys", "api_key_hashes", "tls_cert", "tls_key"}
 HIDDEN |= {"internal_tls_ca", "internal_tls_cert", "internal_tls_key", "secret", "secret_file"}
 
 
-def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:
-    """A new setting of a free text is hidden until it is decided here."""
-    fields = {**RouterConfig.fields, **WorkerConfig.fields}
+def test_setting_is_hidden_only_if_it_is_a_known_secret() -> None:
+    fields = {**RouterConfig.fields, **ElasticConfig.fields}
     values = ("7", "decode@h:7", "https://h:7")
     assert {name for name in fields if all(shown(name, value) == GIVEN for value in values)} == HIDDEN
 
@@ -30,36 +29,36 @@ def test_every_setting_is_either_shown_or_known_to_be_a_secret() -> None:
         ("kv_memory", "1.5GiB", "1.5GiB"),
         ("cores", "0,2-3", "0,2-3"),
         ("namespace", "a secret sentence", GIVEN),
-        ("namespace", "http://a:b@c", GIVEN),
+        ("namespace", "http://a:b@c", "http://c"),
         ("workers", "prefill@h:1,decode@h:2", "prefill@h:1,decode@h:2"),
-        ("workers", "me:secret@h:1", GIVEN),
+        ("workers", "me:secret@h:1", "h:1"),
         ("cors_origins", "https://a.example,http://b:3000", "https://a.example,http://b:3000"),
-        ("cors_origins", "https://me:secret@h", GIVEN),
+        ("cors_origins", "https://me:a,b@h", "https://h"),
         ("allowed_hosts", "a.example,*.b.example", "a.example,*.b.example"),
         ("redis_url", "rediss://me:pw@h:6379/0?password=pw", "rediss://h:6379"),
         ("otlp_endpoint", "h:4317", "h:4317"),
         ("redis_url", "redis://h:nine", GIVEN),
-        ("adapter", "sql=/home/me/secret,chat=/x", "sql,chat"),
+        ("adapter", "sql=/home/me/sql,chat=/x", "sql=/home/me/sql,chat=/x"),
         ("model", "/models/tiny", "/models/tiny"),
         ("unknown", "1", GIVEN),
     ],
 )
-def test_a_setting_is_shown_by_its_kind(name: str, value: str, text: str) -> None:
+def test_setting_is_shown_by_its_form(name: str, value: str, text: str) -> None:
     assert shown(name, value) == text
 
 
-def test_flags_are_shown_by_their_names_in_every_way_of_writing_them() -> None:
+def test_shown_flags_reads_every_notation() -> None:
     arguments = ["--port", "1", "--no-graphs", "--insecure", "--api-keys=/k", "--adapter", "a=/x", "--adapter", "b=/y"]
     assert shown_flags([*arguments, "--a secret flag", "text"]) == {
         "--port": "1",
         "--no-graphs": "off",
         "--insecure": "on",
         "--api-keys": GIVEN,
-        "--adapter": "a b",
+        "--adapter": "a=/x b=/y",
     }
 
 
-def test_of_variables_of_others_not_even_the_name_is_shown() -> None:
+def test_shown_variables_leaves_out_names_of_other_programs() -> None:
     given = {"BATON_X_API_KEY": "k", "OTEL_FOO": "f", "HOME": "/h", "CUDA_VISIBLE_DEVICES": "0,1", "BATON_PORT": "2"}
     assert shown_variables(given) == {
         "BATON_PORT": "2",
@@ -83,12 +82,12 @@ def test_of_variables_of_others_not_even_the_name_is_shown() -> None:
         "known by its value: s3cr3t SECRET1",
     ],
 )
-def test_what_looks_like_a_secret_or_is_one_is_taken_out(text: str) -> None:
+def test_redactor_removes_known_and_likely_secrets(text: str) -> None:
     cleaned = Redactor(("s3cr3t SECRET1",)).clean(text)
     assert "SECRET1" not in cleaned and REDACTED in cleaned
 
 
-def test_our_own_keys_are_known_by_their_form() -> None:
+def test_redactor_removes_api_keys_by_form() -> None:
     assert Redactor(()).clean(f"key {new_secret()} end") == f"key {REDACTED} end"
 
 
@@ -102,11 +101,11 @@ def test_our_own_keys_are_known_by_their_form() -> None:
         "a" * 32,
     ],
 )
-def test_figures_and_ids_stay(text: str) -> None:
+def test_redactor_keeps_figures_and_ids(text: str) -> None:
     assert Redactor(()).clean(text) == text
 
 
-def test_secrets_are_known_from_variables_by_their_parts_and_home_is_short() -> None:
+def test_redactor_removes_parts_of_secret_variables_and_shortens_home() -> None:
     redactor = redactor_for(
         [{"X_HEADERS": "auth=first111,b=second22", "PROXY": "http://me:third333@p"}], Path("/home/mia")
     )
@@ -128,12 +127,12 @@ HEAD = "12:00:00.123 WARNING decode-0 baton"
         "Fatal Python error: Segmentation fault",
     ],
 )
-def test_lines_of_our_programs_stay_whole(line: str) -> None:
+def test_safe_line_keeps_lines_of_known_form(line: str) -> None:
     assert safe_line(line) == line
     assert safe_line(f"decode-0  | {line}") == f"decode-0  | {line}"
 
 
-def test_lines_of_up_stay_without_what_they_quote() -> None:
+def test_safe_line_of_up_leaves_out_quoted_text() -> None:
     line = "baton     | decode-0 was ended by SIGKILL; restarting it in 0.2 s"
     assert safe_line(line) == line
     assert safe_line("baton     | try chat 'my question'") == "baton     | try chat '…'"
@@ -144,7 +143,7 @@ def test_lines_of_up_stay_without_what_they_quote() -> None:
     [
         (
             f"{HEAD}.router.fleet.link: connection to worker d closed: no 'x y' in \"z; reconnecting",
-            "connection to worker d closed: no '…' in \"…\"; reconnecting",
+            "connection to worker d closed: no '…' in \"…\"",
         ),
         (f"{HEAD}.router.fleet.link: tell me a story", "[15 characters left out"),
         (f"{HEAD}.never.there: text", "[4 characters left out"),
@@ -152,18 +151,18 @@ def test_lines_of_up_stay_without_what_they_quote() -> None:
         ("builtins.ValueError: a text", "builtins.ValueError: [message left out]"),
     ],
 )
-def test_of_a_line_only_what_is_known_stays(line: str, kept: str) -> None:
+def test_safe_line_keeps_only_known_parts(line: str, kept: str) -> None:
     found = safe_line(line)
     assert found is not None and kept in found
     assert not {"x y", "z", "story", "text"} & set(found.replace('"', "'").split("'")) and "a text" not in found
 
 
 @pytest.mark.parametrize("line", ["tell me a story", "    raise ValueError(x)", "Note: buy milk", "Dear Exception: x"])
-def test_a_line_of_unknown_form_is_not_ours(line: str) -> None:
+def test_safe_line_of_unknown_form_is_none(line: str) -> None:
     assert safe_line(line) is None
 
 
-def test_lines_that_were_left_out_are_counted() -> None:
+def test_safe_lines_counts_left_out_lines() -> None:
     lines = ["one", "two", "Fatal Python error: Aborted", "three"]
     assert list(safe_lines(lines)) == [
         "[2 lines of others left out]",
@@ -172,7 +171,7 @@ def test_lines_that_were_left_out_are_counted() -> None:
     ]
 
 
-def test_json_lines_keep_their_known_fields_and_an_exception_its_places() -> None:
+def test_safe_line_of_json_keeps_known_fields_and_places() -> None:
     trace = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f("my text")\nValueError: my text'
     entry = {
         "time": "2026-01-02T03:04:05.678+00:00",
@@ -192,14 +191,14 @@ def test_json_lines_keep_their_known_fields_and_an_exception_its_places() -> Non
     assert "my text" not in json.dumps(kept)
 
 
-def test_a_tail_begins_with_a_whole_line(tmp_path: Path) -> None:
+def test_tail_begins_with_a_complete_line(tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text("first\nsecond\nthird\n")
     assert tail(file, 10_000) == ["first", "second", "third"]
     assert tail(file, 9) == ["third"]
 
 
-def test_request_texts_that_are_not_one_word_become_empty() -> None:
+def test_safe_texts_empties_texts_of_several_words() -> None:
     secret = "tell nobody"
     given = {"request_id": secret, "model": "tiny", "stalls": [{"causes": [{"culprit": secret, "detail": "9 tokens"}]}]}
     assert safe_texts(given | {"age_s": 1.5, "tbt": None}) == {

@@ -1,4 +1,4 @@
-"""What people read where gRPC speaks instead of our server."""
+"""Errors that commands print when gRPC fails before the server can explain."""
 
 import io
 import json
@@ -6,11 +6,13 @@ import re
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
 
 import baton.cli.ask
+from baton.cli import connection
 from baton.cli.connection import explained, for_people
 from baton.cli.keys import make_certificates
 from baton.client import BatonClientError, Delta, ErrorDetails, Event, InvalidRequest, ServerError, Unavailable
@@ -21,20 +23,20 @@ from baton.process.security.tls import TlsFiles
 RAW = "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: Connection refused"
 
 
-def test_what_the_server_explains_stays_as_it_is() -> None:
+def test_error_explained_by_server_is_not_changed() -> None:
     lost = Unavailable("a worker was lost", ErrorDetails(reason="WORKER_LOST"))
     for error in (lost, InvalidRequest("text: empty")):
         assert for_people(error, "host:1") is error
 
 
-def test_a_method_that_is_not_there_points_at_the_other_port() -> None:
+def test_unimplemented_method_names_the_other_port() -> None:
     error = for_people(ServerError("Method not found!", code=grpc.StatusCode.UNIMPLEMENTED), "host:1")
     assert error.code is grpc.StatusCode.UNIMPLEMENTED
     assert "host:1 does not serve this" in error.message and "--admin" in error.message
 
 
 @pytest.mark.parametrize(("begun", "said"), [(False, "no answer from host:1"), (True, "lost the connection to host:1")])
-def test_a_server_that_is_not_there_is_told_from_one_that_went_away(begun: bool, said: str) -> None:
+def test_unavailable_distinguishes_absent_from_lost_server(begun: bool, said: str) -> None:
     def events() -> Generator[Event, None, None]:
         if begun:
             yield Delta(0, 0, (1,), "a")
@@ -47,24 +49,35 @@ def test_a_server_that_is_not_there_is_told_from_one_that_went_away(begun: bool,
 
 
 @pytest.mark.parametrize(
-    ("raw", "port", "advice"),
+    ("raw", "advice"),
     [
-        ("Trying to connect an http1.x server (HTTP status 400)", 7, "HTTP port, .* gRPC port: --target host:7$"),
-        ("Trying to connect an http1.x server (HTTP status 400)", None, "HTTP port, .* by default 127.0.0.1:50051$"),
-        ("Cannot check peer: missing selected ALPN property.", 7, "HTTP port, .* --target host:7$"),
-        ("SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED: unable to get local issuer", 7, "^the certificate of host:1 "),
-        ("SSL_ERROR_SSL: WRONG_VERSION_NUMBER: OK", 7, "^host:1 does not speak TLS; unset BATON_TLS_CA$"),
-        ("ipv4:127.0.0.1:1: Socket closed", 7, "if it speaks TLS, BATON_TLS_CA must name its certificate$"),
+        ("Trying to connect an http1.x server (HTTP status 400)", "HTTP port, .* gRPC port: --target host:7$"),
+        ("Cannot check peer: missing selected ALPN property.", "HTTP port, .* --target host:7$"),
+        ("SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED: unable to get local issuer", "^the certificate of host:1 "),
+        ("SSL_ERROR_SSL: WRONG_VERSION_NUMBER: OK", "^host:1 does not speak TLS; unset BATON_TLS_CA$"),
+        ("ipv4:127.0.0.1:1: Socket closed", "if it speaks TLS, BATON_TLS_CA must name its certificate$"),
     ],
 )
-def test_another_protocol_is_said_with_what_to_do(raw: str, port: int | None, advice: str) -> None:
-    error = for_people(Unavailable(f"failed to connect to all addresses; {raw}"), "host:1", grpc_port=lambda _: port)
+def test_unavailable_by_another_protocol_names_the_remedy(
+    raw: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = SimpleNamespace(targets=("host:7",), http_targets=("host:1",))
+    monkeypatch.setattr(connection, "running_services", lambda _: [record])
+    error = for_people(Unavailable(f"failed to connect to all addresses; {raw}"), "host:1")
     assert re.search(advice, error.message), error.message
+
+
+def test_http_port_of_an_unknown_service_names_the_default_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "running_services", lambda _: [])
+    error = for_people(Unavailable("Trying to connect an http1.x server (HTTP status 400)"), "host:1")
+    assert error.message.endswith(
+        "HTTP port, and this command needs the gRPC port: `baton up` prints the endpoint, by default 127.0.0.1:50051"
+    )
 
 
 @pytest.fixture(params=["plain", "tls"])
 def protocols(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path | None, Path | None]]:
-    """A gRPC server, the certificate to trust there, and a wrong thing to trust instead."""
+    """Yield the target of a gRPC server, its CA (None without TLS), and a wrong CA."""
     make_certificates(tmp_path / "tls", (), days=1)
     authority = tmp_path / "tls/ca.pem"
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
@@ -80,12 +93,11 @@ def protocols(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[
     server.stop(grace=0).wait(timeout=5)
 
 
-def test_what_grpc_says_of_tls_is_still_understood(
+def test_tls_mismatch_names_the_remedy(
     protocols: tuple[str, Path | None, Path | None],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The server has no methods: who reaches it is answered UNIMPLEMENTED."""
     target, trusted, wrong = protocols
     for authority, said in (
         (trusted, "does not serve this"),
@@ -97,7 +109,7 @@ def test_what_grpc_says_of_tls_is_still_understood(
         assert said in capsys.readouterr().err
 
 
-def test_a_certificate_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_certificate_file_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BATON_TLS_CA", str(tmp_path / "none.pem"))
     with pytest.raises(CommandFailed, match=r"none\.pem is not a file"):
         baton.cli.ask.chat_once("127.0.0.1:1", "hi", None, {}, False)
@@ -105,7 +117,9 @@ def test_a_certificate_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("command", ["generate", "chat_once"])
 @pytest.mark.parametrize("as_json", [False, True])
-def test_asking_nobody_says_who_did_not_answer(command: str, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_question_without_server_names_the_target(
+    command: str, as_json: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = f"127.0.0.1:{free_port()}"
     assert getattr(baton.cli.ask, command)(target, "hi", None, {}, as_json) == 1
     said = f"no answer from {target}; is `baton up` running?"
@@ -115,7 +129,7 @@ def test_asking_nobody_says_who_did_not_answer(command: str, as_json: bool, caps
         assert json.loads(shown.out)["message"] == said
 
 
-def test_a_conversation_with_nobody_goes_on(
+def test_conversation_without_server_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     target = f"127.0.0.1:{free_port()}"

@@ -92,7 +92,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise KeyboardInterrupt
 
         clock: Any = type("Clock", (), {"monotonic": staticmethod(lambda: router.now), "sleep": staticmethod(sleep)})
-        monkeypatch.setattr(baton.cli.status, "AdminClient", Admin)
+        monkeypatch.setattr(baton.cli.status, "open_admin", Admin)
         monkeypatch.setattr(baton.cli.status, "time", clock)
 
     return watch

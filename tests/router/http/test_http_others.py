@@ -1,13 +1,9 @@
 """The smaller routes: responses, the simple server, tokenizer, models, metrics, and the document of all of them."""
 
-import asyncio
 import itertools
 import json
 from typing import Any
 
-import pytest
-
-from baton.cli.ask import chat_once
 from baton.versions import PROTOCOL, RELEASE, UNANNOUNCED_RELEASE
 from tests.router.conftest import encode
 from tests.router.http.conftest import Gateway
@@ -90,17 +86,6 @@ async def test_models_health_and_readiness(gateway: Gateway) -> None:
     version = (await get("/version")).json()
     assert (version["version"], version["protocol"]) == (RELEASE, PROTOCOL)
     assert version["grpc_port"] == gateway.process.running.ports[0]
-
-
-async def test_a_command_at_the_http_port_names_the_grpc_port(
-    gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("BATON_TLS_CA", raising=False)
-    target, right = f"127.0.0.1:{gateway.port}", f"127.0.0.1:{gateway.process.running.ports[0]}"
-    assert await asyncio.to_thread(chat_once, target, "hi", None, {}, False) == 1
-    assert capsys.readouterr().err == (
-        f"baton: UNAVAILABLE: {target} is an HTTP port, and this command needs the gRPC port: --target {right}\n"
-    )
 
 
 async def test_metrics_count_what_was_asked(gateway: Gateway) -> None:

@@ -2,17 +2,17 @@
 
 import json
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-from baton.process.errors import BatonError
 from baton.router.http.edge.exchange import DONE
-from baton.router.http.edge.problem import Problem, Renamed, problem_of
+from baton.router.http.edge.problem import Problem
 from baton.router.http.messages import StreamOptions
+from baton.router.http.stream import AnswerWriter, PromptEvent
 from baton.router.model.served_model import TokenBytes
 from baton.router.types.events import TokenLogprob
 from baton.router.types.response import (
@@ -261,18 +261,10 @@ class UsageSoFar:
         return sum(usage.cached_tokens for usage in self.final.values())
 
 
-class PromptEvent(NamedTuple):
-    """An event of one of several prompts. `place`: index of the prompt."""
-
-    place: int
-    event: ResponseEvent
-
-
-class ChunkStream(ABC):
-    """Chunks of one answer to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
+class ChunkWriter(AnswerWriter):
+    """Writer of the chunks of one answer to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
 
     kind: ClassVar[str]
-    renamed: ClassVar[Renamed]
     plain: ClassVar[tuple[str, str]]
     """JSON of a choice that has only text: the part before the text, with a placeholder for the index, and after it."""
 
@@ -300,31 +292,18 @@ class ChunkStream(ABC):
     @abstractmethod
     def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
 
-    async def chunks(self, events: AsyncGenerator[ResponseEvent | PromptEvent, None]) -> AsyncGenerator[bytes, None]:
-        """Yield the chunks; events of a single request need no PromptEvent.
+    def write(self, event: ResponseEvent | PromptEvent) -> bytes:
+        return self._written(*event) if isinstance(event, PromptEvent) else self._written(0, event)
 
-        An error after the first chunk becomes a chunk. Raises: BatonError, Problem before that.
-        """
-        begun = False
-        async with aclosing(events):
-            try:
-                async for event in events:
-                    if chunk := self._take(*event) if isinstance(event, PromptEvent) else self._take(0, event):
-                        begun = True
-                        yield chunk
-            except (BatonError, Problem) as error:
-                if not begun:
-                    raise
-                problem = error if isinstance(error, Problem) else problem_of(error, self.renamed)
-                yield f"data: {json.dumps(problem.content, ensure_ascii=False)}\n\n".encode()
-                yield DONE
-                return
-        if self._begin and self._usage.in_the_end:
-            yield f'data: {self._head},"choices":[],"usage":{json.dumps(self._usage.total)}}}\n\n'.encode()
-        yield DONE
+    def failed(self, problem: Problem) -> bytes:
+        return b"data: " + problem.body + b"\n\n" + DONE
 
-    def _take(self, place: int, event: ResponseEvent) -> bytes:
-        """Return the chunks of an event, possibly none."""
+    async def end(self) -> bytes:
+        if not (self._begin and self._usage.in_the_end):
+            return DONE
+        return f'data: {self._head},"choices":[],"usage":{json.dumps(self._usage.total)}}}\n\n'.encode() + DONE
+
+    def _written(self, place: int, event: ResponseEvent) -> bytes:
         if isinstance(event, Delta):
             self._usage.completion_tokens += len(event.token_ids)
             if self._detailed:

@@ -1,14 +1,12 @@
 """Answers in Anthropic's format: blocks of reasoning, text and calls, in one object or as events."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.process.errors import BatonError
-from baton.router.http.anthropic.request import RENAMED
-from baton.router.http.edge.growing import GrowingAnswer, encoded_event
-from baton.router.http.edge.problem import Dialect, Problem, problem_of
-from baton.router.types.response import ChoiceFinished, FinishReason, Started, Usage
+from baton.router.http.edge.problem import Dialect, Problem
+from baton.router.http.stream import PieceWriter, encoded_event
+from baton.router.types.response import ChoiceFinished, Delta, FinishReason, Started, Summary, Usage
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 from baton.text.output.tool_calls import arguments_object
@@ -20,48 +18,44 @@ class _Block:
     arguments: str = ""  # of a tool call, as JSON
 
 
-class AnthropicAnswer(GrowingAnswer):
-    """A message that grows by content blocks."""
+class AnthropicWriter(PieceWriter):
+    """Writer of a message, which grows by content blocks."""
 
     def __init__(self, message_id: str, parser: OutputParser) -> None:
         super().__init__(parser)
         self._id = message_id
         self._blocks: list[_Block] = []
-        self._ended: tuple[ChoiceFinished, Usage] | None = None
 
-    def whole(self) -> dict[str, Any]:
-        if self._ended is None:
-            raise RuntimeError("an answer ends with Finished")
-        return self._message(*self._ended)
+    def complete(self) -> dict[str, Any]:
+        end, summary = self.ended
+        return self._message(end, summary.usage)
+
+    def failed(self, problem: Problem) -> bytes:
+        return encoded_event("error", error=problem.content_for(Dialect.ANTHROPIC)["error"])
 
     def _begin(self, started: Started) -> Iterator[bytes]:
         yield encoded_event("message_start", message=self._message(None, Usage(started.prompt_tokens, 0, 0)))
 
-    def _end(self, end: ChoiceFinished, usage: Usage) -> Iterator[bytes]:
-        self._ended = end, usage
+    def _finish(self, end: ChoiceFinished, summary: Summary) -> Iterator[bytes]:
         yield from self._close()
-        yield encoded_event("message_delta", delta=self._stop(end), usage=_usage(usage))
+        yield encoded_event("message_delta", delta=self._stop(end), usage=_usage(summary.usage))
         yield encoded_event("message_stop")
 
-    def _failed(self, error: BatonError) -> bytes:
-        problem: Problem = problem_of(error, RENAMED)
-        return encoded_event("error", error=problem.content_for(Dialect.ANTHROPIC)["error"])
-
-    def _add(self, piece: OutputPiece) -> Iterator[bytes]:
-        match piece:
-            case str():
-                yield from self._open("text", {"type": "text", "text": ""})
-                yield self._delta("text_delta", "text", piece)
-            case Thought(text):
-                yield from self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                yield self._delta("thinking_delta", "thinking", text)
-            case CallStart(call_id=call_id, name=name):
-                call = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
-                yield from self._open("", call)
-            case CallArguments(arguments=arguments):
-                self._blocks[-1].arguments += arguments
-                place, delta = len(self._blocks) - 1, {"type": "input_json_delta", "partial_json": arguments}
-                yield encoded_event("content_block_delta", index=place, delta=delta)
+    def _add(self, pieces: Sequence[OutputPiece], delta: Delta | None) -> Iterator[bytes]:
+        for piece in pieces:
+            match piece:
+                case str():
+                    yield from self._open("text", {"type": "text", "text": ""})
+                    yield self._delta("text_delta", "text", piece)
+                case Thought(text):
+                    yield from self._open("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                    yield self._delta("thinking_delta", "thinking", text)
+                case CallStart(call_id=call_id, name=name):
+                    yield from self._open("", {"type": "tool_use", "id": call_id, "name": name, "input": {}})
+                case CallArguments(arguments=arguments):
+                    self._blocks[-1].arguments += arguments
+                    change = {"type": "input_json_delta", "partial_json": arguments}
+                    yield encoded_event("content_block_delta", index=len(self._blocks) - 1, delta=change)
 
     def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
         """Open a block, unless the last one is of this kind; each call has its own block."""

@@ -1,17 +1,16 @@
 """Answers in Ollama's format: one object, or a line of JSON per part."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.process.errors import BatonError
 from baton.router.http.answers import REASONS, TokenTexts, rfc3339_now
 from baton.router.http.edge.exchange import FullReply
-from baton.router.http.edge.problem import Dialect, Problem, Renamed, problem_of
+from baton.router.http.edge.problem import Dialect, Problem
+from baton.router.http.stream import PieceWriter
 from baton.router.public.vectors import Vectors
-from baton.router.types.response import Delta, Finished, ResponseEvent, Started, Summary
+from baton.router.types.response import ChoiceFinished, Delta, Summary
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 from baton.text.output.tool_calls import arguments_object
@@ -83,41 +82,46 @@ class _Call:
     arguments: str = ""
 
 
-class OllamaAnswer:
-    """Converter of one request's events."""
+class OllamaWriter(PieceWriter):
+    """Writer of an answer: one line for the pieces of each event, and a last one with counts and durations."""
 
     def __init__(self, shape: PartFormat, parser: OutputParser, texts: TokenTexts | None) -> None:
-        """Create the converter. `texts`: texts of tokens, if log-probabilities were asked for."""
+        """Create the writer. `texts`: texts of tokens, if log-probabilities were asked for."""
+        super().__init__(parser)
         self._shape = shape
-        self._parser = parser
         self._texts = texts
         self._call: _Call | None = None  # incomplete call: its arguments become an object when complete
         self._calls = 0
-        self._model = self._version = ""
+        self._all = AnswerPart()
 
-    def begin(self, started: Started) -> None:
-        self._model, self._version = started.model, started.version
+    def complete(self) -> dict[str, Any]:
+        return self._last(self._all)
 
-    def part(self, delta: Delta) -> AnswerPart:
-        part = self._told(self._parser.push(delta.text, len(delta.token_ids)))
-        if self._texts is not None:
+    def failed(self, problem: Problem) -> bytes:
+        return _line(problem.content_for(Dialect.OLLAMA))
+
+    def _add(self, pieces: Sequence[OutputPiece], delta: Delta | None) -> Iterator[bytes]:
+        part = self._part(pieces)
+        if delta is None:
+            part.calls += self._ended_call()
+        elif self._texts is not None:
             part.logprobs = self._texts.chat(delta.token_ids, delta.logprobs)["content"]
-        return part
+        self._all.add(part)
+        if part:
+            yield _line(self._shown(part))
 
-    def rest(self) -> AnswerPart:
-        """Return the text that was held back until the end of the answer."""
-        part = self._told(self._parser.finish())
-        part.calls += self._ended_call()
-        return part
+    def _finish(self, end: ChoiceFinished, summary: Summary) -> Iterator[bytes]:
+        yield _line(self._last(AnswerPart()))
 
-    def line(self, part: AnswerPart) -> dict[str, Any]:
-        named = {"model": self._model, "system_fingerprint": self._version}
+    def _shown(self, part: AnswerPart) -> dict[str, Any]:
+        named = {"model": self.model, "system_fingerprint": self.version}
         return {**named, "created_at": rfc3339_now(), **self._shape(part), "done": False}
 
-    def last(self, part: AnswerPart, end: Finished, summary: Summary) -> dict[str, Any]:
-        return {**self.line(part), "done": True, "done_reason": REASONS[end.choice.reason], **_measured(summary)}
+    def _last(self, part: AnswerPart) -> dict[str, Any]:
+        end, summary = self.ended
+        return {**self._shown(part), "done": True, "done_reason": REASONS[end.reason], **_measured(summary)}
 
-    def _told(self, pieces: Iterable[OutputPiece]) -> AnswerPart:
+    def _part(self, pieces: Sequence[OutputPiece]) -> AnswerPart:
         part = AnswerPart()
         for piece in pieces:
             if isinstance(piece, CallArguments) and self._call is not None:
@@ -141,6 +145,10 @@ class OllamaAnswer:
             yield {"id": call.call_id, "function": function}
 
 
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False).encode() + b"\n"
+
+
 def _measured(summary: Summary) -> dict[str, int]:
     """Return counts and durations. Loading, prompt and answer add up to the total; loading stands for the time in the
     queue.
@@ -159,50 +167,3 @@ def _measured(summary: Summary) -> dict[str, int]:
 
 def _ns(duration_ms: float) -> int:
     return round(duration_ms * _NS_PER_MS)
-
-
-async def stream(
-    answer: OllamaAnswer, events: AsyncGenerator[ResponseEvent, None], renamed: Renamed
-) -> AsyncGenerator[bytes, None]:
-    """Yield the lines; an error after the first one becomes a line. Raises: BatonError before that."""
-    begun = False
-    try:
-        async with aclosing(events):
-            async for event in events:
-                lines = _lines(answer, event)
-                if lines:
-                    begun = True
-                    yield b"".join(json.dumps(line, ensure_ascii=False).encode() + b"\n" for line in lines)
-    except BatonError as error:
-        if not begun:
-            raise
-        problem: Problem = problem_of(error, renamed)
-        yield json.dumps(problem.content_for(Dialect.OLLAMA), ensure_ascii=False).encode() + b"\n"
-
-
-def _lines(answer: OllamaAnswer, event: ResponseEvent) -> Sequence[dict[str, Any]]:
-    match event:
-        case Started():
-            answer.begin(event)
-        case Delta() if part := answer.part(event):
-            return [answer.line(part)]
-        case Finished(summary=summary) if summary is not None:
-            rest = answer.rest()
-            return [*([answer.line(rest)] if rest else []), answer.last(AnswerPart(), event, summary)]
-    return []
-
-
-async def whole(answer: OllamaAnswer, events: AsyncGenerator[ResponseEvent, None]) -> dict[str, Any]:
-    """Return the complete answer. Raises: BatonError."""
-    all_of_it = AnswerPart()
-    async with aclosing(events):
-        async for event in events:
-            match event:
-                case Started():
-                    answer.begin(event)
-                case Delta():
-                    all_of_it.add(answer.part(event))
-                case Finished(summary=summary) if summary is not None:
-                    all_of_it.add(answer.rest())
-                    return answer.last(all_of_it, event, summary)
-    raise RuntimeError("an answer ends with Finished")

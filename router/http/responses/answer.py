@@ -1,32 +1,24 @@
 """Responses in OpenAI's format: items of reasoning, text and calls, in one object or as events."""
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from baton.process.errors import BatonError
 from baton.router.http.answers import created_now
-from baton.router.http.edge.growing import GrowingAnswer, encoded_event
-from baton.router.http.edge.problem import Problem, problem_of
+from baton.router.http.edge.problem import Problem
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item
-from baton.router.http.responses.request import RENAMED
-from baton.router.types.response import (
-    AnswerId,
-    ChoiceFinished,
-    FinishReason,
-    Started,
-    Usage,
-)
+from baton.router.http.stream import PieceWriter, encoded_event
+from baton.router.types.response import AnswerId, ChoiceFinished, Delta, FinishReason, Started, Summary
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import OutputParser
 
-Keep = Callable[["GrowingResponse"], Awaitable[None]]
+Keep = Callable[["ResponseWriter"], Awaitable[None]]
 """Function that stores a complete response before the client learns that it is complete."""
 
 
-class GrowingResponse(GrowingAnswer):
-    """A response that grows by items."""
+class ResponseWriter(PieceWriter):
+    """Writer of a response, which grows by items."""
 
     def __init__(
         self, message: ResponseRequest, request_id: str, parser: OutputParser, is_kept: bool, keep: Keep
@@ -41,38 +33,32 @@ class GrowingResponse(GrowingAnswer):
         self._keep = keep
         self._summarises = message.reasoning is not None and message.reasoning.summary is not None
         self._events = 0
-        self._ended: ChoiceFinished | None = None
-        self._usage: Usage | None = None
-        self._completed: int | None = None
+        self._completed = 0  # seconds since the epoch
 
     def _begin(self, started: Started) -> Iterator[bytes]:
         yield self._event("response.created", response=self.content("in_progress"))
         yield self._event("response.in_progress", response=self.content("in_progress"))
 
-    def _end(self, end: ChoiceFinished, usage: Usage) -> Iterator[bytes]:
+    def _finish(self, end: ChoiceFinished, summary: Summary) -> Iterator[bytes]:
         """Yield all final events but the last, which announces the response as complete."""
         if not self.output:
             yield from self._open("message", {"role": "assistant", "content": []})
-        self._ended, self._usage = end, usage
         self._completed = created_now()
         yield from self._close(self._status)
 
-    async def _complete(self) -> bytes:
+    async def end(self) -> bytes:
         await self._keep(self)
-        return self._event(f"response.{self._status}", response=self.whole())
+        return self._event(f"response.{self._status}", response=self.complete())
 
-    def _failed(self, error: BatonError) -> bytes:
-        problem: Problem = problem_of(error, RENAMED)
+    def failed(self, problem: Problem) -> bytes:
         code = "rate_limit_exceeded" if problem.status is HTTPStatus.TOO_MANY_REQUESTS else "server_error"
         content = self.content("failed")
         content["error"] = {"code": code, "message": problem.message}
         return self._event("response.failed", response=content)
 
-    def whole(self) -> dict[str, Any]:
-        """Return the complete response."""
-        if self._usage is None:
-            raise RuntimeError("an answer ends with Finished")
-        usage, is_cut = self._usage, self._status == "incomplete"
+    def complete(self) -> dict[str, Any]:
+        (_, summary), is_cut = self.ended, self._status == "incomplete"
+        usage = summary.usage
         return self.content(self._status) | {
             "completed_at": None if is_cut else self._completed,
             "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -124,9 +110,14 @@ class GrowingResponse(GrowingAnswer):
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self._ended is not None and self._ended.reason is FinishReason.LENGTH else "completed"
+        end, _ = self.ended
+        return "incomplete" if end.reason is FinishReason.LENGTH else "completed"
 
-    def _add(self, piece: OutputPiece) -> Iterator[bytes]:
+    def _add(self, pieces: Sequence[OutputPiece], delta: Delta | None) -> Iterator[bytes]:
+        for piece in pieces:
+            yield from self._piece(piece)
+
+    def _piece(self, piece: OutputPiece) -> Iterator[bytes]:
         match piece:
             case str():
                 if not self._is_open("message"):

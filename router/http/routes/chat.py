@@ -7,7 +7,7 @@ from typing import Any
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import (
     REASONS,
-    ChunkStream,
+    ChunkWriter,
     CollectedChoice,
     TokenTexts,
     collect,
@@ -20,6 +20,7 @@ from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import ChatRequest
 from baton.router.http.requests import HttpCall, chat_request
 from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.router.http.stream import stream
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import MakeParser, OutputParser
@@ -32,10 +33,10 @@ RENAMED: Renamed = {
 }
 
 
-class ChatStream(ChunkStream):
+class ChatWriter(ChunkWriter):
     """Chunks of all choices of a chat."""
 
-    kind, renamed = "chat.completion.chunk", RENAMED
+    kind = "chat.completion.chunk"
     plain = ('{"index":%d,"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
 
     def __init__(self, message: ChatRequest, stream_id: str, texts: TokenTexts, parser: MakeParser | None) -> None:
@@ -115,7 +116,8 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: HttpCa
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
     if message.stream:
-        return StreamedReply(ChatStream(message, stream_id, texts, chat.parser).chunks(events))
+        writer = ChatWriter(message, stream_id, texts, chat.parser)
+        return StreamedReply(stream(writer, events, RENAMED))
     whole = await collect(events)
     parsers = [chat.reader() for _ in whole.choices]
     choices = [

@@ -11,10 +11,9 @@ from baton.process.errors import InvalidArgument
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import (
     REASONS,
-    ChunkStream,
+    ChunkWriter,
     Collected,
     CollectedChoice,
-    PromptEvent,
     TokenTexts,
     collect,
     created_now,
@@ -25,6 +24,7 @@ from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import CompletionRequest
 from baton.router.http.requests import HttpCall, completion_requests
+from baton.router.http.stream import PromptEvent, stream
 from baton.router.trace.record import Leave, Reader
 from baton.router.types.request import GenerationRequest
 from baton.router.types.response import (
@@ -125,10 +125,9 @@ async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, 
     stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
     answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
     if message.stream:
-        stream = CompletionStream(message, stream_id, texts)
-        if len(requests) == 1:  # the usual case needs no tasks and no queue
-            return StreamedReply(stream.chunks(answer(requests[0])))
-        return StreamedReply(stream.chunks(merged(requests, answer, call.reader)))
+        # The usual case of one request needs no tasks and no queue.
+        events = answer(requests[0]) if len(requests) == 1 else merged(requests, answer, call.reader)
+        return StreamedReply(stream(CompletionWriter(message, stream_id, texts), events, RENAMED))
     whole = await collect_all(requests, answer, call.reader)
     return json_reply(_response(message, stream_id, whole, texts))
 
@@ -172,8 +171,8 @@ def _choice(message: CompletionRequest, whole: Collected, choice: CollectedChoic
     return content
 
 
-class CompletionStream(ChunkStream):
-    kind, renamed = "text_completion", RENAMED
+class CompletionWriter(ChunkWriter):
+    kind = "text_completion"
     plain = ('{"index":%d,"text":', ',"logprobs":null,"finish_reason":null}')
 
     def __init__(self, message: CompletionRequest, stream_id: str, texts: TokenTexts) -> None:

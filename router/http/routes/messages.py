@@ -1,10 +1,10 @@
 """POST /v1/messages and /v1/messages/count_tokens: Anthropic's API over the router's chats."""
 
 from baton.router.dispatcher import Dispatcher
-from baton.router.http.anthropic.answer import AnthropicAnswer
+from baton.router.http.anthropic.answer import AnthropicWriter
 from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesRequest
 from baton.router.http.anthropic.request import RENAMED, chat_of
-from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
+from baton.router.http.edge.exchange import Reply, json_reply
 from baton.router.http.requests import HttpCall, chat_request
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import AnswerId
@@ -17,9 +17,9 @@ async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer)
     request = read.request
-    answer = AnthropicAnswer(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
+    writer = AnthropicWriter(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    return StreamedReply(answer.stream(events)) if message.stream else json_reply(await answer.collect(events))
+    return await writer.reply(events, message.stream, RENAMED)
 
 
 async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: HttpCall) -> Reply:

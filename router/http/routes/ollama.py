@@ -6,18 +6,16 @@ from collections.abc import Mapping
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts
-from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
+from baton.router.http.edge.exchange import Reply, json_reply
 from baton.router.http.edge.problem import Renamed
 from baton.router.http.ollama.answer import (
     JSON_LINES,
-    OllamaAnswer,
+    OllamaWriter,
     PartFormat,
     embedded,
     in_chat,
     in_generate,
     loaded,
-    stream,
-    whole,
 )
 from baton.router.http.ollama.bodies import (
     AskedFields,
@@ -108,8 +106,6 @@ async def _reply(
 ) -> Reply:
     """Answer with one object or with lines of JSON. Raises: BatonError."""
     tokenizer = (await dispatcher.choose(request.model)).served.tokenizer
-    answer = OllamaAnswer(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
+    writer = OllamaWriter(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    if message.stream is not False:
-        return StreamedReply(stream(answer, events, names), JSON_LINES)
-    return json_reply(await whole(answer, events))
+    return await writer.reply(events, message.stream is not False, names, JSON_LINES)

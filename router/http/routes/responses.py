@@ -8,10 +8,10 @@ from starlette.types import Scope
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.edge.endpoint import caller_of
-from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
+from baton.router.http.edge.exchange import Reply, json_reply
 from baton.router.http.edge.problem import Problem, refused
 from baton.router.http.requests import HttpCall, chat_request
-from baton.router.http.responses.answer import GrowingResponse
+from baton.router.http.responses.answer import ResponseWriter
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item, given_items
 from baton.router.http.responses.request import RENAMED, chat_of
@@ -45,15 +45,13 @@ class ResponseRoutes:
         read = await chat_request(chat_of(message, items, call), call, tokenizer)
         is_kept = self._is_kept(message, items)
 
-        async def keep(response: GrowingResponse) -> None:
+        async def keep(response: ResponseWriter) -> None:
             if response.is_kept:
-                response.is_kept = await self._store.put(tenant, StoredResponse(response.whole(), items))
+                response.is_kept = await self._store.put(tenant, StoredResponse(response.complete(), items))
 
-        response = GrowingResponse(message, request_id, read.reader(), is_kept, keep)
+        response = ResponseWriter(message, request_id, read.reader(), is_kept, keep)
         events = dispatcher.answer(read.request, None, call.trace, reader=call.reader)
-        if message.stream:
-            return StreamedReply(response.stream(events))
-        return json_reply(await response.collect(events))
+        return await response.reply(events, message.stream, RENAMED)
 
     def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
         """Check whether the response will be stored. Raises: Problem if the client demands it and it cannot be."""

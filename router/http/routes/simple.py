@@ -2,16 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 
-from baton.process.errors import BatonError, InvalidArgument
+from baton.process.errors import InvalidArgument
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts, collect
 from baton.router.http.edge.exchange import FullReply, Reply, StreamedReply, json_reply
-from baton.router.http.edge.problem import Problem, Renamed, problem_of, refused
+from baton.router.http.edge.problem import Problem, Renamed, refused
 from baton.router.http.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from baton.router.http.requests import HttpCall, chat_message, shown_tools, simple_request
+from baton.router.http.stream import AnswerWriter, PromptEvent, stream
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
 from baton.router.public.tools import check_shown
 from baton.router.types.request import ChatPrompt
@@ -33,7 +33,8 @@ async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpC
     """Answer with `{"text": [prompt + output]}`; each chunk of a stream repeats it all. Raises: Problem, BatonError."""
     events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
     if message.stream:
-        return StreamedReply(_cumulative(message, events), "application/octet-stream")
+        writer = CumulativeWriter(message.prompt, message.n or 1)
+        return StreamedReply(stream(writer, events, GENERATE_NAMES), "application/octet-stream")
     whole = await collect(events)
     return json_reply({"text": [message.prompt + choice.text for choice in whole.choices]})
 
@@ -93,31 +94,30 @@ def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
     return b"[" + b", ".join(pieces) + b"]"
 
 
-async def _cumulative(
-    message: GenerateRequest, events: AsyncGenerator[ResponseEvent, None]
-) -> AsyncGenerator[bytes, None]:
-    texts = [bytearray(_escaped(message.prompt)) for _ in range(message.n or 1)]
-    begun = False
-    try:
-        async with aclosing(events):
-            async for event in events:
-                if isinstance(event, Delta) and event.text:
-                    texts[event.index] += _escaped(event.text)
-                    yield _joined(texts)
-                    begun = True
-        if not begun:
-            yield _joined(texts)
-    except BatonError as error:
-        if not begun:
-            raise
-        problem: Problem = problem_of(error, GENERATE_NAMES)
-        yield problem.body + DELIMITER
+class CumulativeWriter(AnswerWriter):
+    """Writer of /generate: each chunk repeats all texts."""
+
+    def __init__(self, prompt: str, n: int) -> None:
+        self._texts = [bytearray(_escaped(prompt)) for _ in range(n)]
+        self._has_written = False
+
+    def write(self, event: ResponseEvent | PromptEvent) -> bytes:
+        if not isinstance(event, Delta) or not event.text:
+            return b""
+        self._has_written = True
+        self._texts[event.index] += _escaped(event.text)
+        return self._chunk()
+
+    def failed(self, problem: Problem) -> bytes:
+        return problem.body + DELIMITER
+
+    async def end(self) -> bytes:
+        return b"" if self._has_written else self._chunk()
+
+    def _chunk(self) -> bytes:
+        return b'{"text": ["' + b'", "'.join(self._texts) + b'"]}' + DELIMITER
 
 
 def _escaped(text: str) -> bytes:
     """Escape a text for JSON, once per token instead of the complete text with each token."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
-
-
-def _joined(texts: Sequence[bytearray]) -> bytes:
-    return b'{"text": ["' + b'", "'.join(texts) + b'"]}' + DELIMITER

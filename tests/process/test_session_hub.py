@@ -42,31 +42,6 @@ def connected(hub: Hub, resumes: bool = False) -> tuple[Session, Outbox[Note]]:
     return session, session.outbox
 
 
-async def test_messages_come_in_order_and_of_news_only_the_newest() -> None:
-    outbox: Outbox[Note] = Outbox()
-    for text in ("1", "2"):
-        outbox.put(Note(text))
-        outbox.put_latest(Note(f"news {text}"))
-    outbox.finish()
-    assert await written(outbox) == ["1", "news 2", "2"]
-
-
-async def test_a_closed_outbox_writes_nothing_more() -> None:
-    outbox: Outbox[Note] = Outbox()
-    outbox.put(Note("1"))
-    outbox.close()
-    assert await written(outbox) == []
-
-
-async def test_a_waiting_connection_hears_of_a_message() -> None:
-    outbox: Outbox[Note] = Outbox()
-    writing = asyncio.create_task(written(outbox))
-    await asyncio.sleep(0)
-    outbox.put(Note("1"))
-    outbox.finish()
-    assert await writing == ["1"]
-
-
 async def test_numbers_go_on_while_the_router_is_away() -> None:
     hub = Hub()
     session, outbox = connected(hub)

@@ -1,7 +1,6 @@
 """The thread that owns an engine: calls in order, steps between them, one loud end."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 
 from baton.engine.runner.step_records import StepTiming
 from baton.engine.runner.thread import EngineStopped, EngineThread
+from tests.fixtures.waiting import wait_until
 
 WAIT_S = 10.0
 
@@ -59,16 +59,9 @@ def rig() -> Any:
     assert rig.thread.stop(WAIT_S)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def test_it_steps_while_there_is_work_and_tells_of_each_step(rig: Rig) -> None:
     assert rig.thread.call(rig.engine.add, 3).result(WAIT_S) == 3
-    until(lambda: rig.thread.observed == 3)
+    wait_until(lambda: rig.thread.observed == 3)
     assert rig.outcomes == [1, 2, 3] and rig.thread.steps == 3
     assert all(timing.duration_ms >= 0 for timing in rig.timings)
     assert rig.engine.threads == {"engine"}
@@ -113,7 +106,7 @@ def test_a_fault_is_told_once_and_refuses_all_calls(how: str) -> None:
     waiting = rig.thread.call(lambda: held.wait(WAIT_S)) if (held := threading.Event()) and how != "step" else None
     rig.thread.start()
     rig.thread.post(lambda: None)
-    until(lambda: len(rig.faults) == 1)
+    wait_until(lambda: len(rig.faults) == 1)
     assert isinstance(rig.faults[0], ZeroDivisionError)
     if waiting is not None:
         with pytest.raises(EngineStopped):

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from baton.kvtransfer.slices import PoolShape
 from baton.kvtransfer.transport import BlockPair, CopyBroken, CopyStuck, PeerUnreachable, SharedMemoryUnavailable
 from tests.fixtures.fake_cuda import FakeCuda, build
 from tests.fixtures.fake_cuda_exporter import LEAD, Exporter
+from tests.fixtures.waiting import wait_until
 
 BLOCKS, BLOCK_BYTES, ROWS = 16, 512, 4
 SHAPE = PoolShape(BLOCKS, BLOCK_BYTES, ROWS)
@@ -119,13 +120,6 @@ def test_a_link_that_is_closed_in_the_middle_of_a_copy_stays_open_to_its_end(
     copying.join(20)
     assert arrived(pool)
     assert cuda.calls.fake_opened() == 0
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 def test_links_come_and_go(cuda: FakeCuda, exporter: Exporter, pool: torch.Tensor) -> None:

@@ -1,19 +1,16 @@
 """What surrounds a driver's calls, over a device whose memory is the host's. The calls themselves: tests/gpu."""
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from baton.kvtransfer import cuda_ipc
 from baton.kvtransfer.cuda_ipc import CudaIpcTransport, OwnPool, cuda_ipc_transport
 from baton.kvtransfer.description import DeviceMemoryHandle
 from baton.kvtransfer.shared_memory import SharedPool
 from baton.kvtransfer.slices import PoolShape
-from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyBroken, CopyStuck, PeerUnreachable
+from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, PeerUnreachable
 from tests.fixtures.host_device import HostDevice, export
 
 SHAPE = PoolShape(num_blocks=6, block_bytes=64, rows=2)
@@ -39,18 +36,6 @@ def transport_to(
     return CudaIpcTransport(device, handles, OwnPool(own.data_ptr(), own.numel()), source, SHAPE)
 
 
-def test_blocks_come_from_where_the_pool_begins_in_what_was_exported() -> None:
-    own, device = torch.zeros(6 * 64, dtype=torch.uint8), HostDevice()
-    with exported() as (pool, handles):
-        transport = transport_to(own, device, handles)
-        assert transport.copy(b"", PAIRS) == 3 * 64
-        assert transport.measure(1 << 20).bytes == 6 * 64
-        transport.close()
-    assert own.view(6, 64)[[1, 2, 4]].equal(pool.view(6, 64)[[4, 5, 0]])
-    assert not own.view(6, 64)[[0, 3, 5]].any()
-    assert device.open_handles == 0
-
-
 def test_each_rank_of_the_source_has_memory_of_its_own() -> None:
     own, device = torch.zeros(6 * 64, dtype=torch.uint8), HostDevice()
     cut = PoolShape(num_blocks=6, block_bytes=64, rows=2, parts=2)
@@ -61,17 +46,6 @@ def test_each_rank_of_the_source_has_memory_of_its_own() -> None:
     ranks = pool.view(2, 6, 2, 16)  # [part][block][row]
     assert own.view(6, 2, 2, 16)[1].equal(ranks[:, 4].transpose(0, 1))
     assert device.open_handles == 0
-
-
-def test_a_rank_of_our_own_has_a_pool_that_begins_with_its_part() -> None:
-    cut, device = PoolShape(num_blocks=6, block_bytes=64, rows=2, parts=2), HostDevice()
-    own = torch.zeros(cut.part_bytes, dtype=torch.uint8)
-    with exported() as (pool, handles):
-        part = OwnPool(own.data_ptr(), own.numel(), first_part=1)
-        transport = CudaIpcTransport(device, handles, part, SHAPE, cut, own_parts=[1])
-        assert transport.copy(b"", PAIRS) == 3 * 32
-        transport.close()
-    assert own.view(6, 2, 16)[1].equal(pool.view(6, 2, 2, 16)[4, :, 1])
 
 
 @pytest.mark.parametrize("source_parts", [1, 2, 4])
@@ -123,25 +97,6 @@ def test_a_pool_that_is_gone_cannot_be_opened_and_what_was_is_closed() -> None:
     assert device.open_handles == 0
 
 
-def test_memory_is_closed_when_the_copy_under_way_has_ended() -> None:
-    own = torch.zeros(6 * 64, dtype=torch.uint8)
-    seen = []
-
-    def close_in_between(index: int) -> None:
-        if index == 1:
-            transport.close()
-            seen.append(device.open_handles)
-
-    device = HostDevice(close_in_between)
-    with exported() as (pool, handles):
-        transport = transport_to(own, device, handles)
-        transport.copy(b"", PAIRS)
-        assert (seen, device.open_handles) == ([1], 0)
-        assert own.view(6, 64)[4].equal(pool.view(6, 64)[0])
-        with pytest.raises(PeerUnreachable):
-            transport.copy(b"", PAIRS)
-
-
 def test_nothing_is_copied_if_any_block_is_out_of_range() -> None:
     own, device = torch.zeros(6 * 64, dtype=torch.uint8), HostDevice()
     with exported() as (_, handles):
@@ -150,57 +105,3 @@ def test_nothing_is_copied_if_any_block_is_out_of_range() -> None:
             transport.copy(b"", [*PAIRS, BlockPair(3, 6, 0)])
         transport.close()
     assert not own.any()
-
-
-EXPORTER = """
-import sys
-from baton.kvtransfer.shared_memory import SharedPool
-from tests.fixtures.host_device import export
-pool = SharedPool.create(6 * 64)
-pool.tensor.fill_(7)
-print(export(pool, 0, 6 * 64).handle.decode(), flush=True)
-sys.stdin.read()
-"""
-
-
-def kill_before(process: "subprocess.Popen[str]", span: int) -> Callable[[int], None]:
-    def kill(index: int) -> None:
-        if index == span:
-            process.kill()
-            process.wait(10)
-
-    return kill
-
-
-def test_an_exporter_killed_in_the_middle_of_a_copy_leaves_the_reader_alive() -> None:
-    own = torch.zeros(6 * 64, dtype=torch.uint8)
-    process = subprocess.Popen([sys.executable, "-c", EXPORTER], stdin=-1, stdout=-1, text=True)
-    with process:
-        assert process.stdout is not None
-        handle = DeviceMemoryHandle(process.stdout.readline().strip().encode(), 0, 6 * 64)
-        device = HostDevice(kill_before(process, 1))
-        transport = transport_to(own, device, [handle])
-        transport.copy(b"", PAIRS)  # stale: nobody is left to confirm it
-        assert process.returncode == -9
-        transport.close()
-        assert device.open_handles == 0
-        with pytest.raises(PeerUnreachable):
-            transport_to(own, device, [handle])
-
-
-def test_a_copy_that_the_gpu_does_not_end_is_a_broken_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NeverDone:
-        def record(self, stream: object) -> None:
-            assert stream is None
-
-        def query(self) -> bool:
-            return False
-
-    monkeypatch.setattr(torch.cuda, "Event", NeverDone)
-    monkeypatch.setattr(cuda_ipc, "COPY_TIMEOUT_S", 0.0)
-    device = object.__new__(cuda_ipc.CudaDevice)  # without its driver
-    device._device, device._stream = torch.device("cuda", 0), None  # type: ignore[assignment]
-    monkeypatch.setattr(device, "_start", lambda spans: None)
-    with pytest.raises(CopyStuck, match="copy on cuda:0") as stuck:
-        device.copy([])
-    assert isinstance(stuck.value, CopyBroken)

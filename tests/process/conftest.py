@@ -1,11 +1,14 @@
-"""A gRPC server with given behaviours behind our interceptor; messages are plain bytes."""
+"""An empty Redis, and a gRPC server with given behaviours behind our interceptor."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
 import pytest
+from redis import Redis
 
+from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.process.serving.grpc_options import SERVER_OPTIONS
 from baton.process.serving.interceptors import CallInterceptor
 
@@ -35,3 +38,37 @@ async def start_server() -> AsyncIterator[StartServer]:
     for channel, server in open_things:
         await channel.close()
         await server.stop(0)
+
+
+@pytest.fixture(scope="module")
+def module_redis() -> Iterator[RedisServer]:
+    server = start_redis_server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def server(module_redis: RedisServer) -> RedisServer:
+    """Return the module's Redis, emptied."""
+    with Redis.from_url(module_redis.url) as redis:
+        redis.flushall()
+    return module_redis
+
+
+@pytest.fixture
+def raw(server: RedisServer) -> Iterator[Redis]:
+    """Yield a client that reads and writes any key of the Redis."""
+    with Redis.from_url(server.url) as redis:
+        yield redis
+
+
+@pytest.fixture
+def lasting_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep worker records that a test announces once and does not renew."""
+    monkeypatch.setattr("baton.process.registry.redis_registry.TTL_MS", 600_000)
+
+
+@pytest.fixture
+async def undo() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack

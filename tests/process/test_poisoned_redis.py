@@ -1,25 +1,17 @@
 """Values that anybody may have left in Redis: each is refused by its key or healed, and the others are used."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from baton.process.registry.redis_registry import Announced, RedisRegistry
 from baton.process.registry.redis_responses import Bounds, RedisResponses
 from baton.process.registry.redis_routers import RedisAdapters, RedisShares
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.wire_bounds import MAX_EXACT
 
 RECORD = WorkerRecord("decode-0", WorkerRole.DECODE, "127.0.0.1:7", 5, "ab")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
 
 
 def record(**fields: object) -> str:

@@ -1,13 +1,11 @@
 """The journal on a real Redis: who reads what, whose record it is, and how long it stays."""
 
-from collections.abc import Iterator
-
 import pytest
 from redis import Redis
 
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.redis_routers import JournalChange, RedisJournal
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 
 FIRST, SECOND = b"1" * 16, b"2" * 16
 LONG_MS = 60_000
@@ -17,21 +15,7 @@ def change(key: str, value: bytes | None, ttl_ms: int = LONG_MS, seize: bool = F
     return JournalChange(key, ttl_ms, value, seize)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def seen(server: RedisServer) -> Iterator["Redis"]:
-    with Redis.from_url(server.url) as redis:
-        redis.flushall()
-        yield redis
-
-
-async def test_another_router_reads_what_one_wrote_and_other_clusters_do_not(server: RedisServer, seen: Redis) -> None:
+async def test_another_router_reads_what_one_wrote_and_other_clusters_do_not(server: RedisServer, raw: Redis) -> None:
     first, second = RedisJournal(server.url, "a", FIRST), RedisJournal(server.url, "a", SECOND)
     elsewhere = RedisJournal(server.url, "b", SECOND)
     assert await first.write([change("x", b"\x00record"), change("y", b"other")]) == ()
@@ -41,20 +25,18 @@ async def test_another_router_reads_what_one_wrote_and_other_clusters_do_not(ser
         await journal.close()
 
 
-async def test_a_record_lives_as_long_as_its_stream_may_and_is_nowhere_on_disk(
-    server: RedisServer, seen: Redis
-) -> None:
+async def test_a_record_lives_as_long_as_its_stream_may_and_is_nowhere_on_disk(server: RedisServer, raw: Redis) -> None:
     journal = RedisJournal(server.url, "a", FIRST)
     await journal.write([change("x", b"record", ttl_ms=10 * LONG_MS)])
-    assert 9 * LONG_MS < seen.pttl("baton:{a}:journal:x") <= 10 * LONG_MS
+    assert 9 * LONG_MS < raw.pttl("baton:{a}:journal:x") <= 10 * LONG_MS
     await journal.write([change("x", None, ttl_ms=LONG_MS), change("never", None, ttl_ms=LONG_MS)])
-    assert 0 < seen.pttl("baton:{a}:journal:x") <= LONG_MS
-    assert seen.dbsize() == 1
-    assert seen.config_get("save")["save"] == "" and seen.config_get("appendonly")["appendonly"] == "no"
+    assert 0 < raw.pttl("baton:{a}:journal:x") <= LONG_MS
+    assert raw.dbsize() == 1
+    assert raw.config_get("save")["save"] == "" and raw.config_get("appendonly")["appendonly"] == "no"
     await journal.close()
 
 
-async def test_a_record_that_another_router_seized_is_left_alone(server: RedisServer, seen: Redis) -> None:
+async def test_a_record_that_another_router_seized_is_left_alone(server: RedisServer, raw: Redis) -> None:
     first, second = RedisJournal(server.url, "a", FIRST), RedisJournal(server.url, "a", SECOND)
     await first.write([change("x", b"first")])
     assert await second.write([change("x", b"second")]) == ("x",)
@@ -62,7 +44,7 @@ async def test_a_record_that_another_router_seized_is_left_alone(server: RedisSe
     assert await first.write([change("y", b"own"), change("x", b"late")]) == ("x",)
     await first.write([change("x", None, ttl_ms=1)])
     assert await first.read("x") == b"second"
-    assert seen.pttl("baton:{a}:journal:x") > LONG_MS / 2
+    assert raw.pttl("baton:{a}:journal:x") > LONG_MS / 2
     await first.close()
     await second.close()
 

@@ -1,19 +1,10 @@
 """What routers leave for each other on a real Redis: each reads the others, and whoever leaves is gone at once."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.redis_routers import RedisShares
-from baton.process.registry.redis_server import RedisServer, start_redis_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
+from baton.process.registry.redis_server import RedisServer
 
 
 async def test_each_router_reads_what_the_others_wrote_last_and_those_who_left_are_gone(

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -20,32 +20,15 @@ from baton.process.registry.membership import (
 from baton.process.registry.redis_registry import Announced, RedisRegistry, RegistryUnavailable
 from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole, parse_workers
+from tests.fixtures.session_client import eventually
 
+pytestmark = pytest.mark.usefixtures("lasting_records")
 NOWHERE = "redis://127.0.0.1:1/0"
 SOON_S = 8.0  # a second or two, on a machine that is not busy
 
 
 def _record(worker_id: str = "decode-0", epoch: int = 5) -> WorkerRecord:
     return WorkerRecord(worker_id, WorkerRole.DECODE, "127.0.0.1:7", epoch, "ab")
-
-
-async def _eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-@pytest.fixture(autouse=True)
-def _lasting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records that a test announces by itself are not renewed."""
-    monkeypatch.setattr("baton.process.registry.redis_registry.TTL_MS", 600_000)
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
 
 
 @pytest.fixture
@@ -140,9 +123,9 @@ async def test_registration_renews_and_withdraws(server: RedisServer, registry: 
     membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=0.05)
     await registration.start()
     await membership.start()
-    await _eventually(lambda: membership.current == (_record(),))
+    await eventually(lambda: membership.current == (_record(),))
     await registration.close()
-    await _eventually(lambda: membership.current == ())
+    await eventually(lambda: membership.current == ())
     await membership.close()
 
 
@@ -167,7 +150,7 @@ async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegis
         RedisRegistry(server.url, "test"), _record(), Epoch(5), lambda: fenced.append(True), renew_s=0.01
     )
     await registration.start()
-    await _eventually(lambda: bool(fenced))
+    await eventually(lambda: bool(fenced))
     await registration.close()
     assert fenced == [True]
     assert await registry.workers() == (_record(epoch=6),)
@@ -187,10 +170,10 @@ async def test_an_epoch_of_a_clock_that_went_back_is_exchanged_once_the_process_
         RedisRegistry(server.url, "test"), _record(), LOW, lambda: fenced.append(True), renew_s=0.01
     )
     await registration.start()
-    await _eventually(lambda: registration.connected)
+    await eventually(lambda: registration.connected)
     assert await registry.workers() == (before,)
     await registry.withdraw(before)
-    await _eventually(lambda: registration.record.epoch == HIGH + 1)
+    await eventually(lambda: registration.record.epoch == HIGH + 1)
     await _eventually_announced(registry, _record(epoch=HIGH + 1))
     await registration.close()
     assert await registry.workers() == (), "it withdraws under the epoch that it was announced under"
@@ -207,7 +190,7 @@ async def test_a_worker_with_an_epoch_of_the_clock_ends_where_another_process_ke
         RedisRegistry(server.url, "test"), _record(), LOW, lambda: fenced.append(True), renew_s=0.01, ttl_s=0.05
     )
     await registration.start()
-    await _eventually(lambda: bool(fenced))
+    await eventually(lambda: bool(fenced))
     await registration.close()
     assert await registry.workers() == (later,)
 
@@ -224,7 +207,7 @@ async def test_an_epoch_of_the_clock_that_was_accepted_is_not_exchanged_later(
     later = _record(epoch=HIGH)
     await registry.announce(later)
     await registry.withdraw(later)
-    await _eventually(lambda: bool(fenced))
+    await eventually(lambda: bool(fenced))
     await registration.close()
 
 
@@ -264,12 +247,12 @@ async def test_membership_survives_the_loss_of_redis_and_recovers() -> None:
     membership = Membership(RedisRegistry(server.url, "test"), poll_s=0.01, ttl_s=600)
     await registration.start()
     await membership.start()
-    await _eventually(lambda: membership.current == (_record(),) and membership.connected)
+    await eventually(lambda: membership.current == (_record(),) and membership.connected)
     server.stop()
-    await _eventually(lambda: not membership.connected and not registration.connected)
+    await eventually(lambda: not membership.connected and not registration.connected)
     assert membership.current == (_record(),)
     server = start_redis_server(port)  # empty
-    await _eventually(lambda: membership.connected and registration.connected)
+    await eventually(lambda: membership.connected and registration.connected)
     assert membership.current == (_record(),)
     await membership.close()
     await registration.close()

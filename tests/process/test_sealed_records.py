@@ -1,6 +1,5 @@
 """Records in Redis are believed where they were written with the cluster's secret, under their own names, alone."""
 
-from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -9,10 +8,11 @@ from redis import Redis
 from baton.process.registry.redis_registry import Announced, RedisRegistry
 from baton.process.registry.redis_responses import Bounds, RedisResponses
 from baton.process.registry.redis_routers import JournalChange, RedisAdapters, RedisJournal, RedisShares
-from baton.process.registry.redis_server import RedisServer, start_redis_server
+from baton.process.registry.redis_server import RedisServer
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.process.security.cluster_secret import ClusterSecret
 
+pytestmark = pytest.mark.usefixtures("lasting_records")
 OURS, OTHERS = ClusterSecret("ours" * 8), ClusterSecret("others" * 8)
 BOUNDS = Bounds(ttl_s=60, per_owner=10, bytes_per_owner=1 << 20, all_bytes=1 << 20)
 NAMESPACE = "default"
@@ -20,33 +20,6 @@ NAMESPACE = "default"
 
 def record(endpoint: str, epoch: int = 1, worker_id: str = "decode-0") -> WorkerRecord:
     return WorkerRecord(worker_id, WorkerRole.DECODE, endpoint, epoch=epoch, fingerprint="ab")
-
-
-@pytest.fixture(autouse=True)
-def _lasting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The records that a test announces by itself are not renewed."""
-    monkeypatch.setattr("baton.process.registry.redis_registry.TTL_MS", 600_000)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = start_redis_server()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def raw(server: RedisServer) -> Iterator[Redis]:
-    """What a stranger with access to Redis can do."""
-    with Redis.from_url(server.url) as redis:
-        redis.flushall()
-        yield redis
-
-
-@pytest.fixture
-async def undo() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
 
 
 def registry(server: RedisServer, undo: AsyncExitStack, secret: ClusterSecret | None) -> RedisRegistry:

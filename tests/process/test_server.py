@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.process.serving.server import Listener, ListenError, Running, serve
+from tests.fixtures.session_client import eventually
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -57,12 +58,6 @@ class ExampleProcess:
         self.events.append("stop")
 
 
-async def _eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def _check(channel: grpc.aio.Channel, service: str = "") -> Any:
     stub: Any = health_pb2_grpc.HealthStub(channel)
     answer: Any = await stub.Check(health_pb2.HealthCheckRequest(service=service))
@@ -90,7 +85,7 @@ async def test_what_a_started_process_consists_of_is_not_looked_through_for_garb
     try:
         serving = asyncio.create_task(serve(process))
         running = await process.running
-        await _eventually(lambda: gc.get_freeze_count() > 0)
+        await eventually(lambda: gc.get_freeze_count() > 0)
         running.stop()
         assert await serving == 0
     finally:
@@ -107,7 +102,7 @@ async def test_a_signal_lets_the_stream_finish_and_ends_with_zero() -> None:
         call = stream(b"")
         assert await call.read() == b"1"
         signal.raise_signal(signal.SIGTERM)
-        await _eventually(lambda: "drain" in process.events)
+        await eventually(lambda: "drain" in process.events)
         assert await _check(channel) == NOT_SERVING
         process.go_on.set()
         assert await call.read() == b"2"
@@ -131,7 +126,7 @@ async def test_a_second_signal_ends_the_drain_with_exit_code_one() -> None:
     serving = asyncio.create_task(serve(process))
     await process.running
     signal.raise_signal(signal.SIGINT)
-    await _eventually(lambda: "drain" in process.events)
+    await eventually(lambda: "drain" in process.events)
     signal.raise_signal(signal.SIGINT)
     assert await asyncio.wait_for(serving, 20) == 1
     assert process.events == ["start", "drain", "stop"]
@@ -145,7 +140,7 @@ async def test_a_signal_while_starting_ends_the_start() -> None:
 
     process = Slow()
     serving = asyncio.create_task(serve(process))
-    await _eventually(lambda: "start" in process.events)
+    await eventually(lambda: "start" in process.events)
     signal.raise_signal(signal.SIGTERM)
     assert await asyncio.wait_for(serving, 20) == 0
     assert process.events == ["start", "stop"]

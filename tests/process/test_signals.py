@@ -2,18 +2,16 @@
 
 import os
 import pty
-import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from tests.fixtures.tools import ROOT
+from tests.fixtures.waiting import wait_until
 
 BOUND_S = 60.0
 LOADING = """
@@ -65,7 +63,8 @@ leave_signals_to_parent()
 print("following", flush=True)
 sys.stdin.read()
 """
-PROCESSES = ("prefill_worker", "decode_worker", "elastic_worker", "router")
+
+
 HARMLESS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 
 
@@ -177,22 +176,15 @@ def at_terminal(folder: Path) -> tuple[int, int]:
     return pid, terminal
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + BOUND_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # a poll, bounded above
-
-
 def test_closed_terminal_drains_and_a_signal_by_hand_reloads(tmp_path: Path) -> None:
     pid, terminal = at_terminal(tmp_path)
     log = tmp_path / "log"
     try:
-        wait_for(lambda: log.exists() and "serving" in log.read_text())
+        wait_until(lambda: log.exists() and "serving" in log.read_text())
         os.kill(pid, signal.SIGHUP)
-        wait_for(lambda: "reloaded" in log.read_text())
+        wait_until(lambda: "reloaded" in log.read_text())
         os.close(terminal)
-        wait_for(lambda: "stopped" in log.read_text())
+        wait_until(lambda: "stopped" in log.read_text())
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     finally:
         with suppress(ProcessLookupError):
@@ -209,11 +201,3 @@ def test_process_that_works_for_another_ends_with_it_and_not_by_signals(source: 
         assert process._popen.stdin is not None
         process._popen.stdin.close()
         assert process.exit_code() == 0
-
-
-@pytest.mark.parametrize("name", PROCESSES)
-def test_a_process_listens_before_it_imports_what_takes_long(name: str) -> None:
-    text = (ROOT / ("worker/main.py" if name.endswith("_worker") else f"{name}/__main__.py")).read_text()
-    early, *late = re.findall(r"^\s*from (baton\.\S+) import", text, re.MULTILINE)
-    assert early == "baton.process.serving.signals" and late
-    assert text.index("prepare_signals()") < text.index(late[0])

@@ -1,7 +1,6 @@
 """A Redis that answers and takes no writes counts as lost: workers cannot join, and none that is known is forgotten."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -22,10 +21,11 @@ from baton.router.placement.cluster import Cluster
 from baton.router.request.journal import Journal
 from baton.worker.config import WorkerConfig
 from baton.worker.process import WorkerProcess
+from tests.fixtures.session_client import eventually
 from tests.worker.test_worker_process import FakeWorker
 
 KNOWN = WorkerRecord("decode-0", WorkerRole.DECODE, "127.0.0.1:7", epoch=5, fingerprint="ab")
-BOUND_S = 20.0
+
 
 UNWRITABLE: dict[str, tuple[Callable[[Redis], Any], str]] = {
     "full": (lambda redis: redis.config_set("maxmemory", "1"), "maxmemory"),
@@ -39,21 +39,10 @@ LISTED = "baton:{test}:workers"
 
 @pytest.fixture
 def server() -> Iterator[RedisServer]:
+    """Yield a Redis of the test's own, whose settings it changes."""
     server = start_redis_server()
     yield server
     server.stop()
-
-
-@pytest.fixture
-async def undo() -> AsyncIterator[AsyncExitStack]:
-    async with AsyncExitStack() as stack:
-        yield stack
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(BOUND_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("how", UNWRITABLE)
@@ -69,12 +58,14 @@ async def test_membership_of_an_unwritable_redis_is_lost_and_keeps_what_it_knows
     undo.push_async_callback(membership.close)
     await first.start()
     undo.push_async_callback(first.close)
-    await until(lambda: membership.current == (KNOWN,))
+    await eventually(lambda: membership.current == (KNOWN,))
     with Redis.from_url(server.url) as redis:
         make_unwritable(redis)
     await joining.start()
     undo.push_async_callback(joining.close)
-    await until(lambda: not membership.connected and not first.connected and joining.problem != "it was not asked yet")
+    await eventually(
+        lambda: not membership.connected and not first.connected and joining.problem != "it was not asked yet"
+    )
     assert reason in membership.problem and not joining.announced.is_set()
     assert membership.current == (KNOWN,)
     assert "this worker cannot announce itself in the registry" in caplog.text
@@ -108,10 +99,10 @@ async def test_worker_is_healthy_once_it_is_announced(server: RedisServer) -> No
         await process.start(running)
         registration = process._registration
         assert registration is not None
-        await until(lambda: "maxmemory" in registration.problem)
+        await eventually(lambda: "maxmemory" in registration.problem)
         assert not running.health.serving
         redis.config_set("maxmemory", "0")
-        await until(lambda: running.health.serving)
+        await eventually(lambda: running.health.serving)
     await process.stop()
 
 
@@ -119,5 +110,5 @@ async def test_worker_without_a_registry_is_healthy_once_it_has_started() -> Non
     running = Running((1234,), Health(()))
     process = WorkerProcess(WorkerConfig(worker_id="w", model=Path("m")), FakeWorker(), Epoch(1))
     await process.start(running)
-    await until(lambda: running.health.serving)
+    await eventually(lambda: running.health.serving)
     await process.stop()

@@ -20,6 +20,7 @@ from baton.process.serving.health import Health
 from baton.process.serving.server import Listener, Running, serve
 from baton.worker.config import WorkerConfig
 from baton.worker.process import WorkerProcess
+from tests.fixtures.session_client import eventually
 
 FIRST = Epoch(1)
 
@@ -89,17 +90,11 @@ async def announced(registry: RedisRegistry, epoch: int) -> WorkerRole:
     return found[0].role
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)
-
-
 async def test_a_worker_serves_once_it_has_started_and_reports_until_it_stops() -> None:
     worker = FakeWorker()
     process, running = await started(worker)
     assert running.health.serving
-    await until(lambda: worker.reports >= 1)
+    await eventually(lambda: worker.reports >= 1)
     await process.stop()
     assert worker.stopped and not running.stopping.is_set()
 
@@ -109,7 +104,7 @@ async def test_drain_waits_for_what_is_open() -> None:
     process, _ = await started(worker)
     worker.busy = True
     draining = asyncio.create_task(process.drain())
-    await until(lambda: worker.draining)
+    await eventually(lambda: worker.draining)
     assert not draining.done()
     worker.busy = False
     async with asyncio.timeout(20):
@@ -133,7 +128,7 @@ async def test_an_error_in_the_reports_ends_the_process(caplog: pytest.LogCaptur
     worker = FakeWorker()
     worker.report_error = ValueError("no such load")
     process, running = await started(worker)
-    await until(running.stopping.is_set)
+    await eventually(running.stopping.is_set)
     assert running.exit_code == 1 and "no such load" in caplog.text
     await process.stop()
 

@@ -5,8 +5,7 @@ import os
 import random
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from baton.lab.chaos.disk.shim import DiskShim, make_disk_shim
 from tests.fixtures.tier_blocks import FORMAT, loaded, segment_files, store_in
 from tests.fixtures.tier_process import BLOCKS, TierProcesses
+from tests.fixtures.waiting import wait_until
 
 OWNER = 65534  # nobody
 KILLS = 6
@@ -52,13 +52,6 @@ def processes(disk: DiskShim) -> Iterator[TierProcesses]:
     made = TierProcesses(disk.environment)
     yield made
     made.close()
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
@@ -125,7 +118,7 @@ def test_kill_9_within_writes_again_and_again_leaves_every_whole_block_and_no_ot
             shim.set("torn_bytes", 0)
             shim.set("torn_pid", owner.pid)
             owner.begin(f"put {written} {written + draw.randrange(1, 9)}")
-            until(lambda: shim.get("torn_bytes") > 0, "it writes")
+            wait_until(lambda: shim.get("torn_bytes") > 0, "it writes")
             owner.kill()
             shim.set("torn_pid", 0)
     store = store_in(directory, blocks=BLOCKS)
@@ -196,7 +189,7 @@ def test_a_directory_that_is_removed_while_two_processes_use_it(processes: TierP
         shutil.rmtree(directory)
         assert first.ask("load 0 20") == "done 20", "what is open stays readable"
         assert first.ask("refresh").startswith(("done", "failed No such file"))
-        for begin in range(100, 400, 20):  # until a new segment has to be made
+        for begin in range(100, 400, 20):  # wait_until a new segment has to be made
             assert first.ask(f"put {begin} {begin + 20}") == "done 0"
         assert first.ask("load 380 400") == "done 20"
         assert directory.is_dir()

@@ -3,9 +3,7 @@
 import asyncio
 import errno
 import hashlib
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +23,7 @@ from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_blocks import FORMAT, bytes_of, loaded, name_of, named_blocks, store_in
 from tests.fixtures.tier_stack import FORMAT as STACK_FORMAT
 from tests.fixtures.tier_stack import tier_stack
+from tests.fixtures.waiting import wait_until
 
 BLOCKS = 64
 
@@ -67,14 +66,6 @@ class FakeEngine:
     @property
     def pool(self) -> PoolBlocks:
         return PoolBlocks(self.memory, PoolShape(BLOCKS, FORMAT.block_bytes))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Bounded."""
-    deadline, never = time.monotonic() + 20.0, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        never.wait(0.01)
 
 
 def names(numbers: Sequence[int]) -> list[bytes]:
@@ -163,7 +154,7 @@ def test_what_another_worker_has_written_meanwhile_is_not_written_again(tmp_path
     writing.begin(settle_s=30.0)
     writing.writer.offer(names(range(4)))
     other.put(named_blocks(range(4)))
-    until(lambda: writing.store.known(names(range(4))) == 4)
+    wait_until(lambda: writing.store.known(names(range(4))) == 4)
     writing.end()
     other.close()
     assert writing.store.counters.stored_blocks == 0
@@ -176,10 +167,10 @@ def test_a_full_disk_turns_writing_off_with_one_line_and_on_again(
     writing.begin()
     writing.disk.faults.failing["write"] = errno.ENOSPC
     writing.writer.offer(names(range(3)))
-    until(lambda: not writing.writer.health.is_on)
+    wait_until(lambda: not writing.writer.health.is_on)
     writing.disk.faults.failing.clear()
     writing.writer.offer(names(range(3, 6)))
-    until(lambda: writing.writer.health.is_on)  # they are tried after a pause of a second
+    wait_until(lambda: writing.writer.health.is_on)  # they are tried after a pause of a second
     writing.end()
     assert writing.left(range(3, 6)) == 3
     lines = [record.getMessage() for record in caplog.records if "KV tier" in record.getMessage()]
@@ -196,7 +187,7 @@ def test_a_folder_that_another_process_owns_is_waited_for(tmp_path: Path, caplog
     assert not writing.store.is_open
     assert "another process" in caplog.text
     claim.release()
-    until(lambda: writing.store.is_open)
+    wait_until(lambda: writing.store.is_open)
     writing.writer.offer(names(range(3)))
     writing.end()
     assert writing.left(range(3)) == 3

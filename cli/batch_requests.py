@@ -24,7 +24,7 @@ from baton.router.http.vectors.answer import base64_of, usage_of
 from baton.router.http.vectors.bodies import EmbeddingRequest
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.model.served_model import TokenizerWorker, load_tokenizer
-from baton.router.model.validation import Drawn, fit_to_context, validate
+from baton.router.model.validation import DrawnValues, fit_to_context, validate
 from baton.router.public.access import Caller
 from baton.router.public.vectors import prompted
 from baton.router.types.request import GenerationRequest, Operation, RequestedSampling, ValidRequest
@@ -201,7 +201,7 @@ class Validator:
         """Return the checked prompt. Raises: Problem, ValueError."""
         asked = GenerationRequest(Operation.EMBED, prompt, pooling=pooling)
         try:
-            token_ids = self._token_ids(validate(asked, self._defaults, *self._limits, Drawn("", 0)))
+            token_ids = self._token_ids(validate(asked, self._defaults, *self._limits, DrawnValues("", 0)))
         except BatonError as error:
             raise problem_of(error, dict.fromkeys(("text", "token_ids", "token_ids.ids"), f"input[{index}]")) from error
         return self._llm.read({"prompt_token_ids": list(token_ids)})
@@ -228,7 +228,7 @@ class Validator:
     def _made(self, request: BatchRequest, message: BatchChat | BatchCompletion, asked: GenerationRequest) -> Ready:
         """Return the checked request. Raises: Problem, BatonError, ValueError."""
         llm, name = self._llm, self._name(asked.model)
-        valid = validate(asked, self._defaults, *self._limits, Drawn("", seed_of(request.custom_id)))
+        valid = validate(asked, self._defaults, *self._limits, DrawnValues("", seed_of(request.custom_id)))
         token_ids = self._token_ids(valid)
         params = replace(
             sampling_params(replace(asked.sampling, seed=valid.sampling.seed)),

@@ -23,7 +23,8 @@ from baton.process.config import (
 )
 from baton.process.security.api_keys import ApiKey, KeyFormatError, KeyStore, parse_key_hashes
 from baton.process.serving.addresses import Address, address_of_url, is_loopback
-from baton.router.placement.decide import NoPrefillWorker, Strategy
+from baton.router.placement.decide import NoPrefillWorker
+from baton.router.placement.policies import Strategy
 
 if TYPE_CHECKING:
     from baton.process.security.tls import TlsFiles

@@ -27,10 +27,10 @@ from baton.process.errors import (
 from baton.process.foreign_text import identifier_fault
 from baton.process.security.api_keys import UNLIMITED
 from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
-from baton.router.admission.key_limits import KeyMeters, Meter
+from baton.router.admission.key_limits import KeyMeter, KeyMeters
 from baton.router.admission.queue import RETRY_AFTER_S, RequestClass
 from baton.router.model.served_model import ChosenModel, ServedModel, choose_adapter, served_adapters
-from baton.router.model.validation import Drawn, validate
+from baton.router.model.validation import DrawnValues, validate
 from baton.router.readiness import Readiness
 from baton.router.request.journal import Beginning, Streams
 from baton.router.request.resume import (
@@ -40,7 +40,17 @@ from baton.router.request.resume import (
     without_sent,
 )
 from baton.router.request.run import RequestDeps, RequestRunner
-from baton.router.trace.record import ANSWERED, Leave, Outcome, Reader, RequestEnd, RequestRecord, end_of, left, stages
+from baton.router.trace.record import (
+    ANSWERED,
+    CallReader,
+    Leave,
+    RequestEnd,
+    RequestOutcome,
+    RequestRecord,
+    end_of,
+    left,
+    stages,
+)
 from baton.router.trace.report import RequestReport, gaps_so_far, is_named, report_of
 from baton.router.trace.spans import Tracer
 from baton.router.types.request import GenerationRequest, Operation, PreparedRequest
@@ -65,7 +75,7 @@ class RequestCounts:
     def __init__(self) -> None:
         self.started = 0
         self._running: dict[RequestRecord, None] = {}
-        self._ended: Counter[tuple[Outcome, str]] = Counter()
+        self._ended: Counter[tuple[RequestOutcome, str]] = Counter()
         self._prompt_tokens: Counter[str] = Counter()  # of requests that have ended
         self._generated_tokens: Counter[str] = Counter()
 
@@ -99,7 +109,7 @@ class RequestCounts:
         return Counter(record.tenant for record in self._running)
 
     @property
-    def ended(self) -> Mapping[tuple[Outcome, str], int]:
+    def ended(self) -> Mapping[tuple[RequestOutcome, str], int]:
         """Return the counts of finished requests by outcome and reason."""
         return MappingProxyType(self._ended)
 
@@ -145,7 +155,7 @@ class Accounts:
 
     @contextmanager
     def request(
-        self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
+        self, record: RequestRecord, deadline_s: float, reader: CallReader, life: asyncio.Timeout | None
     ) -> Iterator[None]:
         """Follow one request to its end; an exception shows how it ended. `deadline_s`: monotonic seconds.
 
@@ -208,7 +218,7 @@ class Accounts:
         self._tracer.record(record)
 
     def _left(
-        self, record: RequestRecord, deadline_s: float, reader: Reader, life: asyncio.Timeout | None
+        self, record: RequestRecord, deadline_s: float, reader: CallReader, life: asyncio.Timeout | None
     ) -> RequestEnd:
         """Record a stream whose events are read no more."""
         if record.summary is not None:
@@ -336,7 +346,7 @@ class Dispatcher:
         time_left_s: float | None,
         parent: TraceContext | None,
         life: asyncio.Timeout | None = None,
-        reader: Reader | None = None,
+        reader: CallReader | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
         """Yield one Started, PromptParts, Deltas, and one Finished per choice; for a resumed stream, the rest of them.
 
@@ -350,7 +360,7 @@ class Dispatcher:
         current_trace.set(record.identity)  # for log lines: those of the workers bear the same id
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
-        with self.accounts.request(record, deadline_s, reader or Reader(), life), ExitStack() as held:
+        with self.accounts.request(record, deadline_s, reader or CallReader(), life), ExitStack() as held:
             meter = self._admit(asked, record)
             if meter is not None:
                 held.callback(meter.end)
@@ -382,7 +392,7 @@ class Dispatcher:
                     else:
                         yield event
 
-    def _admit(self, asked: GenerationRequest | None, record: RequestRecord) -> Meter | None:
+    def _admit(self, asked: GenerationRequest | None, record: RequestRecord) -> KeyMeter | None:
         """The meter of its key. Raises: BatonError where it is not taken."""
         if self.active > self._limits.max_active:
             message = f"{self._limits.max_active} requests are active already"
@@ -490,7 +500,7 @@ class Dispatcher:
 
     async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
         served = chosen.served
-        drawn = Drawn(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
+        drawn = DrawnValues(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
         given = "" if identifier_fault(request.request_id) else request.request_id
         current_request_id.set(given or drawn.request_id)  # refusals too
         allowed_tokens = request.limits.max_context_tokens

@@ -23,7 +23,7 @@ from baton.router.admission.queue import AdmissionQueue
 from baton.router.fleet.fleet import WorkerLinks
 from baton.router.fleet.peers import is_cancelled
 from baton.router.placement.cluster import Cluster, Worker
-from baton.router.placement.planner import Planner, Pressure, Situation, Verdict, serves
+from baton.router.placement.planner import Planner, PlannerVerdict, Pressure, Situation, serves
 from baton.router.placement.replicas import Replicas
 from baton.router.trace.record import RequestRecord
 
@@ -97,7 +97,7 @@ class RolePlanning:
     ) -> None:
         self.mode = mode
         self.changes = 0
-        self.verdict = Verdict(None, "no requests measured yet", 0.0, 0.0)
+        self.verdict = PlannerVerdict(None, "no requests measured yet", 0.0, 0.0)
         self._targets = targets
         self._planner = planner
         self._cluster = cluster

@@ -32,7 +32,7 @@ HUB = Policy("process.sessions.hub", "tests.process.test_session_hub")
 QUEUE = Policy("router.admission.fair_queue", "tests.router.test_fair_queue")
 QUARANTINE = Policy("router.request.retry", "tests.router.test_replay")
 REPLICAS = Policy("router.placement.replicas", "tests.router.test_replicas")
-COSTS = Policy("router.placement.decide", "tests.router.test_placement_costs")
+COSTS = Policy("router.placement.policies", "tests.router.test_placement_costs", ("baton.router.placement.decide",))
 AT_REST = Policy("worker.at_rest.checker", "tests.worker.at_rest.test_rest_checker")
 
 MUTATIONS = [
@@ -82,8 +82,8 @@ MUTATIONS = [
     (REPLICAS, "fewer * (1 - SPARE)", "fewer", "replicas_fall_by_one_where_the_most_that_was_wanted_leaves_room"),
     (
         COSTS,
-        "_keep(workers) - 1.0, MAX_AFFINITY_MS + min(waits)",
-        "_keep(workers) - 1.0, MAX_AFFINITY_MS",
+        "_reuse_premium(workers) - 1.0, MAX_AFFINITY_MS + min(waits)",
+        "_reuse_premium(workers) - 1.0, MAX_AFFINITY_MS",
         "prompt_computed_again_costs_a_premium_that_the_shortest_wait_bounds",
     ),
     (AT_REST, "if not watch.broken:", "if True:", "block_given_away_while_it_is_summed_raises_no_alarm"),

@@ -49,7 +49,7 @@ else:
 
 PLACEMENT = """
 from dataclasses import replace
-from baton.router.placement.decide import Strategy
+from baton.router.placement.policies import Strategy
 from tests.fixtures.router_defaults import make_policy
 from tests.router.test_policies import DECODE, REQUEST
 

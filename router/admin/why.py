@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from baton.protos import admin_pb2
-from baton.router.cache.autopsy import NOWHERE, BlockRun, Found, Held, autopsy
-from baton.router.placement.colocated import ColocatedPrefill, LocalPrefills, colocated_prefill
+from baton.router.cache.autopsy import NOWHERE, FateRun, Found, Held, autopsy
+from baton.router.placement.colocated import LocalPrediction, LocalPrefills, colocated_prefill
 from baton.router.placement.decide import Decision
 from baton.router.trace.record import AttemptNote
 
@@ -26,7 +26,7 @@ def cache_autopsy(note: AttemptNote, number: int, salted: Held, worker_id: Worke
     )
 
 
-def _run(run: BlockRun, worker_id: WorkerId) -> admin_pb2.BlockRun:
+def _run(run: FateRun, worker_id: WorkerId) -> admin_pb2.BlockRun:
     return admin_pb2.BlockRun(
         first_block=run.first,
         blocks=run.blocks,
@@ -53,7 +53,7 @@ def _elsewhere(decision: Decision | None, computing: str) -> Held:
     return NOWHERE if best is None or not best.ready_blocks else Held(best.endpoint, best.ready_blocks)
 
 
-def colocated_of(note: AttemptNote) -> ColocatedPrefill | None:
+def colocated_of(note: AttemptNote) -> LocalPrediction | None:
     """Return the prediction for the decode worker; None where nothing was known, or there is no answer."""
     workers = note.decision.workers if note.decision is not None and not note.request.pooled else ()
     decode = next((view for view in workers if view.endpoint == note.placement.decode), None)

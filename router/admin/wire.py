@@ -12,7 +12,7 @@ from baton.router.fleet.adapters import AdapterView
 from baton.router.fleet.wire import versions_message
 from baton.router.placement.cluster import Departures, Worker
 from baton.router.placement.peer_load import Share
-from baton.router.trace.latency import Latency, Quantiles
+from baton.router.trace.latency import LatencyQuantiles, RecentFigures
 from baton.router.types.worker import WorkerDescription, WorkerReport
 
 ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: session_pb2.ROLE_DECODE}
@@ -23,7 +23,7 @@ def worker_status(
     cache: CacheStatus | None,
     tier: Known | None,
     departures: Departures,
-    tbt: Quantiles | None,
+    tbt: LatencyQuantiles | None,
     refused: str = "",
 ) -> admin_pb2.WorkerStatus:
     """Return a worker's status. `tbt`: of its newest answers. `refused`: why it gets no requests."""
@@ -71,7 +71,7 @@ def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStat
     )
 
 
-def latency_status(latency: Latency) -> admin_pb2.LatencyStatus:
+def latency_status(latency: RecentFigures) -> admin_pb2.LatencyStatus:
     """Return recent TTFT and TBT."""
     return admin_pb2.LatencyStatus(
         requests=latency.requests,

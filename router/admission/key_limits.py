@@ -61,7 +61,7 @@ class Bucket:
         self._filled_s = max(self._filled_s, now)
 
 
-class Meter:
+class KeyMeter:
     """Use of the limits of one API key."""
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
@@ -147,13 +147,13 @@ class KeyMeters:
     """The meters of all keys that have limits."""
 
     def __init__(self) -> None:
-        self._meters: dict[str, Meter] = {}
+        self._meters: dict[str, KeyMeter] = {}
 
-    def begin(self, tenant: str, limits: KeyLimits, now: float) -> Meter:
+    def begin(self, tenant: str, limits: KeyLimits, now: float) -> KeyMeter:
         """The meter on which this request has begun; call its `end` later. Raises: RateLimited."""
         meter = self._meters.get(tenant)
         if meter is None:
-            meter = self._meters[tenant] = Meter(tenant, limits, now)
+            meter = self._meters[tenant] = KeyMeter(tenant, limits, now)
         meter.follow(limits, now)
         meter.begin(now)
         return meter
@@ -165,7 +165,7 @@ class KeyMeters:
     def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
         """Charge what another router admitted, for a key that may be unknown here."""
         if tenant not in self._meters:
-            self._meters[tenant] = Meter(tenant, KeyLimits(), now)
+            self._meters[tenant] = KeyMeter(tenant, KeyLimits(), now)
         self._meters[tenant].taken_elsewhere(requests, tokens, now)
 
     def active_on_peers(self, active: Mapping[str, int]) -> None:

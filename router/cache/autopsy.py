@@ -101,7 +101,7 @@ class Fate(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRun:
+class FateRun:
     """Blocks of a prompt side by side that have one fate. `worker`: another one that has them (host:port)."""
 
     first: int
@@ -115,7 +115,7 @@ class BlockRun:
 class _Runs:
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
-        self.found: list[BlockRun] = []
+        self.found: list[FateRun] = []
         self.end = 0
 
     def up_to(self, end: int, fate: Fate, worker: str = "", ages: EvictedRun | None = None) -> None:
@@ -123,13 +123,13 @@ class _Runs:
         end = min(end, self._blocks)
         if end > self.end:
             least_s, most_s = (ages.least_age_s, ages.most_age_s) if ages is not None else (0.0, 0.0)
-            self.found.append(BlockRun(self.end, end - self.end, fate, worker, least_s, most_s))
+            self.found.append(FateRun(self.end, end - self.end, fate, worker, least_s, most_s))
             self.end = end
 
 
 def autopsy(
     blocks: int, look: CacheLook | None, found: Found | None, elsewhere: Held = NOWHERE, salted: Held = NOWHERE
-) -> tuple[BlockRun, ...]:
+) -> tuple[FateRun, ...]:
     """The fates of the first `blocks` blocks of a prompt, in order and without gaps.
 
     `look` None: the cache was not to be used. `found` None: it did not come to computing. `elsewhere`: the worker that

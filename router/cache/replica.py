@@ -10,7 +10,7 @@ from enum import StrEnum, auto
 
 from baton.router.cache.audit import CacheAudit
 from baton.router.cache.autopsy import NOWHERE, CacheLook, Held, SaltedNames
-from baton.router.cache.evictions import KEPT_EVICTIONS, MOST_EVICTIONS, Evictions
+from baton.router.cache.evictions import KEPT_EVICTIONS, MOST_EVICTIONS, EvictionLog
 from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.types.worker import CacheSum
 
@@ -19,7 +19,7 @@ BEHIND_S = 1.0  # changes that a report counts may take so long to arrive; it ma
 
 
 @dataclass(frozen=True, slots=True)
-class CacheChanges:
+class CacheUpdate:
     """Changes in one message of a worker; `sequence` counts the messages from 1."""
 
     sequence: int
@@ -62,7 +62,7 @@ class CacheReplica:
         self.resyncs = 0  # how often something was wrong
         self.wrong: Wrong | None = None  # the reason of the last resync
         self.audit = CacheAudit()
-        self.evictions = Evictions()
+        self.evictions = EvictionLog()
         self._worker = worker
         self._index = index
         self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
@@ -79,7 +79,7 @@ class CacheReplica:
     def disconnected(self) -> None:
         self.follows = self.exact = False
 
-    def take_changes(self, changes: CacheChanges, now: float) -> bool:
+    def take_changes(self, changes: CacheUpdate, now: float) -> bool:
         if not self.follows or changes.sequence <= self.sequence:
             return False  # the snapshot will have it, or it was here before
         if changes.sequence > self.sequence + 1:
@@ -200,7 +200,7 @@ class Caches:
         self._share_evictions()
         self.index.forget(worker)
 
-    def take_changes(self, worker: str, changes: CacheChanges, now: float) -> bool:
+    def take_changes(self, worker: str, changes: CacheUpdate, now: float) -> bool:
         cache = self._caches.get(worker)
         return cache is not None and cache.take_changes(changes, now)
 

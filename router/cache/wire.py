@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from baton.protos import cache_pb2, report_pb2
-from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.types.worker import CacheSum
 from baton.text.block_hash import HASH_BYTES
@@ -17,8 +17,8 @@ def tier_snapshot_part(snapshot: cache_pb2.TierSnapshot) -> TierSnapshotPart:
     return TierSnapshotPart(snapshot.sequence, snapshot.part, snapshot.parts, _pieces(snapshot.stored))
 
 
-def changes(events: cache_pb2.CacheEvents) -> CacheChanges:
-    return CacheChanges(events.sequence, _hashes(events.stored), _hashes(events.evicted))
+def changes(events: cache_pb2.CacheEvents) -> CacheUpdate:
+    return CacheUpdate(events.sequence, _hashes(events.stored), _hashes(events.evicted))
 
 
 def snapshot_part(snapshot: cache_pb2.CacheSnapshot) -> CacheSnapshotPart:

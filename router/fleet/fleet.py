@@ -21,7 +21,7 @@ from baton.process.security.cluster_secret import ClusterSecret
 from baton.process.security.tls import InternalTls
 from baton.protos import session_pb2
 from baton.router.admission.queue import CreditRequest
-from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierSnapshotPart
 from baton.router.fleet import wire as link_wire
 from baton.router.fleet.adapters import AdapterStore, ClusterAdapters
@@ -82,7 +82,7 @@ class WakeUpLimiter:
             asyncio.get_running_loop().call_soon(self._renew)
 
 
-class Arrival(NamedTuple):
+class WorkerArrival(NamedTuple):
     event: AttemptEvent
     at_s: float  # monotonic
 
@@ -99,12 +99,12 @@ class Inbox(Generic[Own]):
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
         self._wake_ups = wake_ups
-        self._arrivals: deque[Arrival] = deque()
+        self._arrivals: deque[WorkerArrival] = deque()
         self._own: deque[Own] = deque()
         self._reader: asyncio.Future[None] | None = None  # set while `take` waits for an event
 
     def put(self, event: AttemptEvent, now: float) -> None:
-        self._arrivals.append(Arrival(event, now))
+        self._arrivals.append(WorkerArrival(event, now))
         self._wake()
 
     def put_own(self, event: Own) -> None:
@@ -113,15 +113,15 @@ class Inbox(Generic[Own]):
         self._wake()
 
     @property
-    def first(self) -> Arrival | None:
+    def first(self) -> WorkerArrival | None:
         """Oldest worker event, which stays in the inbox; None if there is none."""
         return self._arrivals[0] if self._arrivals else None
 
-    def take_first(self) -> Arrival:
+    def take_first(self) -> WorkerArrival:
         """Remove the first worker event. Raises: IndexError if there is none."""
         return self._arrivals.popleft()
 
-    async def take(self) -> Arrival | Own:
+    async def take(self) -> WorkerArrival | Own:
         """Wait for the next event and remove it."""
         while not self._own and not self._arrivals:
             self._reader = asyncio.get_running_loop().create_future()
@@ -260,7 +260,7 @@ class WorkerLinks:
             self._send(endpoint, link_wire.snapshot_request(tier=True))
         self.on_change()
 
-    def on_cache_changes(self, endpoint: str, changes: CacheChanges) -> None:
+    def on_cache_changes(self, endpoint: str, changes: CacheUpdate) -> None:
         if self._cluster.caches.take_changes(endpoint, changes, time.monotonic()):
             self._resync(endpoint)
 

@@ -21,12 +21,12 @@ from baton.router.fleet.wire import versions_message, versions_of
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import (
     KeyUse,
-    PeerLoad,
     PeerRouterLoads,
     Prediction,
     RecentTakeovers,
     Share,
     Takeover,
+    WorkerLoad,
 )
 
 logger = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def share_from_wire(share: replica_pb2.RouterShare) -> Share:
     return Share(
         share.router_id,
         share.number,
-        {each.endpoint: PeerLoad(each.requests, each.tokens, each.blocks, each.slots) for each in share.loads},
+        {each.endpoint: WorkerLoad(each.requests, each.tokens, each.blocks, each.slots) for each in share.loads},
         tuple(
             Prediction(each.number, each.endpoint, _split(each.block_hashes), each.computed_tokens)
             for each in share.predictions

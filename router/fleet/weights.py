@@ -13,7 +13,7 @@ End = Callable[[Aborted], None]
 
 
 @dataclass(eq=False, slots=True)
-class OpenRequest:
+class TrackedRequest:
     digest: str
     end: End
     timer: asyncio.TimerHandle | None = None
@@ -30,7 +30,7 @@ class OpenRequests:
     can_compute: Callable[[Adapter | None], bool]
     in_force: ListedAdapter | None = None
     """Weights in place of those that workers were started with."""
-    _open: dict[str, set[OpenRequest]] = field(default_factory=dict)  # by digest
+    _open: dict[str, set[TrackedRequest]] = field(default_factory=dict)  # by digest
     _ends_at: dict[str, float] = field(default_factory=dict)  # by digest of replaced weights, on the loop's clock
 
     @property
@@ -48,7 +48,7 @@ class OpenRequests:
         with. `end`: makes it fail if its weights were replaced.
         """
         digest = own_weights if adapter is None else adapter.digest
-        request = OpenRequest(digest, end)
+        request = TrackedRequest(digest, end)
         is_first = digest not in self._open
         self._open.setdefault(digest, set()).add(request)
         if self._is_replaced(digest):
@@ -91,7 +91,7 @@ class OpenRequests:
     def _is_replaced(self, digest: str) -> bool:
         return self.in_force is not None and digest != self.in_force.adapter.digest
 
-    def _limit(self, request: OpenRequest) -> None:
+    def _limit(self, request: TrackedRequest) -> None:
         if request.timer is not None or self.in_force is None:
             return
         loop, grace_s = asyncio.get_running_loop(), self.in_force.grace_s

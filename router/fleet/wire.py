@@ -29,10 +29,10 @@ from baton.router.types.request import PreparedRequest, Sampling
 from baton.router.types.session import KeptSession
 from baton.router.types.worker import (
     Adapter,
-    BlockCounts,
-    Link,
+    KvLink,
     ListedAdapter,
     ModelDescription,
+    PoolBlocks,
     SessionReport,
     TierReport,
     WorkerAdapters,
@@ -387,7 +387,7 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
     return WorkerReport(
         limit_blocks=report.limit_blocks,
         limit_slots=report.limit_slots,
-        pages=BlockCounts(
+        pages=PoolBlocks(
             pages.total, pages.free, pages.cached, pages.held, pages.held_by_sequences, pages.held_by_transfers
         ),
         waiting_requests=report.waiting_requests,
@@ -399,7 +399,7 @@ def worker_report(report: report_pb2.Report) -> WorkerReport:
         cache_hit_tokens=report.cache_hit_tokens,
         preemptions=report.preemptions,
         unfilled_slots=report.unfilled_slots,
-        links=tuple(Link(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
+        links=tuple(KvLink(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
         cache=cache_wire.cache_sum(report.cache) if report.HasField("cache") else None,
         checked_blocks=report.checked_blocks,
         checksum_mismatches=report.checksum_mismatches,

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from baton.process.security.api_keys import KeyLimits
 from baton.router.http import metric_families as declared
 from baton.router.http.metrics import trace_link
-from baton.router.trace.record import Outcome, RequestRecord, stages
+from baton.router.trace.record import RequestOutcome, RequestRecord, stages
 
 MAX_NAMES = 200
 OTHERS = "(others)"
@@ -41,7 +41,7 @@ class KeyMetrics(Collector):
             return
         name = self._label(record.tenant)
         self._ended.labels(name, record.end.outcome.value).inc()
-        if record.end.outcome is Outcome.REFUSED and record.end.reason in _LIMITS:
+        if record.end.outcome is RequestOutcome.REFUSED and record.end.reason in _LIMITS:
             self._limited.labels(name, record.end.reason).inc()
         self._prompt_tokens.labels(name).inc(record.prompt_tokens)
         self._generated_tokens.labels(name).inc(record.completion_tokens)
@@ -78,7 +78,7 @@ class KeyMetrics(Collector):
         if is_known:
             self._names.add(name)
         label = name if is_known else OTHERS
-        for outcome in Outcome:
+        for outcome in RequestOutcome:
             self._ended.labels(label, outcome.value)
         for limit in _LIMITS:
             self._limited.labels(label, limit)

@@ -23,7 +23,7 @@ from baton.router.http.metric_families import TracedHistogram, TraceLink
 from baton.router.placement.cluster import Cluster, Departures
 from baton.router.readiness import Readiness
 from baton.router.request.journal import Journal, Streams
-from baton.router.trace.record import Outcome, RequestRecord, stages
+from baton.router.trace.record import RequestOutcome, RequestRecord, stages
 from baton.router.types.events import FailureReason
 from baton.router.types.request import Operation
 from baton.router.types.response import Stages
@@ -113,7 +113,7 @@ class RequestMetrics(Collector):
     def _observe_choices(self, record: RequestRecord) -> None:
         for reason in record.finish_reasons:
             self._choices.labels(record.model, ENGINE, reason).inc()
-        if record.end is not None and record.end.outcome is Outcome.CANCELLED:
+        if record.end is not None and record.end.outcome is RequestOutcome.CANCELLED:
             choices = record.prepared.n if record.prepared is not None else 1
             self._choices.labels(record.model, ENGINE, "abort").inc(choices - len(record.finish_reasons))
 
@@ -125,7 +125,7 @@ class RequestMetrics(Collector):
         generated = counts.generated_tokens
         yield declared.GENERATED_TOKENS.filled({(model, ENGINE): count for model, count in generated.items()})
         yield declared.REQUESTS_STARTED.filled({(): counts.started})
-        ended = {(Outcome.FAILED, reason): 0 for reason in COUNTED_FAILURES} | dict(counts.ended)
+        ended = {(RequestOutcome.FAILED, reason): 0 for reason in COUNTED_FAILURES} | dict(counts.ended)
         yield declared.REQUESTS_ENDED.filled({(end.value, reason): count for (end, reason), count in ended.items()})
 
     def _of(self, model: str) -> ModelMetrics:

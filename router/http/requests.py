@@ -36,7 +36,7 @@ from baton.router.model.served_model import TokenizerWorker
 from baton.router.public.access import Caller
 from baton.router.public.chat import EFFORT, THINKING, ChatAsked, ReadChat, read_chat
 from baton.router.public.tools import Function, ToolChoice, ToolsAsked
-from baton.router.trace.record import Reader
+from baton.router.trace.record import CallReader
 from baton.router.types.request import (
     SESSION_HEADER,
     ChatPrompt,
@@ -66,7 +66,7 @@ class HttpCall:
     caller: Caller
     session: str  # from the header x-session-id
     trace: TraceContext | None  # the caller's span
-    reader: Reader = field(default_factory=Reader)
+    reader: CallReader = field(default_factory=CallReader)
 
 
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)

@@ -28,7 +28,7 @@ MOST_MARKS = 16
 """The search for marks tries them one by one, and some tokenizers have thousands."""
 
 
-class Part(NamedTuple):
+class TextPart(NamedTuple):
     """Part of a text, in characters. Tokenised from `start` on, where the mark begins that the previous part
     ends with.
     """
@@ -54,13 +54,13 @@ class Marks:
     window_characters: int = WINDOW_CHARACTERS
     cuts_words: bool = False
 
-    def parts(self, text: str) -> list[Part]:
+    def parts(self, text: str) -> list[TextPart]:
         """Return all parts of the text. Every part but the last is the same in all texts with that beginning."""
-        parts, start, begin = list[Part](), 0, 0
+        parts, start, begin = list[TextPart](), 0, 0
         while (cut := self._cut(text, begin + self.part_characters)) is not None:
-            parts.append(Part(start, begin, cut.end()))
+            parts.append(TextPart(start, begin, cut.end()))
             start, begin = cut.span()
-        return [*parts, Part(start, begin, len(text))]
+        return [*parts, TextPart(start, begin, len(text))]
 
     def _cut(self, text: str, position: int) -> re.Match[str] | None:
         """The first cut from there on; in the first window behind a mark only. It depends on nothing behind it."""

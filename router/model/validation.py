@@ -67,7 +67,7 @@ LENGTH_PENALTIES = NumberRange(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnValues:
     """Random values for fields that a client may leave out, drawn by the caller: this module is deterministic."""
 
     request_id: str
@@ -75,7 +75,7 @@ class Drawn:
 
 
 def validate(
-    request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: Drawn
+    request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: DrawnValues
 ) -> ValidRequest:
     """Check everything that needs no tokenizer and fills in the defaults.
 

@@ -15,7 +15,7 @@ from baton.router.cache.prefix_index import Hits
 from baton.router.cache.replica import Caches
 from baton.router.cache.tiers import TierDirectories
 from baton.router.placement.decide import Placement
-from baton.router.placement.peer_load import NOTHING, PeerLoad, RecentPredictions
+from baton.router.placement.peer_load import NOTHING, RecentPredictions, WorkerLoad
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter, WorkerAdapters, WorkerDescription, WorkerReport
@@ -51,7 +51,7 @@ def _in_turn(workers: Sequence[str], count: int, turn: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
+class AttemptCharge:
     """The resources that one attempt takes on one worker."""
 
     tokens: int
@@ -67,7 +67,7 @@ class Charges:
     __slots__ = ("_charges", "blocks", "load_ms", "prompt_tokens", "slots", "tokens")
 
     def __init__(self) -> None:
-        self._charges: dict[int, Charge] = {}
+        self._charges: dict[int, AttemptCharge] = {}
         self.tokens = self.blocks = self.slots = self.prompt_tokens = 0
         self.load_ms = 0.0
 
@@ -77,7 +77,7 @@ class Charges:
     def __iter__(self) -> Iterator[int]:
         return iter(self._charges)
 
-    def add(self, attempt_id: int, charge: Charge) -> None:
+    def add(self, attempt_id: int, charge: AttemptCharge) -> None:
         """Replace its earlier charge."""
         self.give_back(attempt_id)
         self._charges[attempt_id] = charge
@@ -105,7 +105,7 @@ class Charges:
             self.prompt_tokens -= charge.prompt_tokens
             self._loaded(charge)
 
-    def _loaded(self, charge: Charge) -> None:
+    def _loaded(self, charge: AttemptCharge) -> None:
         """Add a charge to the load; rounding errors do not accumulate."""
         self.load_ms = max(0.0, self.load_ms - charge.load_ms) if self._charges else 0.0
 
@@ -161,7 +161,7 @@ WINDOW_S = 15.0
 
 
 @dataclass(slots=True)
-class _Share:
+class _RecentTokens:
     tokens: float = 0.0
     age: float = 0.0  # when it was brought up to date
 
@@ -170,13 +170,13 @@ class RecentWork:
     """Distribution of recent work among workers. It ages with assigned work, not with time."""
 
     def __init__(self) -> None:
-        self._shares: dict[str, _Share] = {}
+        self._shares: dict[str, _RecentTokens] = {}
         self.age = 0.0  # in windows, ever growing
 
     def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
         """Add tokens that the worker must compute. `tokens_per_s`: the rate of all workers together."""
         self.age += tokens / (WINDOW_S * tokens_per_s)
-        share = self._shares.setdefault(worker, _Share(age=self.age))
+        share = self._shares.setdefault(worker, _RecentTokens(age=self.age))
         share.tokens = share.tokens * math.exp(share.age - self.age) + tokens
         share.age = self.age
 
@@ -262,7 +262,7 @@ class PairCircuitBreaker:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedProcess:
     """A process that answers at the worker's endpoint and must not be used."""
 
     why: str
@@ -288,7 +288,7 @@ class Worker:
     view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
     hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
     name: str = ""  # in membership
-    refused: Refused | None = None
+    refused: RefusedProcess | None = None
 
     @property
     def available(self) -> bool:
@@ -337,7 +337,7 @@ class Cluster:
         self.pairs = PairCircuitBreaker()
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
         """Counts by worker name, as this router observed them."""
-        self._peer_loads: Mapping[str, PeerLoad] = {}
+        self._peer_loads: Mapping[str, WorkerLoad] = {}
         self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
         self.rates = RateLedger()
         """Measurements of all workers."""
@@ -394,7 +394,7 @@ class Cluster:
 
     def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
         """The process there must not be used. Whether that is news; a connection takes it back."""
-        worker, refused = self._workers[endpoint], Refused(why, description)
+        worker, refused = self._workers[endpoint], RefusedProcess(why, description)
         if worker.refused is not None and worker.refused.why == why:
             return False
         worker.refused = refused
@@ -525,20 +525,20 @@ class Cluster:
         self._computes(placement.computing, uncached)
         self._expect(placement.computing, attempt_id, block_hashes, uncached)
         if placement.computes_for_others:
-            self._charge(placement.computing, attempt_id, Charge(tokens=uncached, load_ms=placement.load_ms))
+            self._charge(placement.computing, attempt_id, AttemptCharge(tokens=uncached, load_ms=placement.load_ms))
         if request.pooled and placement.computes_for_others:
             return
         tokens = request.prompt_tokens + request.choices * request.charged_answer_tokens
         own_tokens = 0 if placement.prefill is not None else uncached
         load_ms = 0.0 if placement.prefill is not None else placement.load_ms
         blocks = 0 if request.pooled else request.charged_blocks
-        decode = Charge(tokens, blocks, request.choices, prompt_tokens=own_tokens, load_ms=load_ms)
+        decode = AttemptCharge(tokens, blocks, request.choices, prompt_tokens=own_tokens, load_ms=load_ms)
         self._charge(placement.decode, attempt_id, decode)
 
-    def own_loads(self) -> dict[str, PeerLoad]:
+    def own_loads(self) -> dict[str, WorkerLoad]:
         """Return this router's charges by worker, as they are sent to the other routers."""
         return {
-            worker.endpoint: PeerLoad(
+            worker.endpoint: WorkerLoad(
                 requests=len(worker.charges),
                 tokens=worker.charges.tokens,
                 blocks=worker.charges.blocks,
@@ -548,7 +548,7 @@ class Cluster:
             if worker.charges
         }
 
-    def others_have(self, loads: Mapping[str, PeerLoad]) -> None:
+    def others_have(self, loads: Mapping[str, WorkerLoad]) -> None:
         """The other routers' charges by worker; replaces the earlier ones."""
         if loads != self._peer_loads:
             self._peer_loads = loads
@@ -602,7 +602,7 @@ class Cluster:
         self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
         self._workers[endpoint].changed()
 
-    def _charge(self, endpoint: str, attempt_id: int, charge: Charge) -> None:
+    def _charge(self, endpoint: str, attempt_id: int, charge: AttemptCharge) -> None:
         worker = self._workers[endpoint]
         worker.charges.add(attempt_id, charge)
         worker.changed()

@@ -1,4 +1,4 @@
-"""Cost of a prompt that its decode worker computes itself, and the accuracy of such predictions. Pure."""
+"""Predicted time of a prompt that its decode worker computes itself, and the accuracy of such predictions. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -11,39 +11,39 @@ from baton.router.types.placement import Measured, PlacementRequest, WorkerRates
 
 KEPT_PREDICTIONS = 256
 ALIKE_FACTOR = 4.0
-"""Prompts are alike whose lengths differ by no more."""
+"""Maximum ratio of the lengths of two prompts that count as similar."""
 
 
 class Basis(StrEnum):
     """Basis of a predicted rate."""
 
-    MEASURED = auto()  # prompts on this worker, with answers beside them if it has any now
-    ASSUMED = auto()  # other workers, or prompts without answers beside them
+    MEASURED = auto()  # on this worker, with running answers if it has any now
+    ASSUMED = auto()  # on other workers, or without running answers
 
 
 @dataclass(frozen=True, slots=True)
-class ColocatedPrefill:
-    """Times from the dispatch on."""
+class LocalPrediction:
+    """Predicted times of a prompt on its decode worker, counted from the dispatch."""
 
     basis: Basis
-    wait_ms: float  # for the prompts before it
+    wait_ms: float  # queueing behind other prompts
     compute_ms: float
-    prompt_tokens: int  # that the worker does not have
-    answers: int  # that run there
-    answers_gap_ms: float  # expected time between their tokens
+    prompt_tokens: int  # uncached tokens
+    answers: int  # running answers of the worker
+    answers_gap_ms: float  # expected time between tokens of those answers
 
     @property
     def ttft_ms(self) -> float:
         return self.wait_ms + self.compute_ms
 
 
-def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> ColocatedPrefill | None:
+def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> LocalPrediction | None:
     """Predict the prefill at this decode worker; None if no prompt rate was ever measured."""
     basis = _basis(decode.rates, has_answers(decode))
     if basis is None:
         return None
     expected = expected_here(request, decode)
-    return ColocatedPrefill(
+    return LocalPrediction(
         basis,
         expected.wait_ms,
         expected.compute_ms + expected.load_ms,
@@ -54,7 +54,7 @@ def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> Colocate
 
 
 def _basis(rates: WorkerRates, beside: bool) -> Basis | None:
-    """Return the basis of the rate next to `beside` answers."""
+    """Return the basis of the prompt rate. `beside`: answers run on the worker. None: the rate was never measured."""
     if beside and rates.beside_tokens_per_s is not None:
         return Basis.MEASURED
     if rates.prefill_measured is Measured.NOWHERE:
@@ -63,12 +63,12 @@ def _basis(rates: WorkerRates, beside: bool) -> Basis | None:
 
 
 class PredictionError(NamedTuple):
-    """Error of predictions for prompts that decode workers computed themselves."""
+    """Error of the predictions for similar prompts that decode workers computed."""
 
     requests: int
-    median_tokens: int  # that the workers did not have
+    median_tokens: int  # uncached tokens
     median_error: float  # |predicted - measured| over measured
-    median_ratio: float  # measured over predicted
+    median_ratio: float  # measured / predicted
 
 
 class _Measured(NamedTuple):
@@ -78,30 +78,28 @@ class _Measured(NamedTuple):
 
 
 class LocalPrefills:
-    """The newest prompts that decode workers computed: when the first token was expected, and when it came."""
+    """Predicted and measured TTFT of the newest prompts that decode workers computed."""
 
     def __init__(self, kept: int = KEPT_PREDICTIONS) -> None:
         self._measured: deque[_Measured] = deque(maxlen=kept)
 
     def take(self, prompt_tokens: int, predicted_ms: float, measured_ms: float) -> None:
-        """Tokens that were to be computed, and the time from the dispatch to the first token. A time that is not
-        positive says nothing.
-        """
+        """Add a prompt: its uncached tokens, and its TTFT from the dispatch. Non-positive times are ignored."""
         if predicted_ms > 0.0 and measured_ms > 0.0:
             self._measured.append(_Measured(prompt_tokens, predicted_ms, measured_ms))
 
     def error(self, prompt_tokens: int) -> PredictionError | None:
-        """Return the error for prompts of about that length, or of all; None without any.
+        """Return the error for prompts of similar length, or for all if there is none; None without any prompt.
 
-        A remainder of few tokens takes little more than a round trip, and says nothing about a long prompt.
+        The length matters: a few uncached tokens take little more than a round trip.
         """
         low, high = prompt_tokens / ALIKE_FACTOR, prompt_tokens * ALIKE_FACTOR
-        alike = [each for each in self._measured if low <= each.prompt_tokens <= high] or self._measured
-        if not alike:
+        similar = [each for each in self._measured if low <= each.prompt_tokens <= high] or self._measured
+        if not similar:
             return None
         return PredictionError(
-            len(alike),
-            round(median(each.prompt_tokens for each in alike)),
-            median(abs(each.predicted_ms - each.measured_ms) / each.measured_ms for each in alike),
-            median(each.measured_ms / each.predicted_ms for each in alike),
+            len(similar),
+            round(median(each.prompt_tokens for each in similar)),
+            median(abs(each.predicted_ms - each.measured_ms) / each.measured_ms for each in similar),
+            median(each.measured_ms / each.predicted_ms for each in similar),
         )

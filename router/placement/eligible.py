@@ -1,6 +1,6 @@
-"""The one place that says why a worker cannot take a request, or stands behind others for it.
+"""Reasons why a worker cannot take a request, or only if no other worker can.
 
-`decide` filters the workers by these functions, and an explanation of its decision lists their reasons.
+decide.py filters workers by these functions, and `baton why` shows the reasons that they return.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.versions import POOLING_PROTOCOL
 
 POOLED_AHEAD_MS = 500.0
-"""Maximum time that the prompts ahead of a pooled one may take on its worker.
+"""Maximum queueing time of a pooled prompt on its worker.
 
-Pooled requests above it wait in the router, where callers take turns, so that prompts of answers find short queues.
+Longer queues form in the router, where tenants take turns, so that prompts with answers find short queues on workers.
 """
 
 
 class Reason(StrEnum):
-    """Reason why a worker does not take a request, in the words that an operator reads."""
+    """Reason why a worker is no candidate, as operators read it."""
 
     OTHER_MODEL = "it has another model, other weights, or not this adapter"
     TOO_FEW_SLOTS = "its batch has fewer slots than the request has choices"
@@ -36,9 +36,9 @@ class Reason(StrEnum):
 
 
 NEVER = frozenset({Reason.OTHER_MODEL, Reason.TOO_FEW_SLOTS, Reason.POOL_TOO_SMALL})
-"""Reasons that remain however long the request waits."""
+"""Reasons that waiting does not remove."""
 
-_DECODE = WorkerRole.DECODE  # looked up for every worker and request
+_DECODE = WorkerRole.DECODE  # looking up an enum member is slow in a hot path
 
 
 def ineligible(request: PlacementRequest, worker: WorkerView) -> Reason | None:
@@ -52,7 +52,7 @@ def ineligible(request: PlacementRequest, worker: WorkerView) -> Reason | None:
 
 
 def _cannot_pool(request: PlacementRequest, worker: WorkerView) -> Reason | None:
-    """Return why the worker cannot compute a vector now. It takes no credit: no answer keeps the blocks."""
+    """Return why the worker cannot compute a vector now. A vector needs no credit, since no answer keeps the blocks."""
     if worker.protocol < POOLING_PROTOCOL:
         return Reason.NO_VECTORS
     if request.longest_blocks > worker.total_blocks:
@@ -67,8 +67,8 @@ def _cannot_pool(request: PlacementRequest, worker: WorkerView) -> Reason | None
 def _without_credit(request: PlacementRequest, worker: WorkerView) -> Reason | None:
     """Return why this router's credit on a decode worker does not cover the request.
 
-    A request that is charged more than a complete worker gets one that lends all its blocks and has no other request.
-    One that is charged more than this router's share is lent the rest (router/admission/queue.py).
+    A request whose charge exceeds the worker's total blocks needs credit for all blocks, and no other request of this
+    router there. A charge above this router's share is lent (router/admission/queue.py).
     """
     choices, used_blocks, limit_blocks = request.choices, worker.used_blocks, worker.limit_blocks
     if choices > worker.total_slots:
@@ -83,9 +83,9 @@ def _without_credit(request: PlacementRequest, worker: WorkerView) -> Reason | N
 
 
 def deferred_prefill(request: PlacementRequest, worker: WorkerView, decode: Sequence[WorkerView] = ()) -> Reason | None:
-    """Return why a worker computes the prompt only if every other one is deferred too.
+    """Return why a prefill worker is a candidate only if all others are deferred too; None if it is not deferred.
 
-    `decode`: workers that may make the answer; empty for a pooled request.
+    `decode`: candidates for the answer; empty for a pooled request.
     """
     if worker.endpoint in request.avoided_prefill:
         return Reason.FAILED_BEFORE
@@ -96,6 +96,6 @@ def deferred_prefill(request: PlacementRequest, worker: WorkerView, decode: Sequ
 
 
 def deferred_decode(request: PlacementRequest, worker: WorkerView, prefill: WorkerView | None) -> Reason | None:
-    """Return why a decode worker takes the KV of `prefill` only if every other one is deferred too."""
+    """Return why a decode worker receives KV from `prefill` only if all others are deferred too; None if it is not."""
     is_broken = prefill is not None and (prefill.endpoint, worker.endpoint) in request.broken_pairs
     return Reason.BROKEN_PAIR if is_broken else None

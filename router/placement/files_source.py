@@ -1,6 +1,6 @@
-"""Decision whether a prefill worker fetches blocks that are in files of a directory that it does not read. Pure.
+"""Decision whether a prefill worker fetches blocks from files of a directory that it cannot read. Pure.
 
-A worker that reads the files loads the blocks into its pool, and they are fetched from there.
+A worker that can read the directory loads the blocks into its pool, from which they are fetched.
 """
 
 from collections.abc import Sequence
@@ -11,20 +11,20 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 
 
 class FetchSource(NamedTuple):
-    """A worker that a prefill worker may fetch the first `blocks` of a prompt from."""
+    """Worker from which a prefill worker may fetch the first `blocks` of a prompt."""
 
     worker: WorkerView
     blocks: int
-    loaded_blocks: int = 0  # the last ones of them, which it loads from files first
+    loaded_blocks: int = 0  # last part of `blocks`, which the worker loads from files first
     load_bytes_per_s: float = 0.0
 
 
 def files_source(
     request: PlacementRequest, suited: Sequence[WorkerView], prefill: WorkerView, more_than_blocks: int
 ) -> FetchSource | None:
-    """The first one with most blocks, if it loads and the prefill worker fetches them sooner than that computes them.
+    """Return the worker with most blocks, if loading and fetching them is faster than computing them.
 
-    Blocks that are expected in a pool may not be in files: of such a prompt only what the pool has can be fetched.
+    Workers that expect blocks of a prompt in flight are skipped: those blocks may not be in files.
     """
     best, reusable = None, request.reusable_blocks
     had_blocks = known_tokens(request, prefill) // request.block_tokens

@@ -1,4 +1,4 @@
-"""Choice of the worker that takes over what a leaving worker keeps for a session. Pure."""
+"""Choice of the worker that receives the blocks that a leaving worker keeps for a session. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,10 +6,9 @@ from baton.router.placement.cluster import Worker
 
 
 def taker(workers: Iterable[Worker], leaving: Worker, blocks: int, handed: Mapping[str, int]) -> str | None:
-    """Endpoint of the worker with most unprotected blocks; None where none has so many.
+    """Return the worker of the same role and model with most unprotected blocks; None if none has `blocks` of them.
 
-    Only workers of the same role, whose KV has the same names, can. `handed`: blocks that each was given since its last
-    report.
+    `handed`: blocks handed to each worker since its last report.
     """
     description = leaving.description
     spare: dict[str, int] = {}

@@ -23,7 +23,7 @@ MAX_AGE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class PeerLoad:
+class WorkerLoad:
     """The charges of others on one worker."""
 
     requests: int = 0
@@ -31,8 +31,8 @@ class PeerLoad:
     blocks: int = 0
     slots: int = 0
 
-    def plus(self, other: "PeerLoad") -> "PeerLoad":
-        return PeerLoad(
+    def plus(self, other: "WorkerLoad") -> "WorkerLoad":
+        return WorkerLoad(
             self.requests + other.requests,
             self.tokens + other.tokens,
             self.blocks + other.blocks,
@@ -40,7 +40,7 @@ class PeerLoad:
         )
 
 
-NOTHING = PeerLoad()
+NOTHING = WorkerLoad()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Share:
 
     router_id: bytes
     number: int
-    loads: Mapping[str, PeerLoad]  # by endpoint
+    loads: Mapping[str, WorkerLoad]  # by endpoint
     predictions: Sequence[Prediction]
     takeovers: Sequence[Takeover] = ()
     keys: Mapping[str, KeyUse] = field(default_factory=dict)  # with limits, by name
@@ -125,9 +125,9 @@ class PeerRouterLoads:
             if now - other.received_s > MAX_AGE_S:
                 del self._others[router_id]
 
-    def loads(self) -> dict[str, PeerLoad]:
+    def loads(self) -> dict[str, WorkerLoad]:
         """Return the load of all others together, by endpoint."""
-        total: dict[str, PeerLoad] = {}
+        total: dict[str, WorkerLoad] = {}
         for other in self._others.values():
             for endpoint, load in other.share.loads.items():
                 total[endpoint] = total.get(endpoint, NOTHING).plus(load)

@@ -87,7 +87,7 @@ class PlannerTiming:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class PlannerVerdict:
     """Verdict. `to`: the role that one worker of the other should take; None: no change."""
 
     to: WorkerRole | None
@@ -105,7 +105,7 @@ class Planner:
         self._wanted_since_s = 0.0
         self._changed_s: float | None = None
 
-    def look(self, situation: Situation, now: float) -> Verdict:
+    def look(self, situation: Situation, now: float) -> PlannerVerdict:
         wanted, why = _worth_it(situation)
         if wanted is not self._wanted:
             self._wanted, self._wanted_since_s = wanted, now
@@ -113,7 +113,7 @@ class Planner:
             wanted, why = None, f"{why}; for {now - self._wanted_since_s:.0f} s so far"
         elif wanted is not None and self._cooling(now):
             wanted, why = None, f"{why}; the last change is less than {self._timing.cool_down_s:g} s ago"
-        return Verdict(wanted, why, situation.prefill.level, situation.decode.level)
+        return PlannerVerdict(wanted, why, situation.prefill.level, situation.decode.level)
 
     def changed(self, now: float) -> None:
         """A worker was asked to change its role."""

@@ -109,7 +109,7 @@ def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgumen
 
 
 @dataclass(slots=True)
-class _Choice:
+class _ReadChoice:
     """Choice as far as it was read. `calls` and `text_bytes` are those that the client already has."""
 
     reader: OutputParser
@@ -158,7 +158,7 @@ class Parts:
         self._chat = chat
         self._is_resumed = bool(received)
         self._choices = {
-            each.index: _Choice(chat.reader(), len(each.token_ids), each.calls, each.text_bytes, each.finished)
+            each.index: _ReadChoice(chat.reader(), len(each.token_ids), each.calls, each.text_bytes, each.finished)
             for each in received
         }
 
@@ -187,11 +187,11 @@ class Parts:
         if finished.HasField("usage") and not self._is_resumed and any(reader.thinks for reader in readers):
             finished.usage.reasoning_tokens = sum(reader.thought_tokens for reader in readers)
 
-    def _choice(self, index: int) -> _Choice:
-        return self._choices.get(index) or self._choices.setdefault(index, _Choice(self._chat.reader()))
+    def _choice(self, index: int) -> _ReadChoice:
+        return self._choices.get(index) or self._choices.setdefault(index, _ReadChoice(self._chat.reader()))
 
     def _parts(
-        self, index: int, choice: _Choice, pieces: Sequence[OutputPiece]
+        self, index: int, choice: _ReadChoice, pieces: Sequence[OutputPiece]
     ) -> Iterator[Delta | baton_pb2.ChatResponse]:
         for piece in pieces:
             match piece:

@@ -13,7 +13,7 @@ from baton.process.errors import DeadlineExceeded, Internal, InvalidArgument
 from baton.process.telemetry.trace_context import TraceContext
 from baton.router.dispatcher import Dispatcher
 from baton.router.public.access import Caller
-from baton.router.trace.record import Leave, Reader
+from baton.router.trace.record import CallReader, Leave
 from baton.router.types.request import (
     AnyPrompt,
     ChatPrompt,
@@ -45,7 +45,7 @@ class Vectors:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class ScoredDocuments:
     """Scores, one for each document, in order."""
 
     model: str
@@ -67,7 +67,7 @@ class VectorCall:
     session: str = ""
     time_left_s: float | None = None
     trace: TraceContext | None = None
-    reader: Reader = field(default_factory=Reader)
+    reader: CallReader = field(default_factory=CallReader)
 
     async def embed(
         self, inputs: Sequence[Prompt], dimensions: int | None = None, prompt_name: str | None = None
@@ -86,7 +86,7 @@ class VectorCall:
         numbers = [finish_vector(summary.pooled, pooler.normalises, dimensions) for summary in summaries]
         return Vectors(chosen.name, numbers, _usage(summaries), one_version(each.version for each in summaries))
 
-    async def score(self, queries: Sequence[str], documents: Sequence[str]) -> Scores:
+    async def score(self, queries: Sequence[str], documents: Sequence[str]) -> ScoredDocuments:
         """Compute scores of one query for all documents, or one for each. Raises: BatonError."""
         _check_count(DOCUMENTS, len(documents))
         if len(queries) not in (1, len(documents)):
@@ -101,13 +101,13 @@ class VectorCall:
         others = await self._pooled(prompted(map(TextPrompt, documents), pooler), pooler.pooling, DOCUMENTS)
         scores = [cosine(ones[index % len(ones)].pooled, each.pooled) for index, each in enumerate(others)]
         version = one_version(each.version for each in (*ones, *others))
-        return Scores(chosen.name, scores, _usage([*ones, *others]), version)
+        return ScoredDocuments(chosen.name, scores, _usage([*ones, *others]), version)
 
-    async def _reranked(self, model: str, pairs: Sequence[PairPrompt], score: LogitScore) -> Scores:
+    async def _reranked(self, model: str, pairs: Sequence[PairPrompt], score: LogitScore) -> ScoredDocuments:
         prompts = [each if score.pair else _rendered(each) for each in pairs]
         summaries = await self._pooled(prompts, score.pooling, DOCUMENTS)
         scores = [score.value(each.pooled) for each in summaries]
-        return Scores(model, scores, _usage(summaries), one_version(each.version for each in summaries))
+        return ScoredDocuments(model, scores, _usage(summaries), one_version(each.version for each in summaries))
 
     async def _pooled(self, prompts: Sequence[AnyPrompt], pooling: Pooling, name: str) -> list[Summary]:
         """Compute pooled prompts in order; `name`: the call's field. The first failure cancels the others.

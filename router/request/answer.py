@@ -262,7 +262,7 @@ class _Choice:
                 return None
 
 
-class Answer:
+class RequestAnswer:
     """Answer with all choices of a request."""
 
     def __init__(
@@ -302,7 +302,7 @@ class BestOf:
     The best has the highest mean log-probability per token, as OpenAI defines it; a stop string is no part of it.
     """
 
-    def __init__(self, made: Answer, n: int, with_logprobs: bool) -> None:
+    def __init__(self, made: RequestAnswer, n: int, with_logprobs: bool) -> None:
         self._made = made
         self._n = n
         self._with_logprobs = with_logprobs

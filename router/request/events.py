@@ -83,10 +83,12 @@ class Delivered:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class RequestClosed:
     """The client wants no more, or the answer failed. `phase`: the request's, unless it is finished."""
 
     phase: RequestPhase
 
 
-OwnEvent = Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Superseded | Delivered | Closed
+OwnEvent = (
+    Begun | TurnCame | Placed | Refused | KvOverdue | RetryDue | Deadline | Superseded | Delivered | RequestClosed
+)

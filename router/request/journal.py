@@ -26,7 +26,7 @@ from baton.protos import journal_pb2, kept_session_pb2, sampling_pb2
 from baton.router.fleet import wire as link_wire
 from baton.router.fleet.peers import is_cancelled
 from baton.router.model.served_model import ChosenModel
-from baton.router.request.resume import AttemptLocation, Received, ResumeRequest, Resumption
+from baton.router.request.resume import AttemptLocation, ReceivedAnswer, ResumeRequest, Resumption
 from baton.router.types.request import (
     LogitRules,
     Operation,
@@ -110,7 +110,7 @@ def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
     return digest.hexdigest()[:_KEY_DIGITS]
 
 
-class Entry:
+class JournalEntry:
     """Record of one stream: changed as the stream proceeds, left once."""
 
     def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
@@ -167,17 +167,17 @@ class Journal:
         self._to_bytes = to_bytes
         self._on_seized = on_seized
         self._clock = clock or time.monotonic
-        self._live: dict[str, Entry] = {}
-        self._noted: dict[str, Entry] = {}  # to be written; an entry that is not live any more has ended
+        self._live: dict[str, JournalEntry] = {}
+        self._noted: dict[str, JournalEntry] = {}  # to be written; an entry that is not live any more has ended
         self._changed = asyncio.Event()
         self.problem = ""
         """Reason why the store rejected the last records."""
 
     def open(
         self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
-    ) -> Entry:
+    ) -> JournalEntry:
         """Open a stream's record; the first `placed` writes it. `seize`: another router may have it until now."""
-        entry = Entry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
+        entry = JournalEntry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
         self._live[key] = entry
         return entry
 
@@ -186,17 +186,17 @@ class Journal:
         entry = self._live.get(key)
         return entry.record if entry is not None else None
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: JournalEntry) -> None:
         if self._live.get(entry.key) is not entry:
             return  # its stream was resumed here since
         self._put(entry)
 
-    def ended(self, entry: Entry) -> None:
+    def ended(self, entry: JournalEntry) -> None:
         if self._live.get(entry.key) is entry:
             del self._live[entry.key]
             self._put(entry, urgent=False)
 
-    def _put(self, entry: Entry, urgent: bool = True) -> None:
+    def _put(self, entry: JournalEntry, urgent: bool = True) -> None:
         """Delay non-urgent changes until the next urgent one, at most ENDS_WAIT_S, to spare calls to Redis."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
@@ -227,9 +227,9 @@ class Journal:
                     self._noted.setdefault(entry.key, entry)
                 return
 
-    def _batch(self) -> dict[Entry, JournalChange]:
+    def _batch(self) -> dict[JournalEntry, JournalChange]:
         """The oldest that are noted, a call's worth."""
-        changes: dict[Entry, JournalChange] = {}
+        changes: dict[JournalEntry, JournalChange] = {}
         size = 0
         while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
             entry = self._noted.pop(next(iter(self._noted)))
@@ -239,7 +239,7 @@ class Journal:
                 size += len(change.value or b"")
         return changes
 
-    def _change(self, entry: Entry) -> JournalChange | None:
+    def _change(self, entry: JournalEntry) -> JournalChange | None:
         live = self._live.get(entry.key) is entry
         left_s = entry.deadline_s - self._clock() if live else GRACE_S
         record = entry.record
@@ -330,14 +330,16 @@ class Streams:
         record = from_bytes(data, asked.tenant, block_tokens) if data is not None else None
         return None if record is None else replace(record, request=replace(record.request, groups=groups))
 
-    def resumption(self, received: Received, record: Record | None) -> Resumption:
+    def resumption(self, received: ReceivedAnswer, record: Record | None) -> Resumption:
         """An answer is not adopted where its stream lives here: its workers forget it when that one ends."""
         if record is None or (record.stream in self._lives and record.router_id == self._router_id):
             return Resumption(received)
         return Resumption(received, record.router_id, record.places)
 
     @contextmanager
-    def open(self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float) -> Iterator[Entry | None]:
+    def open(
+        self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float
+    ) -> Iterator[JournalEntry | None]:
         """Open a stream for the duration of the context. A newer stream of the request expires `life`; without `life`
         the stream cannot be resumed.
         """
@@ -360,7 +362,7 @@ class Streams:
             if entry is not None:
                 entry.end()
 
-    def _open_entry(self, beginning: Beginning, number: int, deadline_s: float) -> Entry | None:
+    def _open_entry(self, beginning: Beginning, number: int, deadline_s: float) -> JournalEntry | None:
         if self._journal is None:
             return None
         seize = beginning.resumption is not None

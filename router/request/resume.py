@@ -12,7 +12,7 @@ from baton.process.errors import InvalidArgument
 from baton.process.foreign_text import identifier_fault
 from baton.router.model.validation import check_token_ids
 from baton.router.request.answer import NotRepeated
-from baton.router.trace.record import AnswerStream
+from baton.router.trace.record import AnswerInProgress
 from baton.router.types.events import NewTokens
 from baton.router.types.request import GenerationRequest, PreparedRequest
 from baton.router.types.response import TOKEN_CHARACTERS, AnswerEvent, ChoiceFinished, Delta
@@ -45,7 +45,7 @@ NOTHING = ReceivedChoice()
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedAnswer:
     """Received parts by choice; nothing of an absent one. `prompt_tokens`: received part of an echoed prompt."""
 
     choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class ResumeFilter:
     to continue. The last end is sent last, because usage goes with it.
     """
 
-    def __init__(self, made: AnswerStream, n: int, received: Received) -> None:
+    def __init__(self, made: AnswerInProgress, n: int, received: ReceivedAnswer) -> None:
         self._made = made
         self._cuts = {index: _ChoiceFilter(choice) for index, choice in received.choices.items()}
         self._finished = received.finished
@@ -171,7 +171,7 @@ class ResumeRequest:
 class Resumption:
     """A stream continues behind `received`. `router_id`, `places`: the router its answer was made for, and where."""
 
-    received: Received
+    received: ReceivedAnswer
     router_id: bytes = b""
     places: tuple[AttemptLocation, ...] = ()
 
@@ -194,7 +194,7 @@ def check_names(asked: ResumeRequest) -> None:
         raise InvalidArgument("resume_token", f"{TOKEN_CHARACTERS} characters, as in Started")
 
 
-def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> Received:
+def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> ReceivedAnswer:
     """Checked against the request. Raises: InvalidArgument."""
     n = request.n
     if len(asked.choices) > n:
@@ -206,13 +206,13 @@ def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: i
         if choice.index >= n or choice.index in choices:
             raise InvalidArgument(f"choices[{position}].index", f"choice {choice.index} of {n}, each once")
         choices[choice.index] = _choice(f"choices[{position}]", choice, request, vocab_size)
-    received = Received(choices, asked.prompt_tokens)
+    received = ReceivedAnswer(choices, asked.prompt_tokens)
     if len(received.finished) == n:
         raise InvalidArgument("choices", "all of them have finished")
     return received
 
 
-def without_sent(request: PreparedRequest, received: Received) -> PreparedRequest:
+def without_sent(request: PreparedRequest, received: ReceivedAnswer) -> PreparedRequest:
     """Log-probabilities of a prompt that the client has all of are not computed again."""
     if received.prompt_tokens < len(request.token_ids):
         return request

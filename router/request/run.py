@@ -25,10 +25,10 @@ from baton.router.admission.queue import (
 )
 from baton.router.cache.autopsy import CacheLook
 from baton.router.fleet import wire as link_wire
-from baton.router.fleet.fleet import Arrival, Inbox, WorkerLinks
+from baton.router.fleet.fleet import Inbox, WorkerArrival, WorkerLinks
 from baton.router.placement.cluster import Cluster, Worker
 from baton.router.placement.decide import Placement
-from baton.router.request.answer import Answer, BestOf, InconsistentOutput, NotRepeated, PromptEcho
+from baton.router.request.answer import BestOf, InconsistentOutput, NotRepeated, PromptEcho, RequestAnswer
 from baton.router.request.attempt import Attempt
 from baton.router.request.effects import (
     AddToQuarantine,
@@ -50,19 +50,19 @@ from baton.router.request.effects import (
 )
 from baton.router.request.events import (
     Begun,
-    Closed,
     Deadline,
     Delivered,
     KvOverdue,
     OwnEvent,
     Placed,
     Refused,
+    RequestClosed,
     RequestPhase,
     RetryDue,
     Superseded,
     TurnCame,
 )
-from baton.router.request.journal import Entry
+from baton.router.request.journal import JournalEntry
 from baton.router.request.resume import AttemptLocation, ResumeFilter, Resumption, adoptable
 from baton.router.request.retry import (
     ABOUT_A_PAIR,
@@ -73,7 +73,7 @@ from baton.router.request.retry import (
     request_digest,
 )
 from baton.router.request.state import RequestState
-from baton.router.trace.record import AnswerStream, Timeline
+from baton.router.trace.record import AnswerInProgress, Timeline
 from baton.router.types.events import Failed, FailureReason, PrefillTimings, TokenLogprob
 from baton.router.types.placement import PlacementRequest, placement_request
 from baton.router.types.request import PreparedRequest, replay
@@ -116,7 +116,7 @@ class Lease:
     estimate, its inbox at the links, the work of its workers, and its journal entry.
     """
 
-    def __init__(self, attempt_id: int, scheduling: RequestDeps, entry: Entry | None) -> None:
+    def __init__(self, attempt_id: int, scheduling: RequestDeps, entry: JournalEntry | None) -> None:
         self._attempt_id = attempt_id
         self._scheduling = scheduling
         self._entry = entry
@@ -177,8 +177,8 @@ class RequestRunner:
         `resumption`: received part of the answer; only the rest is sent.
         """
         sampling = request.sampling
-        made = Answer(sampling.n, request.stop, sampling.min_tokens, new_detokenizer)
-        self.answer: AnswerStream = (
+        made = RequestAnswer(sampling.n, request.stop, sampling.min_tokens, new_detokenizer)
+        self.answer: AnswerInProgress = (
             BestOf(made, request.n, request.logprobs is not None) if sampling.n > request.n else made
         )
         if resumption is not None:
@@ -199,7 +199,7 @@ class RequestRunner:
             request, self.answer, timeline, scheduling.attempt_ids, scheduling.attempts, may_be_poison=is_usual
         )
         self._inbox: Inbox[OwnEvent] = Inbox(scheduling.fleet.wake_ups)
-        self._entry: Entry | None = None
+        self._entry: JournalEntry | None = None
         self._leases: dict[int, Lease] = {}  # by attempt
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -207,7 +207,7 @@ class RequestRunner:
         """End the request because its weights were replaced, unless it has been answered."""
         self._inbox.put_own(Superseded(error))
 
-    async def events(self, entry: Entry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
+    async def events(self, entry: JournalEntry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
         """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
 
         Where the prompt is to be sent back, it comes before the first of them. `entry`: where to record the request's
@@ -216,7 +216,7 @@ class RequestRunner:
         quarantine = self._scheduling.quarantine
         if quarantine.until_s and quarantine.holds(self._request, time.monotonic()):
             raise poisonous(self._request.request_id)
-        state, self._entry, closed = self._state, entry, Closed(RequestPhase.CANCELLED)
+        state, self._entry, closed = self._state, entry, RequestClosed(RequestPhase.CANCELLED)
         last: list[AnswerEvent | PromptPart] = []
         try:
             for carried in self._carried():
@@ -236,11 +236,11 @@ class RequestRunner:
             for event in last:  # the workers are free already, whether or not the client reads on
                 yield event
         except NotRepeated as error:
-            closed = Closed(RequestPhase.FAILED)
+            closed = RequestClosed(RequestPhase.FAILED)
             message = "a worker failed, and another one did not repeat the token that had gone out"
             raise Unavailable(message, "NOT_REPEATED", RETRY_AFTER_S) from error
         except InconsistentOutput as error:
-            closed = Closed(RequestPhase.FAILED)
+            closed = RequestClosed(RequestPhase.FAILED)
             logger.exception("a worker broke the protocol")
             raise Internal("INCONSISTENT_OUTPUT", self._request.request_id) from error
         finally:
@@ -270,9 +270,9 @@ class RequestRunner:
         worker = self._scheduling.cluster.find(endpoint)
         return worker is not None and worker.connected
 
-    def _take(self, event: Arrival | OwnEvent) -> None:
+    def _take(self, event: WorkerArrival | OwnEvent) -> None:
         """Apply `event`, then queued worker events up to the next failure: earlier output is delivered first."""
-        if not isinstance(event, Arrival):
+        if not isinstance(event, WorkerArrival):
             self._advance(event)
             return
         inbox, arrival = self._inbox, event

@@ -48,13 +48,13 @@ from baton.router.request.effects import (
 )
 from baton.router.request.events import (
     Begun,
-    Closed,
     Deadline,
     Delivered,
     KvOverdue,
     OwnEvent,
     Placed,
     Refused,
+    RequestClosed,
     RequestPhase,
     RetryDue,
     Superseded,
@@ -62,7 +62,7 @@ from baton.router.request.events import (
 )
 from baton.router.request.resume import AttemptLocation
 from baton.router.request.retry import ABOUT_A_PAIR, PREFILL_GONE, RETRYABLE, error_of, poisonous
-from baton.router.trace.record import KEPT_CANDIDATES, AnswerStream, AttemptNote, Timeline
+from baton.router.trace.record import KEPT_CANDIDATES, AnswerInProgress, AttemptNote, Timeline
 from baton.router.types.events import (
     AttemptEvent,
     Failed,
@@ -93,7 +93,7 @@ class RequestState:
     def __init__(
         self,
         request: PreparedRequest,
-        answer: AnswerStream,
+        answer: AnswerInProgress,
         timeline: Timeline,
         attempt_ids: Iterator[int],
         most_tries: int,
@@ -165,7 +165,7 @@ class RequestState:
                 return self._deadline()
             case Superseded():
                 return self._end_all() if self.answer.done else self._fail(event.error)
-            case Closed():
+            case RequestClosed():
                 return self._close(event.phase)
         attempt = self.attempts.get(event.attempt_id)
         if attempt is None or attempt.phase is not _EXPECTED.get(type(event), attempt.phase):

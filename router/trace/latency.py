@@ -15,15 +15,15 @@ COUNTED_GAPS = 8192  # newest token gaps of all requests; sorting them takes 1 m
 KEPT_WORKERS = 1024
 
 
-class Quantiles(NamedTuple):
+class LatencyQuantiles(NamedTuple):
     p50_ms: float
     p99_ms: float
 
 
-class Latency(NamedTuple):
+class RecentFigures(NamedTuple):
     requests: int
-    ttft: Quantiles
-    tbt: Quantiles | None  # None: no answer had a token after those of its first step
+    ttft: LatencyQuantiles
+    tbt: LatencyQuantiles | None  # None: no answer had a token after those of its first step
 
 
 class _Completed(NamedTuple):
@@ -47,24 +47,24 @@ class RecentLatency:
         ttft_ms = (timeline.first_token_s - timeline.arrived_s) * 1e3
         self._completed.append(_Completed(at_s, ttft_ms, timeline.gaps.newest_ms(KEPT_GAPS)))
 
-    def figures(self, now: float) -> Latency | None:
+    def figures(self, now: float) -> RecentFigures | None:
         """Return the quantiles at `now` (monotonic seconds), None without a request in the window."""
         recent = [each for each in self._completed if now - each.at_s <= WINDOW_S]
         if not recent:
             return None
         newest_gaps_ms = (gap_ms for each in reversed(recent) for gap_ms in reversed(each.gaps_ms))
         gaps_ms = list(islice(newest_gaps_ms, COUNTED_GAPS))
-        return Latency(
+        return RecentFigures(
             len(recent),
             quantiles(each.ttft_ms for each in recent),
             quantiles(gaps_ms) if gaps_ms else None,
         )
 
 
-def quantiles(values_ms: Iterable[float]) -> Quantiles:
+def quantiles(values_ms: Iterable[float]) -> LatencyQuantiles:
     """Return the quantiles of one or more values."""
     ordered = sorted(values_ms)
-    return Quantiles(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
+    return LatencyQuantiles(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
 
 
 class WorkerTokenTimes:
@@ -78,7 +78,7 @@ class WorkerTokenTimes:
         if record.timeline.placement is not None:
             self._add(record.timeline.placement.decode, record.timeline.gaps.newest_ms(KEPT_GAPS))
 
-    def quantiles(self, endpoint: str) -> Quantiles | None:
+    def quantiles(self, endpoint: str) -> LatencyQuantiles | None:
         """Return the quantiles of a decode worker, None where no answer of it had a gap."""
         gaps_ms = self._gaps_ms.get(endpoint)
         return quantiles(gaps_ms) if gaps_ms else None

@@ -420,7 +420,7 @@ def _between_ms(begin_s: float | None, end_s: float | None) -> float:
     return 0.0 if begin_s is None or end_s is None else (end_s - begin_s) * 1e3
 
 
-class AnswerStream(Protocol):
+class AnswerInProgress(Protocol):
     """Answer, or a wrapper of one."""
 
     @property
@@ -435,7 +435,7 @@ _UNEXPECTED = "unexpected"
 _POISON = "poison"
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     ANSWERED = "answered"
     CANCELLED = "cancelled"  # by its reader
     REFUSED = "refused"  # before it was dispatched
@@ -453,7 +453,7 @@ class Leave(StrEnum):
 
 
 @dataclass(slots=True)
-class Reader:
+class CallReader:
     """Reader of the answers to one call."""
 
     requests: int = 0
@@ -464,22 +464,22 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    outcome: Outcome
+    outcome: RequestOutcome
     reason: str = ""  # one lower-case word; empty if answered
     status: str = "OK"  # name of the gRPC status
 
     @property
     def error(self) -> str | None:
         """The status, None if answered."""
-        return None if self.outcome is Outcome.ANSWERED else self.status
+        return None if self.outcome is RequestOutcome.ANSWERED else self.status
 
 
-ANSWERED = RequestEnd(Outcome.ANSWERED)
+ANSWERED = RequestEnd(RequestOutcome.ANSWERED)
 
 
 def left(leaves: Leave) -> RequestEnd:
     """Return the end of a cancelled request."""
-    return RequestEnd(Outcome.CANCELLED, leaves.value, "CANCELLED")
+    return RequestEnd(RequestOutcome.CANCELLED, leaves.value, "CANCELLED")
 
 
 def end_of(error: BaseException, dispatched: bool) -> RequestEnd:
@@ -487,11 +487,13 @@ def end_of(error: BaseException, dispatched: bool) -> RequestEnd:
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return left(Leave.CLIENT)
     if not isinstance(error, BatonError):
-        return RequestEnd(Outcome.FAILED, _UNEXPECTED, grpc.StatusCode.INTERNAL.name)
+        return RequestEnd(RequestOutcome.FAILED, _UNEXPECTED, grpc.StatusCode.INTERNAL.name)
     if isinstance(error, Aborted):
-        return RequestEnd(Outcome.CANCELLED, error.cause, error.code.name)
+        return RequestEnd(RequestOutcome.CANCELLED, error.cause, error.code.name)
     ours = error.code is grpc.StatusCode.INTERNAL and error.cause != _POISON
-    return RequestEnd(Outcome.FAILED if dispatched or ours else Outcome.REFUSED, error.cause, error.code.name)
+    return RequestEnd(
+        RequestOutcome.FAILED if dispatched or ours else RequestOutcome.REFUSED, error.cause, error.code.name
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -512,7 +514,7 @@ class RequestRecord:
     is_streamed: bool = True  # to the client
     summary: Summary | None = None
     is_resumed: bool = False  # continues another stream
-    answer: AnswerStream | None = None
+    answer: AnswerInProgress | None = None
     delivered_tokens: int = 0
     end: RequestEnd | None = None  # None: running
     gaps: GapSummary | None = None  # once completed, if decode sent two tokens

@@ -142,63 +142,63 @@ def request_spans(
 
 
 @dataclass(frozen=True, slots=True)
-class _Stage:
+class _StageSpan:
     name: str
     begin_s: float
     end_s: float
     attributes: Attributes = field(default_factory=dict)
 
 
-def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Iterator[_Stage]:
+def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Iterator[_StageSpan]:
     route_s = timeline.route_began_s
     if timeline.tokenised_s is not None:
-        yield _Stage("router.tokenise", timeline.arrived_s, timeline.tokenised_s)
-    yield _Stage("router.queue", timeline.arrived_s, now_s if route_s is None else route_s)
+        yield _StageSpan("router.tokenise", timeline.arrived_s, timeline.tokenised_s)
+    yield _StageSpan("router.queue", timeline.arrived_s, now_s if route_s is None else route_s)
     if route_s is None or timeline.sent_s is None:
         return
-    yield _Stage("route.select", route_s, timeline.sent_s, _route_attributes(timeline))
+    yield _StageSpan("route.select", route_s, timeline.sent_s, _route_attributes(timeline))
     if timeline.prefill is None or timeline.first_step_s is None:
         return
     # Only the round trip is known: half of it each way.
     begin_s = timeline.sent_s + max(0.0, transit_ms(timeline)) / 2e3
     if measured.prefill_fetch_ms > 0.0:
         begin_s, fetch_s = begin_s + measured.prefill_fetch_ms / 1e3, begin_s
-        yield _Stage("prefill.fetch", fetch_s, begin_s, _fetch_attributes(timeline.prefill))
+        yield _StageSpan("prefill.fetch", fetch_s, begin_s, _fetch_attributes(timeline.prefill))
     # All waiting is drawn before the first chunk, though some may have been between chunks.
     end_s = begin_s + measured.prefill_queue_ms / 1e3
     before_ms = timeline.prefill.queue_ms - timeline.prefill.fetch_ms
-    yield _Stage("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": before_ms})
+    yield _StageSpan("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": before_ms})
     for chunk_ms in timeline.prefill.chunk_ms:
         begin_s, end_s = end_s, end_s + chunk_ms / 1e3
-        yield _Stage("prefill.chunk", begin_s, end_s)
+        yield _StageSpan("prefill.chunk", begin_s, end_s)
     return_attributes: Attributes = {"baton.return_ms": measured.return_ms}
-    yield _Stage("return", end_s, timeline.first_token_s or timeline.first_step_s, return_attributes)
+    yield _StageSpan("return", end_s, timeline.first_token_s or timeline.first_step_s, return_attributes)
 
 
-def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_Stage]:
+def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_StageSpan]:
     """Yield decode's stages, from its first output backwards."""
     kv_received, second_s = timeline.kv_received, timeline.second_token_s
     if timeline.first_step_s is not None and timeline.resumed_step_s is not None:
-        yield _Stage("recovery", timeline.first_step_s, timeline.resumed_step_s)
+        yield _StageSpan("recovery", timeline.first_step_s, timeline.resumed_step_s)
     if kv_received is not None and second_s is not None:
         step_s = second_s - kv_received.first_step_ms / 1e3
         admission_s = step_s - kv_received.admission_ms / 1e3
         transfer_s = admission_s - max(kv_received.copy_ms, kv_received.exposed_ms) / 1e3
-        yield _Stage("kv.transfer", transfer_s, admission_s, _transfer_attributes(kv_received))
-        yield _Stage("decode.admission", admission_s, step_s)
-        yield _Stage("decode.first_step", step_s, second_s)
+        yield _StageSpan("kv.transfer", transfer_s, admission_s, _transfer_attributes(kv_received))
+        yield _StageSpan("decode.admission", admission_s, step_s)
+        yield _StageSpan("decode.first_step", step_s, second_s)
     elif measured.first_step_ms and second_s is not None:
-        yield _Stage("decode.first_step", second_s - measured.first_step_ms / 1e3, second_s)
+        yield _StageSpan("decode.first_step", second_s - measured.first_step_ms / 1e3, second_s)
     if second_s is not None and timeline.last_token_s is not None:
         attributes = _gap_attributes(gaps) | _draft_attributes(timeline.drafts)
-        yield _Stage("decode", second_s, timeline.last_token_s, attributes)
+        yield _StageSpan("decode", second_s, timeline.last_token_s, attributes)
     if timeline.detokenise_ms and timeline.ended_s is not None:
         # Many short pieces, drawn as one at the end.
         begin_s = timeline.ended_s - timeline.detokenise_ms / 1e3
-        yield _Stage("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
+        yield _StageSpan("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
 
 
-def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_Stage]:
+def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_StageSpan]:
     """Yield the attempts if one failed: workers, failure, and the client's wait for the next."""
     if not any(note.failed for note in timeline.notes):
         return
@@ -221,7 +221,7 @@ def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str])
                 "baton.attempt.failed_worker": worker_id(note.failed.endpoint),
                 "baton.attempt.message": note.failed.message,
             }
-        yield _Stage("attempt", note.placed_s, note.failed_s or timeline.ended_s or now_s, attributes)
+        yield _StageSpan("attempt", note.placed_s, note.failed_s or timeline.ended_s or now_s, attributes)
 
 
 def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> dict[str, AttributeValue]:

@@ -16,7 +16,7 @@ class CacheSum:
     blocks: int
 
 
-__all__ = ["Adapter", "BlockCounts", "ModelDescription", "WorkerDescription", "WorkerReport", "WorkerRole"]
+__all__ = ["Adapter", "ModelDescription", "PoolBlocks", "WorkerDescription", "WorkerReport", "WorkerRole"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class WorkerDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockCounts:
+class PoolBlocks:
     """Blocks of a worker by state; free + cached + held = total."""
 
     total: int
@@ -118,7 +118,7 @@ class BlockCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class KvLink:
     """Link over which a worker reads KV from another one."""
 
     endpoint: str
@@ -168,7 +168,7 @@ class SessionReport:
 class WorkerReport:
     limit_blocks: int  # most that this router may have charged there at once
     limit_slots: int
-    pages: BlockCounts
+    pages: PoolBlocks
     waiting_requests: int
     running_sequences: int
     pending_tokens: int
@@ -178,7 +178,7 @@ class WorkerReport:
     cache_hit_tokens: int = 0  # and found
     preemptions: int = 0  # since the worker's start
     unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
-    links: tuple[Link, ...] = ()
+    links: tuple[KvLink, ...] = ()
     cache: CacheSum | None = None  # None: the worker does not report its cache
     checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
     checksum_mismatches: int = 0  # of those

@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.decide import (
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy
+from baton.router.placement.policies import (
     BUSY_FACTOR,
     BUSY_MS,
     MAX_AFFINITY_MS,
     RECENT_LOAD_WEIGHT,
     REUSE_PREMIUM,
     SHARED_REUSE_PREMIUM,
-    LocalPrefill,
-    NoPrefillWorker,
-    NoRoom,
-    PlacementPolicy,
     home_of,
 )
 from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms

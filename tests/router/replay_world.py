@@ -20,8 +20,9 @@ from baton.router.fleet.fleet import Inbox, WakeUpLimiter
 from baton.router.fleet.weights import OpenRequests
 from baton.router.fleet.wire import Tag
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Costs, Decision, Placement, Weighed
-from baton.router.request.resume import Received, ReceivedChoice, Resumption
+from baton.router.placement.decide import Decision, Placement, Weighed
+from baton.router.placement.policies import Costs
+from baton.router.request.resume import ReceivedAnswer, ReceivedChoice, Resumption
 from baton.router.request.run import RequestDeps, RequestRunner
 from baton.router.trace.record import Timeline
 from baton.router.types.events import (
@@ -231,7 +232,7 @@ def generation_of(
     is_usual: bool = True,
 ) -> RequestRunner:
     now = time.monotonic()
-    resumption = Resumption(Received({choice: ReceivedChoice(ids) for choice, ids in (received or {}).items()}))
+    resumption = Resumption(ReceivedAnswer({choice: ReceivedChoice(ids) for choice, ids in (received or {}).items()}))
     return RequestRunner(
         request,
         scheduling,

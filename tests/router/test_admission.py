@@ -23,7 +23,7 @@ from baton.router.admission.queue import (
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import NoPrefillWorker
 from baton.router.types.placement import PlacementRequest
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.router_defaults import DEFAULT_LIMITS, make_policy
 
@@ -40,7 +40,7 @@ def cluster_with(slots: int, roles: tuple[WorkerRole, ...] = (WorkerRole.PREFILL
     for role in roles:
         cluster.add(role.value, role)
         cluster.connected(role.value, WorkerDescription(role.value, role, 1, b"f", MODEL, 100, 8), epoch=1)
-        cluster.reported(role.value, WorkerReport(100, slots, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+        cluster.reported(role.value, WorkerReport(100, slots, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
     return cluster
 
 

@@ -6,7 +6,8 @@ from random import Random
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, Strategy, place
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, place
+from baton.router.placement.policies import Strategy
 from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from tests.fixtures.router_defaults import make_policy

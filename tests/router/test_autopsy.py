@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.router.cache.autopsy import NOWHERE, BlockRun, CacheLook, EvictedRun, Fate, Found, Held, autopsy
-from baton.router.cache.evictions import ALIKE_SHARE, MOST_EVICTIONS, MOST_RUNS, Evictions
-from baton.router.cache.replica import CacheChanges, Caches, CacheSnapshotPart
+from baton.router.cache.autopsy import NOWHERE, CacheLook, EvictedRun, Fate, FateRun, Found, Held, autopsy
+from baton.router.cache.evictions import ALIKE_SHARE, MOST_EVICTIONS, MOST_RUNS, EvictionLog
+from baton.router.cache.replica import Caches, CacheSnapshotPart, CacheUpdate
 
 LENGTH, PROMPTS, KEPT = 6, 4, 3
 WORKER = "w0"
@@ -40,7 +40,7 @@ class Worker(RuleBasedStateMachine):
         self.sequence += 1
         self.there = self.there - set(evicted) | set(stored)
         self.evicted_s |= dict.fromkeys(evicted, self.now)
-        self.caches.take_changes(WORKER, CacheChanges(self.sequence, tuple(stored), tuple(evicted)), self.now)
+        self.caches.take_changes(WORKER, CacheUpdate(self.sequence, tuple(stored), tuple(evicted)), self.now)
 
     def hits(self, chain: Sequence[bytes]) -> int:
         return next((place for place, each in enumerate(chain) if each not in self.there), len(chain))
@@ -84,7 +84,7 @@ TestAgainstModel.settings = settings(max_examples=60, stateful_step_count=40, de
 
 
 def test_blocks_that_went_together_are_one_run_and_others_are_not() -> None:
-    evictions, chain = Evictions(), CHAINS[0]
+    evictions, chain = EvictionLog(), CHAINS[0]
     evictions.add(reversed(chain[4:]), now=10.0)
     evictions.add((chain[3],), now=10.5)
     evictions.add((chain[2],), now=60.0)
@@ -93,7 +93,7 @@ def test_blocks_that_went_together_are_one_run_and_others_are_not() -> None:
 
 
 def test_of_a_block_that_went_again_the_last_time_counts_and_is_kept_longest() -> None:
-    evictions, chain = Evictions(most=2), CHAINS[0]
+    evictions, chain = EvictionLog(most=2), CHAINS[0]
     for now, place in ((1.0, 0), (2.0, 1), (3.0, 0), (4.0, 2)):
         evictions.add((chain[place],), now)
     assert evictions.runs(chain, 0, now=5.0) == (EvictedRun(1, 2.0, 2.0),)
@@ -101,7 +101,7 @@ def test_of_a_block_that_went_again_the_last_time_counts_and_is_kept_longest() -
 
 
 def test_very_many_runs_end_in_one_that_has_the_rest() -> None:
-    evictions, chain = Evictions(), [bytes([place]) * 32 for place in range(MOST_RUNS + 5)]
+    evictions, chain = EvictionLog(), [bytes([place]) * 32 for place in range(MOST_RUNS + 5)]
     for place, each in enumerate(reversed(chain)):
         evictions.add((each,), now=(1 + ALIKE_SHARE) ** (3 * place))
     runs = evictions.runs(chain, 0, now=1e6)
@@ -133,7 +133,7 @@ def test_of_a_worker_whose_process_is_new_earlier_evictions_are_not_known() -> N
     caches, chain = Caches(), CHAINS[0]
     caches.connected(WORKER)
     caches.take_snapshot(WORKER, CacheSnapshotPart(0, 0, 1, chain), now=0.0)
-    caches.take_changes(WORKER, CacheChanges(1, (), chain), now=1.0)
+    caches.take_changes(WORKER, CacheUpdate(1, (), chain), now=1.0)
     assert caches.look(WORKER, chain, 0, now=2.0).evicted
     caches.forget(WORKER)
     assert caches.look(WORKER, chain, 0, now=3.0) == CacheLook(0, follows=False, known_s=0.0)
@@ -147,12 +147,12 @@ LOOK = CacheLook(2, follows=True, known_s=60.0, evicted=(EvictedRun(3, 4.0, 5.0)
 
 def test_each_missed_block_has_one_fate() -> None:
     assert autopsy(12, LOOK, Found(2), Held("d0", 4), Held("p1", 9)) == (
-        BlockRun(0, 2, Fate.CACHED),
-        BlockRun(2, 2, Fate.EVICTED, "d0", 4.0, 5.0),
-        BlockRun(4, 1, Fate.EVICTED, "", 4.0, 5.0),
-        BlockRun(5, 1, Fate.EVICTED, "", 30.0, 30.0),
-        BlockRun(6, 3, Fate.OTHER_SALT, "p1"),
-        BlockRun(9, 3, Fate.NEVER),
+        FateRun(0, 2, Fate.CACHED),
+        FateRun(2, 2, Fate.EVICTED, "d0", 4.0, 5.0),
+        FateRun(4, 1, Fate.EVICTED, "", 4.0, 5.0),
+        FateRun(5, 1, Fate.EVICTED, "", 30.0, 30.0),
+        FateRun(6, 3, Fate.OTHER_SALT, "p1"),
+        FateRun(9, 3, Fate.NEVER),
     )
 
 
@@ -187,7 +187,7 @@ def test_of_a_worker_without_events_nothing_is_claimed() -> None:
 
 
 def test_a_prompt_that_had_to_be_computed_as_a_whole_missed_nothing() -> None:
-    assert autopsy(4, None, Found(0), Held("d0", 4)) == (BlockRun(0, 4, Fate.UNUSED),)
+    assert autopsy(4, None, Found(0), Held("d0", 4)) == (FateRun(0, 4, Fate.UNUSED),)
     assert autopsy(0, LOOK, Found(0)) == ()
 
 

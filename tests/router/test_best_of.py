@@ -2,7 +2,7 @@
 
 from typing import Any, cast
 
-from baton.router.request.answer import Answer, BestOf
+from baton.router.request.answer import BestOf, RequestAnswer
 from baton.router.types.events import NewTokens
 
 
@@ -16,5 +16,5 @@ class Ended:
 
 
 def test_what_comes_behind_the_last_end_tells_nothing_again() -> None:
-    best = BestOf(cast(Answer, Ended()), 1, with_logprobs=False)
+    best = BestOf(cast(RequestAnswer, Ended()), 1, with_logprobs=False)
     assert best.take(cast(NewTokens, None)) == ()

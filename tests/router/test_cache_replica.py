@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
 from baton.protos import cache_pb2
 from baton.router.cache.prefix_index import PrefixIndex
-from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheChanges, CacheReplica, CacheSnapshotPart
+from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheReplica, CacheSnapshotPart, CacheUpdate
 from baton.router.cache.wire import changes as changes_of
 from baton.router.cache.wire import snapshot_part
 from baton.router.types.worker import CacheSum
@@ -128,13 +128,13 @@ def follow(*stored: bytes) -> tuple[CacheReplica, PrefixIndex]:
 
 def test_changes_are_followed_from_the_snapshot_on() -> None:
     view, index = follow(BLOCKS[0])
-    assert not view.take_changes(CacheChanges(6, (BLOCKS[1],), (BLOCKS[0],)), now=0.0)
+    assert not view.take_changes(CacheUpdate(6, (BLOCKS[1],), (BLOCKS[0],)), now=0.0)
     assert (index.hits([BLOCKS[0]]).ready, index.hits([BLOCKS[1]]).ready) == ({}, {WORKER: 1})
 
 
 def test_a_gap_asks_for_a_snapshot_at_once_and_then_once_a_second() -> None:
     view, _ = follow()
-    assert view.take_changes(CacheChanges(7, (), ()), now=20.0)
+    assert view.take_changes(CacheUpdate(7, (), ()), now=20.0)
     assert not view.follows and view.resyncs == 1
     assert not view.check(CacheSum(8, 0, 0), now=20.2)
     assert view.check(CacheSum(8, 0, 0), now=20.0 + ASK_AGAIN_S + 0.1)

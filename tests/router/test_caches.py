@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement, Strategy, place
+from baton.router.placement.decide import Placement, place
+from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from baton.text.block_groups import BlockGroups
 from tests.fixtures.router_defaults import make_policy
 
@@ -18,7 +19,7 @@ MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 POLICY = make_policy(strategy=Strategy.CACHE_AWARE)
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
-REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
+REPORT = WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def test_a_burst_of_siblings_lands_together(cluster: Cluster) -> None:
 def test_of_a_prompt_that_is_to_land_only_what_is_there_counts_on_decode(cluster: Cluster) -> None:
     dispatch(cluster, 1)
     assert dispatch(cluster, 2).decode_hit_tokens == 0
-    cluster.caches.take_changes("d0", CacheChanges(1, tuple(HASHES), ()), now=0.0)
+    cluster.caches.take_changes("d0", CacheUpdate(1, tuple(HASHES), ()), now=0.0)
     assert dispatch(cluster, 3).decode_hit_tokens == 16
 
 
@@ -69,15 +70,15 @@ def test_what_an_attempt_was_to_make_is_forgotten_when_it_has_failed(cluster: Cl
 def test_what_the_worker_has_told_of_stays_when_the_attempt_ends_until_it_is_evicted(cluster: Cluster) -> None:
     first = dispatch(cluster, 1)
     assert first.prefill is not None
-    cluster.caches.take_changes(first.prefill, CacheChanges(1, tuple(HASHES), ()), now=0.0)
+    cluster.caches.take_changes(first.prefill, CacheUpdate(1, tuple(HASHES), ()), now=0.0)
     cluster.release(1, first.prefill)
     assert {view.endpoint: view.ready_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 4
-    cluster.caches.take_changes(first.prefill, CacheChanges(2, (), tuple(HASHES[2:])), now=0.0)
+    cluster.caches.take_changes(first.prefill, CacheUpdate(2, (), tuple(HASHES[2:])), now=0.0)
     assert {view.endpoint: view.ready_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 2
 
 
 def test_a_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
-    cluster.caches.take_changes("p0", CacheChanges(1, tuple(HASHES), ()), now=0.0)
+    cluster.caches.take_changes("p0", CacheUpdate(1, tuple(HASHES), ()), now=0.0)
     cluster.caches.audit("p0", 4, 4)
     connect(cluster, "p0", WorkerRole.PREFILL, epoch=2)
     assert all(view.hit_blocks == 0 for view in cluster.snapshot(HASHES))
@@ -106,6 +107,6 @@ def test_of_a_model_with_windows_a_prefix_counts_as_far_as_its_windows_are_there
     cluster.caches.take_snapshot("p0", CacheSnapshotPart(0, 0, 1, told), now=0.0)
     [view] = cluster.snapshot(HASHES)
     assert (view.ready_blocks, view.hit_blocks) == (2, 2)
-    cluster.caches.take_changes("p0", CacheChanges(1, (), (groups.name(HASHES[1], 1),)), now=0.0)
+    cluster.caches.take_changes("p0", CacheUpdate(1, (), (groups.name(HASHES[1], 1),)), now=0.0)
     [view] = cluster.snapshot(HASHES)
     assert (view.ready_blocks, view.hit_blocks) == (0, 0)

@@ -11,7 +11,7 @@ from baton.router.placement.cluster import LinkEnd
 from baton.router.request.attempt import POISON_DEATHS
 from baton.router.types.events import FailureReason
 from baton.router.types.request import PreparedRequest
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.router.replay_world import (
     BLOCK_TOKENS,
     PLACEMENT,
@@ -30,7 +30,7 @@ LATE_S = 0.12  # more than a look at the worker
 
 
 def report(world: World) -> None:
-    world.cluster.reported(PREFILL, WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+    world.cluster.reported(PREFILL, WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
-from baton.router.placement.cluster import Charge, Cluster, Departures, LinkEnd
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.placement.cluster import AttemptCharge, Cluster, Departures, LinkEnd
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.router.conftest import READY_S, Stack
 from tests.router.fake_worker import FakeWorker
 
@@ -16,7 +16,7 @@ MODEL = ModelDescription("tiny", "/m", 128, 257, "float32", 4)
 DECODE = WorkerDescription("w", WorkerRole.DECODE, 1, b"f", MODEL, 10, 4, pool_id=b"first")
 PREFILL = replace(DECODE, role=WorkerRole.PREFILL)
 RESTARTED = replace(DECODE, pool_id=b"second")
-REPORT = WorkerReport(10, 4, BlockCounts(10, 10, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
+REPORT = WorkerReport(10, 4, PoolBlocks(10, 10, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
 WORKER = "127.0.0.1:1"
 
 
@@ -60,7 +60,7 @@ def test_one_that_ends_before_all_is_done_has_not_drained(cluster: Cluster) -> N
     drain(cluster)
     worker = cluster.find(WORKER)
     assert worker is not None
-    worker.charges.add(1, Charge(tokens=1))
+    worker.charges.add(1, AttemptCharge(tokens=1))
     cluster.lost(WORKER, LinkEnd.GONE, 5.0)
     assert cluster.departures["w"] == Departures(deaths=1)
 

@@ -9,7 +9,8 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2, session_pb2
-from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, Strategy, decide, placement_of
+from baton.router.placement.decide import Decision, NoPrefillWorker, PlacementPolicy, decide, placement_of
+from baton.router.placement.policies import Strategy
 from baton.router.trace.record import AttemptNote, Timeline
 from baton.router.types.placement import PlacementRequest, WorkerView
 from tests.fixtures.router_defaults import make_policy

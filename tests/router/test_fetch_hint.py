@@ -11,7 +11,7 @@ from baton.router.placement.decide import Placement, place
 from baton.router.trace.record import Timeline, stages
 from baton.router.types.events import PrefillTimings
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import make_policy
 
 F = b"f"
@@ -23,7 +23,7 @@ MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 
 def connect(cluster: Cluster, epoch: int) -> None:
     cluster.connected("d0", WorkerDescription("d0", WorkerRole.DECODE, 1, F, MODEL, 100, 8), epoch)
-    cluster.reported("d0", WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+    cluster.reported("d0", WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
 
 
 def placed(*workers: WorkerView) -> Placement:

@@ -15,7 +15,7 @@ from baton.protos import session_pb2
 from baton.router.fleet.received import ResponseCheck
 from baton.router.fleet.wire import Tag
 from baton.router.placement.decide import Placement
-from baton.router.request.answer import Answer, InconsistentOutput
+from baton.router.request.answer import InconsistentOutput, RequestAnswer
 from baton.router.request.effects import RecordTransfer
 from baton.router.request.events import Begun
 from baton.router.request.resume import AttemptLocation
@@ -78,7 +78,11 @@ async def test_request_fails_at_once_where_a_worker_sends_what_its_attempt_canno
 @pytest.mark.parametrize("more", [0, 4])
 def test_adopted_attempt_may_have_cached_what_the_client_has_not_received_of_the_answer(more: int) -> None:
     state = RequestState(
-        request_of(max_tokens=4), Answer(1, (), 0, new_detokenizer), Timeline(0.0), itertools.count(1), most_tries=4
+        request_of(max_tokens=4),
+        RequestAnswer(1, (), 0, new_detokenizer),
+        Timeline(0.0),
+        itertools.count(1),
+        most_tries=4,
     )
     state.advance(Begun([AttemptLocation("decode", 9)]), 0.0)
     event = KvReceived(1, 1, 1.0, 0.0, 0.0, 1.0, "grpc", len(PROMPT) + more)

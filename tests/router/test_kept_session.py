@@ -8,7 +8,7 @@ from baton.process.errors import InvalidArgument
 from baton.protos import baton_pb2
 from baton.router.fleet.wire import kept_session_message
 from baton.router.model.defaults import GenerationDefaults
-from baton.router.model.validation import Drawn, validate
+from baton.router.model.validation import DrawnValues, validate
 from baton.router.public.service import chat_request, generate_request
 from baton.router.types.request import GenerationRequest, Operation, TextPrompt, ValidRequest
 from baton.router.types.session import ID_BYTES, OWNER_BYTES, kept_session
@@ -19,7 +19,7 @@ ASKED = GenerationRequest(Operation.GENERATE, TextPrompt("a"))
 
 
 def checked(**fields: object) -> ValidRequest:
-    return validate(replace(ASKED, **fields), GenerationDefaults(), 100, 64, Drawn("r", 1))  # type: ignore[arg-type]
+    return validate(replace(ASKED, **fields), GenerationDefaults(), 100, 64, DrawnValues("r", 1))  # type: ignore[arg-type]
 
 
 def test_two_keys_or_two_salts_with_one_name_have_two_sessions() -> None:

@@ -5,15 +5,16 @@ from random import Random
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import Placement, Strategy, place
-from baton.router.placement.peer_load import PeerLoad
+from baton.router.placement.decide import Placement, place
+from baton.router.placement.peer_load import WorkerLoad
+from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import make_policy
 
 F = b"f" * 32
 MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)
-PAGES = BlockCounts(1000, 1000, 0, 0, 0, 0)
+PAGES = PoolBlocks(1000, 1000, 0, 0, 0, 0)
 POLICY = make_policy(strategy=Strategy.CACHE_AWARE)
 NAMES = [f"{role[0]}{number}" for role in WorkerRole for number in range(4)]
 
@@ -60,7 +61,7 @@ def test_views_that_were_kept_say_what_new_ones_would_say() -> None:
         kept, always_new = Change(Cluster(), seed), Change(Cluster(), seed)
         for number in range(80):
             before = dict(kept.placed)
-            always_new.cluster.others_have({"nobody": PeerLoad(requests=number)})  # which makes all views anew
+            always_new.cluster.others_have({"nobody": WorkerLoad(requests=number)})  # which makes all views anew
             new = always_new.next(number)
             assert _without_age(kept.next(number)) == _without_age(new), f"seed {seed}, change {number}, {before}"
 

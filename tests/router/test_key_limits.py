@@ -6,11 +6,11 @@ import pytest
 
 from baton.process.errors import RateLimited
 from baton.process.security.api_keys import KeyLimits
-from baton.router.admission.key_limits import BUSY_RETRY_S, Bucket, KeyMeters, Meter
+from baton.router.admission.key_limits import BUSY_RETRY_S, Bucket, KeyMeter, KeyMeters
 from baton.router.placement.peer_load import KeyUse
 
 
-def refusal(meter: Meter, now: float) -> RateLimited | None:
+def refusal(meter: KeyMeter, now: float) -> RateLimited | None:
     try:
         meter.begin(now)
     except RateLimited as error:
@@ -22,7 +22,7 @@ def test_no_minute_has_more_requests_than_two_minutes_allow_and_no_hour_more_tha
     for seed in range(1000):
         draw = random.Random(seed)
         allowed, now = draw.randint(1, 100), 0.0
-        meter, taken = Meter("a", KeyLimits(requests_per_minute=allowed), now), list[float]()
+        meter, taken = KeyMeter("a", KeyLimits(requests_per_minute=allowed), now), list[float]()
         for _ in range(100):
             now += draw.expovariate(allowed / 20)
             if refusal(meter, now) is None:
@@ -38,7 +38,7 @@ def test_who_comes_back_when_told_is_let_in_and_no_earlier() -> None:
     for seed in range(1000):
         draw = random.Random(seed)
         limits = KeyLimits(requests_per_minute=draw.randint(1, 600), tokens_per_minute=draw.randint(1, 10_000))
-        meter, now = Meter("a", limits, 0.0), 0.0
+        meter, now = KeyMeter("a", limits, 0.0), 0.0
         for _ in range(50):
             error = refusal(meter, now)
             if error is None:
@@ -53,7 +53,7 @@ def test_who_comes_back_when_told_is_let_in_and_no_earlier() -> None:
 
 
 def test_tokens_of_prompts_and_answers_are_one_account() -> None:
-    meter = Meter("a", KeyLimits(tokens_per_minute=600), 0.0)
+    meter = KeyMeter("a", KeyLimits(tokens_per_minute=600), 0.0)
     meter.begin(0.0)
     meter.charge_prompt(400, 0.0)
     meter.charge_answer(250, 0.0)  # 50 more than there were: nobody is cut off
@@ -68,7 +68,7 @@ def test_tokens_of_prompts_and_answers_are_one_account() -> None:
 
 
 def test_a_prompt_longer_than_any_minute_needs_a_full_one() -> None:
-    meter = Meter("a", KeyLimits(tokens_per_minute=60), 0.0)
+    meter = KeyMeter("a", KeyLimits(tokens_per_minute=60), 0.0)
     meter.charge_prompt(200, 0.0)
     with pytest.raises(RateLimited) as refused:
         meter.charge_prompt(200, 10.0)
@@ -77,7 +77,7 @@ def test_a_prompt_longer_than_any_minute_needs_a_full_one() -> None:
 
 
 def test_as_many_at_once_as_allowed() -> None:
-    meter = Meter("a", KeyLimits(concurrency=3, requests_per_minute=100), 0.0)
+    meter = KeyMeter("a", KeyLimits(concurrency=3, requests_per_minute=100), 0.0)
     for _ in range(3):
         meter.begin(0.0)
     for _ in range(500):
@@ -120,7 +120,7 @@ def test_bucket_fills_evenly_and_keeps_its_level_when_its_limit_changes() -> Non
 
 
 def test_new_limit_is_charged_what_peers_let_through_within_a_minute() -> None:
-    meter = Meter("a", KeyLimits(), 0.0)
+    meter = KeyMeter("a", KeyLimits(), 0.0)
     meter.taken_elsewhere(3, 30, 0.0)
     meter.taken_elsewhere(4, 40, 50.0)
     meter.follow(KeyLimits(requests_per_minute=10, tokens_per_minute=100), 60.0)

@@ -3,9 +3,9 @@
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.placement.cluster import HOLDERS, OTHERS, Cluster
-from baton.router.placement.decide import Strategy
+from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import DEFAULT_LIMITS, make_policy
 from tests.router.test_admission import admit
 
@@ -24,7 +24,7 @@ def large_cluster(slots_of_last: int = 8, slots: int = 8) -> Cluster:
             own = slots_of_last if number == WORKERS - 1 else slots
             cluster.add(name, role)
             cluster.connected(name, WorkerDescription(name, role, 1, F, model, 1000, 8), epoch=1)
-            cluster.reported(name, WorkerReport(1000, own, BlockCounts(1000, 1000, 0, 0, 0, 0), 0, 0, 0, False, 0))
+            cluster.reported(name, WorkerReport(1000, own, PoolBlocks(1000, 1000, 0, 0, 0, 0), 0, 0, 0, False, 0))
     return cluster
 
 
@@ -49,7 +49,7 @@ async def test_the_one_worker_with_room_is_found_though_it_was_not_looked_at() -
 
 def test_workers_that_drain_or_go_are_not_looked_at() -> None:
     cluster = large_cluster()
-    pages = BlockCounts(1000, 1000, 0, 0, 0, 0)
+    pages = PoolBlocks(1000, 1000, 0, 0, 0, 0)
     cluster.reported("p0", WorkerReport(1000, 8, pages, 0, 0, 0, True, 0))
     cluster.disconnected("p1")
     cluster.lost("p2")

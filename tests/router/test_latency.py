@@ -1,6 +1,13 @@
 """TTFT and TBT of the last minute."""
 
-from baton.router.trace.latency import COUNTED_GAPS, LATENCY_REQUESTS, WINDOW_S, Latency, Quantiles, RecentLatency
+from baton.router.trace.latency import (
+    COUNTED_GAPS,
+    LATENCY_REQUESTS,
+    WINDOW_S,
+    LatencyQuantiles,
+    RecentFigures,
+    RecentLatency,
+)
 from baton.router.trace.record import RequestRecord
 from baton.router.types.request import Operation
 
@@ -20,14 +27,14 @@ def ended(at_s: float, ttft_ms: float | None, gaps_ms: tuple[float, ...] = ()) -
     return record
 
 
-def figures(*records: RequestRecord, now: float = 1000.0) -> Latency | None:
+def figures(*records: RequestRecord, now: float = 1000.0) -> RecentFigures | None:
     recent = RecentLatency()
     for record in records:
         recent.observe(record)
     return recent.figures(now)
 
 
-def rounded(found: Quantiles | None) -> tuple[float, float] | None:
+def rounded(found: LatencyQuantiles | None) -> tuple[float, float] | None:
     return None if found is None else (round(found.p50_ms, 3), round(found.p99_ms, 3))
 
 

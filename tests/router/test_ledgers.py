@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.router.cache.fan_out import MIDWAY, PrefixFanOut
-from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, Charge, Charges, RecentWork, shortlist
+from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, AttemptCharge, Charges, RecentWork, shortlist
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import UNMEASURED
 from baton.router.types.request import session_of
@@ -144,10 +144,10 @@ def test_what_parts_behind_the_end_of_a_prompt_is_counted() -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans(), st.integers(0, 9)), max_size=40))
 def test_sums_of_charges_are_those_of_what_was_not_given_back(changes: list[tuple[int, bool, int]]) -> None:
-    charges, kept = Charges(), dict[int, Charge]()
+    charges, kept = Charges(), dict[int, AttemptCharge]()
     for attempt_id, is_taken, size in changes:
         if is_taken:
-            kept[attempt_id] = Charge(size, 2 * size, 1)
+            kept[attempt_id] = AttemptCharge(size, 2 * size, 1)
             charges.add(attempt_id, kept[attempt_id])
         else:
             kept.pop(attempt_id, None)

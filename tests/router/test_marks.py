@@ -4,7 +4,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models, processors
 
 from baton.router.model.chat_template import ChatTemplate
-from baton.router.model.marks import MOST_MARKS, UNCUT, Marks, Part, find_marks
+from baton.router.model.marks import MOST_MARKS, UNCUT, Marks, TextPart, find_marks
 from tests.fixtures.trained_tokenizers import BEGIN, END, SAMPLES, TURN, trained
 from tests.router.tokenizers_for_tests import byte_level
 
@@ -83,7 +83,7 @@ def test_parts_are_of_a_size_and_end_with_marks() -> None:
     marks = Marks(found.pattern, found.before, found.after, part_characters=4)
     end = "<|end|>"
     text = f"a{end}bcd{end}e{end}"
-    assert marks.parts(text) == [Part(0, 0, 18), Part(11, 18, 26)]
+    assert marks.parts(text) == [TextPart(0, 0, 18), TextPart(11, 18, 26)]
     assert [text[part.begin : part.end] for part in marks.parts(text)] == [f"a{end}bcd{end}", f"e{end}"]
 
 
@@ -97,5 +97,5 @@ def test_a_longer_text_has_the_parts_of_its_beginning() -> None:
 
 
 def test_a_text_without_marks_is_one_part() -> None:
-    assert UNCUT.parts("<|end|>" * 1000) == [Part(0, 0, 7000)]
-    assert find_marks(byte_level(), None).parts("x" * 10_000) == [Part(0, 0, 10_000)]
+    assert UNCUT.parts("<|end|>" * 1000) == [TextPart(0, 0, 7000)]
+    assert find_marks(byte_level(), None).parts("x" * 10_000) == [TextPart(0, 0, 10_000)]

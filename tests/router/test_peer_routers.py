@@ -11,9 +11,16 @@ from baton.router.admin.wire import router_status
 from baton.router.fleet.peers import PeerRouters
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
-from baton.router.placement.peer_load import MAX_AGE_S, PeerLoad, PeerRouterLoads, Prediction, RecentPredictions, Share
+from baton.router.placement.peer_load import (
+    MAX_AGE_S,
+    PeerRouterLoads,
+    Prediction,
+    RecentPredictions,
+    Share,
+    WorkerLoad,
+)
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 CHAIN = tuple(bytes([i]) * 32 for i in range(4))
@@ -55,7 +62,7 @@ class Router:
         for endpoint, role in (("p0", WorkerRole.PREFILL), ("d0", WorkerRole.DECODE)):
             self.cluster.add(endpoint, role)
             self.cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, b"f", MODEL, 100, 8), 1)
-            self.cluster.reported(endpoint, WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+            self.cluster.reported(endpoint, WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
         self.taken_over: list[int] = []
         self.peer_routers = PeerRouters(
             self.cluster,
@@ -193,7 +200,7 @@ async def test_it_ends_when_it_is_told_to_also_where_the_store_swallows_that(red
 
 
 def share(number: int, predictions: tuple[Prediction, ...]) -> Share:
-    return Share(b"r" * 16, number, {"w": PeerLoad(tokens=number)}, predictions)
+    return Share(b"r" * 16, number, {"w": WorkerLoad(tokens=number)}, predictions)
 
 
 def test_each_prediction_is_taken_once_and_an_older_share_not_at_all() -> None:

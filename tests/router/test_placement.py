@@ -7,14 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.decide import (
-    LocalPrefill,
-    NoPrefillWorker,
-    NoRoom,
-    Placement,
-    Strategy,
-    place,
-)
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, Placement, place
+from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 from tests.fixtures.router_defaults import make_policy

@@ -6,8 +6,10 @@ import pytest
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import STALLED_S as WITHOUT_A_STEP_S
-from baton.router.placement.cluster import Charge, Charges, PairCircuitBreaker, RecentWork, StallDetector
-from baton.router.placement.decide import (
+from baton.router.placement.cluster import AttemptCharge, Charges, PairCircuitBreaker, RecentWork, StallDetector
+from baton.router.placement.decide import NoPrefillWorker, NoRoom, Placement, place
+from baton.router.placement.eligible import ineligible
+from baton.router.placement.policies import (
     BUSY_FACTOR,
     BUSY_MS,
     MAX_AFFINITY_MS,
@@ -15,18 +17,13 @@ from baton.router.placement.decide import (
     RECENT_LOAD_WEIGHT,
     REUSE_PREMIUM,
     SHARED_REUSE_PREMIUM,
-    NoPrefillWorker,
-    NoRoom,
-    Placement,
     Strategy,
     cheapest,
     home_of,
-    place,
 )
-from baton.router.placement.eligible import ineligible
 from baton.router.placement.rates import CAUTION, DecayingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
-from baton.router.types.worker import BlockCounts, WorkerReport
+from baton.router.types.worker import PoolBlocks, WorkerReport
 from tests.fixtures.router_defaults import make_policy
 
 RATES = WorkerRates(prefill_tokens_per_s=1000.0, token_gap_ms=10.0, token_gap_ms_per_token=0.001)  # 1 ms a token
@@ -175,7 +172,7 @@ def test_refused_placement_says_why(worker: WorkerView, why: NoRoom) -> None:
 @pytest.mark.parametrize("work", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
 def test_worker_stalls_after_its_time_with_any_work_and_no_step(work: tuple[int, int, int]) -> None:
     waiting, running, pending = work
-    report = WorkerReport(1, 1, BlockCounts(1, 1, 0, 0, 0, 0), waiting, running, pending, False, steps=7)
+    report = WorkerReport(1, 1, PoolBlocks(1, 1, 0, 0, 0, 0), waiting, running, pending, False, steps=7)
     progress = StallDetector()
     times = (0.0, WITHOUT_A_STEP_S, WITHOUT_A_STEP_S + 0.1)
     assert [progress.stalls(report, now) for now in times] == [False, False, True]
@@ -214,8 +211,8 @@ def test_one_success_clears_a_pair_that_was_never_set_aside() -> None:
 
 def test_loading_of_a_prompt_that_was_computed_is_charged_no_longer() -> None:
     charges = Charges()
-    charges.add(1, Charge(10, prompt_tokens=100, load_ms=30.0))
-    charges.add(2, Charge(20, prompt_tokens=200, load_ms=40.0))
+    charges.add(1, AttemptCharge(10, prompt_tokens=100, load_ms=30.0))
+    charges.add(2, AttemptCharge(20, prompt_tokens=200, load_ms=40.0))
     charges.prompt_computed(1)
     assert (charges.tokens, charges.prompt_tokens, charges.load_ms) == (30, 200, 40.0)
     charges.give_back(1)

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from baton.router.placement.decide import NoPrefillWorker, Placement, Strategy, place
+from baton.router.placement.decide import NoPrefillWorker, Placement, place
+from baton.router.placement.policies import Strategy
 from tests.fixtures.router_defaults import make_policy
 from tests.router.plain_placement import chosen
 from tests.router.random_clusters import random_request, random_worker

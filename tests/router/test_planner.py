@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.planner import Planner, PlannerTiming, Pressure, Situation, Verdict
+from baton.router.placement.planner import Planner, PlannerTiming, PlannerVerdict, Pressure, Situation
 
 TIMING = PlannerTiming(hold_s=5.0, cool_down_s=30.0)
 LOOK_S = 2.5  # seldomer than the router does, which is harder: a few unlucky measurements count for more
 
 
-def look(prefill: float, decode: float, workers: tuple[int, int] = (2, 2), floor: float = 0.0) -> Verdict:
+def look(prefill: float, decode: float, workers: tuple[int, int] = (2, 2), floor: float = 0.0) -> PlannerVerdict:
     """After it has held for long enough."""
     planner = Planner(TIMING)
     situation = Situation(*workers, Pressure(prefill, floor), Pressure(decode, floor))

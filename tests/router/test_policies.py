@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.decide import (
-    MAX_AFFINITY_MS,
-    REUSE_PREMIUM,
-    LocalPrefill,
-    NoPrefillWorker,
-    Placement,
-    PlacementPolicy,
-    Strategy,
-    place,
-)
+from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, PlacementPolicy, place
+from baton.router.placement.policies import MAX_AFFINITY_MS, REUSE_PREMIUM, Strategy
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView, early_block
 from tests.fixtures.router_defaults import make_policy
 from tests.router.random_clusters import has_model

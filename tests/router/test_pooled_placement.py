@@ -20,7 +20,7 @@ from baton.router.placement.decide import (
 )
 from baton.router.placement.eligible import POOLED_AHEAD_MS
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
-from baton.router.types.worker import BlockCounts, WorkerDescription, WorkerReport
+from baton.router.types.worker import PoolBlocks, WorkerDescription, WorkerReport
 from baton.versions import OWN, POOLING_PROTOCOL
 from tests.fixtures.router_defaults import make_policy
 from tests.router.test_admission import LIMITS, MODEL, REQUEST, admit, charges, settled
@@ -97,7 +97,7 @@ def cluster_with(slots: int) -> Cluster:
         cluster.add(role.value, role)
         description = WorkerDescription(role.value, role, 1, b"f", MODEL, 100, 8, versions=OWN)
         cluster.connected(role.value, description, epoch=1)
-        cluster.reported(role.value, WorkerReport(100, slots, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+        cluster.reported(role.value, WorkerReport(100, slots, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
     return cluster
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.request.answer import Answer, NotRepeated
-from baton.router.request.resume import Received, ReceivedChoice, ResumeFilter
-from baton.router.trace.record import AnswerStream
+from baton.router.request.answer import NotRepeated, RequestAnswer
+from baton.router.request.resume import ReceivedAnswer, ReceivedChoice, ResumeFilter
+from baton.router.trace.record import AnswerInProgress
 from baton.router.types.events import NewTokens, SequenceEnd, TokenLogprob
 from baton.router.types.response import AnswerEvent, ChoiceFinished, Delta
 from baton.text.detokenizer import Detokenizer, silent_token_ids
@@ -22,8 +22,8 @@ STOPS = ("STOP", "OST")
 TEXTS = st.text(alphabet="SSTTOOP aé漢🙂", max_size=24)
 
 
-def answer(choices: int = 1, stops: tuple[str, ...] = STOPS, min_tokens: int = 0) -> Answer:
-    return Answer(choices, stops, min_tokens, lambda: Detokenizer(TOKENIZER, SILENT))
+def answer(choices: int = 1, stops: tuple[str, ...] = STOPS, min_tokens: int = 0) -> RequestAnswer:
+    return RequestAnswer(choices, stops, min_tokens, lambda: Detokenizer(TOKENIZER, SILENT))
 
 
 @dataclass
@@ -46,9 +46,9 @@ class Client:
             self.text[event.index] = self.text.get(event.index, "") + event.text
             self.logprobs.setdefault(event.index, []).extend(event.logprobs)
 
-    def received(self) -> Received:
+    def received(self) -> ReceivedAnswer:
         """As the library has it: a choice may have ended without a token, all of them a stop string."""
-        return Received(
+        return ReceivedAnswer(
             {
                 index: ReceivedChoice(
                     tuple(self.tokens.get(index, ())), len(self.text.get(index, "").encode()), index in self.ends
@@ -83,7 +83,7 @@ def together(released: Sequence[NewTokens], data: st.DataObject) -> Iterator[New
         yield taken[-1]._replace(offset=taken[0].offset, token_ids=token_ids, logprobs=logprobs)
 
 
-def feed(made: AnswerStream, released: Iterable[NewTokens], client: Client) -> None:
+def feed(made: AnswerInProgress, released: Iterable[NewTokens], client: Client) -> None:
     for each in released:
         client.take(made.take(each))
 
@@ -114,7 +114,7 @@ def test_for_any_cut_what_came_before_and_after_is_the_whole(text: str, min_toke
     assert cut.logprobs == whole.logprobs
 
 
-def _all(made: AnswerStream, released: Sequence[NewTokens]) -> list[AnswerEvent]:
+def _all(made: AnswerInProgress, released: Sequence[NewTokens]) -> list[AnswerEvent]:
     return [event for each in released for event in made.take(each)]
 
 
@@ -143,19 +143,19 @@ def test_choices_that_are_told_again_from_their_beginning_are_cut_each_by_itself
 
 
 def test_another_answer_than_the_client_has_is_noticed() -> None:
-    resumed = ResumeFilter(answer(), 1, Received({0: ReceivedChoice((5, 6), 2)}))
+    resumed = ResumeFilter(answer(), 1, ReceivedAnswer({0: ReceivedChoice((5, 6), 2)}))
     resumed.take(NewTokens(0, 0, (5,), None))
     with pytest.raises(NotRepeated):
         resumed.take(NewTokens(0, 1, (7,), None))
 
 
 def test_an_answer_that_ends_before_what_the_client_has_is_noticed() -> None:
-    resumed = ResumeFilter(answer(stops=()), 1, Received({0: ReceivedChoice((70, 71), 2)}))
+    resumed = ResumeFilter(answer(stops=()), 1, ReceivedAnswer({0: ReceivedChoice((70, 71), 2)}))
     with pytest.raises(NotRepeated, match="ended before"):
         resumed.take(NewTokens(0, 0, (70,), SequenceEnd.STOP))
 
 
 def test_a_delta_that_the_client_has_half_of_is_cut() -> None:
     token_ids = tuple(TOKENIZER.encode("abcd").ids)
-    resumed = ResumeFilter(answer(stops=()), 1, Received({0: ReceivedChoice(token_ids[:2], 2)}))
+    resumed = ResumeFilter(answer(stops=()), 1, ReceivedAnswer({0: ReceivedChoice(token_ids[:2], 2)}))
     assert resumed.take(NewTokens(0, 0, token_ids, None)) == [Delta(0, 2, token_ids[2:], "cd")]

@@ -15,7 +15,7 @@ from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import Pressure, Situation
 from baton.router.placement.replicas import MOST_WORKERS, SPARE, TARGET, Replicas, ReplicaTiming, RoleReplicas, wanted
 from baton.router.roles import PREFILL_SHARE, RECOVER_S, WINDOW_S, TokenFlow
-from baton.router.types.worker import BlockCounts, WorkerReport
+from baton.router.types.worker import PoolBlocks, WorkerReport
 
 TRACES = Path(__file__).parents[1] / "fixtures" / "traces"
 LOOK_S = 2.0  # seldomer than the router does, which is harder
@@ -226,7 +226,7 @@ def test_a_role_that_no_worker_has_had_is_not_asked_for() -> None:
 
 
 def prefill_worker(name: str, computed_tokens: int) -> Worker:
-    blocks = BlockCounts(100, 100, 0, 0, 0, 0)
+    blocks = PoolBlocks(100, 100, 0, 0, 0, 0)
     report = WorkerReport(100, 8, blocks, 0, 0, 0, draining=False, steps=0, cache_query_tokens=computed_tokens)
     return Worker(f"{name}:1", WorkerRole.PREFILL, True, True, None, 1, report)
 

@@ -17,7 +17,7 @@ from baton.process.telemetry.spans import NoTelemetry
 from baton.router.dispatcher import Dispatcher, DispatcherLimits
 from baton.router.model.served_model import ChosenModel
 from baton.router.request.journal import Beginning, Streams
-from baton.router.trace.record import Outcome, RequestRecord
+from baton.router.trace.record import RequestOutcome, RequestRecord
 from baton.router.trace.spans import Tracer
 from baton.router.types.events import FailureReason, SequenceOutput
 from baton.router.types.request import Operation
@@ -73,7 +73,7 @@ class Client:
     asking: "asyncio.Task[Any] | None" = None
     tokens: int = 0
     usage: int = 0
-    outcome: Outcome | None = None  # as this client saw it
+    outcome: RequestOutcome | None = None  # as this client saw it
     asked: bool = False  # a generator that was never read is no request yet
     begun: bool = False
     left: bool = False  # and reads no more
@@ -86,16 +86,18 @@ class Client:
         try:
             event = asking.result()
         except StopAsyncIteration:
-            self.outcome = self.outcome or Outcome.ANSWERED
+            self.outcome = self.outcome or RequestOutcome.ANSWERED
         except (BatonError, ValueError) as error:
             refused = isinstance(error, BatonError) and not self.begun and error.code.name != "INTERNAL"
             adopted = isinstance(error, Aborted)  # another stream continues it
-            self.outcome = Outcome.CANCELLED if adopted else Outcome.REFUSED if refused else Outcome.FAILED
+            self.outcome = (
+                RequestOutcome.CANCELLED if adopted else RequestOutcome.REFUSED if refused else RequestOutcome.FAILED
+            )
         else:
             self.begun = True
             self.tokens += len(event.token_ids) if isinstance(event, Delta) else 0
             if isinstance(event, Finished) and event.summary is not None:
-                self.usage, self.outcome = event.summary.usage.completion_tokens, Outcome.ANSWERED
+                self.usage, self.outcome = event.summary.usage.completion_tokens, RequestOutcome.ANSWERED
 
     async def leave(self) -> None:
         """In the middle of a wait, or between two events."""
@@ -105,7 +107,7 @@ class Client:
             self.take_or_forget()
         await self.events.aclose()
         self.left = True
-        self.outcome = self.outcome or (Outcome.CANCELLED if self.asked else None)
+        self.outcome = self.outcome or (RequestOutcome.CANCELLED if self.asked else None)
 
     def take_or_forget(self) -> None:
         if self.asking is not None and self.asking.cancelled():
@@ -134,7 +136,7 @@ class Clients:
 
     def check(self) -> None:
         counts = self.dispatcher.accounts.counts
-        ended = Counter(dict.fromkeys(Outcome, 0))
+        ended = Counter(dict.fromkeys(RequestOutcome, 0))
         for (outcome, _), count in counts.ended.items():
             ended[outcome] += count
         assert counts.started == ended.total() + counts.running
@@ -151,7 +153,7 @@ class Clients:
     def check_ended(self) -> None:
         counts = self.dispatcher.accounts.counts
         seen = Counter(client.outcome for client in self.clients if client.outcome is not None)
-        ended: Counter[Outcome] = Counter()
+        ended: Counter[RequestOutcome] = Counter()
         for (outcome, _), count in counts.ended.items():
             ended[outcome] += count
         assert (counts.running, ended) == (0, seen)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from baton.process.errors import Unavailable
 from baton.router.admission.queue import Admitted
 from baton.router.placement.decide import Placement
-from baton.router.request.answer import Answer
+from baton.router.request.answer import RequestAnswer
 from baton.router.request.attempt import NEXT, Attempt, AttemptPhase
 from baton.router.request.effects import (
     Adopt,
@@ -27,12 +27,12 @@ from baton.router.request.effects import (
 )
 from baton.router.request.events import (
     Begun,
-    Closed,
     Deadline,
     Delivered,
     KvOverdue,
     Placed,
     Refused,
+    RequestClosed,
     RequestPhase,
     RetryDue,
     TurnCame,
@@ -70,7 +70,7 @@ class RequestMachine(RuleBasedStateMachine):
     @initialize(n=st.integers(1, 3), adopted=st.booleans())
     def begin(self, n: int, adopted: bool) -> None:
         self.request = request_of(max_tokens=6, n=n)
-        self.answer = Answer(n, (), 0, new_detokenizer)
+        self.answer = RequestAnswer(n, (), 0, new_detokenizer)
         ids = itertools.count(1)
         self.state = RequestState(self.request, self.answer, Timeline(0.0), ids, most_tries=4)
         self.now = 0.0
@@ -267,7 +267,7 @@ class RequestMachine(RuleBasedStateMachine):
             assert self.ended[choice] == (len(given) == len(answers[choice]) and self.answer.has_finished(choice))
         if self.state.phase is RequestPhase.COMPLETED:
             assert self.answer.done and not self.state.attempts
-        self.take(self.state.advance(Closed(RequestPhase.CANCELLED), self.now))
+        self.take(self.state.advance(RequestClosed(RequestPhase.CANCELLED), self.now))
         assert self.state.phase is not RequestPhase.RUNNING
         assert self.returned == self.taken, "each lease once"
 

@@ -8,10 +8,10 @@ from baton.process.errors import FailedPrecondition, NotFound
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Worker
 from baton.router.placement.planner import endpoint_to_change
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 
 MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
-REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
+REPORT = WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
 BOTH = (WorkerRole.PREFILL, WorkerRole.DECODE)
 
 

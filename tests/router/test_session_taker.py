@@ -8,7 +8,7 @@ from baton.protos import kept_session_pb2, session_pb2
 from baton.router.fleet import wire as link_wire
 from baton.router.placement.cluster import Worker
 from baton.router.placement.hand_over import taker
-from baton.router.types.worker import BlockCounts, ModelDescription, SessionReport, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, SessionReport, WorkerDescription, WorkerReport
 
 
 def worker(
@@ -21,7 +21,7 @@ def worker(
 ) -> Worker:
     model = ModelDescription("tiny", "/m", 512, 500, "float32", 32)
     description = WorkerDescription(name, role, 1, fingerprint, model, 100, 4)
-    pages = BlockCounts(100, free, 100 - free, 0, 0, 0)
+    pages = PoolBlocks(100, free, 100 - free, 0, 0, 0)
     report = WorkerReport(100, 4, pages, 0, 0, 0, draining, 0, sessions=SessionReport(protected_blocks=protected))
     return Worker(name, role, connected=True, description=description, report=report)
 

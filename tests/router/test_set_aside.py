@@ -18,12 +18,12 @@ from baton.router.placement.cluster import (
 )
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, place
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import make_policy
 
 PAIR = ("p0", "d0")
 MODEL = ModelDescription("m", "", 128, 257, "float32", 4)
-REPORT = WorkerReport(100, 8, BlockCounts(100, 100, 0, 0, 0, 0), 0, 1, 0, draining=False, steps=7)
+REPORT = WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 1, 0, draining=False, steps=7)
 
 
 def fail(pairs: PairCircuitBreaker, times: int, now: float) -> None:

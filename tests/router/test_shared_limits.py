@@ -7,7 +7,7 @@ import pytest
 from baton.process.errors import RateLimited
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.security.api_keys import KeyLimits
-from baton.router.admission.key_limits import KeyMeters, Meter
+from baton.router.admission.key_limits import KeyMeter, KeyMeters
 from baton.router.fleet.peers import PERIOD_S, PeerRouters, SharedLimits
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import MAX_AGE_S, KeyUse
@@ -55,7 +55,7 @@ class Pair:
             self.now += PERIOD_S / 2
             await peer_routers.exchange()
 
-    def begin(self, router: int, limits: KeyLimits) -> Meter | None:
+    def begin(self, router: int, limits: KeyLimits) -> KeyMeter | None:
         """None where it is refused."""
         try:
             return self.meters[router].begin("a", limits, self.now)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.cache.replica import CacheChanges, CacheSnapshotPart
+from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.placement.cluster import ALL_UP_TO, Cluster
 from baton.router.placement.decide import Placement, place
@@ -76,9 +76,9 @@ def test_a_tier_that_a_failing_disk_has_turned_off_is_not_shown_at_that_worker(c
 
 
 def test_what_is_in_the_pool_too_is_not_counted_twice_and_stays_when_the_pool_evicts_it(cluster: Cluster) -> None:
-    cluster.caches.take_changes("p0", CacheChanges(1, tuple(HASHES[:3]), ()), now=0.0)
+    cluster.caches.take_changes("p0", CacheUpdate(1, tuple(HASHES[:3]), ()), now=0.0)
     assert in_files(cluster) == {"p0": 1, "d0": 4}
-    cluster.caches.take_changes("p0", CacheChanges(2, (), tuple(HASHES[:3])), now=0.0)
+    cluster.caches.take_changes("p0", CacheUpdate(2, (), tuple(HASHES[:3])), now=0.0)
     assert in_files(cluster) == {"p0": 4, "d0": 4}
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import (
-    CacheAware,
     Decision,
     LocalPrefill,
     NoPrefillWorker,
@@ -17,6 +16,7 @@ from baton.router.placement.decide import (
     decide,
     place,
 )
+from baton.router.placement.policies import CacheAware
 from baton.router.placement.rates import expected_here, known_tokens, loading
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.text.kv_loading import FIXED_S

@@ -21,7 +21,8 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.cache.fan_out import PrefixFanOut
 from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.placement.cluster import RecentWork, shortlist
-from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, place
+from baton.router.placement.policies import Strategy
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import PlacementRequest, WorkerView, early_block
 

@@ -27,7 +27,7 @@ from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, make_
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, show, write_pictures
 from baton.lab.report.statistics import percentile
-from baton.router.placement.decide import Strategy
+from baton.router.placement.policies import Strategy
 
 MINUTE_S = 60.0
 

@@ -19,9 +19,10 @@ from baton.lab.report.result import Columns, show, write_pictures
 from baton.lab.report.statistics import percentile
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
-from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, Strategy, place
+from baton.router.placement.decide import NoPrefillWorker, Placement, PlacementPolicy, place
+from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest
-from baton.router.types.worker import BlockCounts, ModelDescription, WorkerDescription, WorkerReport
+from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from baton.text.block_hash import block_hashes
 
 BLOCK_TOKENS = 32
@@ -41,7 +42,7 @@ def cluster_of(roles: Mapping[str, WorkerRole]) -> Cluster:
         slots = ROOM if role is WorkerRole.DECODE else 0
         cluster.add(endpoint, role)
         cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, FINGERPRINT, model, ROOM, slots), epoch=1)
-        report = WorkerReport(ROOM, slots, BlockCounts(ROOM, ROOM, 0, 0, 0, 0), 0, 0, 0, False, 0)
+        report = WorkerReport(ROOM, slots, PoolBlocks(ROOM, ROOM, 0, 0, 0, 0), 0, 0, 0, False, 0)
         cluster.reported(endpoint, report)
     return cluster
 

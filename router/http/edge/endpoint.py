@@ -40,7 +40,7 @@ from baton.router.http.page.files import is_public
 from baton.router.http.parse_process import Parser
 from baton.router.http.requests import REQUEST_ID_HEADER, HttpCall, call_of, current_call, names_of
 from baton.router.public.access import Access, Caller, Need
-from baton.router.trace.record import Leave, Outcome, RequestEnd, end_of, left
+from baton.router.trace.record import Leave, RequestEnd, RequestOutcome, end_of, left
 
 logger = logging.getLogger(__name__)
 
@@ -198,7 +198,7 @@ def _end_of(problem: Problem) -> RequestEnd:
     cause = problem.__cause__
     if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
         return end_of(cause, dispatched=False)
-    return RequestEnd(Outcome.REFUSED, problem.cause, problem.status.name)
+    return RequestEnd(RequestOutcome.REFUSED, problem.cause, problem.status.name)
 
 
 class QueryEndpoint:

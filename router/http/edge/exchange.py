@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 
 from baton.router.http.edge.problem import Problem
-from baton.router.trace.record import Leave, Reader
+from baton.router.trace.record import CallReader, Leave
 
 _MEGABYTE = 1 << 20
 _BUSY_RETRY_S = 1.0
@@ -155,7 +155,9 @@ def problem_reply(problem: Problem) -> FullReply:
     return FullReply(problem.body, problem.status, headers=headers)
 
 
-async def send_reply(reply: Reply, send: Send, headers: Fields, stall_s: float, reader: Reader | None = None) -> None:
+async def send_reply(
+    reply: Reply, send: Send, headers: Fields, stall_s: float, reader: CallReader | None = None
+) -> None:
     """Send the reply. `reader`: reader of a stream. Raises: exception of the first chunk, before sending; Stalled."""
     if isinstance(reply, FullReply):
         sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}

@@ -28,7 +28,7 @@ from baton.router.placement.cluster import Cluster, Worker
 from baton.router.public.access import Access, Caller, Need
 from baton.router.readiness import Readiness
 from baton.router.trace.latency import WorkerTokenTimes
-from baton.router.trace.record import Leave, Outcome, RequestRecord, Stall
+from baton.router.trace.record import Leave, RequestOutcome, RequestRecord, Stall
 from baton.router.trace.report import SHOWN_CAUSES, RequestReport, report_of, shown_stalls
 from baton.text.causes import CausePart
 
@@ -103,7 +103,7 @@ class RecentRequests:
 def reason_of(record: RequestRecord) -> str:
     """Return why a request failed, as far as its record shows; empty if it succeeded. Pure."""
     timeline, end = record.timeline, record.end
-    if end is None or end.outcome is Outcome.ANSWERED:
+    if end is None or end.outcome is RequestOutcome.ANSWERED:
         return ""
     if end.reason == Leave.CLIENT:
         if timeline.placement is None:

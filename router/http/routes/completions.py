@@ -25,7 +25,7 @@ from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import CompletionRequest
 from baton.router.http.requests import HttpCall, completion_requests
 from baton.router.http.stream import PromptEvent, stream
-from baton.router.trace.record import Leave, Reader
+from baton.router.trace.record import CallReader, Leave
 from baton.router.types.request import GenerationRequest
 from baton.router.types.response import (
     AnswerId,
@@ -52,7 +52,7 @@ def by_place(error: Exception, place: int, prompts: int) -> Exception:
     return error
 
 
-async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: Reader) -> list[Collected]:
+async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: CallReader) -> list[Collected]:
     """Collect the answers in the order of the requests; the first failure cancels the others. Raises: BatonError."""
 
     async def one(place: int, request: GenerationRequest) -> Collected:
@@ -72,7 +72,7 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
 
 
 async def merged(
-    requests: Sequence[GenerationRequest], answer: Answer, reader: Reader
+    requests: Sequence[GenerationRequest], answer: Answer, reader: CallReader
 ) -> AsyncGenerator[PromptEvent, None]:
     """Yield the events of all requests as they come; the first failure cancels the others. Raises: BatonError."""
     queue: asyncio.Queue[PromptEvent | Exception | None] = asyncio.Queue(_AHEAD)

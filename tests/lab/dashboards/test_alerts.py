@@ -14,7 +14,7 @@ from baton.lab.dashboards.alerts import ALERTS, NOT_ALERTED
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import NO_TIME, QUEUE_FULL
 from baton.router.http.metrics import COUNTED_FAILURES
-from baton.router.trace.record import Leave, Outcome
+from baton.router.trace.record import Leave, RequestOutcome
 from baton.router.types.events import FailureReason
 from tests.fixtures.prometheus import promtool
 from tests.lab.dashboards.expressions import faults, selectors
@@ -103,7 +103,7 @@ def test_every_name_and_label_of_a_rule_is_declared() -> None:
 
 def test_every_value_that_a_rule_matches_is_one_that_a_router_writes() -> None:
     known = {
-        "outcome": {*map(str, Outcome), "written", "dropped", "failed", "too_large"},
+        "outcome": {*map(str, RequestOutcome), "written", "dropped", "failed", "too_large"},
         "reason": {*(each.name.lower() for each in FailureReason), *COUNTED_FAILURES, *map(str, Leave)}
         | {QUEUE_FULL, NO_TIME, "no_room", "max_active"},
         "role": set(map(str, WorkerRole)),

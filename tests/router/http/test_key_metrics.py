@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from baton.process.security.api_keys import KeyLimits
 from baton.router.http.key_metrics import MAX_NAMES, OTHERS, KeyMetrics
-from baton.router.trace.record import ANSWERED, Outcome, RequestEnd, RequestRecord, Timeline
+from baton.router.trace.record import ANSWERED, RequestEnd, RequestOutcome, RequestRecord, Timeline
 from baton.router.types.request import Operation
 
-LIMITED = RequestEnd(Outcome.REFUSED, "tokens_per_minute", "RESOURCE_EXHAUSTED")
+LIMITED = RequestEnd(RequestOutcome.REFUSED, "tokens_per_minute", "RESOURCE_EXHAUSTED")
 
 
 def ended(tenant: str, end: RequestEnd = ANSWERED, ttft_s: float | None = None) -> RequestRecord:

@@ -9,7 +9,7 @@ from baton.router.http.edge.problem import Problem
 from baton.router.http.page.state import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
 from baton.router.http.requests import HttpCall, current_call
 from baton.router.public.access import Caller
-from baton.router.trace.record import ANSWERED, AttemptNote, Leave, Outcome, RequestEnd, RequestRecord, left
+from baton.router.trace.record import ANSWERED, AttemptNote, Leave, RequestEnd, RequestOutcome, RequestRecord, left
 from baton.router.types.events import Failed, FailureReason
 from baton.router.types.request import Operation
 
@@ -25,7 +25,7 @@ def ended(end: RequestEnd) -> RequestRecord:
 
 
 def refused(status: str) -> RequestRecord:
-    return ended(RequestEnd(Outcome.REFUSED, status.lower(), status))
+    return ended(RequestEnd(RequestOutcome.REFUSED, status.lower(), status))
 
 
 def newest(recent: RecentRequests, tenant: str | None = None) -> list[RecentRequest]:
@@ -81,8 +81,8 @@ def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrator
         (ANSWERED, ""),
         (left(Leave.CLIENT), "the client left before a worker was chosen"),
         (left(Leave.STOPPING), "the router was stopped"),
-        (RequestEnd(Outcome.FAILED, "deadline_exceeded", "DEADLINE_EXCEEDED"), "the deadline passed"),
-        (RequestEnd(Outcome.REFUSED, "queue_full", "RESOURCE_EXHAUSTED"), "queue full"),
+        (RequestEnd(RequestOutcome.FAILED, "deadline_exceeded", "DEADLINE_EXCEEDED"), "the deadline passed"),
+        (RequestEnd(RequestOutcome.REFUSED, "queue_full", "RESOURCE_EXHAUSTED"), "queue full"),
     ],
 )
 def test_a_reason_says_what_the_record_has(end: RequestEnd, reason: str) -> None:
@@ -103,7 +103,7 @@ def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
 
 
 def test_a_request_whose_attempts_failed_names_the_last_failure() -> None:
-    record = ended(RequestEnd(Outcome.FAILED, "worker_lost", "UNAVAILABLE"))
+    record = ended(RequestEnd(RequestOutcome.FAILED, "worker_lost", "UNAVAILABLE"))
     failed = Failed(1, "d", FailureReason.WORKER_LOST, "gone")
     record.timeline.notes.append(AttemptNote(NOT_READ, NOT_READ, (), 0.0, 0.0, failed=failed))
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from baton.router.http.edge.exchange import Stalled, StreamedReply, send_reply
-from baton.router.trace.record import Leave, Reader
+from baton.router.trace.record import CallReader, Leave
 
 
 async def test_the_reader_of_a_stream_that_nobody_takes_has_stalled() -> None:
-    reader, sent, why = Reader(), list[Any](), list[Leave]()
+    reader, sent, why = CallReader(), list[Any](), list[Leave]()
 
     async def chunks() -> AsyncGenerator[bytes, None]:
         try:

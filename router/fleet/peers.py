@@ -1,7 +1,7 @@
-"""Peers of this router: through Redis, routers share their load and the use of API keys.
+"""Exchange with the other routers through Redis: load on workers, placements, and use of API keys.
 
-Changes at another router are known here within two periods and a round trip (0.25 s). Without Redis each router knows
-only its own.
+A change at another router is known within two periods and a round trip (0.25 s). Without Redis each router knows only
+its own state.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from baton.router.admission.key_limits import KeyMeters
 from baton.router.fleet.wire import versions_message, versions_of
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import (
+    Announcements,
     KeyUse,
     PeerRouterLoads,
     Prediction,
-    RecentTakeovers,
     Share,
     Takeover,
     WorkerLoad,
@@ -32,7 +32,7 @@ from baton.router.placement.peer_load import (
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.1
 HASH_BYTES = 32
-_UNREACHABLE_PAUSE_S = 0.5  # between tries while Redis does not answer
+_UNREACHABLE_PAUSE_S = 0.5  # retry interval while Redis does not answer
 
 
 _BOUNDS = Bounds(
@@ -47,7 +47,7 @@ _BOUNDS = Bounds(
 
 
 class Taken(NamedTuple):
-    """Used at another router since its last report."""
+    """Increase of a key's use at another router since its last share."""
 
     tenant: str
     requests: int
@@ -55,20 +55,17 @@ class Taken(NamedTuple):
 
 
 class SharedLimits:
-    """The use of API keys at the other routers, as far as it is known here. Pure.
+    """Use of API keys at the other routers. Pure.
 
-    Each router reports what it has admitted since it started, and the increase is charged here. Requests that begin at
-    once at several routers may exceed a limit, since none of them knows of the others' yet; of requests and tokens a
-    minute the excess is paid back.
+    Each router shares its totals since its start, and the increase is charged here. Requests that start at several
+    routers within one period may exceed a limit; the excess over requests and tokens per minute becomes a debt.
     """
 
     def __init__(self) -> None:
         self._received: dict[bytes, dict[str, KeyUse]] = {}
 
     def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
-        """The increase in a router's newest share. Of a router's first share nothing counts, only later increases: a
-        restart begins anew.
-        """
+        """Yield the increases since a router's last share. Its first share yields none: it counts since its start."""
         known = self._received.get(router_id)
         self._received[router_id] = dict(uses)
         if known is None:
@@ -79,13 +76,13 @@ class SharedLimits:
                 yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
 
     def keep(self, routers: Iterable[bytes]) -> None:
-        """Forget those that are gone."""
+        """Forget all other routers."""
         received = set(routers)
         for router_id in self._received.keys() - received:
             del self._received[router_id]
 
     def active(self) -> dict[str, int]:
-        """Return active requests by key, at all other routers together."""
+        """Return the sum of active requests at all other routers, by key."""
         total: dict[str, int] = {}
         for uses in self._received.values():
             for tenant, use in uses.items():
@@ -95,13 +92,13 @@ class SharedLimits:
 
 class ShareStore(Protocol):
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Write ours, returns the others'. Raises: RegistryUnavailable."""
+        """Write this router's share and return the others'. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
 
 class PeerRouters:
-    """Keeps `cluster` informed of the other routers, until cancelled."""
+    """Exchange of shares, which keeps the cluster and the key meters informed of the other routers."""
 
     def __init__(
         self,
@@ -124,24 +121,24 @@ class PeerRouters:
         self._clock = clock or time.monotonic
         self._address, self._began_s = address, self._clock()
         self._number = 0
-        self._takeovers = RecentTakeovers()
+        self._takeovers = Announcements[Takeover]()
         self._unreadable = SeldomLog(logger)
         self._peer_loads = PeerRouterLoads()
         self.problem = ""
-        """Reason why Redis did not accept the last share."""
+        """Reason why Redis rejected the last share; empty if it did not."""
 
     def took_over(self, router_id: bytes, stream: int) -> None:
-        """Record that that router's stream continues here; the next share announces it."""
+        """Announce that another router's stream continues here."""
         self._takeovers.add(Takeover(router_id, stream))
 
     @property
     def others(self) -> int:
-        """Routers whose load is known now."""
+        """Number of other routers whose load is known."""
         return self._peer_loads.routers
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Their last shares."""
+        """Newest share of each other router."""
         return self._peer_loads.shares
 
     async def run(self) -> None:
@@ -151,7 +148,7 @@ class PeerRouters:
                 await asyncio.sleep(self._period_s if received else _UNREACHABLE_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Write our share, read the others', and return whether Redis responded."""
+        """Write this router's share, apply the others', and return whether Redis responded."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._cluster.predictions.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s
@@ -161,11 +158,11 @@ class PeerRouters:
             answers = await self._store.exchange(message)
         except RegistryUnavailable as error:
             if not self.problem:
-                logger.warning("the load of other routers is unknown: %s", error)
+                logger.warning("exchange with other routers failed, their load is unknown: %s; retrying", error)
             self.problem, answers = str(error), ()
         else:
             if self.problem:
-                logger.info("the load of other routers is known again")
+                logger.info("exchange with other routers works again")
             self.problem = ""
         self._take(answers)
         return not self.problem
@@ -178,7 +175,7 @@ class PeerRouters:
                 _BOUNDS.check(message)
                 share = share_from_wire(message)
             except (DecodeError, OutOfBounds) as error:  # of another version, perhaps
-                self._unreadable.warning("share", "the share of another router in Redis is ignored: %s", error)
+                self._unreadable.warning("share", "unreadable share of another router in Redis ignored: %s", error)
                 continue
             for takeover in share.takeovers:
                 if takeover.router_id == self._router_id:
@@ -196,8 +193,8 @@ class PeerRouters:
 
 
 def is_cancelled() -> bool:
-    """Return whether this task must end. redis-py loses a cancellation that comes as its response does: a caller that
-    has just awaited Redis must check.
+    """Return whether this task was cancelled. Check it after awaiting Redis: redis-py swallows a cancellation that
+    arrives together with its response.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

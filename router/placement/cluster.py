@@ -1,6 +1,6 @@
-"""The router's view of its workers: which are connected, their reports, this router's charges on them. Pure state.
+"""Router's view of its workers: connections, reports, and this router's charges. Pure state.
 
-Workers are named by endpoint. A charge is taken when a request is placed and returned exactly once.
+Workers are named by endpoint. A charge is added when a request is placed and released exactly once.
 """
 
 import math
@@ -24,17 +24,17 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 ALL_UP_TO = 64
 HOLDERS, OTHERS = 16, 32
 Pair = tuple[str, str]
-"""The endpoints of a prefill and of a decode worker."""
+"""Endpoints of a prefill worker and of a decode worker."""
 _NONE: frozenset[Pair] = frozenset()
 _NO_FILES: Mapping[str, int] = {}
 
 
 def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
-    """The workers that a decision looks at: all of them where they are few. So it costs little more in a large cluster.
+    """Return the workers that a decision considers, which bounds its cost in a large cluster.
 
-    Of many, it looks at those that have much of the prompt, and at the next few of the others each time: the least busy
-    one of a few dozen is nearly the least busy of all (Mitzenmacher, The Power of Two Choices, 2001). `found`: how many
-    blocks of the prompt a worker has, where it has any.
+    Up to ALL_UP_TO workers are all considered. Of more, the decision considers some that have much of the prompt
+    cached, and the next OTHERS in turn: the least busy one of a few dozen is nearly the least busy of all
+    (Mitzenmacher, The Power of Two Choices, 2001). `found`: cached blocks of the prompt by worker, without zeros.
     """
     if len(workers) <= ALL_UP_TO:
         return workers
@@ -52,17 +52,17 @@ def _in_turn(workers: Sequence[str], count: int, turn: int) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptCharge:
-    """The resources that one attempt takes on one worker."""
+    """Capacity that one attempt uses on one worker."""
 
     tokens: int
     blocks: int = 0
     slots: int = 0
-    prompt_tokens: int = 0  # of a decode worker: tokens of the prompt that it still has to compute
-    load_ms: float = 0.0  # of loading blocks from files
+    prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute
+    load_ms: float = 0.0  # time to load blocks from files
 
 
 class Charges:
-    """The charges of this router's attempts on one worker, by attempt id. Their sums are kept for decisions."""
+    """Charges of this router's attempts on one worker, by attempt id, and their sums."""
 
     __slots__ = ("_charges", "blocks", "load_ms", "prompt_tokens", "slots", "tokens")
 
@@ -78,8 +78,8 @@ class Charges:
         return iter(self._charges)
 
     def add(self, attempt_id: int, charge: AttemptCharge) -> None:
-        """Replace its earlier charge."""
-        self.give_back(attempt_id)
+        """Add an attempt's charge, replacing its earlier one."""
+        self.release(attempt_id)
         self._charges[attempt_id] = charge
         self.tokens += charge.tokens
         self.blocks += charge.blocks
@@ -88,15 +88,15 @@ class Charges:
         self.load_ms += charge.load_ms
 
     def prompt_computed(self, attempt_id: int) -> None:
-        """The rest of its charge stays, if it has not been given back."""
+        """Remove the prompt's part of a charge, which may have been released already."""
         charge = self._charges.get(attempt_id)
         if charge is not None:
             self._charges[attempt_id] = replace(charge, prompt_tokens=0, load_ms=0.0)
             self.prompt_tokens -= charge.prompt_tokens
             self._loaded(charge)
 
-    def give_back(self, attempt_id: int) -> None:
-        """Return a charge, which may have been returned before."""
+    def release(self, attempt_id: int) -> None:
+        """Release a charge, which may have been released already."""
         charge = self._charges.pop(attempt_id, None)
         if charge is not None:
             self.tokens -= charge.tokens
@@ -106,34 +106,34 @@ class Charges:
             self._loaded(charge)
 
     def _loaded(self, charge: AttemptCharge) -> None:
-        """Add a charge to the load; rounding errors do not accumulate."""
+        """Subtract a charge's loading time without accumulating rounding errors."""
         self.load_ms = max(0.0, self.load_ms - charge.load_ms) if self._charges else 0.0
 
     def clear(self) -> None:
         for attempt_id in tuple(self._charges):
-            self.give_back(attempt_id)
+            self.release(attempt_id)
 
 
 class LinkEnd(Enum):
-    """LinkEnd of the process behind a lost link, as far as known."""
+    """Fate of the process behind a lost link, as far as known."""
 
-    NONE = auto()  # none was lost
-    ANNOUNCED = auto()  # it ends after a drain, or changes its role
-    CUT = auto()  # it may live
+    NONE = auto()  # no link was lost
+    ANNOUNCED = auto()  # the process drained, or changed its role
+    CUT = auto()  # the process may live
     GONE = auto()
 
 
 @dataclass(slots=True)
 class Departures:
-    """Counts of how a worker's links have ended since the router's start."""
+    """Counts of a worker's lost links by cause, since the router's start."""
 
-    deaths: int = 0  # processes that were gone and had not drained, or had something open
-    drains: int = 0  # processes that ended after they had drained
+    deaths: int = 0  # processes that ended without a complete drain
+    drains: int = 0  # processes that ended after a drain
     role_changes: int = 0
-    lost_sessions: int = 0  # of processes that may live: silence, or a connection that did not come back in time
+    lost_sessions: int = 0  # links to processes that may live: silent, or not reconnected in time
 
     def lost(self, end: LinkEnd, drained: bool) -> LinkEnd:
-        """A session was lost. Returns how its process ended, given that the worker had `drained`, or not."""
+        """Count a lost link and return the fate of its process. `drained`: the worker had drained."""
         if end is LinkEnd.GONE:
             self._gone(drained)
         elif drained:
@@ -143,7 +143,7 @@ class Departures:
         return end
 
     def follow(self, end: LinkEnd, before: WorkerDescription, now: WorkerDescription) -> None:
-        """Count the end of the previous link, once another begins with a later epoch."""
+        """Count the end of the previous process, once a link with a later epoch opens."""
         if before.is_same_process(now):
             self.role_changes += before.role is not now.role
         elif end is not LinkEnd.GONE:
@@ -157,24 +157,24 @@ class Departures:
 
 
 WINDOW_S = 15.0
-"""Time window of recent work: older work has faded by 1/e when that much has been assigned."""
+"""Time constant of recent work: work has decayed to 1/e when the cluster has been assigned that much more work."""
 
 
 @dataclass(slots=True)
 class _RecentTokens:
     tokens: float = 0.0
-    age: float = 0.0  # when it was brought up to date
+    age: float = 0.0  # value of RecentWork.age at the last update
 
 
 class RecentWork:
-    """Distribution of recent work among workers. It ages with assigned work, not with time."""
+    """Distribution of recent work among workers. It decays with assigned work, not with time."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _RecentTokens] = {}
-        self.age = 0.0  # in windows, ever growing
+        self.age = 0.0  # assigned work since the start, in multiples of WINDOW_S
 
     def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
-        """Add tokens that the worker must compute. `tokens_per_s`: the rate of all workers together."""
+        """Add tokens that the worker must compute. `tokens_per_s`: rate of all workers together."""
         self.age += tokens / (WINDOW_S * tokens_per_s)
         share = self._shares.setdefault(worker, _RecentTokens(age=self.age))
         share.tokens = share.tokens * math.exp(share.age - self.age) + tokens
@@ -189,11 +189,11 @@ class RecentWork:
 
 
 STALLED_S = 15.0
-"""Longer than any step, and less than a worker's own watchdog waits (30 s), which ends its process."""
+"""Time without a step after which a worker counts as stalled: longer than any step, less than its watchdog's 30 s."""
 
 
 class StallDetector:
-    """Detector of a worker that has work and takes no step; it gets no more."""
+    """Detector of a worker that has work and takes no step. Such a worker gets no more requests."""
 
     __slots__ = ("_since_s", "_steps")
 
@@ -202,7 +202,7 @@ class StallDetector:
         self._since_s = 0.0
 
     def stalls(self, report: WorkerReport, now: float) -> bool:
-        """Return whether the worker has had work for `STALLED_S` without a step. The next step resets that."""
+        """Return whether the worker has had work for STALLED_S without a step."""
         has_work = report.running_sequences or report.pending_tokens or report.waiting_requests
         if not has_work or report.steps != self._steps:
             self._steps, self._since_s = report.steps, now
@@ -216,17 +216,17 @@ FIRST_S, LAST_S = 5.0, 80.0
 
 @dataclass(slots=True)
 class _Trouble:
-    failures: int = 0  # in a row
-    successes: int = 0  # in a row
-    aside_s: float = 0.0  # how long it was set aside, the last time
-    until_s: float = 0.0
+    failures: int = 0  # consecutive
+    successes: int = 0  # consecutive
+    aside_s: float = 0.0  # duration of the last suspension
+    until_s: float = 0.0  # end of the last suspension
 
 
 class PairCircuitBreaker:
-    """Sets aside pairs of workers whose transfers fail, since both may serve well with others.
+    """Circuit breaker that suspends pairs of workers whose transfers fail; each may serve well with other workers.
 
-    A pair that fails again at once when its time is over is set aside for twice as long. Only several transfers in a
-    row that succeed make it as good as any. Pairs without failures take no memory.
+    A pair that fails again after its suspension is suspended for twice as long. SUCCESSES consecutive transfers clear
+    it. Pairs without failures take no memory.
     """
 
     def __init__(self) -> None:
@@ -250,12 +250,12 @@ class PairCircuitBreaker:
             del self._troubles[pair]
 
     def forget(self, endpoint: str) -> None:
-        """A worker's process is gone, and with it its troubles."""
+        """Clear all pairs of a worker whose process is gone."""
         for pair in [pair for pair in self._troubles if endpoint in pair]:
             del self._troubles[pair]
 
     def broken(self, now: float) -> frozenset[Pair]:
-        """Return the pairs that are set aside."""
+        """Return the suspended pairs."""
         if not self._troubles:
             return _NONE
         return frozenset(pair for pair, trouble in self._troubles.items() if now < trouble.until_s)
@@ -263,71 +263,71 @@ class PairCircuitBreaker:
 
 @dataclass(frozen=True, slots=True)
 class RefusedProcess:
-    """A process that answers at the worker's endpoint and must not be used."""
+    """Process that answers at a worker's endpoint but must not be used. `description`: None if it sent none."""
 
     why: str
-    description: WorkerDescription | None  # None: it refused to describe itself
+    description: WorkerDescription | None
 
 
 @dataclass(slots=True)
 class Worker:
-    """Endpoint of a worker. `description` and `epoch` stay as last seen while it is not connected."""
+    """State of the worker at one endpoint. `description` and `epoch` keep their last values while disconnected."""
 
     endpoint: str
     role: WorkerRole
     connected: bool = False
-    held: bool = False  # a session is up, or in its grace: requests on it may continue
+    held: bool = False  # link open, or in its reconnect grace: requests on the worker may continue
     description: WorkerDescription | None = None
     epoch: int = 0
     report: WorkerReport | None = None
     charges: Charges = field(default_factory=Charges)
-    end: LinkEnd = LinkEnd.NONE  # of its last session
-    died_s: float | None = None  # when its process was last noticed to be gone, monotonic
+    end: LinkEnd = LinkEnd.NONE  # fate of its last process
+    died_s: float | None = None  # monotonic time at which its process was last found gone
     progress: StallDetector = field(default_factory=StallDetector)
-    stalled: bool = False  # it has work and takes no steps
-    view: WorkerView | None = None  # for a prompt of which it has nothing, while nothing changes; never changed itself
-    hit_view: WorkerView | None = None  # the same, for the last prompt of which it had something
-    name: str = ""  # in membership
+    stalled: bool = False  # has work and takes no steps
+    view: WorkerView | None = None  # cached view for a prompt without hits; immutable
+    hit_view: WorkerView | None = None  # cached view for the last prompt with hits; immutable
+    name: str = ""  # worker id in membership
     refused: RefusedProcess | None = None
 
     @property
     def available(self) -> bool:
-        """Return whether it takes work now."""
+        """Return whether the worker takes work now."""
         known = self.description is not None and self.report is not None and not self.report.draining
         return known and self.connected and not self.stalled
 
     def changed(self) -> None:
-        """The views that placements used of it are outdated."""
+        """Drop the cached views."""
         self.view = self.hit_view = None
 
 
 @dataclass(frozen=True, slots=True)
 class AvailableWorkers:
-    """The workers that take work now, by endpoint; found out again when one comes, goes, or begins to drain."""
+    """Workers that take work now, by endpoint and by role."""
 
     workers: Mapping[str, Worker]
-    alike: Mapping[WorkerRole, tuple[str, ...]]
+    by_role: Mapping[WorkerRole, tuple[str, ...]]
 
     def shortlist(self, found: Mapping[str, int], turn: int) -> Collection[Worker]:
-        """Return a shortlist of each role."""
+        """Return the shortlists of both roles."""
         if len(self.workers) <= ALL_UP_TO:
             return self.workers.values()
         listed: list[Worker] = []
-        for role, alike in self.alike.items():
+        for role, endpoints in self.by_role.items():
             known = {name: found[name] for name in found if name in self.workers and self.workers[name].role is role}
-            listed += [self.workers[name] for name in shortlist(alike, known, turn)]
+            listed += [self.workers[name] for name in shortlist(endpoints, known, turn)]
         return listed
 
 
 LATEST_AGE = 0.05
-"""A view may be so old, in windows of the newest work: by then a worker's share of that has faded by as much."""
+"""Maximum age of a cached view, in multiples of WINDOW_S of assigned work: recent work has decayed by 5 % by then."""
 
 KEPT_NAMES = 1024
-"""A failed attempt is explained when its worker is gone, or has come back at another endpoint."""
+"""Number of remembered worker names: failed attempts are explained after their worker is gone."""
 
 
 class Cluster:
-    """Cluster of all workers that membership names. Every change goes through a method."""
+    """All workers in membership. Every change goes through a method."""
 
     def __init__(self) -> None:
         self._workers: dict[str, Worker] = {}
@@ -336,14 +336,14 @@ class Cluster:
         self.tiers = TierDirectories()
         self.pairs = PairCircuitBreaker()
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
-        """Counts by worker name, as this router observed them."""
+        """Counts of lost links by worker name."""
         self._peer_loads: Mapping[str, WorkerLoad] = {}
-        self._names: dict[str, str] = {}  # by endpoint, of workers that may be gone
+        self._names: dict[str, str] = {}  # worker id by endpoint, also of workers that are gone
         self.rates = RateLedger()
-        """Measurements of all workers."""
-        self._available: AvailableWorkers | None = None  # None: to be found out
+        """Measured rates of all workers."""
+        self._available: AvailableWorkers | None = None  # None: must be computed again
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
-        self._seen_rates, self._seen_age = 0, 0.0  # of the ledgers, when the oldest of the views was made
+        self._seen_rates, self._seen_age = 0, 0.0  # rates.version and _recent.age of the oldest cached view
         self.predictions = RecentPredictions()
         """Placements to be announced to other routers."""
 
@@ -353,11 +353,11 @@ class Cluster:
 
     @property
     def roles_seen(self) -> frozenset[WorkerRole]:
-        """The roles that membership ever named."""
+        """Roles that membership has ever had."""
         return frozenset(self._roles_seen)
 
     def add(self, endpoint: str, role: WorkerRole, name: str = "") -> None:
-        """Add a worker. `name`: in membership; the worker's description has its own."""
+        """Add a worker of membership. `name`: its worker id there."""
         self._roles_seen.add(role)
         self._available = None
         self._workers[endpoint] = Worker(endpoint, role, name=name)
@@ -393,7 +393,7 @@ class Cluster:
             worker.changed()
 
     def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
-        """The process there must not be used. Whether that is news; a connection takes it back."""
+        """Record that the process there must not be used, until it connects. Return whether the reason is new."""
         worker, refused = self._workers[endpoint], RefusedProcess(why, description)
         if worker.refused is not None and worker.refused.why == why:
             return False
@@ -401,7 +401,7 @@ class Cluster:
         return True
 
     def disconnected(self, endpoint: str) -> None:
-        """The connection broke; the worker takes no new work until it is back."""
+        """Record a broken connection: the worker takes no new work until it reconnects."""
         if endpoint in self._workers:
             self._workers[endpoint].connected = False
             self._available = None
@@ -409,7 +409,7 @@ class Cluster:
             self.tiers.disconnected(endpoint)
 
     def lost(self, endpoint: str, end: LinkEnd = LinkEnd.CUT, now: float = 0.0) -> None:
-        """Record a lost worker: nothing sent there will be answered. `now`: monotonic seconds."""
+        """Record a lost link: unanswered commands will never be answered. `now`: monotonic seconds."""
         worker = self._workers.get(endpoint)
         if worker is not None:
             worker.died_s = now if end is LinkEnd.GONE else worker.died_s
@@ -430,7 +430,7 @@ class Cluster:
         worker.report = report
 
     def measure(self, endpoint: str, report: WorkerReport, now: float) -> None:
-        """Take in the worker's speed from a report; `now` is when it came."""
+        """Update the worker's measured rates from a report that arrived at `now`."""
         worker = self._workers[endpoint]
         stalled = worker.progress.stalls(report, now)
         if stalled != worker.stalled:
@@ -442,7 +442,7 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """The worker's id, also of one that is gone; its endpoint where the id is unknown, or was forgotten."""
+        """Return the worker's id, even if it is gone; its endpoint if the id is unknown or forgotten."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.description is not None:
             return worker.description.worker_id
@@ -452,9 +452,9 @@ class Cluster:
         return self._workers.get(endpoint)
 
     def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
-        """The workers that take work now, with the blocks of this prompt that they hold, or will when it comes.
+        """Return the available workers as a placement of this prompt sees them.
 
-        With a `turn`, which counts requests, only a shortlist: all of a small cluster.
+        `turn`: number of the request, which selects a shortlist; None: all workers.
         """
         hits = self._behind_windows(self.caches.index.hits(block_hashes), block_hashes)
         available = self._find_available()
@@ -468,14 +468,15 @@ class Cluster:
         in_files = self._in_files(workers, found, block_hashes) if self.tiers.directories else _NO_FILES
         shown = {**found, **in_files} if in_files else found
         if shown:
-            for place, worker in enumerate(workers):
+            for index, worker in enumerate(workers):
                 if worker.endpoint in shown:
-                    views[place] = self._view_with_hits(worker, hits, in_files, block_hashes)
+                    views[index] = self._view_with_hits(worker, hits, in_files, block_hashes)
         return tuple(views)
 
     def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
-        """Limit hits of workers whose models have windows to blocks whose windows are there too. Blocks that a prompt
-        in flight will create count with their windows.
+        """Limit the hits of models with sliding windows to blocks whose window is cached too.
+
+        Blocks expected of a prompt in flight count with their windows.
         """
         windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
         if not windowed:
@@ -496,7 +497,7 @@ class Cluster:
         return ONE_GROUP if worker is None or worker.description is None else worker.description.model.groups
 
     def _with_files(self, found: Mapping[str, int], block_hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """Blocks that workers have in their pools, or at least in files."""
+        """Return the blocks of the prompt by worker, in its pool or in files that it reads."""
         if not self.tiers.directories:
             return found
         readers = self.tiers.readers(block_hashes)
@@ -505,19 +506,19 @@ class Cluster:
     def _in_files(
         self, workers: Iterable[Worker], found: Mapping[str, int], block_hashes: Sequence[bytes]
     ) -> Mapping[str, int]:
-        """Blocks behind those of the pool, of workers that load files now."""
+        """Return the blocks in files behind those of the pool, by worker that loads files now."""
         loading = [worker for worker in workers if worker.report is not None and worker.report.loads_files]
         return self.tiers.behind(block_hashes, {each.endpoint: found.get(each.endpoint, 0) for each in loading})
 
     @property
     def available(self) -> int:
-        """Return how many workers take work now."""
+        """Return the number of workers that take work now."""
         return len(self._find_available().workers)
 
     def charge(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
-        """The attempt is dispatched: it counts from now on."""
+        """Charge a placed attempt on its workers."""
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         known_tokens = hit_tokens + placement.loaded_tokens
         uncached = request.prompt_tokens - known_tokens
@@ -549,22 +550,22 @@ class Cluster:
         }
 
     def others_have(self, loads: Mapping[str, WorkerLoad]) -> None:
-        """The other routers' charges by worker; replaces the earlier ones."""
+        """Replace the other routers' charges, by worker."""
         if loads != self._peer_loads:
             self._peer_loads = loads
             self._forget_views()
 
     def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """Record another router's placement of these blocks. The worker may be unknown here."""
+        """Record another router's placement. The worker may be unknown here."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
             self._computes(endpoint, computed_tokens)
             self.caches.index.expect_elsewhere(endpoint, block_hashes)
 
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
-        """A decode worker made these blocks, those of the prompt included. It may be gone since.
+        """Assume the blocks of a complete answer, prompt included, in the cache of a worker that reports no cache.
 
-        Used only where the worker does not report its cache itself.
+        The worker may be gone.
         """
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
@@ -572,18 +573,18 @@ class Cluster:
             self._fan_out.ended(block_hashes)
 
     def prompt_computed(self, attempt_id: int, endpoint: str) -> None:
-        """A decode worker has computed the attempt's prompt itself, and continues with the answer."""
+        """Record that a decode worker has computed the attempt's prompt."""
         worker = self._workers.get(endpoint)
         if worker is not None:
             worker.charges.prompt_computed(attempt_id)
             worker.changed()
 
     def release(self, attempt_id: int, endpoint: str) -> None:
-        """The attempt takes up nothing more on this worker. The worker may be gone, or the charge returned before."""
+        """Release an attempt's charge on a worker. The worker may be gone, and the charge released already."""
         worker = self._workers.get(endpoint)
         if worker is None:
             return
-        worker.charges.give_back(attempt_id)
+        worker.charges.release(attempt_id)
         worker.changed()
         missing = self.caches.index.settle(endpoint, attempt_id)
         if missing and worker.held and worker.description is not None:
@@ -598,8 +599,8 @@ class Cluster:
         self._recent.forget(endpoint)
 
     def _computes(self, endpoint: str, tokens: int) -> None:
-        alike = self._find_available().alike[self._workers[endpoint].role]
-        self._recent.add(endpoint, tokens, max(1, len(alike)) * self.rates.of(endpoint).prefill_tokens_per_s)
+        peers = self._find_available().by_role[self._workers[endpoint].role]
+        self._recent.add(endpoint, tokens, max(1, len(peers)) * self.rates.of(endpoint).prefill_tokens_per_s)
         self._workers[endpoint].changed()
 
     def _charge(self, endpoint: str, attempt_id: int, charge: AttemptCharge) -> None:
@@ -608,19 +609,19 @@ class Cluster:
         worker.changed()
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """The worker that computes the prompt will have its blocks: requests that come meanwhile wait for them."""
+        """Expect the prompt's blocks at the worker that computes it, so that equal prompts are placed there."""
         self.caches.index.expect(endpoint, attempt_id, block_hashes)
         self.predictions.add(endpoint, block_hashes, computed_tokens)
 
     def _find_available(self) -> AvailableWorkers:
         if self._available is None:
             workers = {name: worker for name, worker in self._workers.items() if worker.available}
-            alike = {role: tuple(name for name in workers if workers[name].role is role) for role in WorkerRole}
-            self._available = AvailableWorkers(workers, alike)
+            by_role = {role: tuple(name for name in workers if workers[name].role is role) for role in WorkerRole}
+            self._available = AvailableWorkers(workers, by_role)
         return self._available
 
     def _forget_old_views(self) -> None:
-        """Drop views computed with other rates, or when much less work had been assigned."""
+        """Drop cached views if the rates have changed or recent work has decayed since."""
         if self.rates.version != self._seen_rates or self._recent.age - self._seen_age > LATEST_AGE:
             self._seen_rates, self._seen_age = self.rates.version, self._recent.age
             self._forget_views()
@@ -636,7 +637,7 @@ class Cluster:
     def _view_with_hits(
         self, worker: Worker, hits: Hits, in_files: Mapping[str, int], block_hashes: Sequence[bytes]
     ) -> WorkerView:
-        """The last one if it is still right: prompts of one conversation or document come one after another."""
+        """Return the cached view if it still fits: prompts of one conversation or document often follow each other."""
         endpoint, view = worker.endpoint, worker.hit_view
         hit_blocks, ready_blocks = hits.found.get(endpoint, 0), hits.ready.get(endpoint, 0)
         tier_blocks = in_files.get(endpoint, 0)
@@ -649,7 +650,7 @@ class Cluster:
     def _make_view(
         self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0, tier_blocks: int = 0
     ) -> WorkerView:
-        """Return the worker as a placement sees it, with its share of a prompt."""
+        """Return the worker as a placement sees it, with its hits of a prompt."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
             raise RuntimeError(f"{endpoint} has not described itself")
@@ -671,7 +672,7 @@ class Cluster:
             ready_blocks=ready_blocks,
             elsewhere_slots=peers.slots,
             elsewhere_blocks=peers.blocks,
-            # Prompts just sent there are in no report yet; prompts of other routers are known from reports alone.
+            # A report lacks prompts that were just sent; this router's charges lack prompts of other routers.
             pending_prompt_tokens=max(report.pending_tokens, charges.prompt_tokens),
             recent_tokens=self._recent.of(endpoint),
             rates=self.rates.of(endpoint),

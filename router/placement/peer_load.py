@@ -1,22 +1,23 @@
-"""The other routers' load on the workers and where they have sent prompts, as far as this one knows. Pure.
+"""Load of the other routers on the workers, and their placements, as their shares report them. Pure.
 
-Ages are measured here, on our own clock, from when a share arrived: one that does not change any more is of a router
-that has gone, and counts no longer than MAX_AGE_S.
+The age of a share is measured on this router's clock from its arrival. A share that has not changed for MAX_AGE_S
+belongs to a router that is gone, and no longer counts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from baton.versions import OWN, Versions
 
 
 @dataclass(frozen=True, slots=True)
 class KeyUse:
-    """Use of a key at one router."""
+    """Use of an API key at one router."""
 
-    active: int  # requests that have begun and not ended
-    requests: int  # begun since the router started
-    tokens: int  # of prompts and answers, since then
+    active: int  # requests in flight
+    requests: int  # started since the router started
+    tokens: int  # charged since the router started
 
 
 MAX_AGE_S = 1.0
@@ -24,7 +25,7 @@ MAX_AGE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """The charges of others on one worker."""
+    """Charges of a router's requests on one worker."""
 
     requests: int = 0
     tokens: int = 0
@@ -45,17 +46,17 @@ NOTHING = WorkerLoad()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prompt's blocks are, or soon will be, in the cache of that worker. Numbers count within one router."""
+    """Placement of a prompt, whose blocks are or soon will be in a cache. Numbers count within one router."""
 
     number: int
     endpoint: str
     block_hashes: tuple[bytes, ...]
-    computed_tokens: int = 0  # of the prompt: tokens that the worker computes for it
+    computed_tokens: int = 0  # uncached tokens of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """A stream of that router, by its number there, continues at another one."""
+    """Stream of `router_id`, by its number there, that continues at another router."""
 
     router_id: bytes
     stream: int
@@ -63,21 +64,21 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share: one router's state at one time."""
+    """State that one router shares with the others at one time."""
 
     router_id: bytes
     number: int
     loads: Mapping[str, WorkerLoad]  # by endpoint
     predictions: Sequence[Prediction]
     takeovers: Sequence[Takeover] = ()
-    keys: Mapping[str, KeyUse] = field(default_factory=dict)  # with limits, by name
-    address: str = ""  # host:port of its public gRPC
+    keys: Mapping[str, KeyUse] = field(default_factory=dict)  # keys with limits, by name
+    address: str = ""  # host:port of its public gRPC port
     uptime_s: float = 0.0
     versions: Versions = OWN
 
     @property
     def tokens(self) -> int:
-        """Return its load on the workers, counted from dispatch."""
+        """Tokens of the router's dispatched requests."""
         return sum(load.tokens for load in self.loads.values())
 
 
@@ -90,7 +91,7 @@ class _Other:
 
 @dataclass(slots=True)
 class PeerRouterLoads:
-    """Loads of all other routers; `take` their shares, `forget_old` regularly."""
+    """Loads of all other routers. Call `take` with each share, and `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -100,7 +101,7 @@ class PeerRouterLoads:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """The newest one of each."""
+        """Newest share of each router."""
         return tuple(other.share for other in self._others.values())
 
     @property
@@ -108,7 +109,7 @@ class PeerRouterLoads:
         return tuple(self._others)
 
     def take(self, share: Share, now: float) -> Iterator[Prediction]:
-        """Return those of its predictions that are new."""
+        """Apply a share and yield its new predictions."""
         other = self._others.get(share.router_id)
         if other is None:
             other = self._others[share.router_id] = _Other(share, now)
@@ -126,7 +127,7 @@ class PeerRouterLoads:
                 del self._others[router_id]
 
     def loads(self) -> dict[str, WorkerLoad]:
-        """Return the load of all others together, by endpoint."""
+        """Return the sum of all loads, by endpoint."""
         total: dict[str, WorkerLoad] = {}
         for other in self._others.values():
             for endpoint, load in other.share.loads.items():
@@ -134,53 +135,51 @@ class PeerRouterLoads:
         return total
 
 
-class RecentPredictions:
-    """The predictions to send: each goes into a few shares, so that a router that misses a share misses nothing.
+News = TypeVar("News")
 
-    Bounded in blocks and number: under a burst the oldest are sent less often, or not at all.
+
+class Announcements(Generic[News]):
+    """News for the other routers. Each item goes into a few shares, so that a router may miss one of them.
+
+    Bounded in number and size: under a burst the oldest items are sent less often, or not at all.
     """
 
-    def __init__(self, shares: int = 3, max_blocks: int = 8192, max_predictions: int = 4096) -> None:
+    def __init__(self, shares: int = 3, most: int = 4096, most_size: int = 0) -> None:
+        """Create an empty list. `most_size`: maximum sum of the sizes."""
         self._shares = shares
-        self._max_blocks = max_blocks
-        self._max_predictions = max_predictions
-        self._next = 1
-        self._kept: list[tuple[Prediction, int]] = []  # with how many more shares they go into
-        self._blocks = 0
+        self._most, self._most_size = most, most_size
+        self._kept: list[tuple[News, int, int]] = []  # with size and number of remaining shares
+        self._size = 0
 
-    def add(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        prediction = Prediction(self._next, endpoint, tuple(block_hashes), computed_tokens)
-        self._kept.append((prediction, self._shares))
-        self._next += 1
-        self._blocks += len(block_hashes)
+    def add(self, item: News, size: int = 0) -> None:
+        self._kept.append((item, size, self._shares))
+        self._size += size
         first = 0
-        while self._blocks > self._max_blocks or len(self._kept) - first > self._max_predictions:
-            self._blocks -= len(self._kept[first][0].block_hashes)
+        while self._size > self._most_size or len(self._kept) - first > self._most:
+            self._size -= self._kept[first][1]
             first += 1
         del self._kept[:first]
 
+    def take(self) -> tuple[News, ...]:
+        """Return the items for one share, oldest first."""
+        announced = tuple(item for item, _, _ in self._kept)
+        self._kept = [(item, size, left - 1) for item, size, left in self._kept if left > 1]
+        self._size = sum(size for _, size, _ in self._kept)
+        return announced
+
+
+class RecentPredictions:
+    """Placements of this router to be announced, numbered from 1."""
+
+    def __init__(self, shares: int = 3, max_blocks: int = 8192, max_predictions: int = 4096) -> None:
+        self._next = 1
+        self._announced = Announcements[Prediction](shares, max_predictions, max_blocks)
+
+    def add(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
+        prediction = Prediction(self._next, endpoint, tuple(block_hashes), computed_tokens)
+        self._announced.add(prediction, len(block_hashes))
+        self._next += 1
+
     def take(self) -> tuple[Prediction, ...]:
-        """Return predictions for one share, oldest first."""
-        announced = tuple(prediction for prediction, _ in self._kept)
-        self._kept = [(prediction, left - 1) for prediction, left in self._kept if left > 1]
-        self._blocks = sum(len(prediction.block_hashes) for prediction, _ in self._kept)
-        return announced
-
-
-class RecentTakeovers:
-    """The streams that this router resumed, to be announced: each in a few shares. A repeated one changes nothing."""
-
-    def __init__(self, shares: int = 3, most: int = 4096) -> None:
-        self._shares = shares
-        self._most = most
-        self._kept: list[tuple[Takeover, int]] = []  # with how many more shares they go into
-
-    def add(self, takeover: Takeover) -> None:
-        self._kept.append((takeover, self._shares))
-        del self._kept[: -self._most]
-
-    def take(self) -> tuple[Takeover, ...]:
-        """Return takeovers for one share, oldest first."""
-        announced = tuple(takeover for takeover, _ in self._kept)
-        self._kept = [(takeover, left - 1) for takeover, left in self._kept if left > 1]
-        return announced
+        """Return the predictions for one share, oldest first."""
+        return self._announced.take()

@@ -1,10 +1,10 @@
-"""Decision whether a worker should serve in the other role, by load against SLOs. Pure.
+"""Decision whether a worker should change its role, by the load of both roles against the SLOs. Pure.
 
 A pressure of 1 is what the SLOs allow. Moving a worker divides the load of its old role by fewer workers, and that of
-its new role by more; a part that no further worker would shorten (a prompt's own computation, a step of one sequence)
-stays. A change is worth it if the higher of both pressures is above 1, would fall, and is at least GAIN above the
-pressure that the old role would have: under the same load the way back is then never worth it, so roles do not
-oscillate. This must hold for `hold_s`, and after a change there is none for `cool_down_s`.
+its new role by more; the part that more workers would not shorten (a prompt's own computation, a step of one sequence)
+stays. A change is worthwhile if the higher pressure is above 1, would fall, and is at least GAIN above the pressure
+that the old role would have: under the same load the reverse change is then never worthwhile, so roles do not
+oscillate. This must hold for `hold_s`, and two changes are `cool_down_s` apart.
 """
 
 from collections.abc import Sequence
@@ -16,23 +16,23 @@ from baton.router.placement.cluster import Worker
 
 
 def serves(worker: Worker) -> bool:
-    """Return whether it takes work in its role now."""
+    """Return whether the worker takes work in its role now."""
     return worker.connected and worker.report is not None and not worker.report.draining
 
 
 def endpoint_to_change(workers: Sequence[Worker], worker_id: str, role: WorkerRole) -> str | None:
-    """The worker's endpoint; None where it has that role already. Raises: NotFound, FailedPrecondition."""
+    """Return the worker's endpoint; None if it has that role already. Raises: NotFound, FailedPrecondition."""
     worker = next((each for each in workers if each.description and each.description.worker_id == worker_id), None)
     if worker is None or worker.description is None:
         raise NotFound("worker", worker_id)
     if worker.role is role:
         return None
     if role not in worker.description.roles:
-        raise FailedPrecondition("role", f"{worker_id} cannot change its role")
+        raise FailedPrecondition("role", f"{worker_id} cannot change its role: it is not an elastic worker")
     if not serves(worker):
-        raise FailedPrecondition("worker_id", f"{worker_id} is not connected, or is draining already")
+        raise FailedPrecondition("worker_id", f"{worker_id} is not connected, or is draining already; retry later")
     if not _others_of_its_role(workers, worker):
-        raise FailedPrecondition("role", f"{worker_id} is the only {worker.role} worker")
+        raise FailedPrecondition("role", f"{worker_id} is the only {worker.role} worker, which the cluster needs")
     return worker.endpoint
 
 
@@ -43,7 +43,6 @@ def _others_of_its_role(workers: Sequence[Worker], worker: Worker) -> bool:
         and other.role is worker.role
         and serves(other)
         and other.description is not None
-        # those of another model are no help
         and other.description.fingerprint == model
         for other in workers
     )
@@ -51,14 +50,14 @@ def _others_of_its_role(workers: Sequence[Worker], worker: Worker) -> bool:
 
 GAIN = 0.15
 LEAST_HELP = 0.5
-"""Share of the help that one more worker would give if all load of a role could be divided."""
+"""Minimum effect of one more worker, as a share of the effect if all load of the role could be divided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Pressure of a role. `level` now; `floor` is the part of it that more workers would not change.
+    """Pressure of a role. `level`: now; `floor`: the part of it that more workers would not reduce.
 
-    `shared`: level of the incoming load, which more workers divide exactly; the backlog is spread over a while.
+    `shared`: level of the incoming load, which more workers divide exactly, with the backlog spread over RECOVER_S.
     """
 
     level: float
@@ -66,29 +65,31 @@ class Pressure:
     shared: float = 0.0
 
     def over(self, workers: int, instead_of: int) -> float:
-        """The level if so many shared what others share now."""
+        """Return the level if `workers` shared the load of the present `instead_of` workers."""
         fixed = min(self.floor, self.level)
         return fixed + (self.level - fixed) * instead_of / workers
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    prefill_workers: int  # that serve now
+    """Serving workers and pressure of both roles. `moving`: a worker drains, so present measurements will not last."""
+
+    prefill_workers: int
     decode_workers: int
     prefill: Pressure
     decode: Pressure
-    moving: bool = False  # a worker is draining: present measurements will not last
+    moving: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerTiming:
-    hold_s: float = 5.0  # how long a change must seem worth it
-    cool_down_s: float = 30.0  # after a change
+    hold_s: float = 5.0  # time for which a change must be worthwhile
+    cool_down_s: float = 30.0  # minimum time between changes
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerVerdict:
-    """Verdict. `to`: the role that one worker of the other should take; None: no change."""
+    """Verdict of the planner. `to`: role that one worker of the other role should take; None: no change."""
 
     to: WorkerRole | None
     why: str
@@ -97,7 +98,7 @@ class PlannerVerdict:
 
 
 class Planner:
-    """Looks at one situation after another; call `changed` when one of its verdicts was carried out."""
+    """Planner that judges one situation after another. Call `changed` when a verdict was carried out."""
 
     def __init__(self, timing: PlannerTiming = PlannerTiming()) -> None:
         self._timing = timing
@@ -110,13 +111,13 @@ class Planner:
         if wanted is not self._wanted:
             self._wanted, self._wanted_since_s = wanted, now
         if wanted is not None and now - self._wanted_since_s < self._timing.hold_s:
-            wanted, why = None, f"{why}; for {now - self._wanted_since_s:.0f} s so far"
+            wanted, why = None, f"{why}; worthwhile for {now - self._wanted_since_s:.0f} s so far"
         elif wanted is not None and self._cooling(now):
             wanted, why = None, f"{why}; the last change is less than {self._timing.cool_down_s:g} s ago"
         return PlannerVerdict(wanted, why, situation.prefill.level, situation.decode.level)
 
     def changed(self, now: float) -> None:
-        """A worker was asked to change its role."""
+        """Record that a worker was asked to change its role."""
         self._changed_s, self._wanted = now, None
 
     def _cooling(self, now: float) -> bool:
@@ -124,7 +125,7 @@ class Planner:
 
 
 def _worth_it(situation: Situation) -> tuple[WorkerRole | None, str]:
-    """The role to strengthen, and why; None and why not."""
+    """Return the role to strengthen and why; None and why not."""
     if situation.moving:
         return None, "a worker is draining"
     prefill, decode = situation.prefill, situation.decode

@@ -1,7 +1,7 @@
 """Rates of each worker, learned from its reports, and the latency that a request may expect. Pure, no clock.
 
-Newer measurements count for more: each one reduces the weight of all before it by a tenth. A worker without enough
-recent measurements is assumed to be like the others.
+Each measurement reduces the weight of all earlier ones by a tenth. A worker without enough recent measurements is
+assumed to be as fast as the others.
 """
 
 from collections.abc import Mapping
@@ -14,22 +14,19 @@ from baton.text.kv_loading import LoadCosts
 
 DECAY = 0.9
 PRIOR_MS = 50.0
-"""A worker is taken to have computed for so long already as fast as all do: its first short prompt says little."""
+"""Weight of the cluster's rate in a worker's own, as computing time: a first short prompt is no reliable measurement.
+"""
 UNSEEN_DECAY = 0.98
-"""Decay of what is known of the worker that was measured longest ago, at each measurement of others: one that was found
-slow gets no prompts, and no measurement that could correct it.
+"""Decay of the worker that was measured longest ago, at each measurement of another: a worker that was measured as slow
+gets no prompts, and so no measurement that could correct it.
 """
 LEAST_SPREAD = 0.2
-"""A slope over tokens in flight is believed where those varied by at least this share of their mean."""
-
-
+"""Minimum spread of tokens in flight, as a share of their mean, for which a slope is fitted."""
 NEWS = 0.05
-"""A reported rate counts as changed where it differs by this share."""
-
-
+"""Minimum relative change of a reported rate that replaces the known one."""
 LEAST_APART_S = 0.1
-"""Minimum time between two reports that a gap is computed from: a few steps would be random."""
-_PREFILL = WorkerRole.PREFILL  # looked up for every decision
+"""Minimum time between two reports from which a token gap is computed: fewer steps would give noise."""
+_PREFILL = WorkerRole.PREFILL  # looking up an enum member is slow in a hot path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +37,18 @@ class _Steps:
 
 @dataclass(frozen=True, slots=True)
 class _ReportedPrefill:
-    """Rate of a decode worker's prompts, tokens per second."""
+    """Prompt rates that a decode worker reports, in tokens per second: without and with running answers."""
 
     alone: float | None = None
     beside: float | None = None
 
     def is_like(self, other: "_ReportedPrefill") -> bool:
-        return _alike(self.alone, other.alone) and _alike(self.beside, other.beside)
+        return _is_close(self.alone, other.alone) and _is_close(self.beside, other.beside)
 
 
 @dataclass(slots=True)
 class Ratio:
-    """A sum over another one, both fading."""
+    """Ratio of two decaying sums."""
 
     above: float = 0.0
     below: float = 0.0
@@ -74,7 +71,7 @@ class Ratio:
 
 @dataclass(slots=True)
 class DecayingLine:
-    """Line y = base + slope * x by least squares over decaying measurements; neither is ever negative."""
+    """Least-squares line y = base + slope * x over decaying measurements; base and slope are never negative."""
 
     count: float = 0.0
     x: float = 0.0
@@ -88,7 +85,7 @@ class DecayingLine:
         self.xx, self.xy = self.xx * DECAY + x * x, self.xy * DECAY + x * y
 
     def fit(self, base: float, slope: float) -> tuple[float, float]:
-        """(base, slope); the given ones where nothing was measured, the given slope where x hardly varied."""
+        """Return base and slope; the given ones without measurements, the given slope if x hardly varied."""
         if self.count == 0:
             return base, slope
         mean_x, mean_y = self.x / self.count, self.y / self.count
@@ -100,26 +97,26 @@ class DecayingLine:
 
 
 class RateLedger:
-    """The rates of all workers, as their reports and requests showed them. Workers are named by endpoint."""
+    """Measured rates of all workers. Workers are named by endpoint."""
 
     def __init__(self) -> None:
-        self._prefill: dict[str, Ratio] = {}  # tokens over milliseconds, the one that was looked at last is the last
-        self._gaps: dict[str, DecayingLine] = {}  # milliseconds over tokens in flight
+        self._prefill: dict[str, Ratio] = {}  # tokens / ms; the worker that was measured last is the last entry
+        self._gaps: dict[str, DecayingLine] = {}  # token gap in ms over tokens in flight
         self._steps: dict[str, _Steps] = {}
         self._reported_prefill: dict[str, _ReportedPrefill] = {}
         self._links: dict[str, Mapping[str, float]] = {}
         self._any_prefill, self._any_gap = Ratio(), DecayingLine()
-        self._kv = Ratio()  # bytes over tokens: all workers that talk to each other have the same
+        self._kv = Ratio()  # KV bytes per token, equal on all workers of a model
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
         self.version = 0
-        """Changes whenever a result of `of` may have changed."""
+        """Number that changes whenever a result of `of` may have changed."""
 
     def of(self, worker: str) -> WorkerRates:
         return self._known.get(worker, self._typical)
 
     def computed(self, worker: str, tokens: int, chunks_ms: float) -> None:
-        """Record that it computed that many tokens of a prompt in that time."""
+        """Record a prompt's computed tokens and the computing time of its chunks."""
         if tokens > 0 and chunks_ms > 0:
             own = self._prefill.pop(worker, None) or Ratio()
             self._prefill[worker] = own
@@ -138,21 +135,21 @@ class RateLedger:
     def reported_prefill(
         self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None
     ) -> None:
-        """A decode worker reports how fast it computes prompts: while no answer runs, and while answers run."""
+        """Record a decode worker's prompt rates, without and with running answers."""
         reported = _ReportedPrefill(alone_tokens_per_s, beside_tokens_per_s)
         if not reported.is_like(self._reported_prefill.get(worker, _ReportedPrefill())):
             self._reported_prefill[worker] = reported
             self._renew(worker)
 
     def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
-        """Record a gap between tokens of its answers, with that many tokens in flight there."""
+        """Record the token gap of the worker's answers at this number of tokens in flight."""
         if gap_ms > 0:
             for line in (self._gaps.setdefault(worker, DecayingLine()), self._any_gap):
                 line.add(tokens_in_flight, gap_ms)
             self._renew(worker)
 
     def reported(self, worker: str, steps: int, is_running: bool, tokens_in_flight: int, now: float) -> None:
-        """A decode worker has done so many steps since it started; from one report to the next, they took so long."""
+        """Record the step count of a decode worker's report, from which the token gap is computed."""
         before = self._steps.get(worker)
         if not is_running:
             self._steps.pop(worker, None)
@@ -167,7 +164,7 @@ class RateLedger:
             self._renew(None)
 
     def linked(self, worker: str, links_gb_per_s: Mapping[str, float]) -> None:
-        """Record how fast it reads from others, by their endpoints."""
+        """Record the worker's read rates, by the endpoint that it reads from."""
         if links_gb_per_s != self._links.get(worker, {}):
             self._links[worker] = dict(links_gb_per_s)
             self._renew(worker)
@@ -215,22 +212,22 @@ class RateLedger:
         )
 
 
-def _alike(one: float | None, other: float | None) -> bool:
+def _is_close(one: float | None, other: float | None) -> bool:
     if one is None or other is None:
         return one is other
     return abs(one - other) <= NEWS * max(one, other)
 
 
 CAUTION = 0.1
-"""Share of the rate at prompts alone, assumed beside answers until a decode worker reports its own: not to flood it."""
+"""Share of a decode worker's prompt rate assumed while answers run, until it reports its own: this avoids overload."""
 
 
 class Expected(NamedTuple):
-    """Expected time of the first token of a prompt that this worker computes."""
+    """Expected TTFT of a prompt at one worker."""
 
-    wait_ms: float  # for the prompts before it
-    compute_ms: float  # the part of it that is neither cached there nor loaded
-    load_ms: float = 0.0  # of blocks from files, the part that outlasts the wait: others are computed meanwhile
+    wait_ms: float  # queueing behind other prompts
+    compute_ms: float  # of tokens that are neither cached nor loaded
+    load_ms: float = 0.0  # loading time beyond wait_ms: blocks are loaded while other prompts are computed
 
     @property
     def ttft_ms(self) -> float:
@@ -238,11 +235,11 @@ class Expected(NamedTuple):
 
 
 ASSUMED_LOAD_BYTES_PER_S = 1e9
-"""Assumed rate until a worker has measured its own."""
+"""Assumed rate of loading from files until a worker has measured its own."""
 
 
 class Loading(NamedTuple):
-    """Blocks of a prompt that a worker loads from files before it queues the prompt."""
+    """Blocks of a prompt that a worker loads from files, and the loading time."""
 
     blocks: int
     ms: float
@@ -252,7 +249,7 @@ NOTHING_LOADED = Loading(0, 0.0)
 
 
 def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
-    """Return what is loaded, by the worker's own rule: nothing if computing is sooner."""
+    """Return what the worker loads, by its own rule: nothing if computing is faster."""
     reusable = request.reusable_blocks
     blocks = min(worker.tier_blocks, reusable - min(worker.hit_blocks, reusable))
     if blocks <= 0:
@@ -263,7 +260,7 @@ def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
 
 
 def exposed_load_ms(loaded: Loading, worker: WorkerView, wait_ms: float) -> float:
-    """Return the loading time that is not over when the prompts before this one are computed."""
+    """Return the loading time that remains after the prompts ahead are computed."""
     return max(0.0, worker.loading_ms + loaded.ms - wait_ms) if loaded.blocks else 0.0
 
 
@@ -273,15 +270,13 @@ def load_costs(request: PlacementRequest, worker: WorkerView, compute_tokens_per
 
 
 def known_tokens(request: PlacementRequest, worker: WorkerView) -> int:
-    """Return the tokens from the beginning of the prompt that the worker need not compute."""
+    """Return the length of the prefix that the worker need not compute."""
     hit_tokens = request.hit_tokens(worker)
     return hit_tokens + request.block_tokens * loading(request, worker).blocks if worker.tier_blocks else hit_tokens
 
 
 def prompt_tokens_per_s(worker: WorkerView) -> float:
-    """Return the prompt rate there now. If a decode worker has answers, or prompts that will be answers, they
-    limit it.
-    """
+    """Return the worker's present prompt rate, which answers limit on a decode worker."""
     rates = worker.rates
     if worker.role is _PREFILL or not has_answers(worker):
         return rates.prefill_tokens_per_s
@@ -290,12 +285,12 @@ def prompt_tokens_per_s(worker: WorkerView) -> float:
 
 
 def has_answers(worker: WorkerView) -> bool:
-    """Return whether a decode worker has anything running or on its way. Each prompt will be an answer."""
+    """Return whether a decode worker has answers, or prompts that will become answers."""
     return bool(worker.tokens_in_flight or worker.used_slots or worker.elsewhere_slots or worker.pending_prompt_tokens)
 
 
 def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
-    """A decode worker puts tokens of answers before those of prompts."""
+    """Return the expected TTFT of the request at the worker."""
     blocks, reusable = worker.hit_blocks, request.reusable_blocks
     own_tokens = request.prompt_tokens - request.block_tokens * (blocks if blocks < reusable else reusable)
     loaded = NOTHING_LOADED
@@ -316,6 +311,6 @@ def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:
 
 
 def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
-    """Return the time between two tokens of an answer generated here, with this request among the others."""
+    """Return the expected time between tokens of an answer at the worker, with this request included."""
     tokens = worker.tokens_in_flight + request.prompt_tokens
     return worker.rates.token_gap_ms + worker.rates.token_gap_ms_per_token * tokens

@@ -1,9 +1,8 @@
-"""Desired number of workers of a role, by its pressure; steady, so that an autoscaler may follow it. Pure.
+"""Desired number of workers of a role by its pressure, stable enough for an autoscaler. Pure.
 
-The number wanted now is what brings the pressure to TARGET. More workers are requested once all of `up_s` wanted more,
-at most doubling their number. Fewer are requested once all of `down_s` wanted fewer with SPARE left over, one at a time
-and at least `step_s` apart. So a peak shorter than `up_s` and a lull shorter than `down_s` change nothing, nor does
-noise around a number that is just enough.
+The momentary need is the number of workers that brings the pressure to TARGET. The desired number rises when the need
+was higher throughout `up_s`, at most to twice the serving workers. It falls by one when the need was lower throughout
+`down_s` with SPARE to spare, at most once per `step_s`. So short peaks, short lulls and noise change nothing.
 """
 
 import math
@@ -14,13 +13,13 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import Pressure, Situation
 
 TARGET = 0.8
-"""Target share of the pressure that the SLOs allow: new workers take a while to start, and load grows meanwhile."""
+"""Target pressure, as a share of what the SLOs allow: load grows while new workers start."""
 LEAST_ROOM = 0.2
-"""Minimum share of the allowed TTFT that a prompt may wait, even if its own computation takes most of it."""
+"""Minimum share of the TTFT objective that is available for queueing, even if a prompt's own computation takes most."""
 MOST_FOR_WAITING = 1.25
-"""Times the workers that serve: a queue says that they are too few, and its length not how many are missing."""
+"""Maximum growth factor for queueing alone: a queue shows that workers are missing, but not how many."""
 SPARE = 0.1
-"""Required room below TARGET with fewer workers, as a share."""
+"""Required headroom below TARGET with one worker less, as a share."""
 MOST_WORKERS = 1024
 
 
@@ -32,14 +31,17 @@ class ReplicaTiming:
 
 
 def wanted(pressure: Pressure, workers: int) -> float:
-    """Workers that would have TARGET, not rounded. What no further worker would shorten asks for none."""
+    """Return the number of workers that brings the pressure to TARGET, not rounded.
+
+    The part of the pressure that more workers would not reduce is left out.
+    """
     floor = min(pressure.floor, pressure.level)
     waiting = (pressure.level - floor) / max(LEAST_ROOM, TARGET - floor)
     return workers * max(min(MOST_FOR_WAITING, waiting), pressure.shared / TARGET)
 
 
 class _Extremes:
-    """The lowest or highest value of the last `window_s`, in constant time on average."""
+    """Lowest or highest value of the last `window_s`, in amortised constant time."""
 
     def __init__(self, window_s: float, is_highest: bool) -> None:
         self._window_s = window_s
@@ -56,25 +58,25 @@ class _Extremes:
             self._kept.popleft()
 
     def value(self, now: float) -> float | None:
-        """Return the value; None before it was observed long enough."""
+        """Return the extreme; None until a complete window was observed."""
         if self._since_s is None or now - self._since_s < self._window_s:
             return None
         return self._kept[0][1]
 
 
 class RoleReplicas:
-    """Replicas of one role, starting with the present workers, so that a router that starts changes nothing."""
+    """Desired replicas of one role. It starts with the present workers, so that a starting router changes nothing."""
 
     def __init__(self, timing: ReplicaTiming = ReplicaTiming()) -> None:
         self._timing = timing
         self._lowest, self._highest = _Extremes(timing.up_s, False), _Extremes(timing.down_s, True)
         self._changed_s = -math.inf
-        self.number = 0  # 0: no worker of this role has been there yet
+        self.number = 0  # 0 until a worker of this role was seen
 
     def look(self, pressure: Pressure, workers: int, now: float) -> int:
-        """Update with the present pressure. `workers`: that serve now."""
+        """Update with the present pressure and the number of serving workers. Return the desired number."""
         if workers == 0:
-            return self.number  # nothing is measured; those that were asked for are on their way
+            return self.number  # no measurement; requested workers may be starting
         self.number = self.number or workers
         number = wanted(pressure, workers)
         self._lowest.add(number, now)
@@ -86,7 +88,7 @@ class RoleReplicas:
     def _up(self, workers: int, now: float) -> None:
         lowest = self._lowest.value(now)
         if lowest is not None and lowest > self.number:
-            # Twice those that serve, not twice those that were asked for: while none has come, none is added.
+            # Twice the serving workers, not twice the requested ones: no more are requested until some have started.
             most = min(MOST_WORKERS, max(self.number, 2 * workers))
             self._change(min(math.ceil(lowest), most), now)
 
@@ -104,7 +106,7 @@ class RoleReplicas:
 
 
 class Replicas:
-    """Replicas of both roles."""
+    """Desired replicas of both roles."""
 
     def __init__(self, timing: ReplicaTiming = ReplicaTiming()) -> None:
         self._roles = {role: RoleReplicas(timing) for role in WorkerRole}
@@ -115,7 +117,5 @@ class Replicas:
 
     @property
     def desired(self) -> dict[WorkerRole, int]:
-        """Return the desired numbers, without roles that no worker has had yet: a cluster without prefill workers stays
-        one.
-        """
+        """Return the desired numbers, without roles that no worker has had: a cluster without prefill stays so."""
         return {role: each.number for role, each in self._roles.items() if each.number}

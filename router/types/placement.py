@@ -1,4 +1,4 @@
-"""The inputs of a placement: a request, and the workers at one moment. Plain values."""
+"""Inputs of a placement: a request, and the workers at one moment. Plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,32 +13,32 @@ from baton.text.block_groups import CHARGED_ANSWER_TOKENS, ONE_GROUP, BlockGroup
 class Measured(Enum):
     """Source of a rate."""
 
-    NOWHERE = auto()  # it is the default
-    ELSEWHERE = auto()  # on other workers
+    NOWHERE = auto()  # default value
+    ELSEWHERE = auto()  # measured on other workers
     HERE = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRates:
-    """Rates of a worker. The defaults stand for rates that were never measured on any worker."""
+    """Rates of a worker. The defaults apply until some worker has been measured."""
 
-    prefill_tokens_per_s: float = 10_000.0  # of prompts, with nothing beside them
-    beside_tokens_per_s: float | None = None  # of a decode worker's prompts beside answers; None: not known
-    token_gap_ms: float = 20.0  # between two tokens of an answer, with nothing else on the worker
-    token_gap_ms_per_token: float = 5e-5  # more for each token in flight there
+    prefill_tokens_per_s: float = 10_000.0  # prompt rate without running answers
+    beside_tokens_per_s: float | None = None  # a decode worker's prompt rate while answers run; None: unknown
+    token_gap_ms: float = 20.0  # time between tokens of a single answer
+    token_gap_ms_per_token: float = 5e-5  # increase for each token in flight on the worker
     kv_bytes_per_token: float = 100_000.0
-    link_gb_per_s: float = 10.0  # where the one to a certain worker is not known
-    links_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # by the endpoint that is read from
-    prefill_measured: Measured = field(default=Measured.NOWHERE, compare=False)  # of prefill_tokens_per_s
+    link_gb_per_s: float = 10.0  # read rate from a worker that links_gb_per_s lacks
+    links_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # read rate by source endpoint
+    prefill_measured: Measured = field(default=Measured.NOWHERE, compare=False)  # source of prefill_tokens_per_s
 
 
 UNMEASURED = WorkerRates()
 
 
-@dataclass(slots=True)  # not frozen: one is made per worker and decision, and that would take three times as long
+@dataclass(slots=True)  # not frozen: constructing a frozen one takes three times as long, per worker and decision
 class WorkerView:
-    """Worker at one moment. `limit_*` are this router's credits and `used_*` what it has used of them; `elsewhere_*` is
-    the load of other routers there, as far as they have reported it.
+    """Worker at one moment. `limit_*`: this router's credits, `used_*`: the part in use, `elsewhere_*`: reported load
+    of other routers.
     """
 
     endpoint: str
@@ -50,22 +50,22 @@ class WorkerView:
     limit_slots: int
     used_blocks: int = 0
     used_slots: int = 0
-    tokens_in_flight: int = 0  # of all routers
-    hit_blocks: int = 0  # of the request to be placed
+    tokens_in_flight: int = 0  # tokens of requests of all routers
+    hit_blocks: int = 0  # blocks of the request that are cached, or expected of a prompt in flight
     adapters: tuple[Adapter, ...] = ()
-    ready_blocks: int = 0  # of those, the ones that another worker could fetch from there now
+    ready_blocks: int = 0  # part of hit_blocks that is cached now, which another worker could fetch
     elsewhere_slots: int = 0
     elsewhere_blocks: int = 0
-    pending_prompt_tokens: int = 0  # of a decode worker: tokens of prompts that it still has to compute
-    recent_tokens: float = 0.0  # of prompts, computed there lately: its share of the cluster's newest work
+    pending_prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute
+    recent_tokens: float = 0.0  # decaying sum of prompt tokens computed lately
     rates: WorkerRates = UNMEASURED
-    branches: int = 0  # how many prompts before this one diverged behind its part that is found there
-    tier_blocks: int = 0  # of the request, behind `hit_blocks`: in files that it loads
-    tier_block_bytes: int = 0  # size of one of those
-    load_bytes_per_s: float = 0.0  # of such files, as it measured; 0: not known
-    loading_ms: float = 0.0  # that prompts which were sent there load before this one
-    protocol: int = 1  # the newest that it speaks
-    has_own_weights: bool = True  # that it was started with
+    branches: int = 0  # earlier prompts that diverged behind the cached prefix
+    tier_blocks: int = 0  # blocks of the request behind hit_blocks, in files that the worker loads
+    tier_block_bytes: int = 0  # size of a block in files
+    load_bytes_per_s: float = 0.0  # measured rate of loading files; 0: unknown
+    loading_ms: float = 0.0  # loading time of prompts ahead
+    protocol: int = 1  # newest protocol of the worker
+    has_own_weights: bool = True  # still has the weights that it was started with
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +77,28 @@ class PlacementRequest:
     prompt_tokens: int
     max_tokens: int  # per choice
     choices: int
-    turn: int = 0  # counts requests: equal workers take turns
-    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request; taken only if there is no other
+    turn: int = 0  # number of the request, by which workers of equal cost take turns
+    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request: candidates only if alone
     broken_pairs: frozenset[tuple[str, str]] = frozenset()
-    """(prefill, decode) whose transfers fail: used together only where there is no other pair."""
-    preferred_decode: str | None = None  # had this request before, and did not fail it
+    """Suspended pairs (prefill, decode), which are used only if there is no other pair."""
+    preferred_decode: str | None = None  # decode worker of the last attempt, if another worker failed
     adapter: Adapter | None = None
-    prefix: bytes = b""  # hash of an early block, equal for prompts that begin alike; empty where there is none
-    session: str | None = None  # requests of one session go to the same workers, unless those are overloaded
-    pooled: bool = False  # it is computed for a vector, by one worker
+    prefix: bytes = b""  # hash of an early block, equal for prompts with the same beginning; empty without one
+    session: str | None = None  # session whose home workers are preferred
+    pooled: bool = False  # the request is for a vector
     groups: BlockGroups = ONE_GROUP
 
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
-    """Per choice."""
+    """Charged answer length per choice."""
     charged_blocks: int = field(init=False, repr=False, compare=False)
-    """Complete prompt blocks once, and for every choice the blocks that an answer of the charged length adds."""
+    """Complete prompt blocks once, plus for every choice the blocks of an answer of the charged length."""
     longest_blocks: int = field(init=False, repr=False, compare=False)
-    """Blocks of one choice at its longest: a pool must have at least that many."""
+    """Blocks of the longest possible choice: the minimum size of a pool."""
     reusable_blocks: int = field(init=False, repr=False, compare=False)
-    """A hit ends before the block that holds the last prompt token, whose logits are needed."""
+    """Maximum hit: it ends before the block of the last prompt token, whose logits are needed."""
 
     def __post_init__(self) -> None:
-        """Compute these once: every decision needs them, and a pending request is decided upon many times."""
+        """Compute the derived counts once: a pending request is decided upon many times."""
         write, prompt_tokens, block_tokens = object.__setattr__, self.prompt_tokens, self.block_tokens
         charge = (prompt_tokens, self.max_tokens, self.choices, block_tokens, self.groups)
         write(self, "charged_answer_tokens", min(self.max_tokens, CHARGED_ANSWER_TOKENS))
@@ -107,7 +107,7 @@ class PlacementRequest:
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 
     def charged_on(self, worker: WorkerView) -> int:
-        """Blocks of credit that it takes there: never more than the whole worker has."""
+        """Return the blocks of credit that the request needs there: at most all of the worker's."""
         return min(self.charged_blocks, worker.total_blocks)
 
     def hit_tokens(self, worker: WorkerView) -> int:
@@ -121,7 +121,7 @@ PREFIX_TOKENS = 1024
 
 
 def early_block(block_hashes: Sequence[bytes], block_tokens: int) -> bytes:
-    """The hash that stands for a prompt's beginning: of the last block that ends within PREFIX_TOKENS, if any."""
+    """Return the hash that identifies a prompt's beginning: of the last block within PREFIX_TOKENS; empty if none."""
     last = min(max(PREFIX_TOKENS // block_tokens, 1), len(block_hashes))
     return block_hashes[last - 1] if last else b""
 
@@ -133,7 +133,7 @@ def placement_request(
     broken_pairs: frozenset[tuple[str, str]] = frozenset(),
     preferred_decode: str | None = None,
 ) -> PlacementRequest:
-    """Return the placement's view of one attempt at a request."""
+    """Return the properties of one attempt that its placement depends on."""
     pooled = request.pooling is not None
     return PlacementRequest(
         fingerprint=request.fingerprint,

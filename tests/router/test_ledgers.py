@@ -151,7 +151,7 @@ def test_sums_of_charges_are_those_of_what_was_not_given_back(changes: list[tupl
             charges.add(attempt_id, kept[attempt_id])
         else:
             kept.pop(attempt_id, None)
-            charges.give_back(attempt_id)
+            charges.release(attempt_id)
     assert (charges.tokens, charges.blocks, charges.slots) == (
         sum(each.tokens for each in kept.values()),
         sum(each.blocks for each in kept.values()),

@@ -215,9 +215,9 @@ def test_loading_of_a_prompt_that_was_computed_is_charged_no_longer() -> None:
     charges.add(2, AttemptCharge(20, prompt_tokens=200, load_ms=40.0))
     charges.prompt_computed(1)
     assert (charges.tokens, charges.prompt_tokens, charges.load_ms) == (30, 200, 40.0)
-    charges.give_back(1)
+    charges.release(1)
     assert (charges.tokens, charges.prompt_tokens, charges.load_ms) == (20, 200, 40.0)
-    charges.give_back(2)
+    charges.release(2)
     assert (charges.tokens, charges.prompt_tokens, charges.load_ms) == (0, 0, 0.0)
 
 

@@ -19,6 +19,7 @@ case "$*" in
   *"print("*) echo 3.11 ;;
   "-m venv"*) echo venv >>"$JOURNAL"; mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
   "-m virtualenv --version") exit 1 ;;
+  *"-m pip"*" -e "*) all="$*"; echo "pip ${all#* -e }" >>"$JOURNAL" ;;
   *"-m pip"*) echo "pip ${*: -1}" >>"$JOURNAL"; [[ "${FAKE_NO_CPU_BUILD:-}" && "${*: -1}" == *+cpu ]] && exit 1 ;;
   *"-m baton.cli"*) echo "cli ${*: 4}"; [ -n "${HOLD:-}" ] && cat "$HOLD" ;;
 esac
@@ -57,6 +58,11 @@ class Machine:
             timeout=60,
         )
 
+    def packages(self, extra: str = "") -> str:
+        """Call of pip that installs the repository: the lab last, since pip finds no requirement behind an extra."""
+        packages = self.folder / "deploy" / "packaging"
+        return f"pip {packages}/client -e {self.folder}{extra} -e {packages}/lab"
+
     @property
     def calls(self) -> list[str]:
         return self.journal.read_text().splitlines()
@@ -77,7 +83,7 @@ def test_the_first_call_installs_and_the_second_only_runs(machine: Machine) -> N
     machine.add_python()
     first = machine.run("--help")
     assert (first.returncode, first.stdout) == (0, "cli --help\n")
-    assert machine.calls == ["venv", "pip torch==2.13.0+cpu", f"pip {machine.folder}"]
+    assert machine.calls == ["venv", "pip torch==2.13.0+cpu", machine.packages()]
     second = machine.run("status", "--json")
     assert (second.returncode, second.stdout, second.stderr) == (0, "cli status --json\n", "")
     assert len(machine.calls) == 3
@@ -98,14 +104,14 @@ def test_test_installs_its_tools_once(machine: Machine) -> None:
     machine.run("version")
     assert machine.run("test", "-q").stdout == "cli test -q\n"
     assert machine.run("test").returncode == 0
-    assert machine.calls[3:] == [f"pip {machine.folder}[test]"]
+    assert machine.calls[3:] == [machine.packages("[test]")]
 
 
 def test_a_first_call_of_test_installs_all_at_once(machine: Machine) -> None:
     machine.add_python()
     machine.run("test")
     machine.run("version")
-    assert machine.calls == ["venv", "pip torch==2.13.0+cpu", f"pip {machine.folder}[test]"]
+    assert machine.calls == ["venv", "pip torch==2.13.0+cpu", machine.packages("[test]")]
 
 
 def test_without_a_cpu_build_the_general_one_is_taken_and_that_is_said(machine: Machine) -> None:

@@ -487,6 +487,7 @@ class AdmissionQueue:
         self.forecast.refuse_late(request_class, tokens)
         if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
             self.pump()  # there may be room since this turn of the event loop began
+            views = self._cluster.snapshot(block_hashes, request.turn)
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(request_class)
         ticket = Ticket(attempt_id, request, block_hashes, request_class, on_settled)

@@ -2,9 +2,10 @@
 
 import pytest
 
-from tests.router.http.conftest import gateway, model_name, pair, settings
+from tests.router.conftest import pair, settings
+from tests.router.http.conftest import gateway, model_name, stopped_pair
 
-__all__ = ["gateway", "model_name", "pair", "settings"]
+__all__ = ["gateway", "model_name", "pair", "settings", "stopped_pair"]
 SECONDS = 3.0
 
 

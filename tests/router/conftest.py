@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from baton.process.helper import Helper
 from baton.process.serving import watchdog
 from baton.process.serving.server import Running, serve
-from baton.process.telemetry.spans import FinishedSpan
+from baton.process.telemetry.spans import FinishedSpan, Telemetry
 from baton.process.telemetry.trace_context import TraceContext, new_trace
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
 from baton.router.config import RouterConfig
@@ -78,14 +79,39 @@ class RecordingTelemetry:
 
 
 class ObservedRouter(RouterProcess):
-    """Tells the test when it listens."""
+    """A router that tells when it listens."""
+
+    def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
+        super().__init__(config, telemetry)
+        self.config, self.started = config, asyncio.Event()
 
     async def start(self, running: Running) -> None:
         self.running = running
         await super().start(running)
         self.started.set()
 
-    started: asyncio.Event
+
+Observed = TypeVar("Observed", bound=ObservedRouter)
+
+
+@asynccontextmanager
+async def running_router(
+    kind: type[Observed], pair: FakePair, settings: dict[str, Any], telemetry: Telemetry
+) -> AsyncIterator[Observed]:
+    """A router of these workers from when it listens until it has stopped."""
+    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "http_port": 0, "workers": pair.addresses, "drain_s": 0.2}
+    # A stalled machine must not look like a dead worker; tests of silence and of broken connections set shorter times.
+    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}
+    fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
+    router = kind(RouterConfig(**(fields | settings)), telemetry)
+    serving = asyncio.create_task(serve(router, grace_s=router.config.drain_s))
+    await router.started.wait()
+    try:
+        yield router
+    finally:
+        with suppress(RuntimeError):  # a test may have stopped it
+            router.running.stop()
+        assert await serving == 0
 
 
 @dataclass
@@ -157,44 +183,43 @@ def echo(prompt: list[int], choice: int) -> list[int]:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
-    folder = str(write_model_folder(tmp_path / "tiny"))
-    prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, folder))
-    decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, folder))
-    await prefill.start()
-    await decode.start()
-    yield FakePair(prefill, decode, echo)
-    await prefill.stop()
-    await decode.stop()
+def stopped_pair(tmp_path: Path) -> FakePair:
+    """Workers before they start; a test changes what routers learn of them by a fixture of this name."""
+    return fake_pair(write_model_folder(tmp_path / "tiny"))
+
+
+def fake_pair(folder: Path) -> FakePair:
+    prefill, decode = (
+        FakeWorker(worker_info(role, str(folder))) for role in (session_pb2.ROLE_PREFILL, session_pb2.ROLE_DECODE)
+    )
+    return FakePair(prefill, decode, echo)
+
+
+@pytest.fixture
+async def pair(stopped_pair: FakePair) -> AsyncIterator[FakePair]:
+    for worker in stopped_pair.workers:
+        await worker.start()
+    yield stopped_pair
+    for worker in stopped_pair.workers:
+        await worker.stop()
 
 
 @pytest.fixture
 def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Fields of the router's config; a test sets its own with `indirect` parameters."""
+    """Fields of the router's configuration; a test sets its own with `indirect` parameters."""
     given: dict[str, Any] = getattr(request, "param", {})
     return given
 
 
 @pytest.fixture
 async def stack(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Stack]:
-    """Started, not yet waited for."""
-    workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
-    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2}
-    # A machine that stalls is no worker that died; tests of silence and of broken connections say otherwise.
-    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}
-    fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
-    config = RouterConfig(**(fields | settings))
+    """Started; `ready()` waits until it serves."""
     telemetry = RecordingTelemetry()
-    router = ObservedRouter(config, telemetry)
-    router.started = asyncio.Event()
-    serving = asyncio.create_task(serve(router, grace_s=config.drain_s))
-    await router.started.wait()
-    public, admin = router.running.ports
-    async with (
-        grpc.aio.insecure_channel(f"127.0.0.1:{public}") as channel,
-        grpc.aio.insecure_channel(f"127.0.0.1:{admin}") as admin_channel,
-    ):
-        stub = baton_pb2_grpc.BatonServiceStub(channel)
-        yield Stack(pair, telemetry, router, channel, stub, admin_pb2_grpc.AdminServiceStub(admin_channel))
-    router.running.stop()
-    assert await serving == 0
+    async with running_router(ObservedRouter, pair, settings, telemetry) as router:
+        public, admin = router.running.ports
+        async with (
+            grpc.aio.insecure_channel(f"127.0.0.1:{public}") as channel,
+            grpc.aio.insecure_channel(f"127.0.0.1:{admin}") as admin_channel,
+        ):
+            stub = baton_pb2_grpc.BatonServiceStub(channel)
+            yield Stack(pair, telemetry, router, channel, stub, admin_pb2_grpc.AdminServiceStub(admin_channel))

@@ -141,11 +141,17 @@ class FakePair:
 
     def __init__(self, prefill: FakeWorker, decode: FakeWorker, script: Script) -> None:
         self.prefill, self.decode = prefill, decode
+        self.workers = (prefill, decode)
         self.script = script
         self.manual = False
         self.limits: list[int] = []  # of the next answers: decode falls silent about them at so many tokens
         prefill.on_command = self._on_prefill
         decode.on_command = self._on_start
+
+    @property
+    def addresses(self) -> str:
+        """As a router's configuration names them."""
+        return f"prefill@{self.prefill.endpoint},decode@{self.decode.endpoint}"
 
     def first_step(
         self,

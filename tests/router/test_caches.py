@@ -10,32 +10,22 @@ from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, place
 from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest
-from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from baton.text.block_groups import BlockGroups
 from tests.fixtures.router_defaults import make_policy
+from tests.router.clusters import MODEL, cluster_of, join
 
-F = b"f"
-MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
-REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
+REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 POLICY = make_policy(strategy=Strategy.CACHE_AWARE)
 HASHES = [bytes([number]) * 32 for number in range(1, 5)]
-REPORT = WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0)
 
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """Two prefill workers and a decode worker; all tell of their caches, which are empty."""
-    cluster = Cluster()
-    for endpoint, role in (("p0", WorkerRole.PREFILL), ("p1", WorkerRole.PREFILL), ("d0", WorkerRole.DECODE)):
-        cluster.add(endpoint, role)
-        connect(cluster, endpoint, role, epoch=1)
+    """Two prefill workers and a decode worker; all report their caches, which are empty."""
+    cluster = cluster_of({"p0": WorkerRole.PREFILL, "p1": WorkerRole.PREFILL, "d0": WorkerRole.DECODE})
+    for endpoint in ("p0", "p1", "d0"):
         cluster.caches.take_snapshot(endpoint, CacheSnapshotPart(0, 0, 1, ()), now=0.0)
     return cluster
-
-
-def connect(cluster: Cluster, endpoint: str, role: WorkerRole, epoch: int) -> None:
-    cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, F, MODEL, 100, 8), epoch)
-    cluster.reported(endpoint, REPORT)
 
 
 def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
@@ -80,7 +70,7 @@ def test_what_the_worker_has_told_of_stays_when_the_attempt_ends_until_it_is_evi
 def test_a_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
     cluster.caches.take_changes("p0", CacheUpdate(1, tuple(HASHES), ()), now=0.0)
     cluster.caches.audit("p0", 4, 4)
-    connect(cluster, "p0", WorkerRole.PREFILL, epoch=2)
+    join(cluster, "p0", WorkerRole.PREFILL, epoch=2)
     assert all(view.hit_blocks == 0 for view in cluster.snapshot(HASHES))
     status = cluster.caches.status("p0")
     assert status is not None and (status.follows, status.checked_requests) == (False, 0)
@@ -89,7 +79,7 @@ def test_a_new_process_under_an_old_name_has_nothing(cluster: Cluster) -> None:
 def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(cluster: Cluster) -> None:
     for endpoint in ("p0", "p1"):
         cluster.disconnected(endpoint)
-        connect(cluster, endpoint, WorkerRole.PREFILL, epoch=1)
+        join(cluster, endpoint, WorkerRole.PREFILL)
     first = dispatch(cluster, 1)
     assert first.prefill is not None
     cluster.release(1, first.prefill)
@@ -98,11 +88,7 @@ def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(clust
 
 def test_of_a_model_with_windows_a_prefix_counts_as_far_as_its_windows_are_there() -> None:
     groups = BlockGroups(1, 1, window_tokens=4, block_tokens=4)
-    cluster = Cluster()
-    cluster.add("p0", WorkerRole.PREFILL)
-    model = replace(MODEL, groups=groups)
-    cluster.connected("p0", WorkerDescription("p0", WorkerRole.PREFILL, 1, F, model, 100, 8), epoch=1)
-    cluster.reported("p0", REPORT)
+    cluster = cluster_of({"p0": WorkerRole.PREFILL}, model=replace(MODEL, groups=groups))
     told = (*HASHES[:3], groups.name(HASHES[1], 1))
     cluster.caches.take_snapshot("p0", CacheSnapshotPart(0, 0, 1, told), now=0.0)
     [view] = cluster.snapshot(HASHES)

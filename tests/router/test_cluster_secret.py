@@ -1,6 +1,5 @@
 """A router and workers that share a secret serve each other and nobody else; its admin port is for who knows it."""
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from baton.process.config import ConfigError, read_config
 from baton.process.security.cluster_secret import ClusterSecret
-from baton.protos import admin_pb2, session_pb2
+from baton.protos import admin_pb2
 from baton.router.config import RouterConfig
-from tests.router.conftest import Stack, echo, text_of
-from tests.router.fake_worker import FakePair, FakeWorker, worker_info
-from tests.router.tokenizers_for_tests import write_model_folder
+from tests.router.conftest import Stack, text_of
+from tests.router.fake_worker import FakePair
 
 TEXT = "a secret of tests, not of a cluster"
 OURS, OTHERS = ClusterSecret(TEXT), ClusterSecret("another secret of tests")
@@ -27,18 +25,11 @@ def secrets_of_workers() -> tuple[ClusterSecret | None, ClusterSecret | None]:
 
 
 @pytest.fixture
-async def pair(
-    tmp_path: Path, secrets_of_workers: tuple[ClusterSecret | None, ClusterSecret | None]
-) -> AsyncIterator[FakePair]:
-    folder = str(write_model_folder(tmp_path / "tiny"))
-    prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, folder))
-    decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, folder))
-    prefill.secret, decode.secret = secrets_of_workers
-    await prefill.start()
-    await decode.start()
-    yield FakePair(prefill, decode, echo)
-    await prefill.stop()
-    await decode.stop()
+def stopped_pair(
+    stopped_pair: FakePair, secrets_of_workers: tuple[ClusterSecret | None, ClusterSecret | None]
+) -> FakePair:
+    stopped_pair.prefill.secret, stopped_pair.decode.secret = secrets_of_workers
+    return stopped_pair
 
 
 def shown(key: str) -> tuple[tuple[str, str], ...]:

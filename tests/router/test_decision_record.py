@@ -15,9 +15,9 @@ from baton.router.types.events import Failed, FailureReason, FirstStep, KvReceiv
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.response import AnswerId
 from baton.router.types.session import kept_session
-from baton.router.types.worker import ModelDescription, WorkerDescription
 from tests.fixtures.router_defaults import make_policy
 from tests.fixtures.stalled import KeptExplainer, reported
+from tests.router.clusters import described
 
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 
@@ -142,8 +142,7 @@ def test_of_a_prompt_that_decode_computed_the_cache_of_decode_is_compared() -> N
 
 
 def test_a_worker_that_is_gone_keeps_its_name_for_a_while() -> None:
-    model = ModelDescription("m", "", 128, 257, "float32", 4)
-    description = WorkerDescription("decode-7", WorkerRole.DECODE, 1, b"f", model, 100, 8)
+    description = described("decode-7", WorkerRole.DECODE)
     cluster = Cluster()
     for endpoint in ("h:1", *(f"h:{number}" for number in range(2, KEPT_NAMES + 2))):
         assert cluster.name_of(endpoint) == endpoint

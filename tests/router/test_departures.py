@@ -1,6 +1,5 @@
 """Workers leave in several ways; a crash and an unannounced restart are deaths, the others are not."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -8,15 +7,12 @@ import pytest
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import session_pb2
 from baton.router.placement.cluster import AttemptCharge, Cluster, Departures, LinkEnd
-from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
-from tests.router.conftest import READY_S, Stack
-from tests.router.fake_worker import FakeWorker
+from tests.router.clusters import described, reported
+from tests.router.conftest import Stack
 
-MODEL = ModelDescription("tiny", "/m", 128, 257, "float32", 4)
-DECODE = WorkerDescription("w", WorkerRole.DECODE, 1, b"f", MODEL, 10, 4, pool_id=b"first")
+DECODE = described("w", WorkerRole.DECODE, pool_id=b"first")
 PREFILL = replace(DECODE, role=WorkerRole.PREFILL)
 RESTARTED = replace(DECODE, pool_id=b"second")
-REPORT = WorkerReport(10, 4, PoolBlocks(10, 10, 0, 0, 0, 0), 0, 0, 0, draining=False, steps=0)
 WORKER = "127.0.0.1:1"
 
 
@@ -26,12 +22,12 @@ def cluster() -> Cluster:
     cluster = Cluster()
     cluster.add(WORKER, WorkerRole.DECODE)
     cluster.connected(WORKER, DECODE, 1)
-    cluster.reported(WORKER, REPORT)
+    cluster.reported(WORKER, reported())
     return cluster
 
 
 def drain(cluster: Cluster) -> None:
-    cluster.reported(WORKER, replace(REPORT, draining=True))
+    cluster.reported(WORKER, reported(draining=True))
 
 
 @pytest.mark.parametrize("drains", [True, False])
@@ -110,9 +106,4 @@ async def test_status_tells_changes_of_role_and_restarts_apart(stack: Stack) -> 
     await stack.until(lambda status: any(worker.report.draining for worker in status.workers))
     await stack.decode.stop()
     await seen(stack, deaths=1, drains=1, role_changes=2, lost_sessions=0)
-    await restart(stack.decode)
-
-
-async def restart(worker: FakeWorker) -> None:
-    async with asyncio.timeout(READY_S):
-        await worker.start(worker.port)
+    await stack.decode.start(stack.decode.port)

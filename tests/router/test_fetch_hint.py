@@ -5,25 +5,17 @@ from dataclasses import replace
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.cache.prefix_index import PrefixIndex
-from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement, place
 from baton.router.trace.record import Timeline, stages
 from baton.router.types.events import PrefillTimings
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import make_policy
+from tests.router.clusters import cluster_of, join
 
 F = b"f"
 REQUEST = PlacementRequest(fingerprint=F, block_tokens=4, prompt_tokens=18, max_tokens=6, choices=1)
 PREFILL = WorkerView("p0", WorkerRole.PREFILL, F, 100, 0, 0, 0)
 DECODE = WorkerView("d0", WorkerRole.DECODE, F, 100, 8, 100, 8)
-MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
-
-
-def connect(cluster: Cluster, epoch: int) -> None:
-    cluster.connected("d0", WorkerDescription("d0", WorkerRole.DECODE, 1, F, MODEL, 100, 8), epoch)
-    cluster.reported("d0", WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
 
 
 def placed(*workers: WorkerView) -> Placement:
@@ -59,23 +51,11 @@ def test_nobody_fetches_from_itself_or_from_a_worker_of_another_model() -> None:
     assert placed(replace(PREFILL, ready_blocks=4), DECODE, stranger).fetch_from is None
 
 
-def test_a_block_is_ready_once_the_worker_has_told_of_it() -> None:
-    index = PrefixIndex()
-    index.expect("d0", 7, [b"1", b"2"])
-    assert index.hits([b"1", b"2"]) == ({"d0": 2}, {})
-    index.store("d0", [b"1", b"2", b"3"])
-    index.expect("d0", 8, [b"1", b"2", b"3"])  # the next turn is sent there; what is there stays there
-    index.settle("d0", 8)
-    assert index.hits([b"1", b"2", b"3", b"4"]) == ({"d0": 3}, {"d0": 3})
-
-
 def test_a_worker_that_came_back_has_nothing_ready() -> None:
-    cluster = Cluster()
-    cluster.add("d0", WorkerRole.DECODE)
-    connect(cluster, epoch=1)
+    cluster = cluster_of({"d0": WorkerRole.DECODE})
     cluster.answered("d0", [b"1"])
     assert cluster.snapshot([b"1"])[0].ready_blocks == 1
-    connect(cluster, epoch=2)
+    join(cluster, "d0", WorkerRole.DECODE, epoch=2)
     assert cluster.snapshot([b"1"])[0].ready_blocks == 0
 
 

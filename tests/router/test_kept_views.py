@@ -9,12 +9,10 @@ from baton.router.placement.decide import Placement, place
 from baton.router.placement.peer_load import WorkerLoad
 from baton.router.placement.policies import Strategy
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import make_policy
+from tests.router.clusters import join, reported
 
 F = b"f" * 32
-MODEL = ModelDescription("m", "", 4096, 100, "float32", 32)
-PAGES = PoolBlocks(1000, 1000, 0, 0, 0, 0)
 POLICY = make_policy(strategy=Strategy.CACHE_AWARE)
 NAMES = [f"{role[0]}{number}" for role in WorkerRole for number in range(4)]
 
@@ -26,9 +24,7 @@ class Change:
         self.cluster, self.chance, self.placed = cluster, Random(seed), dict[int, Placement]()
         for name in NAMES:
             role = WorkerRole.PREFILL if name[0] == "p" else WorkerRole.DECODE
-            cluster.add(name, role)
-            cluster.connected(name, WorkerDescription(name, role, 1, F, MODEL, 1000, 64), epoch=1)
-            cluster.reported(name, WorkerReport(1000, 64, PAGES, 0, 0, 0, False, 0))
+            join(cluster, name, role, slots=64, total_blocks=1000, total_slots=64, fingerprint=F)
 
     def prompt(self) -> tuple[bytes, ...]:
         first, length = self.chance.randrange(3), self.chance.randrange(1, 8)
@@ -40,7 +36,7 @@ class Change:
         match chance.randrange(5):
             case 0:
                 waiting = chance.randrange(3)
-                self.cluster.reported(name, WorkerReport(1000, 64, PAGES, 0, waiting, 100 * waiting, False, 0))
+                self.cluster.reported(name, reported(1000, 64, running_sequences=waiting, pending_tokens=100 * waiting))
             case 1:
                 self.cluster.caches.assume(name, hashes, 20)
             case 2 if self.placed:
@@ -79,10 +75,10 @@ def test_a_prompt_that_was_just_sent_counts_before_the_worker_reports_it() -> No
 
     cluster.charge(1, outcome, request, ())
     assert pending() == 321
-    cluster.reported(outcome.decode, WorkerReport(1000, 64, PAGES, 0, 1, 400, False, 0))
+    cluster.reported(outcome.decode, reported(1000, 64, running_sequences=1, pending_tokens=400))
     assert pending() == 400, "the report has it too"
     cluster.prompt_computed(1, outcome.decode)
-    cluster.reported(outcome.decode, WorkerReport(1000, 64, PAGES, 0, 1, 0, False, 0))
+    cluster.reported(outcome.decode, reported(1000, 64, running_sequences=1))
     assert pending() == 0
     cluster.release(1, outcome.decode)
     assert pending() == 0

@@ -9,7 +9,6 @@ from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admin.wire import router_status
 from baton.router.fleet.peers import PeerRouters
-from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import Placement
 from baton.router.placement.peer_load import (
     MAX_AGE_S,
@@ -20,9 +19,8 @@ from baton.router.placement.peer_load import (
     WorkerLoad,
 )
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
+from tests.router.clusters import cluster_of
 
-MODEL = ModelDescription("m", "/m", 1000, 100, "float32", 4)
 CHAIN = tuple(bytes([i]) * 32 for i in range(4))
 REQUEST = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=17, max_tokens=8, choices=1)
 PLACED = Placement("p0", "d0", 0, 0, 0, 0, 1, 1)
@@ -58,11 +56,7 @@ class Router:
     """One router's cluster of a prefill and a decode worker, and its place among the others."""
 
     def __init__(self, redis: Redis, number: int, clock: "Clock") -> None:
-        self.cluster = Cluster()
-        for endpoint, role in (("p0", WorkerRole.PREFILL), ("d0", WorkerRole.DECODE)):
-            self.cluster.add(endpoint, role)
-            self.cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, b"f", MODEL, 100, 8), 1)
-            self.cluster.reported(endpoint, WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
+        self.cluster = cluster_of({"p0": WorkerRole.PREFILL, "d0": WorkerRole.DECODE})
         self.taken_over: list[int] = []
         self.peer_routers = PeerRouters(
             self.cluster,

@@ -1,13 +1,10 @@
 """Where prompts without an answer go, and whose turn it is beside prompts with one."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.admission.queue import AdmissionQueue
-from baton.router.placement.cluster import Cluster
 from baton.router.placement.decide import (
     Decision,
     LocalPrefill,
@@ -20,10 +17,9 @@ from baton.router.placement.decide import (
 )
 from baton.router.placement.eligible import POOLED_AHEAD_MS
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
-from baton.router.types.worker import PoolBlocks, WorkerDescription, WorkerReport
 from baton.versions import OWN, POOLING_PROTOCOL
 from tests.fixtures.router_defaults import make_policy
-from tests.router.test_admission import LIMITS, MODEL, REQUEST, admit, charges, settled
+from tests.router.test_admission import Room
 
 POLICY, LOCAL = make_policy(NoPrefillWorker.QUEUE), make_policy(NoPrefillWorker.LOCAL)
 POOLED = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=8, max_tokens=0, choices=0, pooled=True)
@@ -91,55 +87,37 @@ def test_one_that_failed_the_request_is_avoided_while_there_is_another() -> None
     assert isinstance(place(request, [PREFILL], POLICY), Placement)
 
 
-def cluster_with(slots: int) -> Cluster:
-    cluster = Cluster()
-    for role in (WorkerRole.PREFILL, WorkerRole.DECODE):
-        cluster.add(role.value, role)
-        description = WorkerDescription(role.value, role, 1, b"f", MODEL, 100, 8, versions=OWN)
-        cluster.connected(role.value, description, epoch=1)
-        cluster.reported(role.value, WorkerReport(100, slots, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 0, 0, False, 0))
-    return cluster
-
-
-async def test_it_is_charged_on_the_prefill_worker_alone_until_it_is_released() -> None:
-    cluster = cluster_with(slots=1)
-    await admit(AdmissionQueue(cluster, LIMITS, POLICY), 1, POOLED, ())
-    assert charges(cluster) == [{1}, set()]
-    (prefill, _) = cluster.workers
+async def test_vector_is_charged_on_the_prefill_worker_alone_until_it_is_released() -> None:
+    room = Room(slots=1, versions=OWN)
+    room.ask(1, request=POOLED)
+    assert room.charges == [{1}, set()]
+    (prefill, _) = room.cluster.workers
     assert (prefill.charges.tokens, prefill.charges.blocks, prefill.charges.slots) == (8, 0, 0)
-    cluster.release(1, "prefill")
+    room.cluster.release(1, "prefill")
     assert prefill.charges.tokens == 0
 
 
 async def test_answers_that_wait_for_credit_hold_up_no_vector_and_are_not_overtaken_by_it() -> None:
-    cluster = cluster_with(slots=1)
-    queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    await admit(queue, 1, REQUEST, ())
-    waiting = asyncio.create_task(admit(queue, 2, REQUEST, ()))
-    await settled()
-    for attempt_id in range(3, 9):
-        await admit(queue, attempt_id, POOLED, ())
-    assert not waiting.done()
-    cluster.release(1, "decode")
-    queue.pump()
-    await waiting
-    assert charges(cluster)[1] == {2}
+    room = Room(slots=1, versions=OWN)
+    room.ask(1, 2)
+    room.ask(*range(3, 9), request=POOLED)
+    assert room.placed == [1, *range(3, 9)]
+    room.free(1)
+    assert room.charges[1] == {2}
 
 
 async def test_vectors_wait_in_the_router_while_the_worker_has_enough_ahead() -> None:
-    cluster = cluster_with(slots=8)
-    queue = AdmissionQueue(cluster, LIMITS, POLICY)
-    ahead_tokens = int(POOLED_AHEAD_MS * cluster.rates.of("prefill").prefill_tokens_per_s / 1e3)
-    await admit(queue, 1, replace(POOLED, prompt_tokens=200), ())
-    cluster.workers[0].charges.tokens = ahead_tokens + 1  # as if it had been longer than a test's pool allows
-    cluster.workers[0].changed()
-    waiting = asyncio.create_task(admit(queue, 2, POOLED, ()))
-    await settled()
-    assert not waiting.done()
-    answered = await admit(queue, 3, REQUEST, ())  # a prompt of an answer goes on
-    assert answered.placement.prefill == "prefill"
-    cluster.release(1, "prefill")
-    cluster.workers[0].charges.tokens = 0
-    cluster.workers[0].changed()
-    queue.pump()
-    await waiting
+    room = Room(slots=8, versions=OWN)
+    prefill = room.cluster.workers[0]
+    room.ask(1, request=replace(POOLED, prompt_tokens=200))
+    ahead_tokens = int(POOLED_AHEAD_MS * room.cluster.rates.of("prefill").prefill_tokens_per_s / 1e3)
+    prefill.charges.tokens = ahead_tokens + 1  # as if it had been longer than a test's pool allows
+    prefill.changed()
+    room.ask(2, request=POOLED)
+    room.ask(3)
+    assert room.placed == [1, 3], "the prompt of an answer is not held up"
+    room.cluster.release(1, "prefill")
+    prefill.charges.tokens = 0
+    prefill.changed()
+    room.queue.pump()
+    assert room.placed == [1, 3, 2]

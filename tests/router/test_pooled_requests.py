@@ -1,7 +1,6 @@
 """A prompt that is computed for a vector: one prefill worker, charged once, tried again, and never an older one."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +9,21 @@ import pytest
 
 from baton.protos import baton_pb2, session_pb2, versions_pb2
 from baton.versions import POOLING_PROTOCOL
-from tests.router.conftest import READY_S, Stack, echo, encode
-from tests.router.fake_worker import FakePair, FakeWorker, worker_info
-from tests.router.tokenizers_for_tests import write_model_folder
+from tests.router.conftest import READY_S, Stack, encode
+from tests.router.fake_worker import FakePair, FakeWorker
 
 VECTOR = [3.0, 4.0, 0.0]
 pytestmark = pytest.mark.usefixtures("no_pauses")
 
 
 @pytest.fixture
-def protocol(request: pytest.FixtureRequest) -> int:
-    """That the prefill worker speaks."""
-    number: int = getattr(request, "param", POOLING_PROTOCOL)
-    return number
-
-
-@pytest.fixture
-async def pair(tmp_path: Path, protocol: int) -> AsyncIterator[FakePair]:
-    folder = str(write_model_folder(tmp_path / "tiny"))
+def stopped_pair(stopped_pair: FakePair, tmp_path: Path, request: pytest.FixtureRequest) -> FakePair:
+    """A test sets the protocol of the prefill worker with an `indirect` parameter."""
     (tmp_path / "tiny" / "config_sentence_transformers.json").write_text('{"prompts": {"query": "Find "}}')
+    protocol = getattr(request, "param", POOLING_PROTOCOL)
     versions = versions_pb2.Versions(release="0.9.0", protocol=protocol, oldest_protocol=1)
-    prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, folder, versions=versions))
-    decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, folder))
-    await prefill.start()
-    await decode.start()
-    yield FakePair(prefill, decode, echo)
-    await prefill.stop()
-    await decode.stop()
+    stopped_pair.prefill.info.versions.CopyFrom(versions)
+    return stopped_pair
 
 
 def answers(stack: Stack, failures: int = 0) -> list[Any]:
@@ -107,7 +94,7 @@ async def test_dimensions_are_cut_and_checked(stack: Stack) -> None:
     assert refused.value.details() == "dimensions: must be from 1 to 3, not 4"
 
 
-@pytest.mark.parametrize("protocol", [POOLING_PROTOCOL - 1], indirect=True)
+@pytest.mark.parametrize("stopped_pair", [POOLING_PROTOCOL - 1], indirect=True)
 @pytest.mark.parametrize("settings", [{"no_prefill_worker": "reject"}], indirect=True)
 async def test_a_worker_of_an_older_release_is_never_asked(stack: Stack) -> None:
     await stack.ready()

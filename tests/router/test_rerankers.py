@@ -1,7 +1,6 @@
 """A reranker of token logits: what its worker is asked for, and what becomes of the logits."""
 
 import math
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +11,21 @@ from baton.protos import baton_pb2, session_pb2
 from baton.router.fleet.wire import versions_message
 from baton.versions import OWN
 from tests.fixtures.poolers import write_logit_score
-from tests.router.conftest import READY_S, Stack, echo
-from tests.router.fake_worker import FakePair, FakeWorker, worker_info
-from tests.router.tokenizers_for_tests import byte_level, write_model_folder
+from tests.router.conftest import READY_S, Stack
+from tests.router.fake_worker import FakePair
+from tests.router.tokenizers_for_tests import byte_level
 
 TRUE, FALSE = 7, 9
 TEMPLATE = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[judge]"
 
 
 @pytest.fixture
-async def pair(tmp_path: Path) -> AsyncIterator[FakePair]:
-    folder = write_logit_score(write_model_folder(tmp_path / "tiny"), TRUE, FALSE)
+def stopped_pair(stopped_pair: FakePair, tmp_path: Path) -> FakePair:
+    folder = write_logit_score(tmp_path / "tiny", TRUE, FALSE)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     (folder / "config.json").write_text("{}")
-    prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, str(folder), versions=versions_message(OWN)))
-    decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, str(folder)))
-    await prefill.start()
-    await decode.start()
-    yield FakePair(prefill, decode, echo)
-    await prefill.stop()
-    await decode.stop()
+    stopped_pair.prefill.info.versions.CopyFrom(versions_message(OWN))
+    return stopped_pair
 
 
 async def test_query_and_document_go_through_the_template_and_the_logits_become_a_probability(stack: Stack) -> None:

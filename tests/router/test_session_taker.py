@@ -8,7 +8,8 @@ from baton.protos import kept_session_pb2, session_pb2
 from baton.router.fleet import wire as link_wire
 from baton.router.placement.cluster import Worker
 from baton.router.placement.hand_over import taker
-from baton.router.types.worker import ModelDescription, PoolBlocks, SessionReport, WorkerDescription, WorkerReport
+from baton.router.types.worker import PoolBlocks, SessionReport
+from tests.router.clusters import described, reported
 
 
 def worker(
@@ -19,10 +20,9 @@ def worker(
     fingerprint: bytes = b"f",
     draining: bool = False,
 ) -> Worker:
-    model = ModelDescription("tiny", "/m", 512, 500, "float32", 32)
-    description = WorkerDescription(name, role, 1, fingerprint, model, 100, 4)
-    pages = PoolBlocks(100, free, 100 - free, 0, 0, 0)
-    report = WorkerReport(100, 4, pages, 0, 0, 0, draining, 0, sessions=SessionReport(protected_blocks=protected))
+    pages, sessions = PoolBlocks(100, free, 100 - free, 0, 0, 0), SessionReport(protected_blocks=protected)
+    report = reported(pages=pages, draining=draining, sessions=sessions)
+    description = described(name, role, fingerprint=fingerprint)
     return Worker(name, role, connected=True, description=description, report=report)
 
 

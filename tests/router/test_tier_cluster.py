@@ -1,7 +1,6 @@
 """A cluster whose workers have files: what a placement is shown of them, and when nothing."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -10,19 +9,17 @@ from baton.router.cache.replica import CacheSnapshotPart, CacheUpdate
 from baton.router.cache.tiers import TierChanges, TierPiece, TierSnapshotPart
 from baton.router.placement.cluster import ALL_UP_TO, Cluster
 from baton.router.placement.decide import Placement, place
-from baton.router.types.placement import WorkerView
-from baton.router.types.worker import WorkerDescription
 from tests.fixtures.tier_reports import tier_report
-from tests.router.test_caches import HASHES, MODEL, POLICY, REPORT, REQUEST, F
+from tests.router import clusters
+from tests.router.clusters import reported
+from tests.router.test_caches import HASHES, POLICY, REQUEST
 
 ONE, TWO = b"1" * 16, b"2" * 16
 SLOTS = b"".join(each[:8] for each in HASHES)
 
 
 def join(cluster: Cluster, endpoint: str, role: WorkerRole, directory: bytes, epoch: int = 1) -> None:
-    if cluster.find(endpoint) is None:
-        cluster.add(endpoint, role)
-    cluster.connected(endpoint, WorkerDescription(endpoint, role, 1, F, MODEL, 100, 8), epoch)
+    clusters.join(cluster, endpoint, role, epoch)
     cluster.caches.take_snapshot(endpoint, CacheSnapshotPart(0, 0, 1, ()), now=0.0)
     report(cluster, endpoint, directory)
     cluster.tiers.take_snapshot(endpoint, TierSnapshotPart(0, 0, 1))
@@ -30,7 +27,7 @@ def join(cluster: Cluster, endpoint: str, role: WorkerRole, directory: bytes, ep
 
 def report(cluster: Cluster, endpoint: str, directory: bytes, reads: bool = True) -> None:
     tier = tier_report(directory, reads=reads)
-    cluster.reported(endpoint, replace(REPORT, tier=tier))
+    cluster.reported(endpoint, reported(tier=tier))
     cluster.tiers.check(endpoint, cluster.name_of(endpoint), tier, now=0.0)
 
 
@@ -47,11 +44,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 def in_files(cluster: Cluster) -> dict[str, int]:
-    return {view.endpoint: view.tier_blocks for view in views(cluster) if view.tier_blocks}
-
-
-def views(cluster: Cluster) -> tuple[WorkerView, ...]:
-    return cluster.snapshot(HASHES)
+    return {view.endpoint: view.tier_blocks for view in cluster.snapshot(HASHES) if view.tier_blocks}
 
 
 def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
@@ -63,7 +56,7 @@ def dispatch(cluster: Cluster, attempt_id: int) -> Placement:
 
 def test_workers_of_a_directory_are_shown_with_what_any_of_them_wrote(cluster: Cluster) -> None:
     assert in_files(cluster) == {"p0": 4, "d0": 4}
-    view = next(view for view in views(cluster) if view.endpoint == "d0")
+    view = next(view for view in cluster.snapshot(HASHES) if view.endpoint == "d0")
     assert (view.tier_block_bytes, view.load_bytes_per_s) == (1000, 1e9)
     assert cluster.snapshot([b"z" * 32])[0].tier_blocks == 0
 
@@ -104,7 +97,7 @@ def test_what_is_loaded_is_charged_to_nobody_and_counts_as_cached_for_those_that
     worker = cluster.find("p0")
     assert worker is not None and worker.charges.tokens == 2
     assert worker.charges.load_ms == first.load_ms > 0.0
-    assert {view.endpoint: view.loading_ms for view in views(cluster)}["p0"] == first.load_ms
+    assert {view.endpoint: view.loading_ms for view in cluster.snapshot(HASHES)}["p0"] == first.load_ms
     second = dispatch(cluster, 2)
     assert (second.prefill, second.prefill_hit_tokens, second.loaded_tokens) == ("p0", 16, 0)
     cluster.release(1, "p0")

@@ -11,11 +11,10 @@ import pytest
 
 from baton.process.registry.redis_routers import RedisJournal
 from baton.process.registry.redis_server import RedisServer, start_redis_server
-from baton.process.serving.server import serve
+from baton.process.telemetry.spans import NoTelemetry
 from baton.protos import baton_pb2, baton_pb2_grpc, session_pb2
-from baton.router.config import RouterConfig
 from baton.router.request.journal import journal_key
-from tests.router.conftest import READY_S, ObservedRouter, RecordingTelemetry, Stack, encode, text_of
+from tests.router.conftest import READY_S, ObservedRouter, Stack, encode, running_router, text_of
 from tests.router.fake_worker import Session
 from tests.router.test_router_keys import ONE, OTHER, shown
 from tests.router.test_router_refusals import refusal
@@ -41,19 +40,13 @@ def settings(redis: RedisServer, tmp_path: Path) -> dict[str, Any]:
 @pytest.fixture
 async def other(stack: Stack, settings: dict[str, Any]) -> AsyncIterator[Any]:
     """The stub of a second router."""
-    workers = f"prefill@{stack.prefill.endpoint},decode@{stack.decode.endpoint}"
-    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "workers": workers, "drain_s": 0.2}
-    config = RouterConfig(**(fields | settings))
-    router = ObservedRouter(config, RecordingTelemetry())
-    router.started = asyncio.Event()
-    serving = asyncio.create_task(serve(router, grace_s=config.drain_s))
-    await router.started.wait()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{router.running.ports[0]}") as channel:
+    async with (
+        running_router(ObservedRouter, stack.pair, settings, NoTelemetry()) as router,
+        grpc.aio.insecure_channel(f"127.0.0.1:{router.running.ports[0]}") as channel,
+    ):
         stub: Any = baton_pb2_grpc.BatonServiceStub(channel)
         await ready(stub)
         yield stub
-    router.running.stop()
-    assert await serving == 0
 
 
 async def test_the_stream_at_the_router_that_lost_its_answer_ends(

@@ -12,16 +12,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from baton.process.serving.server import Running, serve
 from baton.process.telemetry.spans import NoTelemetry
-from baton.protos import session_pb2
-from baton.router.config import RouterConfig
 from baton.router.fleet.wire import versions_message
 from baton.router.http.process import HttpRouterProcess
+from baton.router.model.chat_template import ChatTemplate
 from baton.versions import OWN
 from tests.fixtures.chromium import Browser, Page
-from tests.router.conftest import echo
-from tests.router.fake_worker import FakePair, FakeWorker, worker_info
+from tests.router.conftest import ObservedRouter, fake_pair, running_router
+from tests.router.fake_worker import FakePair
 from tests.router.tokenizers_for_tests import END, byte_level, write_model_folder
 
 WAIT_S = 20.0
@@ -32,17 +30,17 @@ HERMES_TEMPLATE = (
     "{% for call in message.tool_calls %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+QWEN3 = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+    "{% if tools %}[tools]{{ tools | tojson }}{# <tool_call> #}{% endif %}"
+)
+"""As Qwen 3: the request says whether the model thinks."""
 
 
-class ObservedGateway(HttpRouterProcess):
-    """Tells the test when it listens."""
-
-    started: asyncio.Event
-
-    async def start(self, running: Running) -> None:
-        self.running = running
-        await super().start(running)
-        self.started.set()
+class ObservedGateway(ObservedRouter, HttpRouterProcess):
+    """A router with HTTP that tells when it listens."""
 
 
 @dataclass
@@ -92,6 +90,33 @@ class Gateway:
         tokens = [[*byte_level().encode(answer).ids, end] for answer in answers]
         self.pair.script = lambda prompt, choice: tokens[choice % len(tokens)]
 
+    async def thinks(self, *answers: str, template: str = QWEN3) -> None:
+        """The model has this chat template and answers so from now on."""
+        served = (await self.process.dispatcher.choose("")).served
+        served.tokenizer.chat_template = ChatTemplate(template, {})
+        self.says(*answers)
+
+    async def events(self, path: str, **body: Any) -> list[tuple[str, Any]]:
+        """Name and JSON of every event of a stream whose events have names."""
+        response = await self.client.post(path, json={**body, "stream": True})
+        assert response.status_code == 200, response.text
+        parts = [part.partition("\ndata: ") for part in response.text.split("\n\n") if part]
+        return [(name.removeprefix("event: "), json.loads(data)) for name, _, data in parts]
+
+    async def raw(self, *parts: bytes) -> bytes:
+        """Everything that the server sends until it closes a connection; each part arrives after the one before."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            for number, part in enumerate(parts):
+                if number:
+                    await self.client.get("/health")  # by then the part before was read
+                writer.write(part)
+                await writer.drain()
+            async with asyncio.timeout(WAIT_S):
+                return await reader.read()
+        finally:
+            writer.close()
+
     @property
     def prefill(self) -> Any:
         """The last command to compute a prompt."""
@@ -110,48 +135,29 @@ def model_name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-async def pair(tmp_path: Path, model_name: str) -> AsyncIterator[FakePair]:
+def stopped_pair(tmp_path: Path, model_name: str) -> FakePair:
     folder = write_model_folder(tmp_path / "tiny")
     (folder / "chat_template.jinja").write_text(HERMES_TEMPLATE)
-    prefill = FakeWorker(worker_info(session_pb2.ROLE_PREFILL, str(folder)))
-    decode = FakeWorker(worker_info(session_pb2.ROLE_DECODE, str(folder)))
-    prefill.info.versions.MergeFrom(versions_message(OWN))  # else it is asked for no vectors
-    for worker in (prefill, decode):
+    pair = fake_pair(folder)
+    pair.prefill.info.versions.MergeFrom(versions_message(OWN))  # else it is asked for no vectors
+    for worker in pair.workers:
         worker.info.model.max_model_len = 1024
         worker.info.model.name = model_name
-        await worker.start()
-    yield FakePair(prefill, decode, echo)
-    await prefill.stop()
-    await decode.stop()
-
-
-@pytest.fixture
-def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Fields of the configuration; a test sets its own with `indirect` parameters."""
-    given: dict[str, Any] = getattr(request, "param", {})
-    return given
+    return pair
 
 
 @pytest.fixture
 async def gateway(pair: FakePair, settings: dict[str, Any]) -> AsyncIterator[Gateway]:
-    workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
-    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "http_port": 0, "workers": workers, "drain_s": 0.2}
-    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0}  # a machine that stalls is no worker that died
-    fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
-    config = RouterConfig(**(fields | settings))
-    process = ObservedGateway(config, NoTelemetry())
-    process.started = asyncio.Event()
-    serving = asyncio.create_task(serve(process, grace_s=config.drain_s))
-    await process.started.wait()
-    trusted: Any = False  # no TLS: reading all authorities takes longer than most tests
-    if config.tls is not None:
-        trusted = ssl.create_default_context(cafile=config.tls.certificate.with_name("ca.pem"))
-    url = f"{'http' if config.tls is None else 'https'}://127.0.0.1:{process.http_port}"
-    async with httpx2.AsyncClient(base_url=url, timeout=CLIENT_S, trust_env=False, verify=trusted) as client:
-        await client.get("/v1/models")  # waits until it is ready
-        yield Gateway(process, pair, client)
-    process.running.stop()
-    assert await serving == 0
+    async with running_router(ObservedGateway, pair, settings, NoTelemetry()) as process:
+        tls = process.config.tls
+        # Without TLS nothing is verified: reading all authorities takes longer than most tests.
+        trusted: Any = tls and ssl.create_default_context(cafile=tls.certificate.with_name("ca.pem"))
+        url = f"{'https' if tls else 'http'}://127.0.0.1:{process.http_port}"
+        async with httpx2.AsyncClient(
+            base_url=url, timeout=CLIENT_S, trust_env=False, verify=trusted or False
+        ) as client:
+            await client.get("/v1/models")  # waits until it is ready
+            yield Gateway(process, pair, client)
 
 
 @pytest.fixture(scope="session")

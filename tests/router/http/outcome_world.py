@@ -12,11 +12,9 @@ import grpc
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.process.serving.server import serve
 from baton.process.telemetry.spans import SpanKind
 from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
-from baton.router.config import RouterConfig
-from tests.router.conftest import RecordingTelemetry, encode
+from tests.router.conftest import RecordingTelemetry, encode, running_router
 from tests.router.fake_worker import FakePair
 from tests.router.http.conftest import CLIENT_S, WAIT_S, ObservedGateway
 
@@ -182,19 +180,11 @@ def _tokens(line: str) -> int:
 @asynccontextmanager
 async def outcome_world(pair: FakePair, **settings: Any) -> AsyncIterator[OutcomeWorld]:
     """Ready, and its workers answer by their script until they are `manual`."""
-    workers = f"prefill@{pair.prefill.endpoint},decode@{pair.decode.endpoint}"
-    fields: dict[str, Any] = {"port": 0, "admin_port": 0, "http_port": 0, "workers": workers, "drain_s": 0.2}
-    fields |= {"worker_reconnect_s": 30.0, "session_silence_s": 30.0, "reflection": False}
-    fields |= {"no_prefill_worker": "queue", "local_prefill_tokens": 0}  # every prompt goes to the prefill worker
     headers = {"authorization": f"Bearer {settings.pop('boss')}"} if "boss" in settings else {}
-    config, telemetry = RouterConfig(**(fields | settings)), RecordingTelemetry()
-    process = ObservedGateway(config, telemetry)
-    process.started = asyncio.Event()
-    serving = asyncio.create_task(serve(process, grace_s=config.drain_s))
-    await process.started.wait()
-    public, admin = process.running.ports
-    url = f"http://127.0.0.1:{process.http_port}"
-    try:
+    telemetry = RecordingTelemetry()
+    async with running_router(ObservedGateway, pair, {"reflection": False} | settings, telemetry) as process:
+        public, admin = process.running.ports
+        url = f"http://127.0.0.1:{process.http_port}"
         async with (
             httpx2.AsyncClient(base_url=url, timeout=CLIENT_S, trust_env=False, verify=False) as http,
             grpc.aio.insecure_channel(f"127.0.0.1:{public}") as channel,
@@ -203,7 +193,3 @@ async def outcome_world(pair: FakePair, **settings: Any) -> AsyncIterator[Outcom
             await http.get("/v1/models", headers=headers)  # waits until it is ready
             stub, admin_stub = baton_pb2_grpc.BatonServiceStub(channel), admin_pb2_grpc.AdminServiceStub(admin_channel)
             yield OutcomeWorld(process, pair, http, channel, stub, admin_stub, telemetry, headers)
-    finally:
-        with suppress(RuntimeError):
-            process.running.stop()
-        assert await serving == 0

@@ -6,7 +6,7 @@ import pytest
 
 from baton.protos import baton_pb2, sampling_pb2, session_pb2
 from tests.router.conftest import READY_S, Stack, encode, text_of, tokens_of
-from tests.router.test_router_refusals import INVALID, fields_of, refusal, sampling
+from tests.router.test_router_refusals import refusal
 
 LENGTH = session_pb2.END_REASON_LENGTH
 
@@ -144,29 +144,3 @@ async def test_a_beam_search_is_told_to_workers_and_answered_at_its_end(stack: S
         timings.router_queue_ms + timings.route_ms + timings.prefill_queue_ms + timings.prefill_ms + timings.return_ms
     )
     assert timings.ttft_ms == pytest.approx(parts, abs=0.5)
-
-
-async def test_what_cannot_be_is_refused_by_field(stack: Stack) -> None:
-    await stack.ready()
-    for asked, field in (
-        ({"prompt_logprobs": 21}, "sampling.prompt_logprobs"),
-        ({"best_of": 17}, "sampling.best_of"),
-        ({"n": 3, "best_of": 2}, "sampling.best_of"),
-        ({"beam_width": 17}, "sampling.beam_width"),
-        ({"n": 3, "beam_width": 2}, "sampling.beam_width"),
-        ({"length_penalty": 1.0}, "sampling.length_penalty"),
-        ({"early_stopping": baton_pb2.EARLY_STOPPING_FULL}, "sampling.early_stopping"),
-        ({"beam_width": 2, "early_stopping": 9}, "sampling.early_stopping"),
-        ({"beam_width": 2, "length_penalty": 11.0}, "sampling.length_penalty"),
-        ({"beam_width": 2, "temperature": 0.5}, "sampling.temperature"),
-        ({"beam_width": 2, "best_of": 2}, "sampling.best_of"),
-        ({"beam_width": 2, "stop": ["x"]}, "sampling.stop"),
-        ({"beam_width": 2, "logprobs": 1}, "sampling.logprobs"),
-        ({"beam_width": 2, "repetition_penalty": 1.5}, "sampling.repetition_penalty"),
-        ({"beam_width": 2, "logit_bias": {5: 1.0}}, "sampling.logit_bias"),
-        ({"beam_width": 2, "min_tokens": 1}, "sampling.min_tokens"),
-        ({"beam_width": 2, "allowed_token_ids": [5]}, "sampling.allowed_token_ids"),
-        ({"beam_width": 2, "bad_words": ["x"]}, "sampling.bad_words"),
-    ):
-        error = await refusal(stack.stub.Generate(sampling(**asked), timeout=READY_S))
-        assert (error.code(), fields_of(error)) == (INVALID, [field]), asked

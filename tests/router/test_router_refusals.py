@@ -13,6 +13,9 @@ from tests.router.fake_worker import FakePair
 
 Detail = TypeVar("Detail")
 GENERATE = "/baton.v1.BatonService/Generate"
+NAN = float("nan")
+END = 256  # the end-of-sequence token of the model folder
+ODD = "a\n\x1b[31mb"
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -48,6 +51,10 @@ def fields_of(error: grpc.aio.AioRpcError) -> list[str]:
     return [violation.field for violation in detail(error, error_details_pb2.BadRequest).field_violations]
 
 
+def speculative(**fields: Any) -> baton_pb2.GenerateRequest:
+    return sampling(speculative=baton_pb2.Speculative(**fields))
+
+
 BAD = [
     (baton_pb2.GenerateRequest(), "prompt"),
     (request_of(text=""), "text"),
@@ -72,13 +79,81 @@ BAD = [
     (sampling(stop=["é" * 129]), "sampling.stop[0]"),
     (sampling(stop_token_ids=[1] * 65), "sampling.stop_token_ids"),
     (sampling(stop_token_ids=[1, 300]), "sampling.stop_token_ids[1]"),
+    (request_of(request_id=ODD), "request_id"),
+    (request_of(session_id=ODD), "session_id"),
+    (request_of(model=ODD), "model"),
+    (request_of(model="m" * 129), "model"),
+    (speculative(num_speculative_tokens=3), "sampling.speculative.method"),
+    (speculative(method="eagle"), "sampling.speculative.method"),
+    (speculative(method="ngram", num_speculative_tokens=0), "sampling.speculative.num_speculative_tokens"),
+    (speculative(method="off", num_speculative_tokens=65), "sampling.speculative.num_speculative_tokens"),
+    (sampling(typical_p=0.0), "sampling.typical_p"),
+    (sampling(typical_p=1.5), "sampling.typical_p"),
+    (sampling(repetition_penalty=0.0), "sampling.repetition_penalty"),
+    (sampling(repetition_penalty=10.5), "sampling.repetition_penalty"),
+    (sampling(repetition_penalty=NAN), "sampling.repetition_penalty"),
+    (sampling(presence_penalty=2.5), "sampling.presence_penalty"),
+    (sampling(frequency_penalty=-2.5), "sampling.frequency_penalty"),
+    (sampling(logit_bias={257: 1.0}), "sampling.logit_bias[257]"),
+    (sampling(logit_bias={5: NAN}), "sampling.logit_bias[5]"),
+    (sampling(logit_bias={5: -100.5}), "sampling.logit_bias[5]"),
+    (sampling(logit_bias=dict.fromkeys(range(301), 0.0)), "sampling.logit_bias"),
+    (sampling(max_tokens=3, min_tokens=4), "sampling.min_tokens"),
+    (sampling(min_tokens=124), "sampling.min_tokens"),
+    (sampling(allowed_token_ids=[1, 257]), "sampling.allowed_token_ids[1]"),
+    (sampling(allowed_token_ids=[1] * 1025), "sampling.allowed_token_ids"),
+    (sampling(allowed_token_ids=[END], min_tokens=1), "sampling.allowed_token_ids"),
+    (sampling(allowed_token_ids=[7], bad_word_token_ids=[ids(7)]), "sampling.allowed_token_ids"),
+    (sampling(bad_words=["ok", ""]), "sampling.bad_words[1]"),
+    (sampling(bad_words=["x" * 257]), "sampling.bad_words[0]"),
+    (sampling(bad_words=["x"] * 65), "sampling.bad_words"),
+    (sampling(bad_word_token_ids=[ids()]), "sampling.bad_word_token_ids[0].ids"),
+    (sampling(bad_word_token_ids=[ids(1), ids(2, 257)]), "sampling.bad_word_token_ids[1].ids[1]"),
+    (sampling(bad_word_token_ids=[ids(*[1] * 257)]), "sampling.bad_word_token_ids[0].ids"),
+    (sampling(bad_word_token_ids=[ids(1)] * 65), "sampling.bad_word_token_ids"),
+    (sampling(logprobs=21), "sampling.logprobs"),
+    (sampling(prompt_logprobs=21), "sampling.prompt_logprobs"),
+    (sampling(best_of=17), "sampling.best_of"),
+    (sampling(n=3, best_of=2), "sampling.best_of"),
+    (sampling(beam_width=17), "sampling.beam_width"),
+    (sampling(n=3, beam_width=2), "sampling.beam_width"),
+    (sampling(length_penalty=1.0), "sampling.length_penalty"),
+    (sampling(early_stopping=baton_pb2.EARLY_STOPPING_FULL), "sampling.early_stopping"),
+    (sampling(beam_width=2, early_stopping=9), "sampling.early_stopping"),
+    (sampling(beam_width=2, length_penalty=11.0), "sampling.length_penalty"),
+    (sampling(beam_width=2, temperature=0.5), "sampling.temperature"),
+    (sampling(beam_width=2, best_of=2), "sampling.best_of"),
+    (sampling(beam_width=2, stop=["x"]), "sampling.stop"),
+    (sampling(beam_width=2, logprobs=1), "sampling.logprobs"),
+    (sampling(beam_width=2, repetition_penalty=1.5), "sampling.repetition_penalty"),
+    (sampling(beam_width=2, logit_bias={5: 1.0}), "sampling.logit_bias"),
+    (sampling(beam_width=2, min_tokens=1), "sampling.min_tokens"),
+    (sampling(beam_width=2, allowed_token_ids=[5]), "sampling.allowed_token_ids"),
+    (sampling(beam_width=2, bad_words=["x"]), "sampling.bad_words"),
+    (sampling(json_schema="{"), "sampling.json_schema"),
+    (sampling(json_schema='{"type": "nothing"}'), "sampling.json_schema"),
+    (sampling(regex="(a"), "sampling.regex"),
+    (sampling(regex="x" * 70_000), "sampling.regex"),
+    (sampling(grammar="x"), "sampling.grammar"),
+    (sampling(choice=baton_pb2.Texts()), "sampling.choice"),
+    (sampling(choice=baton_pb2.Texts(texts=["a"] * 1001)), "sampling.choice"),
+    (sampling(regex="a", ignore_eos=True), "sampling.ignore_eos"),
+    (sampling(regex="a", beam_width=2), "sampling.beam_width"),
+    (sampling(regex="a", allowed_token_ids=[5]), "sampling.allowed_token_ids"),
+    (sampling(regex="(((a{1000}){1000}){1000}){1000}"), "sampling.regex"),
 ]
 
 
-async def test_bad_input_names_its_field_and_the_router_serves_on(stack: Stack) -> None:
+async def test_bad_input_names_its_field_and_the_router_serves_on(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stack.ready()
     for request, field in BAD:
-        error = await refusal(stack.stub.Generate(request, timeout=10))
-        assert (error.code(), fields_of(error)) == (INVALID, [field])
+        error = await refusal(stack.stub.Generate(request, timeout=20))
+        assert (error.code(), fields_of(error)) == (INVALID, [field]), str(request)[:200]
+        assert str(error.details()).startswith(f"{field}: "), error.details()
+    assert not any("\x1b" in each.getMessage() for each in caplog.records)
+    assert not [command for command in stack.prefill.commands if command.HasField("prefill")]
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
     assert not (await stack.status()).active_requests
 
@@ -102,24 +177,21 @@ async def test_messages_that_the_template_refuses(stack: Stack) -> None:
     assert "no such role" in (error.details() or "")
 
 
-@pytest.mark.parametrize(
-    ("field", "message"),
-    [
-        ("request_id", b"\x0a\x02\xff\xfe"),
-        ("text", b"\x1a\x03a\xffb"),
-        ("sampling.stop[1]", b"\x1a\x01a\x2a\x07\x3a\x01o\x3a\x02\xc3\x28"),
-        ("request", b"\x0a\xff"),
-        ("request", b"\x0f\x01"),
-    ],
-)
-async def test_bytes_that_are_no_message_are_an_invalid_argument(stack: Stack, field: str, message: bytes) -> None:
+NO_MESSAGES = [
+    ("request_id", b"\x0a\x02\xff\xfe"),
+    ("text", b"\x1a\x03a\xffb"),
+    ("sampling.stop[1]", b"\x1a\x01a\x2a\x07\x3a\x01o\x3a\x02\xc3\x28"),
+    ("request", b"\x0a\xff"),
+    ("request", b"\x0f\x01"),
+]
+
+
+async def test_bytes_that_are_no_message_are_an_invalid_argument(stack: Stack) -> None:
     generate: Any = stack.channel.unary_stream(GENERATE)
-    error = await refusal(generate(message, timeout=10))
-    assert (error.code(), fields_of(error)) == (INVALID, [field])
+    for field, message in NO_MESSAGES:
+        error = await refusal(generate(message, timeout=10))
+        assert (error.code(), fields_of(error)) == (INVALID, [field])
     assert text_of(await stack.generate(max_tokens=3)) == "hel"
-
-
-async def test_bad_utf8_in_a_unary_call(stack: Stack) -> None:
     tokenize: Any = stack.channel.unary_unary("/baton.v1.BatonService/Tokenize")
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await tokenize(b"\x12\x01\xff", timeout=10)

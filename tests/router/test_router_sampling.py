@@ -6,10 +6,9 @@ import grpc
 
 from baton.protos import baton_pb2, sampling_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of, tokens_of
-from tests.router.test_router_refusals import INVALID, fields_of, ids, refusal, sampling
+from tests.router.test_router_refusals import ids, refusal, sampling
 
 STOP = baton_pb2.FINISH_REASON_STOP
-NAN = float("nan")
 END = 256  # the end-of-sequence token of the model folder
 
 
@@ -87,49 +86,6 @@ async def test_bad_words_become_tokens_as_they_stand(stack: Stack) -> None:
     await stack.generate(max_tokens=3, bad_words=["no", "never"], bad_word_token_ids=[ids(1)])
     words = (await stack.prefill.received("prefill")).sampling.bad_words
     assert [list(word.token_ids) for word in words] == [[1], encode("no"), encode("never")]
-
-
-def speculative(**fields: Any) -> baton_pb2.GenerateRequest:
-    return sampling(speculative=baton_pb2.Speculative(**fields))
-
-
-BAD = [
-    (speculative(num_speculative_tokens=3), "sampling.speculative.method"),
-    (speculative(method="eagle"), "sampling.speculative.method"),
-    (speculative(method="ngram", num_speculative_tokens=0), "sampling.speculative.num_speculative_tokens"),
-    (speculative(method="off", num_speculative_tokens=65), "sampling.speculative.num_speculative_tokens"),
-    (sampling(typical_p=0.0), "sampling.typical_p"),
-    (sampling(typical_p=1.5), "sampling.typical_p"),
-    (sampling(repetition_penalty=0.0), "sampling.repetition_penalty"),
-    (sampling(repetition_penalty=10.5), "sampling.repetition_penalty"),
-    (sampling(repetition_penalty=NAN), "sampling.repetition_penalty"),
-    (sampling(presence_penalty=2.5), "sampling.presence_penalty"),
-    (sampling(frequency_penalty=-2.5), "sampling.frequency_penalty"),
-    (sampling(logit_bias={257: 1.0}), "sampling.logit_bias[257]"),
-    (sampling(logit_bias={5: NAN}), "sampling.logit_bias[5]"),
-    (sampling(logit_bias={5: -100.5}), "sampling.logit_bias[5]"),
-    (sampling(logit_bias=dict.fromkeys(range(301), 0.0)), "sampling.logit_bias"),
-    (sampling(max_tokens=3, min_tokens=4), "sampling.min_tokens"),
-    (sampling(min_tokens=124), "sampling.min_tokens"),
-    (sampling(allowed_token_ids=[1, 257]), "sampling.allowed_token_ids[1]"),
-    (sampling(allowed_token_ids=[1] * 1025), "sampling.allowed_token_ids"),
-    (sampling(allowed_token_ids=[END], min_tokens=1), "sampling.allowed_token_ids"),
-    (sampling(allowed_token_ids=[7], bad_word_token_ids=[ids(7)]), "sampling.allowed_token_ids"),
-    (sampling(bad_words=["ok", ""]), "sampling.bad_words[1]"),
-    (sampling(bad_words=["x" * 257]), "sampling.bad_words[0]"),
-    (sampling(bad_words=["x"] * 65), "sampling.bad_words"),
-    (sampling(bad_word_token_ids=[ids()]), "sampling.bad_word_token_ids[0].ids"),
-    (sampling(bad_word_token_ids=[ids(1), ids(2, 257)]), "sampling.bad_word_token_ids[1].ids[1]"),
-    (sampling(bad_word_token_ids=[ids(*[1] * 257)]), "sampling.bad_word_token_ids[0].ids"),
-    (sampling(bad_word_token_ids=[ids(1)] * 65), "sampling.bad_word_token_ids"),
-    (sampling(logprobs=21), "sampling.logprobs"),
-]
-
-
-async def test_values_out_of_range_name_their_field(stack: Stack) -> None:
-    for request, field in BAD:
-        error = await refusal(stack.stub.Generate(request, timeout=10))
-        assert (error.code(), fields_of(error)) == (INVALID, [field]), request
 
 
 async def test_the_limits_themselves_are_served(stack: Stack) -> None:

@@ -93,32 +93,3 @@ async def test_answers_of_tools_reach_the_template(gateway: Gateway) -> None:
         '[user]hi[assistant]<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
         "[tool]sunny[assistant]"
     )
-
-
-def tool(parameters: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"tool_choice": {"type": "function", "function": {"name": "another"}}}, "tool_choice.function.name"),
-    ({"tools": None, "tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": "sometimes"}, "tool_choice"),
-    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
-    ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools[1].function.name"),
-    ({"tools": [{"type": "picture"}]}, "tools[0].type"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
-    ),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
-    ({"tools": [tool({"type": "string"})]}, "tools[0].function.parameters.type"),
-    ({"tools": [tool({"not": {}})], "tool_choice": "required"}, "tools[0].function.parameters"),
-]
-
-
-async def test_what_is_wrong_in_a_chat_is_named(gateway: Gateway) -> None:
-    for fields, param in WRONG:
-        assert (await gateway.refused(PATH, **(ASKED | fields)))["param"] == param, fields

@@ -13,7 +13,6 @@ from baton.text.structured.output import StructuredOutput
 from baton.text.structured.thoughts import form_of
 from tests.fixtures.client_environment import problems
 from tests.router.http.conftest import WAIT_S, Gateway
-from tests.router.http.test_thoughts import QWEN3, thinking
 from tests.router.tokenizers_for_tests import END, byte_level
 
 PERSON = {
@@ -47,7 +46,6 @@ KINDS = {theirs: ours for ours, theirs in STRUCTURED_KINDS.items()}
 BYTES = byte_level()
 END_ID = BYTES.token_to_id(END) or 0
 VOCABULARY = Vocabulary(BYTES.to_str(), BYTES.get_vocab_size(), [END_ID])
-THINKS = QWEN3 + "{% if tools %}[tools]{{ tools | tojson }}{# <tool_call> #}{% endif %}"
 
 
 def lets_through(gateway: Gateway, *texts: str) -> list[bool]:
@@ -65,21 +63,8 @@ def lets_through(gateway: Gateway, *texts: str) -> list[bool]:
 
 
 @pytest.mark.parametrize("dialect", ASKED)
-async def test_answer_is_held_to_a_call_or_the_form(gateway: Gateway, dialect: str) -> None:
+async def test_answer_is_a_call_or_in_the_form(gateway: Gateway, dialect: str) -> None:
     path, body = ASKED[dialect]
-
-    await gateway.post(path, **body)
-
-    assert "weather" in gateway.prompt()
-    assert lets_through(gateway, CALL, f"{CALL}\n{CALL}", ANSWER) == [True, True, True]
-    wrong = ("sunny", '{"name":"Vera"}', CALL.replace("city", "town"), f"{ANSWER}{CALL}", f"I look. {CALL}", "")
-    assert lets_through(gateway, *wrong) == [False] * len(wrong)
-
-
-@pytest.mark.parametrize("dialect", ASKED)
-async def test_client_gets_the_call_or_the_answer(gateway: Gateway, dialect: str) -> None:
-    path, body = ASKED[dialect]
-
     gateway.says(CALL)
     called = await gateway.post(path, **body)
     gateway.says(ANSWER)
@@ -87,6 +72,10 @@ async def test_client_gets_the_call_or_the_answer(gateway: Gateway, dialect: str
 
     assert parts_of(dialect, called) == ([{"city": "Rome"}], "")
     assert parts_of(dialect, answered) == ([], ANSWER)
+    assert "weather" in gateway.prompt()
+    assert lets_through(gateway, CALL, f"{CALL}\n{CALL}", ANSWER) == [True, True, True]
+    wrong = ("sunny", '{"name":"Vera"}', CALL.replace("city", "town"), f"{ANSWER}{CALL}", f"I look. {CALL}", "")
+    assert lets_through(gateway, *wrong) == [False] * len(wrong)
 
 
 def parts_of(dialect: str, answer: Any) -> tuple[list[Any], str]:
@@ -163,46 +152,39 @@ async def test_agents_with_a_tool_and_an_output_type_get_both(
     assert lets_through(gateway, call, answer, "Vera Stone is 34.") == [True, True, False]
 
 
-@pytest.mark.parametrize(
-    ("choice", "let_through"),
-    [
-        ({"tool_choice": "auto"}, [True, True, True]),
-        ({"tool_choice": "auto", "parallel_tool_calls": False}, [True, False, True]),
-        ({"tool_choice": "required"}, [True, True, False]),
-        ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, [True, False, False]),
-        ({"tool_choice": "none"}, [False, False, True]),
-    ],
-)
-async def test_tool_choice_says_which_of_both_may_come(
-    gateway: Gateway, choice: dict[str, Any], let_through: list[bool]
-) -> None:
+CHOICES: list[tuple[dict[str, Any], list[bool]]] = [  # a call, two calls, the form
+    ({"tool_choice": "auto"}, [True, True, True]),
+    ({"tool_choice": "auto", "parallel_tool_calls": False}, [True, False, True]),
+    ({"tool_choice": "required"}, [True, True, False]),
+    ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, [True, False, False]),
+    ({"tool_choice": "none"}, [False, False, True]),
+]
+
+
+async def test_tool_choice_says_which_of_both_may_come(gateway: Gateway) -> None:
     path, body = ASKED["response_format"]
+    for choice, let_through in CHOICES:
+        await gateway.post(path, **body, **choice)
+        assert lets_through(gateway, CALL, f"{CALL}\n{CALL}", ANSWER) == let_through, choice
 
-    await gateway.post(path, **body, **choice)
 
-    assert lets_through(gateway, CALL, f"{CALL}\n{CALL}", ANSWER) == let_through
+FORMS: list[tuple[dict[str, Any], list[str], list[str]]] = [
+    ({"response_format": {"type": "json_object"}}, ['{"a":[1]}'], ["[1]"]),
+    ({"guided_regex": "[a-z]+/[0-9]{2}"}, ["ab/12"], ["ab/1", "ab"]),
+    ({"guided_choice": ["yes", 'no, "never"']}, ["yes", 'no, "never"'], ["maybe"]),
+    ({"guided_grammar": GRAMMAR}, ["is start", "is start/x"], ["is"]),
+]
 
 
-@pytest.mark.parametrize(
-    ("form", "answers", "others"),
-    [
-        ({"response_format": {"type": "json_object"}}, ['{"a":[1]}'], ["[1]"]),
-        ({"guided_regex": "[a-z]+/[0-9]{2}"}, ["ab/12"], ["ab/1", "ab"]),
-        ({"guided_choice": ["yes", 'no, "never"']}, ["yes", 'no, "never"'], ["maybe"]),
-        ({"guided_grammar": GRAMMAR}, ["is start", "is start/x"], ["is"]),
-    ],
-)
-async def test_every_kind_of_form_goes_with_tools(
-    gateway: Gateway, form: dict[str, Any], answers: list[str], others: list[str]
-) -> None:
-    await gateway.post(CHAT, messages=SAID, tools=TOOLS, **form)
-
-    assert lets_through(gateway, CALL, *answers) == [True] * (1 + len(answers))
-    assert lets_through(gateway, *others, "", "sunny?") == [False] * (2 + len(others))
+async def test_every_kind_of_form_goes_with_tools(gateway: Gateway) -> None:
+    for form, answers, others in FORMS:
+        await gateway.post(CHAT, messages=SAID, tools=TOOLS, **form)
+        assert lets_through(gateway, CALL, *answers) == [True] * (1 + len(answers)), form
+        assert lets_through(gateway, *others, "", "sunny?") == [False] * (2 + len(others)), form
 
 
 async def test_model_may_think_before_a_call_or_the_form(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>Hm.</think>\n\n{CALL}", f"<think>Hm.</think>\n\n{ANSWER}", template=THINKS)
+    await gateway.thinks(f"<think>Hm.</think>\n\n{CALL}", f"<think>Hm.</think>\n\n{ANSWER}")
 
     choices = (await gateway.post(CHAT, messages=SAID, tools=TOOLS, response_format=SCHEMA, n=2))["choices"]
 
@@ -225,41 +207,22 @@ async def test_parameters_that_cannot_be_held_leave_the_arguments_free(gateway: 
     assert error["param"] == "tools[0].function.parameters" and "#/not" in error["message"]
 
 
+REFERRING = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"$ref": "#/$defs/B"}}}, "B": {}}}
+ARGUMENTS: list[tuple[dict[str, Any], str, str]] = [  # function, arguments that fit, arguments that do not
+    ({}, "{}", '{"a": 1}'),
+    ({"parameters": {}}, '{"a": 1}', "63"),
+    ({"parameters": True}, '{"a": 1}', "true"),
+    ({"parameters": {"anyOf": [{"type": "string"}, {"required": ["a"]}]}}, '{"a": 1}', '"x"'),
+    ({"parameters": {"type": ["object", "null"]}}, '{"a": 1}', "null"),
+    ({"parameters": {"properties": {"a": {"type": "integer"}}}}, '{"a": 1}', "585.42"),
+    ({"parameters": REFERRING}, '{"a": 1}', "[]"),
+]
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
-@pytest.mark.parametrize(
-    ("parameters", "good", "wrong"),
-    [
-        (None, "{}", '{"a": 1}'),
-        ({}, '{"a": 1}', "63"),
-        (True, '{"a": 1}', "true"),
-        ({"anyOf": [{"type": "string"}, {"required": ["a"]}]}, '{"a": 1}', '"x"'),
-        ({"type": ["object", "null"]}, '{"a": 1}', "null"),
-        ({"properties": {"a": {"type": "integer"}}}, '{"a": 1}', "585.42"),
-        (
-            {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"a": {"$ref": "#/$defs/B"}}}, "B": {}}},
-            '{"a": 1}',
-            "[]",
-        ),
-    ],
-)
-async def test_forced_arguments_are_an_object(
-    gateway: Gateway, parameters: Any, good: str, wrong: str, choice: Any
-) -> None:
-    function = {"name": "f"} if parameters is None else {"name": "f", "parameters": parameters}
-    body = {"messages": SAID, "tools": [{"type": "function", "function": function}], "tool_choice": choice}
+async def test_forced_arguments_are_an_object(gateway: Gateway, choice: Any) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
-
-    await gateway.post(CHAT, **body)
-
-    assert lets_through(gateway, call % good, call % wrong) == [True, False]
-
-
-async def test_the_form_at_fault_is_named_although_tools_are_there(gateway: Gateway) -> None:
-    for form, field in (
-        ({"guided_regex": "("}, "guided_regex"),
-        ({"guided_grammar": "start: nothing"}, "guided_grammar"),
-        ({"guided_grammar": 'start: "a"\n%ignore " "'}, "guided_grammar"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}}, "response_format"),
-    ):
-        error = await gateway.refused(CHAT, messages=SAID, tools=TOOLS, **form)
-        assert error["param"] == field, error
+    for given, good, wrong in ARGUMENTS:
+        tools = [{"type": "function", "function": {"name": "f", **given}}]
+        await gateway.post(CHAT, messages=SAID, tools=tools, tool_choice=choice)
+        assert lets_through(gateway, call % good, call % wrong) == [True, False], given

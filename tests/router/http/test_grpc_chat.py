@@ -23,14 +23,12 @@ from baton.client.answer import Continuity
 from baton.client.responses import event_from
 from baton.protos import baton_pb2, baton_pb2_grpc
 from tests.router.http.conftest import WAIT_S, Gateway
-from tests.router.http.test_thoughts import QWEN3, thinking
 
 PATH = "/v1/chat/completions"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-THINKS = QWEN3 + "{% if tools %}[tools]{{ tools | tojson }}{# <tool_call> #}{% endif %}"
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ async def baton(gateway: Gateway) -> AsyncIterator[AsyncBatonClient]:
 
 
 async def test_an_answer_has_the_parts_that_it_has_over_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
-    await thinking(gateway, f"<think>hm</think>I look.{CALL}{CALL}", template=THINKS)
+    await gateway.thinks(f"<think>hm</think>I look.{CALL}{CALL}")
 
     message = (await gateway.post(PATH, messages=ASKED, tools=TOOLS, max_tokens=300))["choices"][0]["message"]
     answer = await baton.complete_chat(ASKED, tools=TOOLS, max_tokens=300)
@@ -54,7 +52,7 @@ async def test_an_answer_has_the_parts_that_it_has_over_http(gateway: Gateway, b
 
 
 async def test_parts_come_while_they_are_written(gateway: Gateway, baton: AsyncBatonClient) -> None:
-    await thinking(gateway, f"<think>hm</think>{CALL}", template=THINKS)
+    await gateway.thinks(f"<think>hm</think>{CALL}")
 
     events = [event async for event in baton.chat(ASKED, tools=TOOLS, max_tokens=300)]
 
@@ -84,7 +82,7 @@ async def test_a_loop_of_tools_gives_the_model_the_prompt_of_http(gateway: Gatew
 
 
 async def test_workers_are_asked_the_same_as_over_http(gateway: Gateway, baton: AsyncBatonClient) -> None:
-    await thinking(gateway, "x", template=THINKS)
+    await gateway.thinks("x")
     named = {"type": "function", "function": {"name": "weather"}}
     both: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"tools": TOOLS, "tool_choice": "required"}, {}),
@@ -152,13 +150,13 @@ async def test_vectors_and_scores_are_those_of_http(gateway: Gateway, baton: Asy
 
 
 async def test_without_parts_thoughts_are_text_as_before(gateway: Gateway, baton: AsyncBatonClient) -> None:
-    await thinking(gateway, "<think>hm</think>yes", template=THINKS)
+    await gateway.thinks("<think>hm</think>yes")
     answer = await baton.complete_chat(ASKED, max_tokens=100)
     assert (answer.text, answer.thoughts) == ("<think>hm</think>yes", "")
 
 
 async def test_a_stream_in_parts_is_resumed_where_it_broke(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>hm</think>I look.{CALL}", template=THINKS)
+    await gateway.thinks(f"<think>hm</think>I look.{CALL}")
     function = baton_pb2.Function(name="weather", parameters=json.dumps(PARAMETERS))
     request = baton_pb2.ChatRequest(
         messages=[baton_pb2.ChatMessage(role="user", content="hi")],

@@ -18,33 +18,20 @@ BODY = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
 HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n"
 
 
-async def told(gateway: Gateway, *sent: bytes) -> bytes:
-    """Everything that the server says until it ends the connection."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    try:
-        for part in sent:
-            writer.write(part)
-            await writer.drain()
-        async with asyncio.timeout(WAIT_S):
-            return await reader.read()
-    finally:
-        writer.close()
-
-
 @pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
 @pytest.mark.parametrize("sent", [b"POST", HEAD % 5], ids=["a word", "no end of headers"])
 async def test_a_head_that_does_not_come_ends_the_connection(gateway: Gateway, sent: bytes) -> None:
-    assert (await told(gateway, sent)).startswith(b"HTTP/1.1 408 ")
+    assert (await gateway.raw(sent)).startswith(b"HTTP/1.1 408 ")
 
 
 @pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
 async def test_silent_connection_is_closed_after_the_time_for_a_head(gateway: Gateway) -> None:
-    assert await told(gateway, b"") == b""
+    assert await gateway.raw(b"") == b""
 
 
 @pytest.mark.parametrize("settings", [{"http_body_s": 0.1}], indirect=True)
 async def test_a_body_that_does_not_come_in_ends_the_connection(gateway: Gateway) -> None:
-    answer = await told(gateway, HEAD % 500 + b"\r\n{")
+    answer = await gateway.raw(HEAD % 500 + b"\r\n{")
 
     assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 0.1 s" in answer
 
@@ -52,7 +39,7 @@ async def test_a_body_that_does_not_come_in_ends_the_connection(gateway: Gateway
 async def test_endless_headers_are_refused(gateway: Gateway) -> None:
     filler = b"x-filler: " + b"a" * 1000 + b"\r\n"
 
-    assert (await told(gateway, HEAD % 5, filler * 60, filler * 60)).startswith(b"HTTP/1.1 431 ")
+    assert (await gateway.raw(HEAD % 5, filler * 60, filler * 60)).startswith(b"HTTP/1.1 431 ")
 
 
 @pytest.mark.parametrize("settings", [{"http_max_connections": 1}], indirect=True)
@@ -61,11 +48,11 @@ async def test_request_without_room_is_refused_and_probes_are_answered(
 ) -> None:
     probe = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     async with gateway.held("/v1/completions", prompt="a", max_tokens=1):
-        refused = await told(gateway, HEAD % len(BODY) + b"\r\n" + BODY)
-        listed = await told(gateway, probe % b"/v1/models")
+        refused = await gateway.raw(HEAD % len(BODY) + b"\r\n" + BODY)
+        listed = await gateway.raw(probe % b"/v1/models")
 
-        assert (await told(gateway, probe % b"/health")).startswith(b"HTTP/1.1 200 ")
-        assert b'"ready": true' in await told(gateway, probe % b"/ready")
+        assert (await gateway.raw(probe % b"/health")).startswith(b"HTTP/1.1 200 ")
+        assert b'"ready": true' in await gateway.raw(probe % b"/ready")
     for answer in (refused, listed):
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ") and b"\r\nretry-after: 1" in head
@@ -85,7 +72,7 @@ async def test_connections_that_wait_for_a_request_give_way_to_new_ones(gateway:
         writer.write(sent)
         waiting.append((reader, writer))
 
-    answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
+    answer = await gateway.raw(HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
     async with asyncio.timeout(WAIT_S):
@@ -107,7 +94,7 @@ async def test_accepting_pauses_where_there_is_no_descriptor(
         return accept(listening)
 
     monkeypatch.setattr(socket.socket, "accept", full)
-    answer = await told(gateway, HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
+    answer = await gateway.raw(HEAD % len(BODY) + b"connection: close\r\n\r\n" + BODY)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert gateway.process.http_slots.counts["no_descriptors"] == 3
@@ -131,13 +118,13 @@ def test_connections_fit_the_limit_of_open_files(caplog: pytest.LogCaptureFixtur
 async def test_a_connection_is_kept_for_the_next_request_and_not_for_ever(gateway: Gateway) -> None:
     request = HEAD % len(BODY) + b"\r\n" + BODY
 
-    answers = await told(gateway, request, request)
+    answers = await gateway.raw(request, request)
 
     assert answers.count(b"HTTP/1.1 200 OK") == 2
 
 
 async def test_what_is_no_http_is_refused(gateway: Gateway) -> None:
-    assert (await told(gateway, b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
+    assert (await gateway.raw(b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 
 @pytest.mark.parametrize("settings", [{"http_stall_s": 0.3}], indirect=True)

@@ -1,6 +1,7 @@
 """Fields of other servers over HTTP: served under their names, accepted where they do nothing, or refused by name."""
 
 import json
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,9 +11,9 @@ from baton.protos import sampling_pb2
 from baton.router.http.messages import ChatRequest, CompletionRequest, GenerateRequest
 from baton.router.http.requests import HttpCall, completion_requests, kept_for_s
 from baton.router.http.responses.bodies import ResponseRequest
-from baton.router.model.chat_template import ChatTemplate
 from baton.router.public.access import Caller
 from tests.router.http.conftest import Gateway
+from tests.router.test_template_traces import QWEN
 
 CHAT, TEXT, RESPONSE = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]
@@ -85,102 +86,45 @@ async def test_every_route_refuses_what_it_does_not_know(gateway: Gateway) -> No
         assert message_of(error).startswith("no_such_field: unknown field")
 
 
-async def test_a_large_body_is_refused_like_a_small_one(gateway: Gateway) -> None:
-    error = await gateway.refused(TEXT, prompt="x" * 100_000, temprature=0)
-
-    assert error["message"] == "temprature: unknown field; did you mean temperature?"
-    assert (await gateway.refused(TEXT, prompt="x" * 100_000, suffix="x"))["code"] == "not_served"
-
-
-@pytest.mark.parametrize("path", ROUTES)
-async def test_what_is_listed_as_harmless_is_accepted_and_changes_nothing(gateway: Gateway, path: str) -> None:
-    plain = said(path, await gateway.post(path, **ASKED[path], seed=1))
-    for name, field in ROUTES[path].model_fields.items():
-        if (field.description or "").startswith("accepted, does nothing"):
-            assert said(path, await gateway.post(path, **ASKED[path], seed=1, **{name: HARMLESS[name]})) == plain, name
+async def test_harmless_field_is_accepted_and_changes_nothing(gateway: Gateway) -> None:
+    for path, message in ROUTES.items():
+        plain = said(path, await gateway.post(path, **ASKED[path], seed=1))
+        for name, field in message.model_fields.items():
+            if (field.description or "").startswith("accepted, does nothing"):
+                given = {name: HARMLESS[name]}
+                assert said(path, await gateway.post(path, **ASKED[path], seed=1, **given)) == plain, (path, name)
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"service_tier": "priority"}, "service_tier"),
-    ({"modalities": ["text", "audio"]}, "modalities"),
-    ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
-    ({"functions": [{"name": "f"}]}, "functions"),
-    ({"function_call": "auto"}, "function_call"),
-    ({"logits_processors": ["x"]}, "logits_processors"),
-    ({"chat_template": "{{ messages }}"}, "chat_template"),
-    ({"prompt_embeds": "x"}, "prompt_embeds"),
-    ({"grammar": "x"}, "grammar"),
-    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
-    ({"stream": True, "prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
-    ({"messages": [{"role": "assistant", "refusal": "no"}]}, "messages[0].refusal"),
-    ({"reasoning_effort": "low"}, "reasoning_effort"),
-    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
-    ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
-    ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, "reasoning_effort"),
-    ({"session_id": "x" * 300}, "session_id"),
-    ({"prompt_cache_key": "x" * 300}, "prompt_cache_key"),
-    ({"session_id": "a", "keep_for_s": 86_401}, "keep_for_s"),
-    ({"session_id": "a", "keep_for_s": -1}, "keep_for_s"),
-    ({"keep_for_s": 5}, "keep_for_s"),
-    ({"done": True}, "done"),
-]
-
-
-async def test_what_would_change_the_answer_is_refused(gateway: Gateway) -> None:
-    for fields, param in REFUSED:
-        error = await gateway.refused(CHAT, **(ASKED[CHAT] | fields))
-
-        assert error["param"] == param and param in error["message"]
-
-
-@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSE, "/generate"])
-async def test_vllms_older_names_of_forms_are_served(gateway: Gateway, path: str) -> None:
+async def test_vllms_older_names_of_forms_are_served(gateway: Gateway) -> None:
     gateway.pair.script = lambda prompt, choice: [5]
-    for name, value, kind, text in FORMS:
+    for path, (name, value, kind, text) in product(ROUTES, FORMS):
         for fields in ({f"guided_{name}": value}, {"structured_outputs": {name: value}}):
             await gateway.post(path, **ASKED[path], **fields, guided_decoding_backend="outlines")
             asked = gateway.prefill.sampling.structured
             assert (asked.kind, asked.text) == (kind, text), fields
 
 
-@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSE, "/generate"])
-async def test_workers_are_told_how_much_to_draft(gateway: Gateway, path: str) -> None:
-    for asked, most in ((None, None), ({"method": "off"}, 0), ({"num_speculative_tokens": 3}, 3), ({}, None)):
+async def test_workers_are_told_how_much_to_draft(gateway: Gateway) -> None:
+    drafts: tuple[tuple[Any, int | None], ...] = (
+        (None, None),
+        ({"method": "off"}, 0),
+        ({"num_speculative_tokens": 3}, 3),
+        ({}, None),
+    )
+    for path, (asked, most) in product(ROUTES, drafts):
         await gateway.post(path, **ASKED[path], speculative=asked)
-        message_of = gateway.prefill.sampling
-        assert (message_of.most_drafted if message_of.HasField("most_drafted") else None) == most
-    error = await gateway.refused(path, **ASKED[path], speculative={"method": "ngram", "num_speculative_tokens": 65})
-    assert error["param"] == "speculative.num_speculative_tokens"
-    assert error["message"].endswith("must be from 1 to 64, not 65")
-    assert (await gateway.refused(path, **ASKED[path], speculative={"method": "x"}))["param"] == "speculative.method"
-
-
-WRONG_FORMS: list[tuple[dict[str, Any], str]] = [
-    ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
-    ({"guided_regex": "a", "structured_outputs": {"regex": "a"}}, "guided_regex"),
-    ({"guided_json": {}, "response_format": {"type": "json_object"}}, "guided_json"),
-    ({"structured_outputs": {"json": {}, "choice": ["a"]}}, "structured_outputs.choice"),
-    ({"guided_regex": "(", "tools": [TOOL], "tool_choice": "required"}, "guided_regex"),
-    ({"guided_regex": "("}, "guided_regex"),
-    ({"guided_choice": []}, "guided_choice"),
-    ({"guided_grammar": ""}, "guided_grammar"),
-    ({"guided_json": "{"}, "guided_json"),
-    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 5}}}}, "response_format"),
-    ({"guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern"),
-]
-
-
-async def test_forms_that_exclude_each_other_or_are_wrong_are_refused(gateway: Gateway) -> None:
-    for fields, param in WRONG_FORMS:
-        assert (await gateway.refused(CHAT, **ASKED[CHAT], **fields))["param"] == param, fields
+        told = gateway.prefill.sampling
+        assert (told.most_drafted if told.HasField("most_drafted") else None) == most
+    for path in ROUTES:
+        many = {"method": "ngram", "num_speculative_tokens": 65}
+        error = await gateway.refused(path, **ASKED[path], speculative=many)
+        assert error["message"] == "speculative.num_speculative_tokens: must be from 1 to 64, not 65"
+        error = await gateway.refused(path, **ASKED[path], speculative={"method": "x"})
+        assert error["param"] == "speculative.method"
 
 
 async def test_a_template_that_reads_an_option_gets_it(gateway: Gateway) -> None:
-    served = (await gateway.process.dispatcher.choose("")).served
-    served.tokenizer.chat_template = ChatTemplate("{{ messages[0].content }}{{ reasoning_effort }}{{ style }}", {})
-
+    await gateway.thinks("ok", template="{{ messages[0].content }}{{ reasoning_effort }}{{ style }}")
     await gateway.post(CHAT, **ASKED[CHAT], reasoning_effort="low", chat_template_kwargs={"style": "x"})
     assert gateway.prompt() == "hilowx"
     await gateway.post(RESPONSE, **ASKED[RESPONSE], reasoning={"effort": "high"})
@@ -359,3 +303,17 @@ async def test_the_document_says_that_there_are_no_other_fields(gateway: Gateway
 
     assert {name for name, schema in schemas.items() if schema.get("additionalProperties") is not False} == ERRORS
     assert schemas["ChatRequest"]["properties"]["audio"]["enum"] == [None]
+
+
+async def test_developer_is_system_for_a_template_that_knows_only_that(gateway: Gateway) -> None:
+    await gateway.thinks("ok", template=QWEN)
+    turns = [{"role": "developer", "content": "be brief"}, *HI]
+    for path, field in ((CHAT, "messages"), (RESPONSE, "input")):
+        await gateway.post(path, **{field: turns})
+        assert gateway.prompt() == "[system]be brief[user]hi"
+
+
+async def test_forced_tool_with_an_unknown_format_is_served(gateway: Gateway) -> None:
+    function = {"name": "f", "parameters": {"properties": {"a": {"type": "string", "format": "password"}}}}
+    tools = [{"type": "function", "function": function}]
+    await gateway.post(CHAT, messages=HI, tools=tools, tool_choice="required")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from itertools import product
 
 import pytest
 
@@ -13,20 +14,6 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 CHUNKED = HEAD + b"transfer-encoding: chunked\r\n\r\n"
 LIST = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n"
 LAST = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-
-
-async def answers(gateway: Gateway, *parts: bytes) -> bytes:
-    """Everything that the server sends; the parts arrive apart from each other."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    try:
-        for part in parts:
-            writer.write(part)
-            await writer.drain()
-            await gateway.client.get("/health")  # by then it was read
-        async with asyncio.timeout(WAIT_S):
-            return await reader.read()
-    finally:
-        writer.close()
 
 
 def statuses(answered: bytes) -> list[bytes]:
@@ -52,24 +39,22 @@ def in_segments(message: bytes, segments: str) -> list[bytes]:
     return [message] if segments == "one" else [message[at : at + 90] for at in range(0, len(message), 90)]
 
 
-@pytest.mark.parametrize("segments", ["one", "two", "many"])
-@pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_upgrade_that_is_not_taken_is_ignored(gateway: Gateway, segments: str, framing: str) -> None:
-    if framing == "length":
-        body = b"content-length: %d\r\n\r\n" % len(BODY) + BODY
-    else:
-        body = b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY[:5]) + chunk(BODY[5:]) + b"0\r\n\r\n"
-    for upgrade in UPGRADES:
-        answered = await answers(gateway, *in_segments(HEAD + upgrade + body + LAST, segments))
+async def test_upgrade_that_is_not_taken_is_ignored(gateway: Gateway) -> None:
+    bodies = (
+        b"content-length: %d\r\n\r\n" % len(BODY) + BODY,
+        b"transfer-encoding: chunked\r\n\r\n" + chunk(BODY[:5]) + chunk(BODY[5:]) + b"0\r\n\r\n",
+    )
+    for upgrade, body, segments in product(UPGRADES, bodies, ("one", "two", "many")):
+        answered = await gateway.raw(*in_segments(HEAD + upgrade + body + LAST, segments))
 
-        assert statuses(answered) == [b"200", b"200"], upgrade
+        assert statuses(answered) == [b"200", b"200"], (upgrade, body, segments)
         assert b'"text_completion"' in answered and b'"oldest_protocol"' in answered
 
 
 async def test_body_behind_an_upgrade_is_not_executed_as_a_request(gateway: Gateway) -> None:
     head = HEAD + b"connection: Upgrade\r\nupgrade: h2c\r\ncontent-length: %d\r\n\r\n" % len(LIST)
 
-    answered = await answers(gateway, head, LIST + LAST)
+    answered = await gateway.raw(head, LIST + LAST)
 
     assert statuses(answered) == [b"400", b"200"]
     assert b"not JSON" in answered and b'"data"' not in answered
@@ -78,7 +63,7 @@ async def test_body_behind_an_upgrade_is_not_executed_as_a_request(gateway: Gate
 async def test_upgrades_without_a_body_are_requests_of_their_own(gateway: Gateway) -> None:
     asked = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
 
-    answered = await answers(gateway, asked * 3 + LAST)
+    answered = await gateway.raw(asked * 3 + LAST)
 
     assert statuses(answered) == [b"200"] * 4
     assert answered.count(b'"object": "list"') == 3
@@ -116,7 +101,7 @@ AMBIGUOUS = [
 
 async def test_ambiguous_head_is_refused_and_ends_the_connection(gateway: Gateway) -> None:
     for head, rest in AMBIGUOUS:
-        answered = await answers(gateway, head + b"\r\n" + rest + LIST)
+        answered = await gateway.raw(head + b"\r\n" + rest + LIST)
 
         assert statuses(answered) == [b"400"], head
         assert json.loads(answered.partition(b"\r\n\r\n")[2])["error"]["code"] == "invalid_http"
@@ -125,13 +110,13 @@ async def test_ambiguous_head_is_refused_and_ends_the_connection(gateway: Gatewa
 async def test_malformed_chunk_is_refused_and_ends_the_connection(gateway: Gateway) -> None:
     for size in (b"-1", b"0x1", b"1 ", b"g", b"1\n", b"fffffffffffffffff", b""):
         rest = b"\r\na\r\n0\r\n\r\n" + LIST
-        assert statuses(await answers(gateway, CHUNKED + size + rest)) == [b"400"], size
+        assert statuses(await gateway.raw(CHUNKED + size + rest)) == [b"400"], size
 
 
 async def test_trailers_are_not_headers(gateway: Gateway) -> None:
     trailer = b"host: other\r\nx-request-id: from-a-trailer\r\n"
 
-    answered = await answers(gateway, CHUNKED + chunk(BODY, b";a=b") + b"0\r\n" + trailer + b"\r\n" + LAST)
+    answered = await gateway.raw(CHUNKED + chunk(BODY, b";a=b") + b"0\r\n" + trailer + b"\r\n" + LAST)
 
     assert statuses(answered) == [b"200", b"200"]
     assert b"from-a-trailer" not in answered
@@ -148,9 +133,8 @@ ENDLESS = {
 }
 
 
-@pytest.mark.parametrize("kind", ENDLESS)
-async def test_bytes_that_are_no_content_have_a_most(gateway: Gateway, kind: str) -> None:
-    first, more = ENDLESS[kind]
+@pytest.mark.parametrize(("first", "more"), ENDLESS.values(), ids=list(ENDLESS))
+async def test_bytes_that_are_no_content_have_a_most(gateway: Gateway, first: bytes, more: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(CHUNKED + first)
     block, sent = more * ((16 << 10) // len(more)), 0
@@ -175,33 +159,33 @@ async def test_bodies_in_short_chunks_are_read(gateway: Gateway) -> None:
     body = json.dumps({"prompt": [1] * 900, "max_tokens": 1}).encode()
     request = CHUNKED + b"".join(chunk(body[at : at + 2]) for at in range(0, len(body), 2)) + b"0\r\n\r\n"
 
-    assert statuses(await answers(gateway, request + LAST)) == [b"200", b"200"]
+    assert statuses(await gateway.raw(request + LAST)) == [b"200", b"200"]
 
 
 async def test_empty_lines_between_requests_have_a_most(gateway: Gateway) -> None:
-    assert statuses(await answers(gateway, LIST, b"\r\n" * (40 << 10))) == [b"200", b"431"]
+    assert statuses(await gateway.raw(LIST, b"\r\n" * (40 << 10))) == [b"200", b"431"]
 
 
 @pytest.mark.parametrize("settings", [{"http_idle_s": 0.1}], indirect=True)
 async def test_empty_lines_between_requests_do_not_keep_a_connection(gateway: Gateway) -> None:
-    assert statuses(await answers(gateway, LIST, b"\r\n")) == [b"200"]
+    assert statuses(await gateway.raw(LIST, b"\r\n")) == [b"200"]
 
 
 @pytest.mark.parametrize("settings", [{"http_head_s": 0.1}], indirect=True)
 async def test_body_that_nobody_reads_does_not_keep_a_connection(gateway: Gateway) -> None:
     head = b"POST /nothing HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n"
 
-    assert statuses(await answers(gateway, head, b"a")) == [b"404", b"408"]
+    assert statuses(await gateway.raw(head, b"a")) == [b"404", b"408"]
 
 
 async def test_head_of_many_fields_is_refused(gateway: Gateway) -> None:
     fields = b"".join(b"x%d:\r\n" % number for number in range(300))
 
-    assert statuses(await answers(gateway, HEAD + fields + b"\r\n")) == [b"431"]
+    assert statuses(await gateway.raw(HEAD + fields + b"\r\n")) == [b"431"]
 
 
 async def test_pipelined_requests_are_answered_in_order_however_many(gateway: Gateway) -> None:
-    answered = await answers(gateway, LIST * 700 + LAST)
+    answered = await gateway.raw(LIST * 700 + LAST)
 
     assert statuses(answered) == [b"200"] * 701
     assert answered.endswith(b"}") and b'"oldest_protocol"' in answered[-300:]
@@ -242,7 +226,7 @@ async def test_answer_of_http_1_0_has_no_chunks_and_ends_with_the_connection(gat
     body = json.dumps({"prompt": "a", "max_tokens": 3, "stream": streams}).encode()
     head = b"POST /v1/completions HTTP/1.0\r\nconnection: keep-alive\r\nexpect: 100-continue\r\n"
 
-    answered = await answers(gateway, head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    answered = await gateway.raw(head + b"content-length: %d\r\n\r\n" % len(body) + body)
 
     fields, _, content = answered.partition(b"\r\n\r\n")
     assert statuses(answered) == [b"200"]
@@ -256,11 +240,11 @@ async def test_answer_of_http_1_0_has_no_chunks_and_ends_with_the_connection(gat
 async def test_body_of_a_patient_client_is_asked_for(gateway: Gateway) -> None:
     head = HEAD + b"expect: 100-continue\r\ncontent-length: %d\r\n\r\n" % len(BODY)
 
-    assert statuses(await answers(gateway, head, BODY + LAST)) == [b"100", b"200", b"200"]
+    assert statuses(await gateway.raw(head, BODY + LAST)) == [b"100", b"200", b"200"]
 
 
-@pytest.mark.parametrize("target", [b"http://localhost/version", b"/version?"])
-async def test_forms_of_a_target_are_served(gateway: Gateway, target: bytes) -> None:
-    request = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % target
+async def test_forms_of_a_target_are_served(gateway: Gateway) -> None:
+    for target in (b"http://localhost/version", b"/version?"):
+        request = b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % target
 
-    assert statuses(await answers(gateway, request + LIST)) == [b"200"]
+        assert statuses(await gateway.raw(request + LIST)) == [b"200"]

@@ -12,7 +12,7 @@ from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.router.http.responses.store import MAX_RECORD_BYTES, MemoryRecords, Records
 from tests.router.http.conftest import Gateway
 from tests.router.http.test_http_keys import shown
-from tests.router.http.test_responses import CALL, PATH, TOOL, thinking
+from tests.router.http.test_responses import CALL, PATH, TOOL
 
 BOUNDS = Bounds(ttl_s=60.0, per_owner=3, bytes_per_owner=100, all_bytes=150)
 
@@ -143,7 +143,7 @@ async def test_a_turn_continues_the_conversation_that_it_names(gateway: Gateway)
 
 
 async def test_thoughts_are_kept_for_the_next_turn(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>Hm.</think>{CALL}")
+    await gateway.thinks(f"<think>Hm.</think>{CALL}")
     first = await gateway.post(PATH, input="Weather?", tools=[TOOL])
     items = (await gateway.client.get(f"{PATH}/{first['id']}")).json()["output"]
     assert [each["type"] for each in items] == ["reasoning", "function_call"]

@@ -3,45 +3,23 @@
 import asyncio
 import json
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 
 from baton.protos import sampling_pb2, session_pb2
 from baton.router.http.ollama.models import listed, shown
-from baton.router.model.chat_template import ChatTemplate
 from baton.router.model.served_model import ChosenModel
 from baton.router.types.worker import Adapter
-from tests.fixtures.client_environment import problems
 from tests.router.conftest import encode
 from tests.router.http.conftest import Gateway
-from tests.router.http.test_openai_client import script
-from tests.router.http.test_thoughts import QWEN3
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
-SCENARIOS = ("models", "embed", "chat", "generate", "stream", "tools", "loads", "asynchronous", "refusals")
 HI = [{"role": "user", "content": "hi"}]
 ASKED: dict[str, Any] = {"messages": HI, "stream": False}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
-
-
-async def test_its_own_client(gateway: Gateway) -> None:
-    gateway.pair.script = script
-    url = f"http://127.0.0.1:{gateway.port}"
-    assert await asyncio.to_thread(problems, "ollama_client", url, SCENARIOS) == []
-
-
-async def test_its_own_client_reads_thoughts(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two.")
-    url = f"http://127.0.0.1:{gateway.port}"
-    assert await asyncio.to_thread(problems, "ollama_client", url, ["thoughts"]) == []
-
-
-async def thinking(gateway: Gateway, *answers: str) -> None:
-    served = (await gateway.process.dispatcher.choose("")).served
-    served.tokenizer.chat_template = ChatTemplate(QWEN3 + "{% if tools %}{# <tool_call> #}{% endif %}", {})
-    gateway.says(*answers)
 
 
 async def lines(gateway: Gateway, path: str, **body: Any) -> list[dict[str, Any]]:
@@ -61,7 +39,7 @@ async def test_an_answer_is_streamed_unless_it_is_asked_for_whole(gateway: Gatew
 
 
 async def test_thoughts_text_and_calls_are_apart(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>Hm.</think>I look. {CALL}{CALL}")
+    await gateway.thinks(f"<think>Hm.</think>I look. {CALL}{CALL}")
 
     message = (await gateway.post(CHAT, **ASKED, tools=TOOLS, think=True))["message"]
     streamed = [part["message"] for part in await lines(gateway, CHAT, messages=HI, tools=TOOLS, think=True)]
@@ -107,14 +85,15 @@ async def test_a_prompt_goes_through_the_template_unless_it_is_raw(gateway: Gate
     assert (gateway.prompt(), answer["response"]) == ("hi", "ok")
 
 
-@pytest.mark.parametrize(("path", "fields"), [(CHAT, {"messages": HI}), (GENERATE, {"prompt": "hi", "raw": True})])
-async def test_without_a_length_the_context_is_the_bound(gateway: Gateway, path: str, fields: dict[str, Any]) -> None:
+async def test_answer_without_a_length_is_bounded_by_the_context(gateway: Gateway) -> None:
     gateway.says("x" * 100)
-    for options in ({}, {"num_predict": -1}, {"num_predict": -2}):
-        answer = await gateway.post(path, **fields, stream=False, options=options)
-        assert (answer["eval_count"], answer["done_reason"]) == (101, "stop")
-    answer = await gateway.post(path, **fields, stream=False, options={"num_predict": 7})
-    assert (answer["eval_count"], answer["done_reason"]) == (7, "length")
+    fields: dict[str, dict[str, Any]] = {CHAT: {"messages": HI}, GENERATE: {"prompt": "hi", "raw": True}}
+    for path, body in fields.items():
+        for options in ({}, {"num_predict": -1}, {"num_predict": -2}):
+            answer = await gateway.post(path, **body, stream=False, options=options)
+            assert (answer["eval_count"], answer["done_reason"]) == (101, "stop")
+        answer = await gateway.post(path, **body, stream=False, options={"num_predict": 7})
+        assert (answer["eval_count"], answer["done_reason"]) == (7, "length")
 
 
 async def test_options_are_the_samplers(gateway: Gateway) -> None:
@@ -145,28 +124,23 @@ async def test_a_stop_text_ends_the_answer(gateway: Gateway) -> None:
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-@pytest.mark.parametrize(
-    ("form", "kind", "text"),
-    [
+async def test_form_reaches_the_sampler(gateway: Gateway) -> None:
+    gateway.pair.script = lambda prompt, choice: [5]
+    forms: list[tuple[Any, int, str]] = [
         ("json", sampling_pb2.STRUCTURED_KIND_JSON_OBJECT, ""),
         (SCHEMA, sampling_pb2.STRUCTURED_KIND_JSON_SCHEMA, json.dumps(SCHEMA, separators=(",", ":"))),
-    ],
-)
-@pytest.mark.parametrize("raw", [False, True])
-async def test_a_form_is_the_samplers(gateway: Gateway, form: Any, kind: int, text: str, raw: bool) -> None:
-    gateway.pair.script = lambda prompt, choice: [5]
-    await gateway.post(GENERATE, prompt="hi", raw=raw, stream=False, format=form, options={"num_predict": 1})
-    asked = gateway.prefill.sampling.structured
-    assert (asked.kind, asked.text) == (kind, text)
+    ]
+    for (form, kind, text), raw in product(forms, (False, True)):
+        await gateway.post(GENERATE, prompt="hi", raw=raw, stream=False, format=form, options={"num_predict": 1})
+        asked = gateway.prefill.sampling.structured
+        assert (asked.kind, asked.text) == (kind, text)
 
 
-@pytest.mark.parametrize(("asked", "thinks"), [(None, True), (True, True), ("low", True), (False, False)])
-async def test_a_model_that_can_choose_thinks_unless_it_is_told_not_to(
-    gateway: Gateway, asked: Any, thinks: bool
-) -> None:
-    await thinking(gateway, "Two.")
-    await gateway.post(CHAT, **ASKED, think=asked)
-    assert gateway.prompt().endswith("[assistant]") is thinks
+async def test_model_that_can_choose_thinks_unless_it_is_told_not_to(gateway: Gateway) -> None:
+    await gateway.thinks("Two.")
+    for asked, thinks in ((None, True), (True, True), ("low", True), (False, False)):
+        await gateway.post(CHAT, **ASKED, think=asked)
+        assert gateway.prompt().endswith("[assistant]") is thinks, asked
 
 
 async def test_durations_are_parts_of_the_whole(gateway: Gateway) -> None:
@@ -193,51 +167,11 @@ async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway) -> None:
     assert last.keys() == {"error"} and last["error"]
 
 
-WRONG: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": HI, "options": {"temperature": -1.0}}, "options.temperature"),
-    (CHAT, {"messages": HI, "options": {"num_predict": 0}}, "options.num_predict"),
-    (CHAT, {"messages": HI, "options": {"num_predict": 5000}}, "options.num_predict"),
-    (CHAT, {"messages": HI, "options": {"repeat_penalty": -1}}, "options.repeat_penalty"),
-    (CHAT, {"messages": HI, "options": {"stop": [""]}}, "options.stop[0]"),
-    (CHAT, {"messages": HI, "options": {"mirostat": 1}}, "options.mirostat"),
-    (CHAT, {"messages": HI, "options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
-    (CHAT, {"messages": HI, "format": {"type": 5}}, "format"),
-    (CHAT, {"messages": HI, "format": "yaml"}, "format"),
-    (CHAT, {"messages": HI, "think": True}, "think"),
-    (CHAT, {"messages": HI, "think": "low"}, "think"),
-    (CHAT, {"messages": HI, "top_logprobs": 2}, "top_logprobs"),
-    (CHAT, {"messages": [{"role": "user", "content": "a", "images": ["aGk="]}]}, "messages[0].images"),
-    (CHAT, {"messages": HI, "session_id": "a" * 300}, "session_id"),
-    (GENERATE, {"prompt": "a", "suffix": "b"}, "suffix"),
-    (GENERATE, {"prompt": "a", "template": "b"}, "template"),
-    (GENERATE, {"prompt": "a", "images": ["aGk="]}, "images"),
-    (GENERATE, {"prompt": "a", "context": [1]}, "context"),
-    (GENERATE, {"prompt": "a", "raw": True, "system": "b"}, "system"),
-    (GENERATE, {"prompt": "a", "raw": True, "think": True}, "think"),
-    (GENERATE, {"prompt": "a", "raw": True, "top_logprobs": 1}, "top_logprobs"),
-    (GENERATE, {"prompt": "a" * 2000}, "prompt"),
-    (GENERATE, {"prompt": "a" * 2000, "raw": True}, "prompt"),
-]
-
-
-@pytest.mark.parametrize(("path", "body", "named"), WRONG)
-async def test_what_is_wrong_is_named_as_its_clients_read_it(
-    gateway: Gateway, path: str, body: dict[str, Any], named: str
-) -> None:
-    error = await gateway.refused(path, **body)
-    assert isinstance(error, str) and error.startswith(f"{named}:"), error
-
-
-async def test_a_wrong_level_of_thinking_is_answered_with_those_there_are(gateway: Gateway) -> None:
-    error = await gateway.refused(CHAT, messages=HI, think="huge")
-    assert error.startswith("think:") and all(level in error for level in ("'low'", "'medium'", "'high'")), error
-
-
-@pytest.mark.parametrize("path", ["/api/embeddings", "/api/pull", "/api/nothing"])
-async def test_what_there_is_not_is_said_as_its_clients_read_it(gateway: Gateway, path: str) -> None:
-    error = await gateway.refused(path, 404, model="tiny")
-    assert error.startswith(f"unknown path {path}")
-    assert (": " in error) is (path != "/api/nothing"), "why"
+async def test_unknown_path_is_an_error_of_ollama(gateway: Gateway) -> None:
+    for path in ("/api/embeddings", "/api/pull", "/api/nothing"):
+        error = await gateway.refused(path, 404, model="tiny")
+        assert error.startswith(f"unknown path {path}")
+        assert (": " in error) is (path != "/api/nothing"), "a known path of Ollama's has a reason"
 
 
 async def test_the_model_is_listed_with_what_it_can_do(gateway: Gateway) -> None:
@@ -248,7 +182,7 @@ async def test_the_model_is_listed_with_what_it_can_do(gateway: Gateway) -> None
     assert listed["name"] == running["name"] == "tiny" and listed["digest"] == running["digest"]
     assert running["context_length"] == 1024
     assert shown["capabilities"] == ["completion", "tools"]
-    await thinking(gateway)
+    await gateway.thinks()
     assert (await gateway.post("/api/show", name="tiny"))["capabilities"] == ["completion", "tools", "thinking"]
     assert (await get("/api/version")).json().keys() == {"version"}
 
@@ -266,7 +200,6 @@ async def test_a_long_conversation_is_parsed_elsewhere_and_answered(gateway: Gat
     empty = [{"role": "user", "content": ""}] * 2000
     error = await gateway.refused(CHAT, messages=empty + HI, stream=False)
     assert error.startswith("messages: "), "too long for the context"
-    served = (await gateway.process.dispatcher.choose("")).served
-    served.tokenizer.chat_template = ChatTemplate("{{ messages[-1].content }}", {})
+    await gateway.thinks("ok", template="{{ messages[-1].content }}")
     await gateway.post(CHAT, messages=empty + HI, stream=False)
     assert gateway.prompt() == "hi"

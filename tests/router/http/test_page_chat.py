@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from baton.process.security.api_keys import ApiKey, KeyLimits, digest_of
-from baton.router.model.chat_template import ChatTemplate
 from tests.fixtures.chromium import Page, find_chromium
 from tests.fixtures.visits import ANSWER, count, text, visit
 from tests.router.http.conftest import Gateway
@@ -195,9 +194,7 @@ async def test_without_a_model_the_page_says_so_and_keeps_the_question(page: Pag
 
 
 async def test_thoughts_are_folded_away_beside_the_answer(page: Page, gateway: Gateway) -> None:
-    served = (await gateway.process.dispatcher.choose("")).served
-    served.tokenizer.chat_template = ChatTemplate("{{ messages[-1].content }}<think>", {})
-    gateway.says("Hm, maps.</think>Maps.")
+    await gateway.thinks("Hm, maps.</think>Maps.", template="{{ messages[-1].content }}<think>")
     await visit(page, gateway.port)
 
     await page.type("#question", "Hi")

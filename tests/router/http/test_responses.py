@@ -3,33 +3,20 @@
 import json
 from typing import Any
 
-import pytest
-
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import chat_messages, given_items
-from baton.router.model.chat_template import ChatTemplate
 from tests.router.http.conftest import Gateway
-from tests.router.http.test_thoughts import QWEN3
 
 PATH = "/v1/responses"
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
 TOOL: dict[str, Any] = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 OTHER_TOOL: dict[str, Any] = {"type": "function", "name": "clock"}
-PLACES = {"item_id", "output_index", "content_index", "summary_index"}
-
-
-async def thinking(gateway: Gateway, *answers: str) -> None:
-    served = (await gateway.process.dispatcher.choose("")).served
-    served.tokenizer.chat_template = ChatTemplate(QWEN3 + "{% if tools %}{# <tool_call> #}{% endif %}", {})
-    gateway.says(*answers)
 
 
 async def events(gateway: Gateway, **body: Any) -> list[dict[str, Any]]:
-    response = await gateway.client.post(PATH, json={**body, "stream": True})
-    assert response.status_code == 200, response.text
-    parts = [part.partition("\ndata: ") for part in response.text.split("\n\n") if part]
-    found = [json.loads(data) for _, _, data in parts]
-    assert [f"event: {event['type']}" for event in found] == [kind for kind, _, _ in parts]
+    named = await gateway.events(PATH, **body)
+    found: list[dict[str, Any]] = [event for _, event in named]
+    assert [event["type"] for event in found] == [name for name, _ in named]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     return found
 
@@ -41,7 +28,7 @@ def kinds(sent: list[dict[str, Any]]) -> list[str]:
 
 
 async def test_thoughts_text_and_calls_are_items(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>Hm.</think>I look. {CALL}")
+    await gateway.thinks(f"<think>Hm.</think>I look. {CALL}")
 
     answer = await gateway.post(PATH, input="hi", tools=[TOOL])
 
@@ -57,7 +44,7 @@ async def test_thoughts_text_and_calls_are_items(gateway: Gateway) -> None:
 
 
 async def test_every_event_comes_in_its_order(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>Hm.</think>I look. {CALL}")
+    await gateway.thinks(f"<think>Hm.</think>I look. {CALL}")
 
     sent = await events(gateway, input="hi", tools=[TOOL])
 
@@ -73,7 +60,7 @@ async def test_every_event_comes_in_its_order(gateway: Gateway) -> None:
 
 
 async def test_the_deltas_make_the_items_of_the_whole_answer(gateway: Gateway) -> None:
-    await thinking(gateway, f"<think>Hm.</think>I look. {CALL}{CALL}")
+    await gateway.thinks(f"<think>Hm.</think>I look. {CALL}{CALL}")
 
     sent = await events(gateway, input="hi", tools=[TOOL])
 
@@ -91,7 +78,7 @@ async def test_the_deltas_make_the_items_of_the_whole_answer(gateway: Gateway) -
 
 
 async def test_thoughts_are_the_summary_where_one_is_asked_for(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two.")
+    await gateway.thinks("<think>Hm.</think>Two.")
 
     sent = await events(gateway, input="hi", reasoning={"summary": "auto"})
 
@@ -104,22 +91,18 @@ async def test_thoughts_are_the_summary_where_one_is_asked_for(gateway: Gateway)
 
 
 async def test_an_item_that_is_cut_is_incomplete(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two and two.")
+    await gateway.thinks("<think>Hm.</think>Two and two.")
     last = (await events(gateway, input="hi", max_output_tokens=len("<think>Hm.</think>Two")))[-1]
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "incomplete")
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     assert [each["status"] for each in last["response"]["output"]] == ["completed", "incomplete"]
 
 
-@pytest.mark.parametrize(("effort", "thinks"), [("none", False), ("low", True)])
-async def test_effort_turns_thoughts_on_and_off(gateway: Gateway, effort: str, thinks: bool) -> None:
-    await thinking(gateway, "Two.")
-    await gateway.post(PATH, input="hi", reasoning={"effort": effort})
-    assert gateway.prompt().endswith("[assistant]") is thinks
-
-
-async def test_effort_that_the_template_does_not_read_is_refused_by_name(gateway: Gateway) -> None:
-    assert (await gateway.refused(PATH, input="hi", reasoning={"effort": "low"}))["param"] == "reasoning.effort"
+async def test_effort_turns_thoughts_on_and_off(gateway: Gateway) -> None:
+    await gateway.thinks("Two.")
+    for effort, thinks in (("none", False), ("low", True)):
+        await gateway.post(PATH, input="hi", reasoning={"effort": effort})
+        assert gateway.prompt().endswith("[assistant]") is thinks
 
 
 async def test_items_of_an_earlier_turn_reach_the_template(gateway: Gateway) -> None:
@@ -165,20 +148,15 @@ def test_thoughts_belong_to_the_turn_that_follows_them() -> None:
     assert (third["reasoning_content"], third["content"]) == ("", "f")
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
-async def test_a_forced_call_is_an_item(gateway: Gateway, choice: Any) -> None:
-    gateway.says(CALL)
-    answer = await gateway.post(PATH, input="hi", tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
-    (call,) = answer["output"]
-    assert (call["name"], json.loads(call["arguments"])) == ("weather", {"city": "Rome"})
-    assert answer["tool_choice"] == choice and answer["parallel_tool_calls"] is False
-    assert gateway.prefill.sampling.HasField("structured")
-
-
-async def test_one_call_where_they_may_not_be_parallel(gateway: Gateway) -> None:
+async def test_forced_call_is_one_item_where_calls_may_not_be_parallel(gateway: Gateway) -> None:
     gateway.says(CALL + CALL)
-    answer = await gateway.post(PATH, input="hi", tools=[TOOL], parallel_tool_calls=False)
-    assert [each["type"] for each in answer["output"]] == ["function_call"]
+    choices: tuple[Any, ...] = ("auto", "required", {"type": "function", "name": "weather"})
+    for choice in choices:
+        answer = await gateway.post(PATH, input="hi", tools=[TOOL], tool_choice=choice, parallel_tool_calls=False)
+        (call,) = answer["output"]
+        assert (call["name"], json.loads(call["arguments"])) == ("weather", {"city": "Rome"})
+        assert answer["tool_choice"] == choice and answer["parallel_tool_calls"] is False
+        assert gateway.prefill.sampling.HasField("structured") is (choice != "auto")
 
 
 async def test_only_allowed_tools_are_shown(gateway: Gateway) -> None:
@@ -197,34 +175,8 @@ async def test_a_form_is_followed(gateway: Gateway) -> None:
     assert answer["text"]["format"] == form
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"tool_choice": {"type": "function", "name": "nope"}, "tools": [TOOL]}, "tool_choice.name"),
-    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "nope"}]},
-      "tools": [TOOL]}, "tool_choice.tools[0].name"),
-    ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": "required", "tools": [{**TOOL, "parameters": {"type": 5}}]}, "tools[0].parameters.type"),
-    ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex"),
-    ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 5}}}}, "text.format"),
-    ({"max_output_tokens": 10**6}, "max_output_tokens"),
-    ({"input": []}, "input"),
-    ({"metadata": {"a": "x" * 513}}, "metadata.a"),
-    ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
-]  # fmt: skip
-
-
-async def test_what_is_not_served_is_refused_by_its_name(gateway: Gateway) -> None:
-    for fields, param in REFUSED:
-        assert (await gateway.refused(PATH, **{"input": "hi", **fields}))["param"] == param, fields
-
-
-async def test_an_unknown_kind_of_item_is_refused_with_the_kinds_that_there_are(gateway: Gateway) -> None:
-    error = await gateway.refused(PATH, input=[{"type": "video"}])
-    assert error["param"] == "input[0]"
-    assert error["message"].endswith("whose type is message, function_call, function_call_output or reasoning")
-
-
 async def test_a_budget_of_thoughts_is_that_of_a_chat(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>hm</think>yes")
+    await gateway.thinks("<think>hm</think>yes")
     await gateway.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}], thinking_budget=5)
     asked = gateway.prefill.sampling.structured
     await gateway.post(PATH, input="hi", thinking_budget=5)

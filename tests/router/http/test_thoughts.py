@@ -5,14 +5,13 @@ from typing import Any
 import pytest
 
 from baton.protos import sampling_pb2
-from baton.router.model.chat_template import ChatTemplate
 from baton.text.output.formats.hermes import HermesReader
 from baton.text.output.pieces import CallArguments, CallStart, Thought
 from baton.text.output.thoughts import OutputParser, ThoughtParser, thoughts_of
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.text.structured.thoughts import Thoughts
 from baton.text.structured.thoughts import thoughts_of as thoughts_in
-from tests.router.http.conftest import Gateway
+from tests.router.http.conftest import QWEN3, Gateway
 
 PATH = "/v1/chat/completions"
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 200}
@@ -86,23 +85,11 @@ def test_models_whose_template_knows_no_thoughts_have_none() -> None:
     assert thoughts_of("{{ messages }}", "<think>") is None
 
 
-QWEN3 = (
-    "{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
-    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
-)
-
 ALWAYS = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}[assistant]<think>"
 
 
-async def thinking(gateway: Gateway, *answers: str, template: str = QWEN3) -> None:
-    served = (await gateway.process.dispatcher.choose("")).served
-    served.tokenizer.chat_template = ChatTemplate(template, {})
-    gateway.says(*answers)
-
-
 async def test_a_whole_answer_has_thoughts_apart(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>\nHm.\n</think>\n\nTwo.")
+    await gateway.thinks("<think>\nHm.\n</think>\n\nTwo.")
 
     answer = await gateway.post(PATH, **ASKED)
 
@@ -113,7 +100,7 @@ async def test_a_whole_answer_has_thoughts_apart(gateway: Gateway) -> None:
 
 
 async def test_a_stream_has_thoughts_apart(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two.", "One.")
+    await gateway.thinks("<think>Hm.</think>Two.", "One.")
 
     chunks = await gateway.stream(PATH, **ASKED, n=2, stream_options={"include_usage": True})
 
@@ -128,7 +115,7 @@ async def test_a_stream_has_thoughts_apart(gateway: Gateway) -> None:
 
 
 async def test_what_is_held_back_to_the_end_is_not_lost(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two <tool_ca", "<think>Hm </thi")
+    await gateway.thinks("<think>Hm.</think>Two <tool_ca", "<think>Hm </thi")
 
     choices = (await gateway.post(PATH, **ASKED, n=2))["choices"]
 
@@ -137,7 +124,7 @@ async def test_what_is_held_back_to_the_end_is_not_lost(gateway: Gateway) -> Non
 
 
 async def test_thoughts_that_are_not_wanted_are_left_out(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two.")
+    await gateway.thinks("<think>Hm.</think>Two.")
 
     message = (await gateway.post(PATH, **ASKED, include_reasoning=False))["choices"][0]["message"]
 
@@ -166,35 +153,27 @@ BOUNDS: list[tuple[str, dict[str, Any], Thoughts | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("template", "fields", "bound"), BOUNDS)
-async def test_workers_are_told_how_long_a_model_may_think(
-    gateway: Gateway, template: str, fields: dict[str, Any], bound: Thoughts | None
-) -> None:
-    await thinking(gateway, "{}", template=template)
-
-    await gateway.post(PATH, **ASKED, **fields)
-
-    sent = gateway.prefill.sampling
-    assert sent.HasField("structured") is (bound is not None)
-    if bound is not None:
-        assert sent.structured.kind == sampling_pb2.STRUCTURED_KIND_THOUGHTS
-        assert thoughts_in(StructuredOutput(StructuredKind.THOUGHTS, sent.structured.text)) == bound
+async def test_workers_are_told_how_long_a_model_may_think(gateway: Gateway) -> None:
+    for template, fields, bound in BOUNDS:
+        await gateway.thinks("{}", template=template)
+        await gateway.post(PATH, **ASKED, **fields)
+        sent = gateway.prefill.sampling
+        assert sent.HasField("structured") is (bound is not None), fields
+        if bound is not None:
+            assert sent.structured.kind == sampling_pb2.STRUCTURED_KIND_THOUGHTS
+            assert thoughts_in(StructuredOutput(StructuredKind.THOUGHTS, sent.structured.text)) == bound
 
 
-@pytest.mark.parametrize(
-    ("template", "answer"),
-    [(OPENED, 'Hm.</think>{"a": 1}'), (CHANNELS, f'<|channel|>analysis<|message|>Hm.{FINAL}{{"a": 1}}')],
-)
-async def test_a_form_is_behind_the_thoughts(gateway: Gateway, template: str, answer: str) -> None:
-    await thinking(gateway, answer, template=template)
-
-    message = (await gateway.post(PATH, **ASKED, **OBJECT))["choices"][0]["message"]
-
-    assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
+async def test_form_is_behind_the_thoughts(gateway: Gateway) -> None:
+    in_channels = f'<|channel|>analysis<|message|>Hm.{FINAL}{{"a": 1}}'
+    for template, answer in ((OPENED, 'Hm.</think>{"a": 1}'), (CHANNELS, in_channels)):
+        await gateway.thinks(answer, template=template)
+        message = (await gateway.post(PATH, **ASKED, **OBJECT))["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("Hm.", '{"a": 1}')
 
 
 async def test_a_function_that_is_forced_is_called_behind_the_thoughts(gateway: Gateway) -> None:
-    await thinking(gateway, 'Hm.</think>{"a": 1}', template="{{ tools }}" + OPENED)
+    await gateway.thinks('Hm.</think>{"a": 1}', template="{{ tools }}" + OPENED)
     tool = {"type": "function", "function": {"name": "f"}}
 
     choice = {"type": "function", "function": {"name": "f"}}
@@ -204,7 +183,7 @@ async def test_a_function_that_is_forced_is_called_behind_the_thoughts(gateway: 
 
 
 async def test_an_answer_without_thoughts_has_its_form_at_once(gateway: Gateway) -> None:
-    await thinking(gateway, '{"a": 1}')
+    await gateway.thinks('{"a": 1}')
 
     message = (await gateway.post(PATH, **ASKED, **OBJECT, enable_thinking=False))["choices"][0]["message"]
 
@@ -212,23 +191,8 @@ async def test_an_answer_without_thoughts_has_its_form_at_once(gateway: Gateway)
     assert gateway.prefill.sampling.structured.kind == sampling_pb2.STRUCTURED_KIND_JSON_OBJECT
 
 
-@pytest.mark.parametrize(
-    ("template", "fields", "field"),
-    [
-        ("{{ messages }}", {"thinking_budget": 5}, "thinking_budget"),
-        (QWEN3, {"thinking_budget": 5, "thinking_token_budget": 6}, "thinking_token_budget"),
-        (QWEN3, {"thinking_budget": -1}, "thinking_budget"),
-    ],
-)
-async def test_a_budget_that_cannot_be_is_refused(
-    gateway: Gateway, template: str, fields: dict[str, Any], field: str
-) -> None:
-    await thinking(gateway, "", template=template)
-    assert (await gateway.refused(PATH, **ASKED, **fields))["param"] == field
-
-
 async def test_the_budget_of_anthropic_clients_is_kept(gateway: Gateway) -> None:
-    await thinking(gateway, "<think>Hm.</think>Two.")
+    await gateway.thinks("<think>Hm.</think>Two.")
     fields = {"model": "", "messages": ASKED["messages"], "max_tokens": 200}
 
     await gateway.post("/v1/messages", **fields, thinking={"type": "enabled", "budget_tokens": 9})
@@ -237,33 +201,32 @@ async def test_the_budget_of_anthropic_clients_is_kept(gateway: Gateway) -> None
     assert thoughts_in(StructuredOutput(StructuredKind.THOUGHTS, sent.text)).budget == 9
 
 
-@pytest.mark.parametrize(
-    ("fields", "thinks"),
-    [({}, True), ({"enable_thinking": False}, False), ({"enable_thinking": True}, True),
-     ({"reasoning_effort": "none"}, False), ({"reasoning_effort": "low"}, True),
-     ({"chat_template_kwargs": {"enable_thinking": False}}, False)],
-)  # fmt: skip
-async def test_a_template_is_asked_to_think_or_not(gateway: Gateway, fields: dict[str, Any], thinks: bool) -> None:
-    await thinking(gateway, "Two.")
-    await gateway.post(PATH, **ASKED, **fields)
-    assert gateway.prompt().endswith("[assistant]") is thinks
+THINKING: list[tuple[dict[str, Any], bool]] = [
+    ({}, True),
+    ({"enable_thinking": False}, False),
+    ({"enable_thinking": True}, True),
+    ({"reasoning_effort": "none"}, False),
+    ({"reasoning_effort": "low"}, True),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+]
 
 
-async def test_two_fields_that_say_something_else_are_refused(gateway: Gateway) -> None:
-    await thinking(gateway, "Two.")
-    error = await gateway.refused(PATH, **ASKED, enable_thinking=True, reasoning_effort="none")
-    assert error["param"] == "reasoning_effort"
+async def test_template_is_asked_to_think_or_not(gateway: Gateway) -> None:
+    await gateway.thinks("Two.")
+    for fields, thinks in THINKING:
+        await gateway.post(PATH, **ASKED, **fields)
+        assert gateway.prompt().endswith("[assistant]") is thinks, fields
 
 
 async def test_a_model_that_cannot_choose_refuses_to(gateway: Gateway) -> None:
-    await thinking(gateway, "Two.", template=ALWAYS)
+    await gateway.thinks("Two.", template=ALWAYS)
     error = await gateway.refused(PATH, **ASKED, enable_thinking=False)
     assert error["param"] == "enable_thinking"
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-async def test_earlier_thoughts_reach_the_template(gateway: Gateway, field: str) -> None:
-    await thinking(gateway, "Two.")
-    said = {"role": "assistant", "content": "One.", field: "Hm."}
-    await gateway.post(PATH, messages=[*ASKED["messages"], said, *ASKED["messages"]])
-    assert gateway.prompt() == "[user]hi[assistant]<think>Hm.</think>One.[user]hi[assistant]"
+async def test_earlier_thoughts_reach_the_template(gateway: Gateway) -> None:
+    await gateway.thinks("Two.")
+    for field in ("reasoning_content", "reasoning"):
+        said = {"role": "assistant", "content": "One.", field: "Hm."}
+        await gateway.post(PATH, messages=[*ASKED["messages"], said, *ASKED["messages"]])
+        assert gateway.prompt() == "[user]hi[assistant]<think>Hm.</think>One.[user]hi[assistant]"

@@ -1,4 +1,4 @@
-"""Who may call what, and how far ports may reach."""
+"""Who may call what, how far ports may reach, and the configuration of both."""
 
 from pathlib import Path
 
@@ -8,7 +8,8 @@ from baton.process.config import ConfigError, read_config
 from baton.process.errors import PermissionDenied, Unauthenticated
 from baton.process.security.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
 from baton.router.config import RouterConfig, is_loopback, too_open, warnings
-from baton.router.public.access import Access, Caller, Need, tenant_of_key
+from baton.router.process import address_of
+from baton.router.public.access import Access, Caller, Need, tenant_of, tenant_of_key
 from baton.router.types.request import GenerationRequest, Operation
 
 USER = ApiKey("user", digest_of("baton-user"), KeyLimits(concurrency=2))
@@ -119,3 +120,36 @@ def test_a_key_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
 def test_certificate_and_key_go_together(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="go together"):
         read_config(RouterConfig, [*REDIS, "--tls-cert", str(tmp_path)])
+
+
+def test_a_key_is_a_tenant_and_is_not_kept() -> None:
+    tenant = tenant_of((("x-request-id", "1"), ("authorization", "Bearer secret-key")))
+    assert tenant == tenant_of((("authorization", "bearer  secret-key"),)) == tenant_of_key("secret-key")
+    assert tenant != tenant_of((("authorization", "Bearer other-key"),))
+    assert tenant and "secret" not in tenant
+
+
+def test_without_a_key_all_are_one_tenant() -> None:
+    assert tenant_of(()) == ""
+    for value in ("Basic abc", "Bearer ", b"Bearer key"):
+        assert tenant_of((("authorization", value),)) == ""
+
+
+def test_workers_may_be_named_by_hand() -> None:
+    config = read_config(RouterConfig, ["--workers", "prefill@a:1,decode@b:2", "--port", "0"])
+    assert [(worker.role, worker.endpoint) for worker in config.workers] == [("prefill", "a:1"), ("decode", "b:2")]
+
+
+def test_the_ports_have_defaults() -> None:
+    config = read_config(RouterConfig, ["--redis-url", "redis://127.0.0.1:1"])
+    assert (config.host, config.port, config.admin_host, config.admin_port) == ("127.0.0.1", 50051, "127.0.0.1", 50052)
+
+
+def test_routers_know_one_of_an_ipv6_address_as_clients_write_it() -> None:
+    config = read_config(RouterConfig, ["--workers", "decode@b:2", "--host", "fd00::1", "--insecure"])
+    assert address_of(config) == "[fd00::1]:50051"
+
+
+def test_without_workers_and_registry_it_says_what_to_give() -> None:
+    with pytest.raises(ConfigError, match=r"--redis-url .* or --workers"):
+        read_config(RouterConfig, [])

@@ -8,10 +8,9 @@ import pytest
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, place
 from baton.router.placement.policies import Strategy
-from baton.router.placement.rates import CAUTION, expected_ttft_ms
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from tests.fixtures.router_defaults import make_policy
-from tests.router.plain_placement import exposed_load_ms, had_tokens, is_idle, prompt_rate
+from tests.router.plain_placement import exposed_load_ms, had_tokens, has_room, is_idle, prompt_rate
 from tests.router.random_clusters import F, has_model, random_request, random_worker
 
 CASES = 1200
@@ -40,7 +39,8 @@ def first_token_ms(request: PlacementRequest, worker: WorkerView) -> float:
 
 def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[WorkerView]:
     """The prefill workers that have not failed this request, alone or with every decode worker that has room."""
-    decode = [worker.endpoint for worker in workers if worker.role is WorkerRole.DECODE and has_room(request, worker)]
+    suited = [worker for worker in workers if worker.role is WorkerRole.DECODE and has_model(request, worker)]
+    decode = [worker.endpoint for worker in suited if has_room(request, worker)]
     return [
         worker
         for worker in workers
@@ -49,15 +49,6 @@ def could_compute(request: PlacementRequest, workers: list[WorkerView]) -> list[
         and worker.endpoint not in request.avoided_prefill
         and any((worker.endpoint, other) not in request.broken_pairs for other in decode)
     ]
-
-
-def has_room(request: PlacementRequest, worker: WorkerView) -> bool:
-    alone = worker.used_blocks == 0 and worker.limit_blocks >= worker.total_blocks
-    has_blocks = worker.used_blocks + request.charged_blocks <= worker.limit_blocks or alone
-    fits = request.longest_blocks <= worker.total_blocks and request.choices <= worker.total_slots
-    return (
-        has_model(request, worker) and fits and has_blocks and worker.used_slots + request.choices <= worker.limit_slots
-    )
 
 
 @pytest.mark.parametrize("strategy", Strategy)
@@ -79,17 +70,6 @@ def test_a_decode_worker_with_answers_is_given_a_prompt_only_where_nobody_has_it
             reasons.add(outcome.local_prefill)
     assert LocalPrefill.SHORT_SUFFIX in reasons
     assert (LocalPrefill.PREFILL_WORKERS_BUSY in reasons) is (strategy is Strategy.CACHE_AWARE)
-
-
-def test_beside_answers_a_prompt_is_expected_at_the_rate_that_they_leave() -> None:
-    told = replace(ANSWERING, rates=replace(SLOW, beside_tokens_per_s=50.0))
-    assert expected_ttft_ms(REQUEST, DECODE) == pytest.approx(3201)
-    assert expected_ttft_ms(REQUEST, told) == pytest.approx(1e3 * 3201 / 50)
-
-
-def test_a_worker_that_has_not_told_its_rate_beside_answers_is_not_flooded() -> None:
-    assert expected_ttft_ms(REQUEST, ANSWERING) == pytest.approx(3201 / CAUTION)
-    assert expected_ttft_ms(REQUEST, replace(ANSWERING, pending_prompt_tokens=999)) == pytest.approx(4200 / CAUTION)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Why blocks of a prompt were missed: evictions against a plain model of all that happened, and the fates together."""
+"""Why blocks of a prompt were missed: evicted, elsewhere, under another salt, never there."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from baton.router.cache.autopsy import NOWHERE, CacheLook, EvictedRun, Fate, FateRun, Found, Held, autopsy
+from baton.router.cache.autopsy import NOWHERE, CacheLook, EvictedRun, Fate, FateRun, Found, Held, SaltedNames, autopsy
 from baton.router.cache.evictions import ALIKE_SHARE, MOST_EVICTIONS, MOST_RUNS, EvictionLog
 from baton.router.cache.replica import Caches, CacheSnapshotPart, CacheUpdate
+from baton.text.block_hash import block_hashes, root_hash
 
 LENGTH, PROMPTS, KEPT = 6, 4, 3
 WORKER = "w0"
@@ -191,6 +192,7 @@ def test_a_prompt_that_had_to_be_computed_as_a_whole_missed_nothing() -> None:
     assert autopsy(0, LOOK, Found(0)) == ()
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     blocks=st.integers(0, 30),
     hits=st.integers(0, 30),
@@ -205,3 +207,63 @@ def test_fates_cover_the_prompt_in_order_without_gaps(
     look = CacheLook(hits, True, 1.0, tuple(EvictedRun(each, 1.0, 2.0) for each in evicted))
     runs = autopsy(blocks, look, found, Held("a", elsewhere), Held("b", salted) if salted else NOWHERE)
     assert [place for run in runs for place in range(run.first, run.first + run.blocks)] == list(range(blocks))
+
+
+TOKENS, BLOCK_TOKENS = range(40), 4
+PLAIN, MINE, YOURS = (
+    block_hashes(root_hash(b"f", "float32", cache_salt=salt), TOKENS, BLOCK_TOKENS) for salt in ("", "mine", "yours")
+)
+
+
+@pytest.fixture
+def caches() -> Caches:
+    """`p0` has four blocks without a salt, `p1` six of them, and three under `yours`."""
+    caches = Caches()
+    for worker, blocks in (("p0", PLAIN[:4]), ("p1", PLAIN[:6] + YOURS[:3])):
+        caches.connected(worker)
+        caches.take_snapshot(worker, CacheSnapshotPart(0, 0, 1, blocks), now=0.0)
+    return caches
+
+
+def test_a_salted_prompt_finds_the_same_tokens_without_a_salt(caches: Caches) -> None:
+    assert caches.under_other_salt(MINE, PLAIN, "p1") == Held("p1", 6)
+    assert caches.under_other_salt(MINE, PLAIN[:2], "p0") == Held("p0", 2), "on the worker that is asked about"
+    assert caches.under_other_salt(MINE, PLAIN[:2], "p1") == Held("p1", 2)
+    assert caches.under_other_salt(MINE, PLAIN, "p0") == Held("p1", 6), "or where there is most"
+
+
+def test_a_prompt_without_a_salt_finds_the_same_tokens_under_one_that_was_seen(caches: Caches) -> None:
+    assert caches.under_other_salt(PLAIN, PLAIN, "p0") == NOWHERE, "its own blocks do not count"
+    caches.salted(YOURS, PLAIN)
+    assert caches.under_other_salt(PLAIN, PLAIN, "p0") == Held("p1", 3)
+
+
+def test_two_salts_find_each_other(caches: Caches) -> None:
+    caches.forget("p0")
+    caches.take_snapshot("p1", CacheSnapshotPart(1, 0, 1, YOURS[:3]), now=1.0)
+    assert caches.under_other_salt(MINE, PLAIN, "p1") == NOWHERE
+    caches.salted(YOURS, PLAIN)
+    assert caches.under_other_salt(MINE, PLAIN, "p1") == Held("p1", 3)
+    caches.salted(MINE, PLAIN)
+    assert caches.under_other_salt(MINE, PLAIN, "p1") == NOWHERE, "of a block the newest salt is kept"
+
+
+def test_blocks_under_different_salts_on_different_workers_do_not_add_up(caches: Caches) -> None:
+    caches.take_snapshot("p0", CacheSnapshotPart(1, 0, 1, MINE[:1]), now=1.0)
+    caches.salted(YOURS, PLAIN)
+    caches.salted(MINE[:1], PLAIN)
+    assert caches.under_other_salt(PLAIN, PLAIN, "p0") == Held("p0", 1)
+
+
+def test_where_the_names_without_a_salt_are_not_known_nothing_is_found(caches: Caches) -> None:
+    assert caches.under_other_salt(MINE, (), "p0") == NOWHERE
+
+
+def test_names_are_bounded_and_the_oldest_go() -> None:
+    names = SaltedNames(most_blocks=4)
+    names.add(PLAIN[:3], MINE[:3])
+    names.add(PLAIN[:1], MINE[:1])
+    names.add(PLAIN[3:6], MINE[3:6])
+    assert len(names) == 4
+    assert names.others(PLAIN[0], b"") == (PLAIN[0], MINE[0])
+    assert names.others(PLAIN[1], b"") == (PLAIN[1],)

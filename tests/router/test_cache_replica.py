@@ -6,6 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
 from baton.protos import cache_pb2
+from baton.router.cache.audit import LEAST_REQUESTS, RESYNC_PERIOD_S, WINDOW_REQUESTS, CacheAudit
 from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheReplica, CacheSnapshotPart, CacheUpdate
 from baton.router.cache.wire import changes as changes_of
@@ -126,12 +127,6 @@ def follow(*stored: bytes) -> tuple[CacheReplica, PrefixIndex]:
     return view, index
 
 
-def test_changes_are_followed_from_the_snapshot_on() -> None:
-    view, index = follow(BLOCKS[0])
-    assert not view.take_changes(CacheUpdate(6, (BLOCKS[1],), (BLOCKS[0],)), now=0.0)
-    assert (index.hits([BLOCKS[0]]).ready, index.hits([BLOCKS[1]]).ready) == ({}, {WORKER: 1})
-
-
 def test_a_gap_asks_for_a_snapshot_at_once_and_then_once_a_second() -> None:
     view, _ = follow()
     assert view.take_changes(CacheUpdate(7, (), ()), now=20.0)
@@ -169,3 +164,36 @@ def test_without_a_snapshot_blocks_are_assumed_least_recently_used_forgotten_fir
     assert len(index) == 0
     view.assume([BLOCKS[0]], capacity_blocks=3)
     assert len(index) == 0
+
+
+def test_tokens_are_counted_on_both_sides() -> None:
+    audit = CacheAudit()
+    for predicted, actual in ((64, 64), (64, 32), (0, 96)):
+        audit.take(predicted, actual)
+    assert (audit.checked_requests, audit.equal_requests) == (3, 1)
+    assert (audit.missing_tokens, audit.surplus_tokens) == (32, 96)
+
+
+def test_drift_is_that_of_the_newest_requests() -> None:
+    audit = CacheAudit()
+    audit.take(32, 0)
+    assert audit.drift == 1.0
+    for _ in range(WINDOW_REQUESTS):
+        audit.take(32, 32)
+    assert audit.drift == 0.0
+
+
+def test_much_drift_asks_for_a_resync_once_in_a_while() -> None:
+    audit = CacheAudit()
+
+    def drift() -> None:
+        for _ in range(LEAST_REQUESTS):
+            audit.take(32, 0)
+
+    audit.take(32, 0)
+    assert not audit.wants_resync(now=0.0), "one request is no drift"
+    drift()
+    assert audit.wants_resync(now=1.0)
+    drift()
+    assert not audit.wants_resync(now=2.0)
+    assert audit.wants_resync(now=1.0 + RESYNC_PERIOD_S)

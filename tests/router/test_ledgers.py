@@ -1,14 +1,13 @@
 """What placement is fed with: learned rates, recent work, where prompts part, sums of charges, shortlists."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.router.cache.fan_out import MIDWAY, PrefixFanOut
-from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, AttemptCharge, Charges, RecentWork, shortlist
+from baton.router.placement.cluster import ALL_UP_TO, HOLDERS, OTHERS, AttemptCharge, Charges, shortlist
 from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import UNMEASURED
 from baton.router.types.request import session_of
@@ -20,15 +19,6 @@ def test_a_worker_that_was_not_measured_is_taken_to_be_typical() -> None:
     rates.computed("a", tokens=5000, chunks_ms=1000.0)
     assert rates.of("a").prefill_tokens_per_s == pytest.approx(5000)
     assert rates.of("b").prefill_tokens_per_s == pytest.approx(5000)
-
-
-def test_newer_measurements_count_for_more() -> None:
-    rates = RateLedger()
-    for _ in range(20):
-        rates.computed("a", 1000, 1000.0)
-    for _ in range(20):
-        rates.computed("a", 4000, 1000.0)
-    assert 3500 < rates.of("a").prefill_tokens_per_s < 4000
 
 
 def test_a_first_short_prompt_does_not_make_a_worker_slow() -> None:
@@ -105,20 +95,6 @@ def test_links_and_bytes_of_kv_are_as_workers_say() -> None:
     assert rates.of("d").kv_bytes_per_token == rates.of("new").kv_bytes_per_token == 100
     rates.forget("d")
     assert rates.of("d").links_gb_per_s == {}
-
-
-def test_recent_work_fades_as_more_is_given_out_and_not_before() -> None:
-    recent = RecentWork()
-    recent.add("a", 1000, tokens_per_s=100.0)
-    assert recent.of("a") == 1000
-    seen = [recent.of("a")]
-    for _ in range(5):
-        recent.add("b", 1000, tokens_per_s=100.0)
-        seen.append(recent.of("a"))
-    assert all(later < earlier for earlier, later in pairwise(seen))
-    assert recent.of("b") > recent.of("a") > 0
-    recent.forget("a")
-    assert recent.of("a") == 0
 
 
 def test_a_next_turn_goes_on_from_the_end_of_a_prompt_and_others_part_midway() -> None:

@@ -3,8 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, Placement, place
@@ -84,27 +82,6 @@ def test_a_request_is_charged_shared_prompt_blocks_and_answers_of_bounded_length
     assert request.charged_blocks == blocks
 
 
-@pytest.mark.parametrize(
-    "short", [replace(DECODE, used_blocks=97), replace(DECODE, used_slots=8), replace(DECODE, limit_blocks=0)]
-)
-def test_without_credit_there_is_no_room_yet(short: WorkerView) -> None:
-    assert place(REQUEST, [PREFILL, short], POLICY) is NoRoom.NO_CREDIT
-    assert placed(REQUEST, PREFILL, short, replace(DECODE, endpoint="d1", tokens_in_flight=999)).decode == "d1"
-
-
-def test_what_no_idle_worker_could_hold_never_fits() -> None:
-    small = replace(DECODE, total_blocks=3, limit_blocks=3)
-    assert place(REQUEST, [PREFILL, small], POLICY) is NoRoom.TOO_LONG
-    assert place(replace(REQUEST, choices=9), [PREFILL, DECODE], POLICY) is NoRoom.TOO_MANY_CHOICES
-
-
-def test_choices_that_do_not_fit_together_are_taken_by_an_idle_worker() -> None:
-    wide = replace(REQUEST, choices=8)  # 2 + 8 x 2 blocks; one choice alone needs 4
-    small = replace(DECODE, total_blocks=10, limit_blocks=10)
-    assert placed(wide, PREFILL, small).decode == "d0"
-    assert place(wide, [PREFILL, replace(small, used_blocks=1)], POLICY) is NoRoom.NO_CREDIT
-
-
 def test_workers_of_another_fingerprint_do_not_count() -> None:
     assert place(REQUEST, [replace(PREFILL, fingerprint=b"g"), DECODE], POLICY) is NoRoom.NO_PREFILL_WORKER
     assert place(REQUEST, [PREFILL, replace(DECODE, fingerprint=b"g")], POLICY) is NoRoom.NO_DECODE_WORKER
@@ -138,18 +115,3 @@ def test_a_short_rest_of_a_cached_prompt_is_computed_where_the_prompt_lies(
     assert isinstance(placement, Placement)
     assert placement.local_prefill is (LocalPrefill.SHORT_SUFFIX if local else None)
     assert placement.prefill == (None if local else "p0")
-
-
-@given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 8), st.integers(0, 50)), min_size=1, max_size=6))
-def test_no_placement_exceeds_credit(loads: list[tuple[int, int, int]]) -> None:
-    decode = [
-        replace(DECODE, endpoint=f"d{i}", used_blocks=blocks, used_slots=slots, tokens_in_flight=tokens)
-        for i, (blocks, slots, tokens) in enumerate(loads)
-    ]
-    outcome = place(REQUEST, [PREFILL, *decode], POLICY)
-    if isinstance(outcome, Placement):
-        chosen = next(worker for worker in decode if worker.endpoint == outcome.decode)
-        assert chosen.used_blocks + REQUEST.charged_blocks <= chosen.limit_blocks
-        assert chosen.used_slots < chosen.limit_slots
-    else:
-        assert outcome is NoRoom.NO_CREDIT

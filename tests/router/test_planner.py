@@ -1,12 +1,22 @@
-"""The planner of roles: when it proposes a change, and that it never goes to and fro."""
+"""Roles of workers: when the planner proposes a change, and which worker may change."""
 
 import random
 from dataclasses import dataclass, replace
 
 import pytest
 
+from baton.process.errors import FailedPrecondition, NotFound
 from baton.process.registry.worker_record import WorkerRole
-from baton.router.placement.planner import Planner, PlannerTiming, PlannerVerdict, Pressure, Situation
+from baton.router.placement.cluster import Worker
+from baton.router.placement.planner import (
+    Planner,
+    PlannerTiming,
+    PlannerVerdict,
+    Pressure,
+    Situation,
+    endpoint_to_change,
+)
+from tests.router.clusters import BOTH, described, reported
 
 TIMING = PlannerTiming(hold_s=5.0, cool_down_s=30.0)
 LOOK_S = 2.5  # seldomer than the router does, which is harder: a few unlucky measurements count for more
@@ -138,10 +148,9 @@ class World:
         return max(self.prefill_work / prefill_workers, self.decode_work / (self.workers - prefill_workers))
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_a_thousand_clusters_settle_near_the_best_split_and_stay_there(part: int) -> None:
+def test_clusters_settle_near_the_best_split_and_stay_there() -> None:
     """Each from any split, under a load that stays; then the load moves once, and it settles again."""
-    for seed in range(part * 250, part * 250 + 250):
+    for seed in range(300):
         chance = random.Random(seed)
         workers = chance.randint(2, 16)
         world = World(chance, workers, chance.randint(1, workers - 1), 0.0, 0.0)
@@ -156,3 +165,35 @@ def test_a_thousand_clusters_settle_near_the_best_split_and_stay_there(part: int
             best = min(map(world.worst_with, range(1, workers)))
             assert world.worst <= max(1.15, best * 1.45), f"seed {seed}: {world}, best {best}"
             assert world.changes == abs(world.prefill_workers - started), f"seed {seed} went to and fro"
+
+
+def worker(name: str, roles: tuple[WorkerRole, ...] = BOTH, model: bytes = b"f", draining: bool = False) -> Worker:
+    role = WorkerRole(name.partition("-")[0])
+    description = described(name, role, fingerprint=model, roles=roles)
+    return Worker(f"{name}:1", role, True, True, description, 1, reported(draining=draining))
+
+
+def test_one_of_two_may_change_and_one_that_is_so_already_need_not() -> None:
+    workers = [worker("prefill-0"), worker("prefill-1"), worker("decode-0")]
+    assert endpoint_to_change(workers, "prefill-1", WorkerRole.DECODE) == "prefill-1:1"
+    assert endpoint_to_change(workers, "decode-0", WorkerRole.DECODE) is None
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [worker("decode-0"), worker("prefill-0")],  # the last one
+        [worker("decode-0"), worker("decode-1", draining=True)],  # the other one is leaving
+        [worker("decode-0"), worker("decode-1", model=b"g")],  # the other one serves another model
+        [worker("decode-0", roles=()), worker("decode-1")],  # it has one for life
+        [worker("decode-0", draining=True), worker("decode-1")],  # it is changing already
+    ],
+)
+def test_otherwise_it_is_refused(workers: list[Worker]) -> None:
+    with pytest.raises(FailedPrecondition):
+        endpoint_to_change(workers, "decode-0", WorkerRole.PREFILL)
+
+
+def test_a_worker_that_nobody_knows_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        endpoint_to_change([worker("decode-0")], "decode-7", WorkerRole.PREFILL)

@@ -71,23 +71,6 @@ def test_ready_and_expected_blocks_are_told_apart(steps: list[tuple[str, str]]) 
     assert index.hits(chain("xxxyyyx")).ready["w1"] == 6
 
 
-def test_a_burst_of_siblings_finds_the_first_ones_blocks_on_their_way() -> None:
-    index = PrefixIndex()
-    index.expect("w0", 1, chain("xxxx"))
-    assert index.hits(chain("xxxy")) == ({"w0": 3}, {})
-    index.store("w0", chain("xxxx"))
-    assert list(index.settle("w0", 1)) == []
-    assert index.hits(chain("xxxy")) == ({"w0": 3}, {"w0": 3})
-
-
-def test_what_a_failed_prompt_was_to_make_is_not_expected_any_more() -> None:
-    index = PrefixIndex()
-    index.expect("w0", 1, chain("xx"))
-    assert list(index.settle("w0", 1)) == chain("xx")
-    assert index.hits(chain("xx")) == ({}, {})
-    assert len(index) == 0
-
-
 def test_predictions_of_other_routers_make_room_for_newer_ones() -> None:
     index = PrefixIndex()
     for number in range(ELSEWHERE_CHAINS + 1):

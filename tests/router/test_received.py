@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.router.request.answer import NotRepeated, RequestAnswer
+from baton.router.request.answer import BestOf, NotRepeated, RequestAnswer
 from baton.router.request.resume import ReceivedAnswer, ReceivedChoice, ResumeFilter
 from baton.router.trace.record import AnswerInProgress
 from baton.router.types.events import NewTokens, SequenceEnd, TokenLogprob
@@ -159,3 +160,17 @@ def test_a_delta_that_the_client_has_half_of_is_cut() -> None:
     token_ids = tuple(TOKENIZER.encode("abcd").ids)
     resumed = ResumeFilter(answer(stops=()), 1, ReceivedAnswer({0: ReceivedChoice(token_ids[:2], 2)}))
     assert resumed.take(NewTokens(0, 0, token_ids, None)) == [Delta(0, 2, token_ids[2:], "cd")]
+
+
+class Ended:
+    """An answer whose choices have all ended; what comes behind that says nothing."""
+
+    done = True
+
+    def take(self, released: NewTokens) -> tuple[Any, ...]:
+        raise AssertionError("nothing is taken any more")
+
+
+def test_what_comes_behind_the_last_end_tells_nothing_again() -> None:
+    best = BestOf(cast(RequestAnswer, Ended()), 1, with_logprobs=False)
+    assert best.take(cast(NewTokens, None)) == ()

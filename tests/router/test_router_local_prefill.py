@@ -35,6 +35,8 @@ async def late(pair: FakePair) -> None:
 
 @pytest.mark.usefixtures("alone")
 async def test_a_decode_worker_alone_answers_everything(stack: Stack) -> None:
+    await stack.ready()
+    assert (await stack.status()).detail == "", "by design it lacks no prefill worker"
     responses = await stack.generate("hello", n=2, max_tokens=5)
     assert [text_of(responses, choice) for choice in range(2)] == ["hello", "elloh"]
     start = await stack.decode.received("start")
@@ -45,12 +47,6 @@ async def test_a_decode_worker_alone_answers_everything(stack: Stack) -> None:
     assert (timings.prefill_pid, timings.transport, timings.transfer_bytes) == (timings.decode_pid, "", 0)
     await idle(stack)
     assert not [c for c in stack.decode.commands if c.WhichOneof("command") == "cancel"]
-
-
-@pytest.mark.usefixtures("alone")
-async def test_a_router_without_prefill_workers_by_design_lacks_nothing(stack: Stack) -> None:
-    await stack.ready()
-    assert (await stack.status()).detail == ""
 
 
 @pytest.mark.usefixtures("alone")
@@ -66,13 +62,6 @@ async def test_both_sums_hold_where_the_decode_worker_computes_the_prompt(stack:
     parts = ("router_queue", "route", "prefill_queue", "prefill", "return")
     assert sum(float(str(root[f"baton.{part}_ms"])) for part in parts) == pytest.approx(root["baton.ttft_ms"], abs=2.0)
     assert root["baton.first_step_ms"] == root["baton.token_gap_ms"]
-
-
-@pytest.mark.usefixtures("alone")
-async def test_an_answer_of_one_token_leaves_nothing_to_cancel(stack: Stack) -> None:
-    assert text_of(await stack.generate(max_tokens=1)) == "h"
-    await idle(stack)
-    assert not [c for c in stack.decode.commands if c.WhichOneof("command") == "cancel"]
 
 
 @pytest.fixture

@@ -98,14 +98,6 @@ async def test_a_choice_that_only_prefill_knew_of_is_made_again(stack: Stack) ->
     assert [tokens_of(responses, choice) for choice in range(2)] == [echo(encode("hello"), c)[:4] for c in range(2)]
 
 
-async def test_a_worker_that_nobody_listens_for_any_more_is_lost_at_once(stack: Stack) -> None:
-    await stack.ready()
-    began_s = time.monotonic()
-    await stack.decode.stop()
-    await stack.until(lambda status: not status.ready)
-    assert time.monotonic() - began_s < NOTICED_S
-
-
 @pytest.mark.parametrize("settings", [{"session_silence_s": 1.0}], indirect=True)
 async def test_an_answer_of_a_worker_that_hangs_goes_on_and_its_late_output_is_dropped(stack: Stack) -> None:
     answer, start = await cut(stack, 4, max_tokens=8)

@@ -1,9 +1,6 @@
 """Who gets no more work for a while: pairs whose transfers fail, and workers that take no steps."""
 
 from dataclasses import replace
-from typing import Any
-
-import pytest
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import (
@@ -11,35 +8,20 @@ from baton.router.placement.cluster import (
     FIRST_S,
     LAST_S,
     STALLED_S,
-    SUCCESSES,
-    Cluster,
     PairCircuitBreaker,
-    StallDetector,
 )
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, Placement, place
 from baton.router.types.placement import PlacementRequest, WorkerView
-from baton.router.types.worker import ModelDescription, PoolBlocks, WorkerDescription, WorkerReport
 from tests.fixtures.router_defaults import make_policy
+from tests.router.clusters import cluster_of, reported
 
 PAIR = ("p0", "d0")
-MODEL = ModelDescription("m", "", 128, 257, "float32", 4)
-REPORT = WorkerReport(100, 8, PoolBlocks(100, 100, 0, 0, 0, 0), 0, 1, 0, draining=False, steps=7)
+REPORT = reported(running_sequences=1, steps=7)
 
 
 def fail(pairs: PairCircuitBreaker, times: int, now: float) -> None:
     for _ in range(times):
         pairs.failed(PAIR, now)
-
-
-def test_a_pair_is_set_aside_after_several_failures_in_a_row_and_not_for_ever() -> None:
-    pairs = PairCircuitBreaker()
-    fail(pairs, FAILURES - 1, 0.0)
-    pairs.succeeded(PAIR)
-    fail(pairs, FAILURES - 1, 0.0)
-    assert pairs.broken(0.0) == frozenset()
-    fail(pairs, 1, 0.0)
-    assert pairs.broken(FIRST_S - 0.1) == {PAIR}
-    assert pairs.broken(FIRST_S) == frozenset()
 
 
 def test_one_that_fails_again_at_once_is_set_aside_for_longer_up_to_a_bound() -> None:
@@ -51,15 +33,6 @@ def test_one_that_fails_again_at_once_is_set_aside_for_longer_up_to_a_bound() ->
         fail(pairs, 1, now)
         aside_s = min(LAST_S, 2 * aside_s)
         assert pairs.broken(now + aside_s - 0.1) == {PAIR}
-
-
-def test_several_successes_clear_it() -> None:
-    pairs = PairCircuitBreaker()
-    fail(pairs, FAILURES, 0.0)
-    for _ in range(SUCCESSES):
-        pairs.succeeded(PAIR)
-    fail(pairs, 1, FIRST_S + 1)
-    assert pairs.broken(FIRST_S + 1) == frozenset()
 
 
 def test_a_process_that_is_gone_takes_its_troubles_along() -> None:
@@ -89,35 +62,12 @@ def test_a_pair_apart_is_not_put_together() -> None:
         assert (placement.prefill, placement.decode) not in broken_pairs
 
 
-@pytest.mark.parametrize("preferred", ["d0", "d1"])
-def test_the_decode_worker_that_did_not_fail_keeps_the_request(preferred: str) -> None:
-    request = PlacementRequest(b"f", 4, 20, 8, 1, preferred_decode=preferred)
-    placement = place(request, views("p0", "d0", "d1"), make_policy())
-    assert isinstance(placement, Placement) and placement.decode == preferred
-    gone = place(replace(request, preferred_decode="d7"), views("p0", "d0"), make_policy())
-    assert isinstance(gone, Placement) and gone.decode == "d0"
-
-
 def test_where_every_pair_is_apart_decode_computes_the_prompt() -> None:
     assert placed({("p0", "d0")}, "p0", "d0").local_prefill is LocalPrefill.PREFILL_WORKERS_FAILED
 
 
-@pytest.mark.parametrize("work", [{"running_sequences": 1}, {"pending_tokens": 5}, {"waiting_requests": 1}])
-def test_a_worker_with_work_and_no_steps_stalls_until_the_next_step(work: dict[str, Any]) -> None:
-    progress, idle = StallDetector(), replace(REPORT, running_sequences=0)
-    busy = replace(idle, **work)
-    assert not progress.stalls(busy, 0.0)
-    assert not progress.stalls(busy, STALLED_S)
-    assert progress.stalls(busy, STALLED_S + 0.1)
-    assert not progress.stalls(replace(busy, steps=8), STALLED_S + 0.2)
-    assert not progress.stalls(idle, 10 * STALLED_S)
-    assert not progress.stalls(replace(busy, steps=8), 10 * STALLED_S + 1)
-
-
 def test_a_stalled_worker_is_not_placed_upon() -> None:
-    cluster = Cluster()
-    cluster.add("d", WorkerRole.DECODE)
-    cluster.connected("d", WorkerDescription("d-0", WorkerRole.DECODE, 1, b"f", MODEL, 100, 8), epoch=1)
+    cluster = cluster_of({"d": WorkerRole.DECODE})
     for now, available in ((0.0, 1), (STALLED_S + 1.0, 0)):
         cluster.reported("d", REPORT)
         cluster.measure("d", REPORT, now)

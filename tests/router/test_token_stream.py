@@ -47,42 +47,24 @@ def interleavings(draw: st.DrawFn) -> tuple[list[list[int]], list[SequenceOutput
 
 
 @settings(max_examples=120, deadline=None)
-@given(interleavings())
-def test_any_interleaving_gives_the_same_contiguous_answer(
-    drawn: tuple[list[list[int]], list[SequenceOutput]],
-) -> None:
-    answers, messages = drawn
-    stream = begun(len(answers))
-    got: list[list[int]] = [[] for _ in answers]
-    ends: list[SequenceEnd | None] = [None for _ in answers]
-    for message in messages:
-        released = take(stream, message)
-        if released is not None:
-            assert released.offset == len(got[released.choice])
-            assert ends[released.choice] is None
-            got[released.choice].extend(released.token_ids)
-            ends[released.choice] = released.end
-    assert got == answers
-    assert ends == [SequenceEnd.LENGTH] * len(answers)
-
-
-@settings(max_examples=120, deadline=None)
 @given(interleavings(), st.lists(st.integers(1, 5), max_size=10))
-def test_any_number_of_messages_at_once_gives_the_same_answer(
+def test_token_stream_gives_the_same_answer_for_any_interleaving_and_batches(
     drawn: tuple[list[list[int]], list[SequenceOutput]], sizes: list[int]
 ) -> None:
     answers, messages = drawn
     stream = begun(len(answers))
     got: list[list[int]] = [[] for _ in answers]
-    ended = 0
+    ends: dict[int, SequenceEnd] = {}
     for size in (*sizes, len(messages)):
         batch, messages = deque(messages[:size]), messages[size:]
         for released in stream.take_all(batch):
             assert released.offset == len(got[released.choice])
+            assert released.choice not in ends
             got[released.choice].extend(released.token_ids)
-            ended += released.end is not None
+            ends |= {} if released.end is None else {released.choice: released.end}
         assert not batch
-    assert got == answers and ended == len(answers)
+    assert got == answers
+    assert ends == dict.fromkeys(range(len(answers)), SequenceEnd.LENGTH)
 
 
 def test_what_came_before_an_inconsistent_output_goes_out_before_the_error() -> None:

@@ -6,12 +6,12 @@ from importlib.util import find_spec
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]
 
-from baton.cli.commands import adapter, ask, cache, inspect, installation, keys, offline, reload, up
+from baton.cli.commands import adapter, ask, cache, change, inspect, installation, keys, offline, up
 from baton.cli.options import VARIABLES_PREFIX, status_legend
 from baton.launch import CommandFailed
 from baton.process.config import ConfigError
 
-# Flags of pytest, such as -h, are passed on.
+# `baton test` passes unknown flags, such as -h, to pytest.
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": ["--help"]}
 
 app = typer.Typer(
@@ -25,7 +25,7 @@ app = typer.Typer(
 SERVE, ASK, WATCH, CHANGE, MEASURE, INSTALLATION = (
     "Serve", "Ask", "Watch and explain", "Change a running service", "Plan and measure", "Installation",
 )  # fmt: skip
-# Each flag of `up` has a variable, as the flags of the processes that it starts have.
+# Each flag of `up` is also a BATON_* variable, like the flags of the processes that it starts.
 app.command(rich_help_panel=SERVE, context_settings={"auto_envvar_prefix": VARIABLES_PREFIX})(up.up)
 app.add_typer(keys.app, name="keys", rich_help_panel=SERVE)
 app.command(rich_help_panel=SERVE)(keys.certs)
@@ -43,7 +43,7 @@ for command in (
 for command in (inspect.explain, inspect.trace):  # renamed; for one more release
     app.command(rich_help_panel=WATCH, hidden=True)(command)
 app.add_typer(adapter.app, name="adapter", rich_help_panel=CHANGE)
-for command in (reload.reload, inspect.role):
+for command in (change.reload, change.role):
     app.command(rich_help_panel=CHANGE)(command)
 app.add_typer(cache.app, name="cache", rich_help_panel=CHANGE)
 app.command(rich_help_panel=MEASURE)(offline.plan)

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -37,58 +38,40 @@ class OwnerLine:
     blocks: int
 
 
-def segment_lines(disk: RealDisk) -> Iterator[SegmentLine]:
-    """Yield all files. Raises: OSError."""
-    for owner in disk.owners():
-        for found in disk.segments(owner):
-            yield _line(disk, found)
-
-
-def owner_lines(disk: RealDisk) -> list[OwnerLine]:
-    """Return all workers with files. Raises: OSError."""
-    lines = []
-    for owner in disk.owners():
-        files = [_line(disk, found) for found in disk.segments(owner)]
-        size_bytes, blocks = sum(each.size_bytes for each in files), sum(each.blocks for each in files)
-        lines.append(OwnerLine(owner, _runs(disk, owner), len(files), size_bytes, blocks))
-    return lines
-
-
 def show_segments(directory: Path, as_json: bool) -> None:
     """Print the files. Raises: CommandFailed."""
-    try:
-        for line in segment_lines(_disk(directory)):
+    with _opened(directory) as disk:
+        for line in (_line(disk, found) for owner in disk.owners() for found in disk.segments(owner)):
             if as_json:
                 print(json.dumps(asdict(line)))
-            else:
-                held = (
-                    f"{line.blocks} blocks of {format_bytes(line.block_bytes)}" if line.block_bytes else "not readable"
-                )
-                print(f"{line.worker:<20} {line.segment:>8} {format_bytes(line.size_bytes):>10}  {held}  {line.model}")
-    except OSError as error:
-        raise _failed(error) from error
+                continue
+            content = (
+                f"{line.blocks} blocks of {format_bytes(line.block_bytes)}" if line.block_bytes else "not readable"
+            )
+            print(f"{line.worker:<20} {line.segment:>8} {format_bytes(line.size_bytes):>10}  {content}  {line.model}")
 
 
 def show_owners(directory: Path, as_json: bool) -> None:
-    """Print the workers. Raises: CommandFailed."""
-    try:
-        lines = owner_lines(_disk(directory))
-    except OSError as error:
-        raise _failed(error) from error
-    for line in lines:
-        if as_json:
-            print(json.dumps(asdict(line)))
-        else:
-            runs = "runs" if line.runs else "does not run"
-            print(f"{line.worker:<20} {format_bytes(line.size_bytes):>10} {line.blocks:>9} blocks  {runs}")
+    """Print the workers with files. Raises: CommandFailed."""
+    total_bytes = 0
+    with _opened(directory) as disk:
+        for owner in disk.owners():
+            files = [_line(disk, found) for found in disk.segments(owner)]
+            size_bytes, blocks = sum(each.size_bytes for each in files), sum(each.blocks for each in files)
+            runs, total_bytes = _runs(disk, owner), total_bytes + size_bytes
+            if as_json:
+                print(json.dumps(asdict(OwnerLine(owner, runs, len(files), size_bytes, blocks))))
+            else:
+                state = "runs" if runs else "does not run"
+                print(f"{owner:<20} {format_bytes(size_bytes):>10} {blocks:>9} blocks  {state}")
     if not as_json:
-        print(f"{'all':<20} {format_bytes(sum(line.size_bytes for line in lines)):>10}")
+        print(f"{'all':<20} {format_bytes(total_bytes):>10}")
 
 
 def clear_owners(directory: Path, worker: str | None) -> int:
     """Remove files; return 1 if a running worker kept its own, else 0. Raises: CommandFailed."""
-    disk, left = _disk(directory), 0
-    try:
+    kept = False
+    with _opened(directory) as disk:
         owners = [owner for owner in disk.owners() if worker in (None, owner)]
         if worker is not None and not owners:
             raise CommandFailed(f"{directory} has no files of {worker}")
@@ -97,7 +80,7 @@ def clear_owners(directory: Path, worker: str | None) -> int:
                 claim = disk.claim(owner)
             except OwnerBusy:
                 print(f"{owner} is running: its files are kept", file=sys.stderr)
-                left += 1
+                kept = True
                 continue
             try:
                 found = disk.segments(owner)
@@ -106,15 +89,18 @@ def clear_owners(directory: Path, worker: str | None) -> int:
             finally:
                 claim.release()
             print(f"{owner}: {len(found)} files of {format_bytes(sum(each.size_bytes for each in found))} removed")
-    except OSError as error:
-        raise _failed(error) from error
-    return 1 if left else 0
+    return 1 if kept else 0
 
 
-def _disk(directory: Path) -> RealDisk:
+@contextmanager
+def _opened(directory: Path) -> Iterator[RealDisk]:
+    """Open a directory of --kv-tier-dir. Raises: CommandFailed, also for an OSError of the block."""
     if not directory.is_dir():
         raise CommandFailed(f"{directory} is not a directory")
-    return RealDisk(directory)
+    try:
+        yield RealDisk(directory)
+    except OSError as error:
+        raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
 
 
 def _line(disk: RealDisk, found: SegmentSize) -> SegmentLine:
@@ -139,7 +125,3 @@ def _runs(disk: RealDisk, owner: str) -> bool:
     except OwnerBusy:
         return True
     return False
-
-
-def _failed(error: OSError) -> CommandFailed:
-    return CommandFailed(f"{error.filename or 'the directory'}: {error.strerror or error}")

@@ -1,11 +1,18 @@
-"""Flags of `baton adapter`."""
+"""`baton adapter`: load, list and unload LoRA adapters over a router's admin port."""
 
+import json as json_module
+from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
+
+LOAD_TIMEOUT_S = 90.0  # longer than the router waits for its workers
+UNLOAD_MARGIN_S = 5.0
+STILL_USED = 3  # exit code
 
 app = typer.Typer(help="Load, list and unload LoRA adapters of a running service.", no_args_is_help=True)
 
@@ -22,17 +29,31 @@ def load(
     admin: options.Admin = None,
 ) -> None:
     """Load an adapter on all workers. If one worker refuses, none keeps it."""
-    from baton.cli.adapters.command import load_adapter
+    from baton.cli.connection import admin_client
 
-    raise typer.Exit(load_adapter(admin or options.admin_target_of(target), name, path, replace))
+    folder = str(Path(path).expanduser().resolve())
+    with admin_client(admin or options.admin_target_of(target)) as client:
+        worker_ids = client.load_adapter(name, folder, replace=replace, timeout_s=LOAD_TIMEOUT_S)
+    print(f"{name} is loaded on {', '.join(worker_ids)}")
 
 
 @app.command("list")
 def list_(json: options.Json = False, target: options.Target = DEFAULT_TARGET, admin: options.Admin = None) -> None:
     """List adapters, the workers that have them, and why others do not."""
-    from baton.cli.adapters.command import list_adapters
+    from baton.cli.connection import admin_client
 
-    raise typer.Exit(list_adapters(admin or options.admin_target_of(target), json))
+    with admin_client(admin or options.admin_target_of(target)) as client:
+        adapters = client.adapters()
+    if json:
+        print(json_module.dumps([asdict(each) for each in adapters]))
+        return
+    for each in adapters:
+        origin = "from the start" if each.started else each.path or "unloaded, requests still run with it"
+        print(f"{each.name}  {each.digest[:16]}  {origin}  on {', '.join(each.worker_ids) or 'no worker'}")
+        for worker_id, why in each.missing.items():
+            print(f"  not on {worker_id}: {why or 'it is being loaded'}")
+    if not adapters:
+        print("no adapters")
 
 
 @app.command()
@@ -46,6 +67,16 @@ def unload(
 
     Exit code 3: some requests still run after --wait; they continue.
     """
-    from baton.cli.adapters.command import unload_adapter
+    from baton.cli.connection import admin_client
+    from baton.client import ModelNotFound
+    from baton.launch import CommandFailed
 
-    raise typer.Exit(unload_adapter(admin or options.admin_target_of(target), name, wait))
+    try:
+        with admin_client(admin or options.admin_target_of(target)) as client:
+            worker_ids = client.unload_adapter(name, wait_s=wait, timeout_s=wait + UNLOAD_MARGIN_S)
+    except ModelNotFound as error:
+        raise CommandFailed(error.message) from error
+    if worker_ids:
+        print(f"{name} gets no new requests; some still run with it on {', '.join(worker_ids)}")
+        raise typer.Exit(STILL_USED)
+    print(f"{name} is unloaded")

@@ -1,8 +1,8 @@
-"""Flags of `baton status`, `top`, `health`, `why`, `timeline`, `role` and `bundle`."""
+"""Flags of `baton status`, `top`, `health`, `why`, `timeline` and `bundle`."""
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -147,19 +147,6 @@ def timeline(
     from baton.cli.timeline.command import write_timeline
 
     raise typer.Exit(write_timeline(request_id, last, out, admin or options.admin_target_of(target)))
-
-
-def role(
-    worker_id: Annotated[str, typer.Argument(help="Id of the worker in `baton status`.")],
-    role: Annotated[Literal["prefill", "decode"], typer.Argument(help="New role.")],
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait until it serves in the new role.")] = 90,
-    target: options.Target = DEFAULT_TARGET,
-    admin: options.Admin = None,
-) -> None:
-    """Drain a worker and let it serve in another role with the same weights. No request is dropped."""
-    from baton.cli.role import change_role
-
-    raise typer.Exit(change_role(admin or options.admin_target_of(target), worker_id, role, timeout))
 
 
 def bundle(

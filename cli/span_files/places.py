@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from baton.launch import CommandFailed
-from baton.process.config import ConfigError, TelemetryConfig, read_config
+from baton.launch.log_files import newest_first
+from baton.process.config import TelemetryConfig, read_config
 from baton.process.private_files import private_folder, write_private
 from baton.process.telemetry.collector import Collector
 
@@ -13,11 +14,8 @@ KEPT = 5
 
 
 def chosen_collector(trace_file: Path | None = None) -> Collector | None:
-    """Return the collector that gets traces instead of a file. Raises: CommandFailed."""
-    try:
-        collector = read_config(TelemetryConfig, ()).collector
-    except ConfigError as error:
-        raise CommandFailed(str(error)) from error
+    """Return the collector that gets traces instead of a file. Raises: ConfigError, CommandFailed."""
+    collector = read_config(TelemetryConfig, ()).collector
     if collector is not None and trace_file is not None:
         raise CommandFailed(f"--trace-file: traces go to OTEL_EXPORTER_OTLP_ENDPOINT ({collector}); unset one of them")
     return collector
@@ -30,7 +28,7 @@ def begin_trace_file(folder: Path, port: int, collector: Collector | None = None
     """
     path = private_folder(folder) / f"traces-{port}.jsonl"
     write_private(path, "" if collector is None else json.dumps({"sent_to": str(collector)}) + "\n")
-    for old in _newest_first(folder)[KEPT:]:
+    for old in newest_first(folder.glob(PATTERN))[KEPT:]:
         old.unlink(missing_ok=True)
     return path
 
@@ -40,7 +38,3 @@ def collector_of(path: Path) -> str | None:
     with path.open(encoding="utf-8", errors="replace") as lines:
         first = next(lines, "")
     return json.loads(first)["sent_to"] if first.startswith('{"sent_to":') else None
-
-
-def _newest_first(folder: Path) -> list[Path]:
-    return sorted(folder.glob(PATTERN), key=lambda path: path.stat().st_mtime_ns, reverse=True)

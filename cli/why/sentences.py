@@ -2,10 +2,11 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
-from baton.cli.layout import count, ms, percent, seconds
-from baton.cli.why.words import CAUSES, age, culprit
-from baton.client import BlockRun, CacheAutopsy, RequestDrafts, RequestWhy
+from baton.cli.layout import count, ms, percent
+from baton.cli.why.words import cause, fate
+from baton.client import CacheAutopsy, RequestDrafts, RequestWhy
 
 NAMED_SHARE = 0.05
 NAMED = 2
@@ -13,7 +14,7 @@ NAMED = 2
 
 
 def sentences(found: RequestWhy) -> tuple[str, ...]:
-    """Return all sentences."""
+    """Return the sentences on first token, stalls, drafts and cache."""
     return first_token(found), stalls(found), *([drafts(found.drafts)] if found.drafts else []), cached(found)
 
 
@@ -52,15 +53,14 @@ def stalls(found: RequestWhy) -> str:
     total_ms = sum(stall.gap_ms for stall in shown)
     of = f"the longest {len(shown)} of {found.stall_count} stalls" if found.stall_count > len(shown) else None
     head = of or count(found.stall_count, "stall")
-    blamed: defaultdict[tuple[str, str], float] = defaultdict(float)
+    blamed: defaultdict[str, float] = defaultdict(float)
     for stall in shown:
         for part in stall.causes:
-            blamed[part.cause, part.culprit] += part.ms
+            blamed[cause(part, placed.request_id)] += part.ms
     text = f"{head[0].upper()}{head[1:]} between its tokens took {ms(total_ms)} ({usual})"
     if not blamed:
         return f"{text}, of unknown cause."
-    (cause, request_id), largest_ms = max(blamed.items(), key=lambda item: item[1])
-    words = CAUSES.get(cause, cause.replace("_", " ")) + culprit(request_id, placed.request_id)
+    words, largest_ms = max(blamed.items(), key=lambda item: item[1])
     return f"{text}, {ms(largest_ms)} of it because of {words}."
 
 
@@ -89,39 +89,23 @@ def cached(found: RequestWhy) -> str:
     total, hits = blocks.total(), blocks["cached"] + blocks["expected"]
     text = f"Of the {count(total, 'block')} of its prompt, {cache.worker_id} had {hits or 'none'} in its cache"
     text += ", as predicted" if cache.expected_blocks == hits else f" ({cache.expected_blocks} were predicted)"
-    missed = [_missed(fate, number, cache) for fate, number in blocks.most_common() if fate not in _HITS]
+    missed = [_missed(name, number, cache) for name, number in blocks.most_common() if name not in _HITS]
     return f"{text}; {listed(missed)}." if missed else f"{text}."
 
 
 _HITS = ("cached", "expected")
 
 
-def _missed(fate: str, number: int, cache: CacheAutopsy) -> str:
-    runs = [run for run in cache.runs if run.fate == fate]
-    were, worker = "was" if number == 1 else "were", next((run.worker_id for run in runs if run.worker_id), "")
-    match fate:
-        case "fetched":
-            return f"{number} {were} fetched from {worker or 'another worker'}"
-        case "loaded":
-            return f"{number} {were} loaded from files"
-        case "gone":
-            return f"{number} {were} evicted before its turn"
-        case "evicted":
-            return f"{number} {were} evicted there {_ages(runs)} before"
-        case "elsewhere":
-            return f"{number} {were} on {worker} and not fetched"
-        case "other_salt":
-            return f"{number} {were} on {worker} under another cache salt or none"
-        case "never":
-            return f"{number} {were} not cached in the {seconds(cache.known_s)} that are known"
-        case "unknown":
-            return f"{number} {were} unknown, as {cache.worker_id} does not report its cache"
-        case _:
-            return f"{number} {were} {fate}"
-
-
-def _ages(runs: Sequence[BlockRun]) -> str:
-    return age(min(run.least_age_s for run in runs), max(run.most_age_s for run in runs))
+def _missed(fate_name: str, number: int, cache: CacheAutopsy) -> str:
+    """Say what became of all blocks of one fate."""
+    runs = [run for run in cache.runs if run.fate == fate_name]
+    together = replace(
+        runs[0],
+        worker_id=next((run.worker_id for run in runs if run.worker_id), ""),
+        least_age_s=min(run.least_age_s for run in runs),
+        most_age_s=max(run.most_age_s for run in runs),
+    )
+    return f"{number} {'was' if number == 1 else 'were'} {fate(together, cache)}"
 
 
 def listed(parts: Sequence[str]) -> str:

@@ -6,12 +6,10 @@ from baton.cli.layout import Column, count, ms, percent, seconds, table, wrapped
 from baton.cli.why.placement import placement_lines
 from baton.cli.why.sentences import sentences
 from baton.cli.why.waterfall import TO_FIRST_TOKEN, TO_SECOND_TOKEN
-from baton.cli.why.words import cause, fate
+from baton.cli.why.words import SHOWN_SHARE, fate, stall_lines
 from baton.client import BlockRun, CacheAutopsy, ColocatedPrefill, RequestWhy
 
 WIDTH = 80
-SHOWN_SHARE = 0.02
-"""Least share of a stall that a cause needs, and of a sum that an overlap needs, to be shown; --json has all."""
 
 
 def lines(found: RequestWhy) -> Iterator[str]:
@@ -24,7 +22,10 @@ def lines(found: RequestWhy) -> Iterator[str]:
     for sentence in sentences(found):
         yield from wrapped([sentence], WIDTH, "")
     yield from _stages(found)
-    yield from _stalls(found)
+    if found.stalls:
+        yield ""
+        yield "stalls" if found.stall_count <= len(found.stalls) else f"the longest of {found.stall_count} stalls"
+        yield from stall_lines(found.stalls, placed.request_id, WIDTH)
     yield ""
     yield from placement_lines(found.placed, WIDTH)
     if found.cache is not None:
@@ -57,23 +58,6 @@ def _stages(found: RequestWhy) -> Iterator[str]:
         )
         yield ""
         yield from table(columns, rows)
-
-
-def _stalls(found: RequestWhy) -> Iterator[str]:
-    if not found.stalls:
-        return
-    yield ""
-    yield "stalls" if found.stall_count <= len(found.stalls) else f"the longest of {found.stall_count} stalls"
-    for stall in found.stalls:
-        worth = [part for part in stall.causes if part.ms >= SHOWN_SHARE * stall.gap_ms]
-        causes = "; ".join(cause(part, found.placed.request_id) + _detail(part.detail) for part in worth)
-        usual = f"usual {ms(stall.usual_ms)}"
-        head = f"  {ms(stall.gap_ms):>8} until {seconds(stall.at_ms / 1e3)} after the arrival: "
-        yield from wrapped([head + (f"{causes}; {usual}" if causes else usual)], WIDTH, "    ")
-
-
-def _detail(detail: str) -> str:
-    return f" ({detail})" if detail else ""
 
 
 def _cache(cache: CacheAutopsy) -> Iterator[str]:

@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from baton.cli.layout import GAP, ms, wrapped
-from baton.client import RecentRequest, RequestDrafts, RequestStages, RequestStall
+from baton.cli.layout import ms, wrapped
+from baton.cli.why.sentences import drafts
+from baton.cli.why.words import stall_lines
+from baton.client import RecentRequest, RequestStages
 
 TO_FIRST_TOKEN = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_queue_ms", "prefill_ms", "return_ms")
 TO_SECOND_TOKEN = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
 LATER_TOKENS, UNFINISHED = "later tokens", "unfinished"
 MARK = "!"
-STALL_CAUSES = 4  # shown per stall
 _NAME, _TIME = 17, 9  # characters
 
 
@@ -55,8 +56,9 @@ def _heading(request: RecentRequest) -> Iterator[str]:
     cached = f" ({request.cached_tokens} cached)" if request.cached_tokens else ""
     attempts = [f"{request.attempts} attempts"] if request.attempts > 1 else []
     tokens = f"{request.prompt_tokens} prompt tokens{cached}, {request.generated_tokens} generated"
-    drafts = [f"drafts: {_draft_phrase(request.drafts)}"] if request.drafts is not None else []
-    yield " · ".join((path_of(request), tokens, *drafts, *attempts))
+    yield " · ".join((path_of(request), tokens, *attempts))
+    if request.drafts is not None:
+        yield drafts(request.drafts)
     times = [f"TTFT {ms(request.stages.ttft_ms)}" if request.stages.ttft_ms else "no token yet"]
     if request.tbt is not None:
         tbt = request.tbt
@@ -90,26 +92,7 @@ def _stall_lines(request: RecentRequest, width: int) -> Iterator[str]:
     many = f"the longest {len(request.stalls)} of " if request.stall_count > len(request.stalls) else ""
     yield ""
     yield f"stalls ({many}{request.stall_count}), marked {MARK}:"
-    for stall in sorted(request.stalls, key=lambda each: -each.gap_ms):
-        yield from (GAP + line for line in wrapped([_sentence(stall)], width - len(GAP), break_ids=True))
-
-
-def _sentence(stall: RequestStall) -> str:
-    parts = [
-        f"{part.cause.replace('_', ' ')} {part.ms:.0f} ms"
-        + (f" by {part.culprit}" if part.culprit else "")
-        + (f" ({part.detail})" if part.detail else "")
-        for part in stall.causes[:STALL_CAUSES]
-    ]
-    total = " + ".join([*parts, f"usual {stall.usual_ms:.0f} ms"])
-    return f"{stall.gap_ms:.0f} ms after {stall.at_ms / 1e3:.2f} s = {total}"
-
-
-def _draft_phrase(drafts: RequestDrafts) -> str:
-    time = f"about {abs(drafts.saved_ms):.0f} ms {'sooner' if drafts.saved_ms >= 0.0 else 'later'}"
-    if not drafts.drafted_tokens:
-        return f"only of other answers, {time}"
-    return f"{drafts.accepted_tokens} of {drafts.drafted_tokens} drafted tokens were accepted, {time}"
+    yield from stall_lines(sorted(request.stalls, key=lambda each: -each.gap_ms), request.request_id, width)
 
 
 def bar(begin: float, length: float, total: float, columns: int, mark: str = "#") -> str:

@@ -1,10 +1,10 @@
 """Words for causes of stalls and for the fates of cached blocks."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from baton.cli.layout import ms, seconds
-from baton.client import BlockRun, CacheAutopsy, StallCausePart
+from baton.cli.layout import ms, seconds, wrapped
+from baton.client import BlockRun, CacheAutopsy, RequestStall, StallCausePart
 from baton.text.causes import StallCause
 
 CAUSES: Mapping[str, str] = MappingProxyType(
@@ -31,17 +31,29 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 )
 
 
+SHOWN_SHARE = 0.02
+"""Least share of a stall that a cause needs, and of a sum that an overlap needs, to be shown; --json has all."""
+
+
+def stall_lines(stalls: Sequence[RequestStall], own_id: str, width: int) -> Iterator[str]:
+    """Yield each stall with its causes and the requests to blame."""
+    for stall in stalls:
+        parts = [part for part in stall.causes if part.ms >= SHOWN_SHARE * stall.gap_ms]
+        causes = "".join(f"{cause(part, own_id)}, {ms(part.ms)}{_in_brackets(part.detail)}; " for part in parts)
+        head = f"  {ms(stall.gap_ms):>8} until {seconds(stall.at_ms / 1e3)} after the arrival: "
+        yield from wrapped([f"{head}{causes}usual {ms(stall.usual_ms)}"], width, "    ", break_ids=True)
+
+
+def _in_brackets(detail: str) -> str:
+    return f" ({detail})" if detail else ""
+
+
 def cause(part: StallCausePart, own_id: str) -> str:
-    """Format a cause, the request to blame, and its time."""
+    """Format a cause and the request to blame, if any."""
     words = CAUSES.get(part.cause, part.cause.replace("_", " "))
-    return f"{words}{culprit(part.culprit, own_id)}, {ms(part.ms)}"
-
-
-def culprit(request_id: str, own_id: str) -> str:
-    """Format the request to blame; empty where there is none."""
-    if not request_id:
-        return ""
-    return " for this request itself" if request_id == own_id else f" for request {request_id}"
+    if not part.culprit:
+        return words
+    return f"{words} for this request itself" if part.culprit == own_id else f"{words} for request {part.culprit}"
 
 
 def age(least_s: float, most_s: float) -> str:
@@ -51,7 +63,7 @@ def age(least_s: float, most_s: float) -> str:
 
 
 def fate(run: BlockRun, cache: CacheAutopsy) -> str:
-    """Format the fate of a run of blocks."""
+    """Format the fate of a run of blocks, so that `16 blocks were ...` is a sentence."""
     match run.fate:
         case "cached":
             return "cached"
@@ -62,9 +74,9 @@ def fate(run: BlockRun, cache: CacheAutopsy) -> str:
         case "loaded":
             return "loaded from files"
         case "gone":
-            return "expected at the placement, evicted before the prompt's turn"
+            return "evicted before the prompt's turn, though expected at the placement"
         case "evicted":
-            there = f"; {run.worker_id} had them, not fetched" if run.worker_id else ""
+            there = f" ({run.worker_id} had them, not fetched)" if run.worker_id else ""
             return f"evicted {age(run.least_age_s, run.most_age_s)} before{there}"
         case "elsewhere":
             return f"on {run.worker_id}, not fetched"
@@ -73,7 +85,7 @@ def fate(run: BlockRun, cache: CacheAutopsy) -> str:
         case "never":
             return f"not cached in the {seconds(cache.known_s)} that are known"
         case "unknown":
-            return f"unknown: {cache.worker_id} does not report its cache"
+            return f"unknown, as {cache.worker_id} does not report its cache"
         case "unused":
             return "computed: all log-probabilities of the prompt were requested"
         case other:

@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import baton.cli.ask
-import baton.cli.role
 import baton.cli.status
 import baton.cli.top.watch
 import baton.cli.up
@@ -204,7 +203,6 @@ COMMANDS_WITH_TARGET = {
     "explain": (("r-1",), baton.cli.why.show, "show_why", "host:7001"),
     "trace": ((), baton.cli.why.show, "show_recent", "host:7001"),
     "why": (("r-1",), baton.cli.why.show, "show_why", "host:7001"),
-    "role": (("w", "decode"), baton.cli.role, "change_role", "host:7001"),
 }
 """Arguments, the function that does the work, and what it must get somewhere."""
 

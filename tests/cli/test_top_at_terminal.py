@@ -84,7 +84,7 @@ def test_keys_choose_open_sort_pause_and_quit(terminal: Terminal) -> None:
     terminal.wait_for("> number2")
     terminal.type("\r")
     terminal.wait_for("req-number2 ")
-    terminal.wait_for("prompt tokens 35 ms by req-long (1024 tokens)")
+    terminal.wait_for("req-long, 35 ms (1024 tokens)")
     terminal.type("k")
     terminal.wait_for("req-number1 ")
     terminal.type("\x1b")

@@ -57,8 +57,8 @@ first step            50 ms |                      ##                          |
 later tokens         500 ms |                         #####!!!!!###############|
 
 stalls (the longest 1 of 3), marked !:
-  100 ms after 0.70 s = prompt tokens 80 ms by req-00000000000000b2 (1024
-    tokens) + network 10 ms + usual 10 ms
+    100 ms until 0.7 s after the arrival: computing prompt tokens for request
+    req-00000000000000b2, 80 ms (1024 tokens); the network, 10 ms; usual 10 ms
 
 q quit · up/down next · esc back · p pause"""
 
@@ -117,8 +117,8 @@ def test_a_failed_request_says_why_and_how_often_it_was_tried() -> None:
 
 def test_the_drafts_of_a_request_are_in_its_heading() -> None:
     drafted = request(5, drafts=RequestDrafts(20, 12, 34.0))
-    assert "drafts: 12 of 20 drafted tokens were accepted, about 34 ms sooner" in " ".join(
-        waterfall_lines(drafted, 200)[:3]
+    assert "Of 20 drafted tokens 12 were accepted: its answer came about 34 ms sooner" in "\n".join(
+        waterfall_lines(drafted, 200)[:4]
     )
 
 
@@ -126,7 +126,7 @@ def test_the_stalls_of_a_running_request_are_those_of_the_close_look() -> None:
     listed = request(4, phase="decode")
     snapshot = replace(SNAPSHOT, requests=(listed,), opened=replace(listed, stalls=(STALL,), stall_count=1))
     text = shown(View(chosen=key_of(listed), is_open=True), snapshot=snapshot)
-    assert "stalls (1), marked !:" in text and "by req-00000000000000b2" in text
+    assert "stalls (1), marked !:" in text and "req-00000000000000b2, 80 ms" in text
 
 
 def test_a_request_that_is_open_stays_when_newer_ones_push_it_out_of_the_list() -> None:

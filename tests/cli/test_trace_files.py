@@ -13,6 +13,7 @@ from baton.cli.span_files.places import (
 )
 from baton.cli.why.recent import requests_in_file
 from baton.launch import CommandFailed
+from baton.process.config import ConfigError
 from baton.process.telemetry.collector import Collector
 
 
@@ -57,5 +58,5 @@ def test_a_protocol_that_is_not_spoken_is_refused_by_name(monkeypatch: pytest.Mo
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert chosen_collector() is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
-    with pytest.raises(CommandFailed, match=r"OTEL_EXPORTER_OTLP_PROTOCOL.*'grpc'"):
+    with pytest.raises(ConfigError, match=r"OTEL_EXPORTER_OTLP_PROTOCOL.*'grpc'"):
         chosen_collector()

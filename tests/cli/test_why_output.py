@@ -126,7 +126,7 @@ def test_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> None:
 def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
     assert cached(FOUND) == (
         "Of the 47 blocks of its prompt, prefill-0 had 16 in its cache, as predicted; "
-        "20 were evicted there 12–14 s before and 11 were not cached in the 312 s that are known."
+        "20 were evicted 12–14 s before and 11 were not cached in the 312 s that are known."
     )
 
 
@@ -137,11 +137,11 @@ def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
         (
             [run("cached", 2), run("gone", 1)],
             3,
-            "2 in its cache (3 were predicted); 1 was evicted before its turn.",
+            "(3 were predicted); 1 was evicted before the prompt's turn, though expected at the placement.",
         ),
         ([run("fetched", 2, "decode-1")], 0, "had none in its cache, as predicted; 2 were fetched from decode-1."),
         ([run("loaded", 2)], 0, "had none in its cache, as predicted; 2 were loaded from files."),
-        ([run("elsewhere", 2, "decode-1")], 0, "; 2 were on decode-1 and not fetched."),
+        ([run("elsewhere", 2, "decode-1")], 0, "; 2 were on decode-1, not fetched."),
         ([run("other_salt", 1, "decode-1")], 0, "; 1 was on decode-1 under another cache salt or none."),
         ([run("unknown", 4)], 0, "; 4 were unknown, as prefill-0 does not report its cache."),
         ([run("unused", 4)], 0, "computed without the cache: all of its log-probabilities were requested."),

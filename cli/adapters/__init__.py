@@ -1,1 +1,0 @@
-"""LoRA adapters and weights of a running service."""

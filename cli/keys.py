@@ -1,4 +1,4 @@
-"""API keys, and certificates for development, which the `openssl` program creates."""
+"""API keys, and certificates for development, created by the `openssl` program."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from baton.launch import CommandFailed
+from baton.process.private_files import FILE_MODE, write_private
 from baton.process.security.api_keys import (
     ApiKey,
     KeyFormatError,
@@ -29,11 +30,10 @@ FILES = ("ca.pem", "server.pem", "server-key.pem", "internal-ca.pem", "internal.
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
     """Create FILES, overwriting none, with separate CAs for public and internal ports. Raises: CommandFailed."""
-    there = [name for name in FILES if (folder / name).exists()]
-    if there:
-        raise CommandFailed(f"{folder / there[0]} exists; give another folder")
+    if present := [name for name in FILES if (folder / name).exists()]:
+        raise CommandFailed(f"{folder / present[0]} exists; give another folder")
     public = tuple(_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts)))
-    # The keys of the CAs never leave this private folder, which is deleted.
+    # The keys of the CAs stay in this private folder, which is deleted.
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         _make(work, "ca", "server", public, "serverAuth", days)
@@ -73,7 +73,7 @@ def _alternative(host: str) -> str:
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    # The machine's settings may add extensions twice.
+    # The machine's own openssl.cnf may add extensions a second time.
     (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
     environment = {**os.environ, "OPENSSL_CONF": str(folder / "openssl.cnf")}
     try:
@@ -100,25 +100,9 @@ def append_key(file: Path, name: str, limits: KeyLimits, is_admin: bool) -> str:
     try:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         KeyRing((*parse_key_file(before), *parse_key_file(key.line)))
-        after = before + ("\n" if before and not before.endswith("\n") else "") + key.line + "\n"
-        _replace(file, after)
+        mode = file.stat().st_mode & 0o777 if file.exists() else FILE_MODE
+        write_private(file, before + ("\n" if before and not before.endswith("\n") else "") + key.line + "\n")
+        file.chmod(mode)
     except (KeyFormatError, OSError, UnicodeDecodeError) as error:
         raise CommandFailed(f"{file}: {error}") from error
     return secret
-
-
-def _replace(file: Path, text: str) -> None:
-    """Replace a file, readable by its owner only unless it had another mode."""
-    mode = file.stat().st_mode & 0o777 if file.exists() else 0o600
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as written:
-            written.write(text)
-            written.flush()
-            os.fsync(descriptor)
-        beside.chmod(mode)
-        beside.replace(file)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise

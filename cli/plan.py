@@ -2,8 +2,9 @@
 
 import json
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TypedDict
 
 from baton.cli.offline_options import PlanOptions
 from baton.cli.options import format_bytes
@@ -13,30 +14,35 @@ from baton.launch.devices import DeviceChoice
 from baton.launch.model_source import find_folder
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Memory of a model. `needed_bytes`: KV and states of `batch` requests of `max_model_len` tokens, not rounded up to
-    blocks."""
-
-    dtype: str
-    kv_dtype: str
-    weight_format: str
-    parameters: int
-    weight_bytes: int
-    keeps_kv: bool  # else the pool only bounds the tokens of a step
-    sizing: KvSizing
-    batch: int
-    needed_bytes: int
-
-
 def run_plan(options: PlanOptions) -> int:
     """Print the plan; return the exit code. Raises: CommandFailed."""
-    plan = make_plan(options)
-    print(json.dumps(as_dict(plan)) if options.json else describe(plan))
+    plan, sizing = make_plan(options)
+    print(json.dumps(plan) if options.json else describe(plan, sizing))
     return 0
 
 
-def make_plan(options: PlanOptions) -> MemoryPlan:
+class MemoryPlan(TypedDict):
+    """Memory of a model, as --json prints it."""
+
+    dtype: str
+    kv_dtype: str
+    parameters: int
+    weights: str  # format
+    weight_bytes: int
+    keeps_kv: bool  # else the pool only bounds the tokens of a step
+    kv_token_bytes: int
+    kv_block_bytes: int
+    state_bytes: int
+    block_tokens: int
+    kv_memory_bytes: int
+    blocks: int
+    max_model_len: int
+    max_concurrency: float
+    batch: int
+    batch_kv_bytes: int  # KV and states of `batch` requests of `max_model_len` tokens, not rounded up to blocks
+
+
+def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
     """Compute the plan. Raises: CommandFailed."""
     import torch
 
@@ -61,7 +67,7 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about configurations: nothing runs
+            warnings.simplefilter("ignore")  # warnings about configurations
             shape = read_model_shape(folder)
         dtype = resolve_dtype(asked)
         layout = resolve_layout(asked, shape.config)
@@ -81,29 +87,32 @@ def make_plan(options: PlanOptions) -> MemoryPlan:
     batch = options.batch or 1
     least = KvSizing.of(layout, 0, tokens)
     sizing = replace(least, kv_memory_bytes=options.kv_memory or least.bytes_for(batch))
-    return MemoryPlan(
-        str(dtype).removeprefix("torch."),
-        layout.dtype_name,
-        format,
-        shape.parameters,
-        weight_bytes,
-        not isinstance(shape.config, EncoderConfig),
-        sizing,
-        batch,
-        _needed_bytes(least, batch),
+    plan = MemoryPlan(
+        dtype=str(dtype).removeprefix("torch."),
+        kv_dtype=layout.dtype_name,
+        parameters=shape.parameters,
+        weights=format,
+        weight_bytes=weight_bytes,
+        keeps_kv=not isinstance(shape.config, EncoderConfig),
+        kv_token_bytes=sizing.token_bytes,
+        kv_block_bytes=sizing.block_bytes,
+        state_bytes=sizing.state_bytes,
+        block_tokens=sizing.block_tokens,
+        kv_memory_bytes=sizing.kv_memory_bytes,
+        blocks=sizing.blocks,
+        max_model_len=sizing.max_model_len,
+        max_concurrency=sizing.concurrency,
+        batch=batch,
+        batch_kv_bytes=_needed_bytes(least, batch),
     )
+    return plan, sizing
 
 
 def _needed_bytes(sizing: KvSizing, batch: int) -> int:
-    """Return `MemoryPlan.needed_bytes`."""
+    """Return `MemoryPlan.batch_kv_bytes`."""
     if sizing.groups.windowed:
         return sizing.bytes_for(batch)
     return batch * (sizing.max_model_len * sizing.token_bytes + sizing.request_blocks * sizing.state_bytes)
-
-
-def _windows(sizing: KvSizing) -> str:
-    groups = sizing.groups
-    return f"{groups.windowed} of which stay for {groups.window_tokens:,} tokens"
 
 
 def config_folder(model: str) -> Path:
@@ -115,51 +124,29 @@ def config_folder(model: str) -> Path:
     return folder
 
 
-def describe(plan: MemoryPlan) -> str:
-    """Format for people; if the KV does not fit, with the --kv-memory that would do."""
-    sizing = plan.sizing
-    kept = plan.dtype if plan.weight_format == "none" else f"{plan.weight_format} and {plan.dtype}"
-    weights = f"weights            {format_bytes(plan.weight_bytes)} ({plan.parameters:,} parameters, {kept})"
-    if not plan.keeps_kv:
+def describe(plan: MemoryPlan, sizing: KvSizing) -> str:
+    """Format for people; if the KV does not fit, name the --kv-memory that would do."""
+    kept = plan["dtype"] if plan["weights"] == "none" else f"{plan['weights']} and {plan['dtype']}"
+    weights = f"weights            {format_bytes(plan['weight_bytes'])} ({plan['parameters']:,} parameters, {kept})"
+    if not plan["keeps_kv"]:
         most = f"each prompt is computed in one step, of at most {sizing.max_model_len:,} tokens"
         return f"{weights}\nKV                 none: {most}"
+    batch, groups = plan["batch"], sizing.groups
     lines = [
         weights,
-        f"KV per token       {format_bytes(sizing.token_bytes)} ({sizing.token_bytes:,} bytes, {plan.kv_dtype})",
+        f"KV per token       {format_bytes(sizing.token_bytes)} ({sizing.token_bytes:,} bytes, {plan['kv_dtype']})",
         f"KV per block       {format_bytes(sizing.block_bytes)} ({sizing.block_tokens} tokens)",
         f"KV pool            {format_bytes(sizing.kv_memory_bytes)}",
         f"                   {sizing.blocks:,} blocks, {sizing.tokens:,} tokens",
         sizing.concurrency_text,
-        f"{plan.batch} x {sizing.max_model_len:,} tokens need {format_bytes(plan.needed_bytes)} of KV",
+        f"{batch} x {sizing.max_model_len:,} tokens need {format_bytes(plan['batch_kv_bytes'])} of KV",
     ]
     if sizing.state_bytes:
         share = sizing.state_bytes / sizing.block_bytes
         lines.insert(3, f"of that a state    {format_bytes(sizing.state_bytes)} ({share:.0%} of a block)")
-    if sizing.groups.windowed:
-        lines.insert(3, f"                   {sizing.groups.count} of them for as many tokens, {_windows(sizing)}")
-    if (would_do := sizing.bytes_for(plan.batch)) > sizing.kv_memory_bytes:
+    if groups.windowed:
+        windows = f"{groups.windowed} of which stay for {groups.window_tokens:,} tokens"
+        lines.insert(3, f"                   {groups.count} of them for as many tokens, {windows}")
+    if (would_do := sizing.bytes_for(batch)) > sizing.kv_memory_bytes:
         lines.append(f"does not fit: --kv-memory {would_do} would do")
     return "\n".join(lines)
-
-
-def as_dict(plan: MemoryPlan) -> dict[str, object]:
-    """Return the plan as JSON."""
-    sizing = plan.sizing
-    return {
-        "dtype": plan.dtype,
-        "kv_dtype": plan.kv_dtype,
-        "parameters": plan.parameters,
-        "weights": plan.weight_format,
-        "weight_bytes": plan.weight_bytes,
-        "keeps_kv": plan.keeps_kv,
-        "kv_token_bytes": sizing.token_bytes,
-        "kv_block_bytes": sizing.block_bytes,
-        "state_bytes": sizing.state_bytes,
-        "block_tokens": sizing.block_tokens,
-        "kv_memory_bytes": sizing.kv_memory_bytes,
-        "blocks": sizing.blocks,
-        "max_model_len": sizing.max_model_len,
-        "max_concurrency": sizing.concurrency,
-        "batch": plan.batch,
-        "batch_kv_bytes": plan.needed_bytes,
-    }

@@ -29,7 +29,7 @@ from baton.elastic_worker.config import ElasticConfig
 from baton.launch import CommandFailed
 from baton.launch.devices import Machine, inspect_machine, plan_cores
 from baton.launch.log_files import LogFile, TeeWriter, begin_logs
-from baton.launch.model_source import ModelNotUsable, ModelSource, find_adapters, find_model, has_chat_template
+from baton.launch.model_source import ModelSource, find_adapters, find_model, has_chat_template
 from baton.launch.paths import ROOT, RUNTIME
 from baton.launch.ports import LOOPBACK, check_ports, choose_http_ports, claimed, is_free
 from baton.launch.process_plan import (
@@ -45,7 +45,6 @@ from baton.launch.readiness import NotReady, wait_until_serving, waiting_for
 from baton.launch.run_record import RunRecord, kept_secret, remove_admin_tokens, write_admin_tokens, write_run_record
 from baton.launch.supervisor import ServiceFailed, Supervisor
 from baton.process.config import (
-    ConfigError,
     ProcessConfig,
     RegistryConfig,
     Settings,
@@ -62,7 +61,10 @@ from baton.text.pooler_files import ModelKind, kind_of
 
 
 def ready_lines(layout: ServiceLayout, command: str, default_target: str, chats: bool) -> list[str]:
-    """`default_target`: the target of the other commands without --target. `chats`: the model has a chat template."""
+    """Return the addresses and two commands to try.
+
+    `default_target`: the target of other commands without --target. `chats`: the model has a chat template.
+    """
     host, admin = layout.target.rpartition(":")[0], layout.admin_targets[0]
     page = f"{'http' if layout.router['tls_cert'] is None else 'https'}://{host}:{layout.ports[0].http}/"
     lines = [
@@ -84,8 +86,9 @@ def ready_lines(layout: ServiceLayout, command: str, default_target: str, chats:
 
 
 def script_command(root: Path, current: Path, programs: Path) -> str:
-    """Command that calls `baton` from the folder `current`: the script of a clone at `root`, else the command that a
-    wheel has installed in `programs`.
+    """Return the command that calls `baton` from the folder `current`.
+
+    It is the script of a clone at `root`, or the program that a wheel installed in `programs`.
     """
     if (root / "pyproject.toml").is_file():
         return "./baton" if root == current else shlex.quote(str(root / "baton"))
@@ -113,10 +116,15 @@ _DECIDED = {"model", "model_name", "device", "adapter", "host", "port", "http_po
 def run_up(options: UpOptions) -> int:
     """Run until SIGINT, SIGTERM, or SIGHUP at a terminal; return the exit code.
 
-    Raises: CommandFailed, before any process starts.
+    Raises: CommandFailed, ConfigError, before any process starts.
     """
-    _refuse_too_open(options)
-    surroundings = _surroundings(options.strict_env)
+    has_keys = options.api_keys is not None or bool(os.environ.get("BATON_API_KEY_HASHES"))
+    risk = too_open((options.host,), LOOPBACK, has_keys)
+    if risk and not options.insecure:
+        raise CommandFailed(f"{risk}; use --api-keys FILE, or --insecure to allow it")
+    surroundings = read_config(Surroundings, ())
+    for warning in check_variables(surroundings, options.strict_env):
+        print(f"baton: {warning}", file=sys.stderr)
     ports = _router_ports(options)
     addresses = router_addresses(options.host, ports)
     check_ports(addresses, surroundings.connects_to)
@@ -140,7 +148,7 @@ def run_up(options: UpOptions) -> int:
         ports=ports,
         core_use=RUNTIME / f"cores-{port}",
         redis_url=redis.url,
-        secret=surroundings.secret_text or (new_secret() if redis.spec else _kept_secret(port)),
+        secret=surroundings.secret_text or (new_secret() if redis.spec else kept_secret(RUNTIME, port)),
         run_id=secrets.token_hex(8),
         drain_s=surroundings.drain_s,
         router=passed_on(options, RouterConfig) | shared,
@@ -149,13 +157,14 @@ def run_up(options: UpOptions) -> int:
         | {
             "model_name": source.name,
             "adapter": find_adapters(options.adapter or (), source.name),
-            "draft_model": None if options.draft_model is None else _draft_folder(options.draft_model),
+            "draft_model": options.draft_model
+            and find_model(options.draft_model, ROOT, RUNTIME, "--draft-model").folder,
             "kv_memory": options.kv_memory or machine.default_kv_bytes,
             "kv_tier_dir": None if options.kv_tier_dir is None else options.kv_tier_dir.absolute(),
         },
     )
     specs = plan_processes(layout, os.environ, OWN_OPTIONS)
-    if any(getattr(options, name) != getattr(UpOptions(), name) for name in SIZES):
+    if any(getattr(options, name) != getattr(UpOptions(), name) for name in SIZE_OPTIONS):
         check_sizes(layout)
     with claimed(address.port for address in addresses):
         logs = _record_run(layout, specs, RUNTIME)
@@ -167,14 +176,14 @@ def passed_on(options: UpOptions, config: type[Settings]) -> dict[str, Any]:
     return {name: getattr(options, name) for name in config.fields if name in OWN_OPTIONS - _DECIDED}
 
 
-SIZES = {"kv_memory", "max_model_len", "block_size", "kv_cache_dtype", "tensor_parallel"}
-SIZES |= {"swap_memory", "kv_tier_memory", "prefill", "decode", "draft_model"}
+SIZE_OPTIONS = {"kv_memory", "max_model_len", "block_size", "kv_cache_dtype", "tensor_parallel"}
+SIZE_OPTIONS |= {"swap_memory", "kv_tier_memory", "prefill", "decode", "draft_model"}
 """Options that may ask for more than model or machine have; their defaults do not."""
 CHECK_TIMEOUT_S = 300.0
 
 
 def check_sizes(layout: ServiceLayout) -> None:
-    """Raises: CommandFailed, naming options, amounts and what would fit."""
+    """Check that model and machine have the memory that the options ask for. Raises: CommandFailed with a remedy."""
     workers, machine = layout.prefill + layout.decode, layout.machine
     pools, kv_bytes = f"--kv-memory for {workers} workers", layout.worker["kv_memory"] or 0
     host = {
@@ -193,7 +202,7 @@ def check_sizes(layout: ServiceLayout) -> None:
 
 
 def _require(amounts: Mapping[str, int], total: int) -> None:
-    """Raises: CommandFailed if the sum of `amounts` exceeds `total`."""
+    """Check that the sum of `amounts` does not exceed `total`. Raises: CommandFailed."""
     if why := shortage(amounts, total):
         raise CommandFailed(why)
 
@@ -218,43 +227,21 @@ def _sizes_of_a_worker(layout: ServiceLayout) -> dict[str, int]:
             command, capture_output=True, text=True, env=child_environment(), timeout=CHECK_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired as error:
-        raise CommandFailed(
-            f"{worker['model']}: the check of its sizes timed out after {CHECK_TIMEOUT_S:g} s"
-        ) from error
+        raise CommandFailed(f"{worker['model']}: checking its memory timed out after {CHECK_TIMEOUT_S:g} s") from error
     if checked.returncode:
-        raise CommandFailed(checked.stderr.strip().rpartition("\n")[2] or f"{worker['model']}: cannot be checked")
+        raise CommandFailed(
+            checked.stderr.strip().rpartition("\n")[2] or f"{worker['model']}: its memory cannot be checked"
+        )
     sizes: dict[str, int] = json.loads(checked.stdout)
     return sizes
 
 
 class Surroundings(ProcessConfig, RegistryConfig, TelemetryConfig):
-    """Settings without an option of `up`, by the variables that our processes read too."""
-
-
-def _surroundings(strict_env: bool) -> Surroundings:
-    """Raises: CommandFailed."""
-    try:
-        config = read_config(Surroundings, ())
-        for unknown in check_variables(config, strict_env):
-            print(f"baton: {unknown}", file=sys.stderr)
-        return config
-    except ConfigError as error:
-        raise CommandFailed(str(error)) from error
-
-
-def _kept_secret(port: int) -> str:
-    """What is kept of responses in a Redis of others outlives this run, and so does the secret that signs it.
-
-    Raises: CommandFailed.
-    """
-    try:
-        return kept_secret(RUNTIME, port)
-    except OSError as error:
-        raise CommandFailed(f"the secret of the run cannot be kept in {RUNTIME}: {error.strerror}") from error
+    """Settings that have no option of `up`, from the variables that its processes read too."""
 
 
 def _worker_counts(options: UpOptions, machine: Machine, folder: Path) -> tuple[int, int]:
-    """Numbers of prefill and decode workers. A model that generates no text has no decode workers.
+    """Return the numbers of prefill and decode workers; a model that generates no text has no decode workers.
 
     Raises: CommandFailed.
     """
@@ -263,16 +250,10 @@ def _worker_counts(options: UpOptions, machine: Machine, folder: Path) -> tuple[
         return machine.worker_counts(options.prefill_workers, options.decode, degree)
     prefill, _ = machine.worker_counts(options.prefill_workers, 0, degree)
     if not prefill:
-        raise CommandFailed(f"{folder.name} is {kind}: prefill workers alone serve it, and --prefill allows none")
+        raise CommandFailed(
+            f"{folder.name} is {kind}: only prefill workers serve it; start it with --prefill 1 or more"
+        )
     return prefill, 0
-
-
-def _draft_folder(given: str) -> Path:
-    """Raises: CommandFailed."""
-    try:
-        return find_model(given, ROOT, RUNTIME).folder
-    except ModelNotUsable as error:
-        raise CommandFailed(f"the draft model: {error}") from error
 
 
 def _record_run(layout: ServiceLayout, specs: Sequence[ProcessSpec], runtime: Path) -> Path | None:
@@ -280,8 +261,7 @@ def _record_run(layout: ServiceLayout, specs: Sequence[ProcessSpec], runtime: Pa
 
     Returns None, with a warning, if nothing can be written.
     """
-    own_module = 2  # "-m" and its name
-    flags = {spec.name: shown_flags(spec.command[spec.command.index("-m") + own_module :]) for spec in specs}
+    flags = {spec.name: shown_flags(spec.command) for spec in specs}
     host = layout.target.rpartition(":")[0]
     port = layout.ports[0].public
     try:
@@ -298,17 +278,9 @@ def _record_run(layout: ServiceLayout, specs: Sequence[ProcessSpec], runtime: Pa
         )
         write_run_record(runtime, port, record)
     except OSError as error:
-        print(f"no logs are kept in {runtime}: {error.strerror}", file=sys.stderr)
+        print(f"cannot write logs in {runtime}: {error.strerror}; continuing without", file=sys.stderr)
         return None
     return logs
-
-
-def _refuse_too_open(options: UpOptions) -> None:
-    """Raises: CommandFailed."""
-    has_keys = options.api_keys is not None or bool(os.environ.get("BATON_API_KEY_HASHES"))
-    risk = too_open((options.host,), LOOPBACK, has_keys)
-    if risk and not options.insecure:
-        raise CommandFailed(f"{risk}; use --api-keys FILE, or --insecure to allow it")
 
 
 def _router_ports(options: UpOptions) -> tuple[RouterPorts, ...]:
@@ -328,7 +300,7 @@ def _router_ports(options: UpOptions) -> tuple[RouterPorts, ...]:
 
 
 class _Up:
-    """One run: start, wait until a readiness probe went all the way, print that, wait for the end, stop."""
+    """Run of a service: start it, print its addresses once a readiness probe has passed, wait for a signal, stop it."""
 
     def __init__(
         self,
@@ -339,7 +311,7 @@ class _Up:
         startup_timeout_s: float,
         log_folder: Path | None,
     ) -> None:
-        """`log_folder`: None where no files can be written."""
+        """Prepare a run. `log_folder`: None if no files can be written."""
         self._layout = layout
         self._specs = [*([redis.spec] if redis.spec else []), *specs]
         self._secret = ClusterSecret(layout.secret)
@@ -378,19 +350,19 @@ class _Up:
         return 1 if supervisor.was_forced else exit_code
 
     def _open_to_user(self, change: Callable[[], None]) -> None:
-        """A home that cannot be written costs this user's other commands the admin ports, and nothing else."""
+        """Change the admin tokens of this user; without a writable home only other commands are affected."""
         try:
             change()
         except (OSError, RuntimeError) as error:
-            self._say(f"`status` and the like need an admin API key, for ~/.cache/baton keeps no token: {error}")
+            self._say(f"cannot write an admin token to ~/.cache/baton: {error}; `status` needs an admin API key")
 
     async def _until_ended(self, supervisor: Supervisor) -> None:
-        """Returns when a signal came. Raises: ServiceFailed, NotReady."""
+        """Wait for a signal. Raises: ServiceFailed, NotReady."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         ended = asyncio.create_task(self._ended.wait())
         serving = asyncio.create_task(
-            # Over the admin port, which speaks no TLS: the health of one is that of the other.
+            # The admin port reports the same health as the public one, without TLS.
             wait_until_serving(
                 self._admin_target, self._startup_timeout_s, self._say, self._explain, run_id=self._layout.run_id
             )
@@ -429,11 +401,11 @@ class _Up:
         return await ChildProcess.start(spec, TeeWriter(self._output, log), TeeWriter(self._errors, log))
 
     def _log_of(self, name: str) -> TeeWriter:
-        """A file, or nothing."""
+        """Return a writer to a log file, or to nothing."""
         return TeeWriter(*([] if self._logs is None else [LogFile(self._logs / f"{name}.log", self._say)]))
 
     async def _explain(self) -> str:
-        """The reason why the start still waits."""
+        """Return what the start still waits for."""
         once = RetryPolicy(attempts=1)
         api_key = self._secret.admin_token(self._layout.ports[0].admin)
         async with AsyncAdminClient(self._admin_target, retry=once, api_key=api_key) as admin:
@@ -449,7 +421,7 @@ class _Up:
     def _announce(self) -> None:
         layout = self._layout
         if self._source.is_random:
-            self._say("models/tableqa is missing: serving a tiny checkpoint of random weights, whose output is noise")
+            self._say("models/tableqa is missing: serving a tiny checkpoint with random weights, whose output is noise")
         self._say(f"model {self._source.name} from {self._source.folder}")
         ranks, kv_bytes = layout.tensor_parallel, layout.worker["kv_memory"]
         devices = sorted({layout.device(worker) for worker in range(layout.prefill + layout.decode)})
@@ -458,8 +430,8 @@ class _Up:
             f"{_workers(layout)} on {', '.join(devices)}{f', {ranks} ranks each' if ranks > 1 else ''}, "
             f"KV: {amount} each; Redis: {self._redis.description}"
         )
-        way = "prefill, transfer and decode" if layout.prefill else "a worker"
-        self._say(f"starting: load, warm up, then a readiness probe through {way}")
+        path = "prefill, transfer and decode" if layout.prefill else "a worker"
+        self._say(f"starting: load, warm up, then a readiness probe through {path}")
 
     def _announce_ready(self, seconds: float) -> None:
         self._say(f"ready in {seconds:.1f} s")

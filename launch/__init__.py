@@ -1,5 +1,5 @@
-"""A whole service on one machine: which processes it has, started, watched and ended."""
+"""A complete service on one machine: its processes are planned, started, supervised and stopped."""
 
 
 class CommandFailed(Exception):
-    """Ends a command with its message on stderr and exit code 1: for people, with the remedy."""
+    """Error that ends a command with exit code 1; its message goes to stderr and names the remedy."""

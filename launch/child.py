@@ -1,8 +1,8 @@
-"""Becomes another program that dies with its parent: `child.py PARENT_PID CORES COMMAND...`.
+"""Replace this process by a program that dies with its parent: `child.py PARENT_PID CORES COMMAND...`.
 
-The kernel kills us when the thread that started us ends (PR_SET_PDEATHSIG), so nothing survives a `kill -9` of the
-supervisor. This happens in the child and before exec, in a process of its own rather than in `preexec_fn`, because
-code between fork and exec is unsafe once the parent has threads. Only the standard library: run with `-I -S`.
+The kernel kills the process when the thread that started it exits (PR_SET_PDEATHSIG), so that nothing survives a
+`kill -9` of the supervisor. A script does this instead of `preexec_fn`, because code between fork and exec is unsafe if
+the parent has threads. It needs only the standard library: run it with `-I -S`.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ def main(arguments: list[str]) -> None:
     if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent_pid:
-        sys.exit("the process that started this one is gone")
+        sys.exit("the parent process has exited")
     if cores:
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
     # Python ignores SIGPIPE, and an ignored signal stays ignored across exec.

@@ -1,7 +1,6 @@
-"""The devices and CPU cores of this machine, and which cores each process gets.
+"""Devices and CPU cores of this machine, and the cores of each process.
 
-Devices are found without keeping torch or a CUDA context in the `up` process. The plan of cores is pure: cores in, plan
-out.
+A child process asks torch for GPUs, so that `up` keeps neither torch nor a CUDA context.
 """
 
 import json
@@ -26,7 +25,7 @@ print(json.dumps([torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]))
 GIB = 2**30
 CPU_KV_BYTES = GIB
 CPU_KV_SHARE = 0.1
-GPU_UTILIZATION = 0.9  # by all workers of a GPU, where they measure the memory left for KV
+GPU_UTILIZATION = 0.9  # share of a GPU's memory for all of its workers
 
 
 class DeviceChoice(StrEnum):
@@ -36,33 +35,33 @@ class DeviceChoice(StrEnum):
 
 
 class DeviceError(CommandFailed):
-    """The device that was asked for is not there; the message is the reason."""
+    """Error: the requested device does not exist; the message has the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The device kind that workers use, and its amounts. `gpu_free_bytes` has one entry per GPU, none on CPU."""
+    """Cores, memory and GPUs for workers. `gpu_free_bytes`: one entry per GPU; empty if workers use the CPU."""
 
     cores: tuple[int, ...]
     memory_bytes: int
     gpu_free_bytes: tuple[int, ...] = ()
 
     def device(self, worker: int, tensor_parallel: int = 1) -> str:
-        """Workers take the GPUs in turn, `tensor_parallel` side by side each: this is the first of them."""
+        """Return the first device of a worker; each worker uses `tensor_parallel` consecutive GPUs, in turn."""
         if not self.gpu_free_bytes:
             return "cpu"
         return f"cuda:{worker % self._groups(tensor_parallel) * tensor_parallel}"
 
     @property
     def default_kv_bytes(self) -> int | None:
-        """Per worker: at most 1 GiB of a CPU's memory. None: workers on a GPU measure what is left."""
+        """Default KV memory of a worker: at most 1 GiB on a CPU; None on a GPU, where workers measure free memory."""
         return None if self.gpu_free_bytes else min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
 
     def worker_counts(self, prefill: int | None, decode: int | None, tensor_parallel: int = 1) -> tuple[int, int]:
-        """Numbers of prefill and decode workers. None: the GPUs that the other role leaves, half of them for each role
-        where neither is given; a lone GPU has a decode worker that computes its prompts. On a CPU, one of each role.
+        """Return the numbers of prefill and decode workers; None lets this function choose.
 
-        Raises DeviceError where `tensor_parallel` exceeds the number of GPUs.
+        On a CPU: one of each role. On GPUs: the groups that the other role leaves, half of all if neither is given; a
+        single group gets a decode worker that computes its prompts. Raises: DeviceError without a group of GPUs.
         """
         if not self.gpu_free_bytes:
             return 1 if prefill is None else prefill, 1 if decode is None else decode
@@ -76,10 +75,12 @@ class Machine:
         return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))
 
     def _groups(self, tensor_parallel: int) -> int:
-        """Workers that have GPUs of their own. Raises DeviceError where there is none."""
+        """Return the number of workers that have GPUs of their own. Raises: DeviceError if it is 0."""
         groups = len(self.gpu_free_bytes) // tensor_parallel
         if not groups:
-            raise DeviceError(f"--tensor-parallel is {tensor_parallel}; there are {len(self.gpu_free_bytes)} GPUs")
+            raise DeviceError(
+                f"--tensor-parallel: {tensor_parallel} exceeds the {len(self.gpu_free_bytes)} GPUs of this machine"
+            )
         return groups
 
 
@@ -99,29 +100,26 @@ def _free_gpu_bytes() -> Sequence[int]:
             [sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S
         )
     except (subprocess.SubprocessError, OSError) as error:
-        raise DeviceError(f"there is an NVIDIA driver, but torch could not be asked for GPUs: {error}") from error
+        raise DeviceError(f"torch cannot list the GPUs of this machine: {error}; --device cpu does without") from error
     return tuple(map(int, json.loads(probe.stdout)))
 
 
 @dataclass(frozen=True, slots=True)
 class CorePlan:
+    """Cores of each process; `decode` and `prefill` have one entry per worker."""
+
     router: tuple[int, ...]
-    # Threads that copy KV, in any worker.
-    transfer: tuple[int, ...]
-    # One entry per worker.
+    transfer: tuple[int, ...]  # for the threads of all workers that copy KV
     decode: tuple[tuple[int, ...], ...]
     prefill: tuple[tuple[int, ...], ...]
 
 
 def plan_cores(available: Sequence[int], prefill: int, decode: int) -> CorePlan:
-    """Splits `available` among `decode` workers, at least one, and `prefill` workers.
+    """Divide cores among at least one decode worker, the prefill workers and the router.
 
-    Workers come first, on disjoint cores while there are enough: a decode step must not wait for any prompt. Router,
-    Redis and the copying of KV take a core of their own if one is left, else that of the last prefill worker, never
-    decode's. With more workers than cores they share, round robin.
-
-    Without prefill workers no step is to be kept from another's: decode workers divide all cores, and the router and
-    the rest run wherever they find one free.
+    Workers get disjoint cores if there are enough, so that a decode step waits for no prompt; otherwise they share in
+    turn. Router, Redis and KV copies get a core that is left, else that of the last prefill worker. Without prefill
+    workers, decode workers divide all cores, and the router may use any of them.
     """
     cores, workers = list(available), prefill + decode
     if not prefill:
@@ -142,7 +140,7 @@ def _in_turn(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def _deal(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Consecutive runs of nearly equal length; the last groups, which are prefill's, take the remainder."""
+    """Return groups of consecutive cores of nearly equal size; the last groups, which are prefill's, are larger."""
     each, extra = divmod(len(cores), workers)
     groups, start = [], 0
     for worker in range(workers):
@@ -153,5 +151,5 @@ def _deal(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def write_cores(cores: Sequence[int]) -> str:
-    """(0, 1) -> `0,1`, as the `--cores` flag of every process reads it."""
+    """Format cores for the flag `--cores`: (0, 1) -> `0,1`."""
     return ",".join(map(str, cores))

@@ -1,4 +1,4 @@
-"""The output of a run's processes, kept in files beside the terminal: a file for each process, bounded in size."""
+"""Log files of a run: the output of each process, bounded in size."""
 
 import contextlib
 import shutil
@@ -8,8 +8,8 @@ from typing import Protocol
 
 from baton.process.private_files import append_private, private_folder
 
-MOST_BYTES = 4 << 20
-"""Maximum size of a file; then it becomes the older one of two."""
+MAX_BYTES = 4 << 20
+"""Maximum size of a file; a full one replaces the older file of the process."""
 KEPT_RUNS = 5
 PATTERN = "logs-*"
 
@@ -19,28 +19,28 @@ class LineSink(Protocol):
 
 
 class LogFile:
-    """Appends lines. A disk that is full, or a folder that is gone, ends the file and nothing else."""
+    """Log file of one process. Writing stops at the first error, such as a full disk."""
 
-    def __init__(self, path: Path, report: Callable[[str], None], most_bytes: int = MOST_BYTES) -> None:
-        """Open the file. `report` is called once, if the file can no longer be written."""
+    def __init__(self, path: Path, report: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
+        """Prepare a file. `report` gets a message if it cannot be written."""
         self._path = path
         self._report = report
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         self._is_open = True
 
     def write(self, line: str) -> None:
         if not self._is_open:
             return
         try:
-            # Opened for each line: there are few, and a file may be moved or removed by others.
-            append_private(self._path, line.encode(errors="replace") + b"\n", self._most_bytes)
+            # Each line opens the file, which others may move or remove; lines are rare.
+            append_private(self._path, line.encode(errors="replace") + b"\n", self._max_bytes)
         except OSError as error:
             self._is_open = False
-            self._report(f"no more lines in {self._path}: {error.strerror}")
+            self._report(f"cannot write {self._path}: {error.strerror}; this log ends here")
 
 
 class TeeWriter:
-    """Writes each line to several."""
+    """Writer of each line to several sinks."""
 
     def __init__(self, *sinks: LineSink) -> None:
         self._sinks = sinks
@@ -51,7 +51,7 @@ class TeeWriter:
 
 
 def begin_logs(runtime: Path, port: int) -> Path:
-    """The folder of a run. Lines of earlier runs on that port stay; folders of all but the newest few runs are removed.
+    """Create the log folder of a run, keeping logs of earlier runs on that port; remove old folders.
 
     Raises: OSError.
     """
@@ -63,7 +63,7 @@ def begin_logs(runtime: Path, port: int) -> Path:
 
 
 def newest_first(paths: Iterable[Path]) -> list[Path]:
-    """Return paths by the time of the last change, newest first; those that vanish meanwhile are left out."""
+    """Return paths by modification time, newest first, without files that are being removed."""
     changed_ns: dict[Path, int] = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from baton.launch import CommandFailed
 from baton.process.registry.worker_record import AdapterFolder, parse_adapters
 
-# The files of a checkpoint; weights in any other format would be code.
+# Formats of weights that are never loaded, since loading them runs code.
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 FILE_KINDS = {
     ".gguf": "a GGUF file of llama.cpp",
@@ -20,53 +20,52 @@ HUB_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 class ModelNotUsable(CommandFailed):
-    """Error: no checkpoint is available under that name; the message names the reason and the remedy."""
+    """Error: no usable checkpoint has that name; the message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     folder: Path
-    # Its name in requests.
-    name: str
+    name: str  # in requests
     is_demo: bool = False
-    # Random weights made on the spot: it answers nonsense.
-    is_random: bool = False
+    is_random: bool = False  # random weights, whose output is noise
 
     def called(self, name: str | None) -> "ModelSource":
-        """The same model under another name in requests, of a path its last part; None keeps the name."""
+        """Return the model under another name in requests, for a path its last part; None keeps the name."""
         if not name:
             return self
         return replace(self, name=Path(name).name if name.startswith(("/", ".", "~")) else name)
 
 
-def find_model(given: str | None, root: Path, scratch: Path) -> ModelSource:
-    """Find a model. `root`: the repository; `scratch`: where a random checkpoint may be written. Raises:
-    ModelNotUsable.
+def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--model") -> ModelSource:
+    """Find a model. Raises: ModelNotUsable.
+
+    `root`: the repository. `scratch`: folder for a random checkpoint. `flag`: the option, named in errors.
     """
     if given is None:
         return _demo_model(root, scratch)
-    folder = find_folder(given, HUB_PATTERNS)
+    folder = find_folder(given, HUB_PATTERNS, flag)
     _check(folder)
     return ModelSource(folder, folder.name if Path(given).expanduser().is_dir() else given)
 
 
-def find_folder(given: str, patterns: Sequence[str]) -> Path:
-    """A folder of this machine, or one with the files of a model on the Hugging Face hub that match `patterns`.
+def find_folder(given: str, patterns: Sequence[str], flag: str = "--model") -> Path:
+    """Return a local folder, or a cached one with the files of a Hugging Face model that match `patterns`.
 
-    Raises ModelNotUsable.
+    Raises: ModelNotUsable.
     """
     folder = Path(given).expanduser()
     if folder.is_dir():
         return folder.resolve()
     if folder.exists():
-        raise ModelNotUsable(f"--model {given}: {_file_instead(folder)}")
+        raise ModelNotUsable(f"{flag} {given}: {_file_instead(folder)}")
     if folder.is_absolute() or given.startswith((".", "~")) or given.count("/") != 1:
-        raise ModelNotUsable(f"--model {given}: there is no such folder, and a hub id looks like owner/name")
-    return _download(given, patterns)
+        raise ModelNotUsable(f"{flag} {given}: there is no such folder, and a hub id looks like owner/name")
+    return _download(given, patterns, flag)
 
 
 def _file_instead(path: Path) -> str:
-    """Return what a file is that was given instead of a folder, and what to give instead."""
+    """Describe a file that was given instead of a folder, and name the remedy."""
     kind = FILE_KINDS.get(path.suffix.lower())
     if kind is None or not path.is_file():
         return "not a folder; give the folder of a checkpoint, with its config.json"
@@ -76,7 +75,7 @@ def _file_instead(path: Path) -> str:
         return f"{kind}, and a model is its folder; give {path.parent}"
     if path.suffix.lower() == ".gguf":
         return f"{kind}, which is not read without the config.json and tokenizer.json of its model; {CONVERT}"
-    return f"{kind} without config.json and tokenizer.json beside it; give the folder of a complete checkpoint"
+    return f"{kind} without config.json and tokenizer.json in its folder; give the folder of a complete checkpoint"
 
 
 def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder, ...]:
@@ -87,14 +86,14 @@ def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder,
         raise CommandFailed(f"--adapter: {error}") from error
     for adapter in adapters:
         if adapter.name == model_name:
-            raise CommandFailed(f"--adapter {adapter}: the model is called {model_name} already")
+            raise CommandFailed(f"--adapter {adapter}: {model_name} is the name of the model; choose another name")
         if not (adapter.folder / "adapter_config.json").is_file():
-            raise CommandFailed(f"--adapter {adapter}: there is no adapter_config.json in that folder")
+            raise CommandFailed(f"--adapter {adapter}: the folder has no adapter_config.json; give one saved by PEFT")
     return tuple(AdapterFolder(adapter.name, adapter.folder.resolve()) for adapter in adapters)
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return whether `chat` will work with this checkpoint. The router reports errors in its files."""
+    """Return whether a checkpoint has a chat template. Unreadable files count as none: the router reports them."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:
@@ -125,10 +124,10 @@ def _check(folder: Path) -> None:
         raise ModelNotUsable(f"{folder / pickled[0]}: {_file_instead(folder / pickled[0])}")
     if not (folder / "config.json").is_file():
         if ".gguf" in suffixes:
-            raise ModelNotUsable(f"{folder} has GGUF files alone: {_file_instead(folder / _first(names, '.gguf'))}")
+            raise ModelNotUsable(f"{folder} has only GGUF files: {_file_instead(folder / _first(names, '.gguf'))}")
         raise ModelNotUsable(f"{folder} is not a checkpoint: it has no config.json")
     if not suffixes & {".safetensors", ".gguf"}:
-        raise ModelNotUsable(f"{folder} has no *.safetensors and no *.gguf; other formats of weights are not read")
+        raise ModelNotUsable(f"{folder} has no *.safetensors and no *.gguf; other formats are not read")
     if not (folder / "tokenizer.json").is_file():
         raise ModelNotUsable(f"{folder} has no tokenizer.json")
 
@@ -137,8 +136,8 @@ def _first(names: Mapping[str, str], suffix: str) -> str:
     return min(name for name in names if names[name] == suffix)
 
 
-def _download(hub_id: str, patterns: Sequence[str]) -> Path:
-    """Into the cache of huggingface_hub, which is used as it is when the hub cannot be reached."""
+def _download(hub_id: str, patterns: Sequence[str], flag: str) -> Path:
+    """Download into the cache of huggingface_hub; use the cache alone if the hub cannot be reached."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         HfHubHTTPError,
@@ -150,11 +149,11 @@ def _download(hub_id: str, patterns: Sequence[str]) -> Path:
     try:
         return Path(snapshot_download(hub_id, allow_patterns=list(patterns)))
     except HFValidationError as error:
-        raise ModelNotUsable(f"--model {hub_id}: neither a folder nor a hub id: {error}") from error
+        raise ModelNotUsable(f"{flag} {hub_id}: neither a folder nor a hub id: {error}") from error
     except RepositoryNotFoundError as error:
-        raise ModelNotUsable(f"--model {hub_id}: the hub has no such model, or it needs `hf auth login`") from error
+        raise ModelNotUsable(f"{flag} {hub_id}: the hub has no such model, or it needs `hf auth login`") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
         raise ModelNotUsable(
-            f"--model {hub_id}: there is no such folder here, and the Hugging Face hub cannot be reached for it "
-            f"({type(error).__name__}). Give the folder of a checkpoint instead."
+            f"{flag} {hub_id}: there is no such folder, and the Hugging Face hub cannot be reached "
+            f"({type(error).__name__}); give the folder of a checkpoint"
         ) from error

@@ -1,4 +1,4 @@
-"""The ports of a service on one machine: chosen, checked before anything starts, and claimed for the run."""
+"""Ports of a service: choose them, check that they are free, and claim them for the run."""
 
 import errno
 import socket
@@ -15,7 +15,7 @@ DEFAULT_HTTP_PORT = 8000
 
 
 class PortTaken(CommandFailed):
-    """A port of the service is not to be had."""
+    """Error: a port of the service is in use or given twice."""
 
 
 def choose_http_ports(
@@ -23,8 +23,8 @@ def choose_http_ports(
 ) -> tuple[int, ...]:
     """Choose one HTTP port for each router.
 
-    `asked`: that port and those after it, taken or not. 0: free ones. None: 8000 and those after it, each replaced by a
-    free one if it is taken or `reserved`.
+    `asked`: the first of consecutive ports; 0: free ports; None: 8000 and the following, with a free port in place of
+    each one that is in use or `reserved`.
     """
     if asked == 0:
         return free_ports(count, reserved)
@@ -37,7 +37,7 @@ def choose_http_ports(
 
 
 def is_free(host: str, port: int) -> bool:
-    """Return whether a socket could be bound there now."""
+    """Return whether a socket can be bound to the port now."""
     try:
         check_free(Address("", host, port))
     except ListenError:
@@ -46,7 +46,10 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_ports(own: Sequence[Address], others: Iterable[Address]) -> None:
-    """Check ports. `own`: where routers will listen. `others`: servers that they connect to. Raises: PortTaken."""
+    """Check that addresses differ and are free. Raises: PortTaken.
+
+    `own`: addresses on which routers will listen. `others`: servers that they connect to.
+    """
     try:
         check_distinct(own, others)
         for address in own:
@@ -57,9 +60,9 @@ def check_ports(own: Sequence[Address], others: Iterable[Address]) -> None:
 
 @contextmanager
 def claimed(ports: Iterable[int]) -> Iterator[None]:
-    """Keep other runs from starting on these ports, also before our processes have bound them. Raises: PortTaken.
+    """Keep other runs off these ports, also before the processes of this run have bound them. Raises: PortTaken.
 
-    A claim is a unix socket in the abstract namespace, which the kernel removes with its process.
+    A claim is a unix socket in the abstract namespace, which disappears with its process.
     """
     with ExitStack() as claims:
         for port in ports:
@@ -69,10 +72,10 @@ def claimed(ports: Iterable[int]) -> Iterator[None]:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-                holder = _named(claimant_of(port))
+                pid = claimant_of(port)
                 raise PortTaken(
-                    f"another `baton up`{holder} uses port {port}; stop it, or choose another --port, --admin-port or "
-                    "--http-port"
+                    f"another `baton up`{f' (pid {pid})' if pid else ''} uses port {port}; stop it, or choose another "
+                    "--port, --admin-port or --http-port"
                 ) from error
             claim.listen()
         yield
@@ -82,12 +85,8 @@ def _claim_name(port: int) -> str:
     return f"\0baton-up-{port}"
 
 
-def _named(pid: int | None) -> str:
-    return "" if pid is None else f" (pid {pid})"
-
-
 def claimant_of(port: int) -> int | None:
-    """The process of the `baton up` that claims `port`."""
+    """Return the pid of the `baton up` that claims a port, None if there is none."""
     with socket.socket(socket.AF_UNIX) as asking:
         try:
             asking.settimeout(1.0)

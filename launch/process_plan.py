@@ -32,21 +32,20 @@ from baton.worker.config import NEED_INTERFACE
 NOTHING: Mapping[str, str] = MappingProxyType({})
 COLOCATED_TBT_SLO_MS = 60.0
 
-# Time that a process may take after its own drain, before it is killed.
+# Seconds between the end of a process's drain and SIGKILL.
 ROUTER_END_S = 10.0
 WORKER_END_S = 5.0
 REDIS_GRACE_S = 5.0
-# Nice value of a prefill worker that shares a core with the router, whose work is short and urgent.
-PREFILL_NICE = 5
-# Share of a GPU's multiprocessors for a prefill worker that shares the GPU with a decode worker, so that decode steps
-# always find some. Needs CUDA's MPS daemon (nvidia-cuda-mps-control -d); without it the processes take turns.
+PREFILL_NICE = 5  # nice value of a prefill worker on the router's core, so that the router runs first
+# Share of a GPU's multiprocessors for a prefill worker that shares the GPU with a decode worker: the rest is left to
+# decode steps. It needs CUDA's MPS daemon (nvidia-cuda-mps-control -d); without it the processes take turns.
 PREFILL_GPU_PERCENT = 75
 LOOPBACK_INTERFACE = "lo"
 PASSWORD_BYTES = 16
-GPU_CHUNK_TOKENS = 4096  # tokens of a step; below that a GPU waits for its memory and for the host
+GPU_CHUNK_TOKENS = 4096  # prompt tokens per step; fewer leave a GPU waiting for memory and host
 
 Values = Mapping[str, Any]
-"""Values of configuration fields by name; None: not given, so that the process decides."""
+"""Values of configuration fields by name; None: the process uses its default."""
 
 
 class RouterPorts(NamedTuple):
@@ -69,8 +68,8 @@ class ServiceLayout:
     secret: str = field(default="", repr=False)  # cluster secret of the run; empty: none
     run_id: str = ""
     drain_s: float
-    router: Values  # fields of every router, passed on unchanged
-    worker: Values  # fields of every worker, passed on unchanged
+    router: Values  # fields of every router
+    worker: Values  # fields of every worker
 
     @property
     def target(self) -> str:

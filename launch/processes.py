@@ -1,4 +1,4 @@
-"""Child process that dies with its parent, forwards its output, and knows when it may start again."""
+"""Child processes: they die with their parent, their output is forwarded, and restarts are delayed."""
 
 import asyncio
 import contextlib
@@ -20,18 +20,18 @@ from baton.launch.log_files import LineSink, TeeWriter
 
 @dataclass(slots=True)
 class Backoff:
-    """0.2 s after the first death, doubling to 10 s; a life of 30 s resets both delay and count."""
+    """Delay of restarts: 0.2 s after the first death, doubling up to 10 s; reset by a life of 30 s."""
 
     first_s: float = 0.2
     longest_s: float = 10.0
     healthy_after_s: float = 30.0
-    most_deaths: float = 10  # in a row
+    max_deaths: float = 10  # in a row
     deaths: int = 0
 
     def delay_after(self, lived_s: float) -> float:
         if lived_s >= self.healthy_after_s:
             self.deaths = 0
-        # The exponent is bounded, so that a process that dies for days does not overflow a float.
+        # The bound keeps the power within a float's range after days of deaths.
         delay_s = min(self.longest_s, self.first_s * 2.0 ** min(self.deaths, 32))
         self.deaths += 1
         return delay_s
@@ -43,7 +43,7 @@ CHUNK_BYTES = 65536
 
 
 class Stage(IntEnum):
-    """The order of stopping: no process loses a process that it still talks to."""
+    """Order of stopping, in which no process loses a process that it still uses."""
 
     ROUTER = 0
     WORKER = 1
@@ -52,19 +52,16 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessSpec:
-    """A process to run. `grace_s` is how long it may take to end after SIGTERM."""
+    """Process to run. `grace_s`: seconds between SIGTERM and SIGKILL."""
 
     name: str
     command: tuple[str, ...]
     stage: Stage
     grace_s: float
     environment: Mapping[str, str]  # complete: nothing is inherited
-    # Cores to pin before it starts; empty: it pins itself, or nothing does.
-    cores: tuple[int, ...] = ()
-    # Lines of its output that contain one of these are of no use and left out.
-    noise: tuple[str, ...] = ()
-    # Its standard input, for secrets; less than a pipe holds (64 KiB).
-    stdin: bytes = field(default=b"", repr=False)
+    cores: tuple[int, ...] = ()  # pinned before the start; empty: none
+    noise: tuple[str, ...] = ()  # texts whose lines are dropped from the output
+    stdin: bytes = field(default=b"", repr=False)  # may contain secrets; at most 64 KiB, which a pipe buffers
 
     @property
     def kind(self) -> str:
@@ -83,7 +80,7 @@ _LOG_LINE = re.compile(
 def shortened(line: str, columns: int, colours: bool) -> str:
     """Shorten `router    | 12:00:00.123 INFO router baton.x: text` to `12:00:00 router    text`, cut at `columns`.
 
-    Warnings and errors are not cut. A line of another form, such as those of `up`, is not changed.
+    Warnings and errors are not cut; lines of another form, such as those of `up`, are not changed.
     """
     found = _LOG_LINE.fullmatch(line)
     if found is None:
@@ -98,7 +95,7 @@ def shortened(line: str, columns: int, colours: bool) -> str:
 
 
 def form_for(stream: TextIO) -> Callable[[str], str]:
-    """Short lines where `stream` is a terminal, coloured unless NO_COLOR is set; elsewhere lines as they are."""
+    """Return the format of lines: short and coloured (unless NO_COLOR is set) at a terminal, else unchanged."""
     if not stream.isatty():
         return str
     colours = not os.environ.get("NO_COLOR")
@@ -106,7 +103,7 @@ def form_for(stream: TextIO) -> Callable[[str], str]:
 
 
 class LineWriter:
-    """Writes lines of many children to one stream. A reader that has gone away is no reason to stop serving."""
+    """Writer of many children's lines to one stream. A closed stream drops lines and stops nothing else."""
 
     def __init__(self, stream: TextIO, form: Callable[[str], str] = str) -> None:
         """Create a writer. `form` returns the text to write for a line."""
@@ -125,7 +122,7 @@ class LineWriter:
 
 
 class Tail:
-    """Keeps the last lines that are written to it."""
+    """Buffer of the last lines."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=TAIL_LINES)
@@ -135,7 +132,7 @@ class Tail:
 
 
 class ChildProcess:
-    """A running child. `wait` is awaited exactly once, by its owner."""
+    """Running child, whose owner awaits `wait` exactly once."""
 
     def __init__(self, process: Process, pumps: list[asyncio.Task[None]], tail: "Tail") -> None:
         self._process = process
@@ -156,7 +153,7 @@ class ChildProcess:
                 stdout=PIPE,
                 stderr=PIPE,
                 env=spec.environment,
-                # Out of our process group: Ctrl-C reaches us alone, and we stop the others in order.
+                # In a session of its own: Ctrl-C reaches only this process, which stops the others in order.
                 start_new_session=True,
             )
         tail = Tail()
@@ -173,29 +170,29 @@ class ChildProcess:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The last lines of its output."""
+        """Return the last lines of the output."""
         return tuple(self._tail.lines)
 
     async def wait(self) -> int:
-        """The exit code, negative for a signal, once its output has been passed on."""
+        """Return the exit code (negative for a signal) once the output has been forwarded."""
         code = await self._process.wait()
-        # A grandchild may hold the pipe open: do not wait for it.
+        # A grandchild may keep the pipe open for ever.
         _, unfinished = await asyncio.wait(self._pumps, timeout=OUTPUT_DRAIN_S)
         for pump in unfinished:
             pump.cancel()
         return code
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal; does nothing if the child has ended."""
+        """Send a signal, unless the child has exited."""
         if self._process.returncode is None:
-            # Not Process.send_signal, which polls and so may take the exit code away from asyncio's own watcher.
+            # Process.send_signal would poll, and could take the exit code from asyncio's own watcher.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
 
 
 @contextlib.contextmanager
 def _readable(content: bytes) -> Iterator[int]:
-    """The end of a pipe from which `content` is read, and then the end of file."""
+    """Open a pipe that yields `content`, then the end of the file."""
     reader, writer = os.pipe()
     try:
         with os.fdopen(writer, "wb") as pipe:
@@ -206,11 +203,11 @@ def _readable(content: bytes) -> Iterator[int]:
 
 
 async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineSink) -> None:
-    """Whole lines only. Of a line redrawn with carriage returns (a progress bar) the last state is kept."""
+    """Forward complete lines; of a line redrawn with carriage returns, such as a progress bar, the last state."""
     rest = b""
     while chunk := await stream.read(CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
-        # An unfinished line is kept from its last redraw on, and cut where it grows without end.
+        # Keep an unfinished line from its last redraw on, and split it at CHUNK_BYTES.
         rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
         if len(rest) > CHUNK_BYTES:
             lines, rest = [*lines, rest], b""

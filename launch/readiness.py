@@ -1,4 +1,4 @@
-"""Asks a process for its health (grpc.health.v1), once or until it serves."""
+"""Health of a process (grpc.health.v1): ask once, or wait until it serves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -20,18 +20,18 @@ class Health(Enum):
     SERVING = "serving"
     NOT_SERVING = "not serving"
     UNREACHABLE = "unreachable"
-    OF_ANOTHER_RUN = "of another run"
+    OTHER_RUN = "of another run"
 
 
 class NotReady(Exception):
-    """Error: the service was not ready in time."""
+    """Error: the service is not ready within its time."""
 
 
 async def check_health(
-    target: str, timeout_s: float = CALL_TIMEOUT_S, way_in: Callable[[str], grpc.aio.Channel] | None = None
+    target: str, timeout_s: float = CALL_TIMEOUT_S, open_channel: Callable[[str], grpc.aio.Channel] | None = None
 ) -> Health:
-    """The health of the whole process at `target` (host:port), by the channel that `way_in` makes. None: no TLS."""
-    async with (way_in or grpc.aio.insecure_channel)(target) as channel:
+    """Return the health of the process at host:port `target`. `open_channel`: None for a channel without TLS."""
+    async with (open_channel or grpc.aio.insecure_channel)(target) as channel:
         return await _check(health_pb2_grpc.HealthStub(channel), timeout_s)
 
 
@@ -43,16 +43,15 @@ async def wait_until_serving(
     say_after_s: float = SAY_AFTER_S,
     run_id: str = "",
 ) -> None:
-    """Wait until the service is ready and `explain` finds nothing more to wait for. Raises: NotReady.
+    """Wait until the process serves and `explain` returns an empty text. Raises: NotReady.
 
-    `run_id`: of the process that must answer; another one does not count.
-
-    While it takes long, `report` gets the text of `explain`, when that changes.
+    Every `say_after_s` seconds, `report` gets the text of `explain` if it has changed. `run_id`: run whose process must
+    answer; the health of another run does not count.
     """
     loop = asyncio.get_running_loop()
     started, reported, word, health = loop.time(), "", "", Health.UNREACHABLE
     next_word = started + say_after_s
-    # A fresh connection is tried at once; gRPC would wait longer and longer between attempts.
+    # Short reconnect delays; gRPC's defaults grow to minutes.
     options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
     async with grpc.aio.insecure_channel(target, options=options) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
@@ -71,13 +70,13 @@ async def wait_until_serving(
 
 
 def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
-    """The reason why a start waits, given the ids of the workers that were started; empty when there is none. Pure."""
+    """Return what a start waits for, empty if nothing. `workers`: ids of the started workers."""
     connected = {worker.worker_id for worker in status.workers if worker.connected}
     missing = [worker for worker in workers if worker not in connected]
     if not missing:
         return status.detail
-    without = "" if status.registry_connected else "; Redis does not answer"
-    return f"waiting for {', '.join(missing)}, not connected yet: a worker connects when its model is loaded{without}"
+    redis = "" if status.registry_connected else "; Redis does not answer"
+    return f"waiting for {', '.join(missing)}, which connect when their models are loaded{redis}"
 
 
 async def _check(stub: Any, timeout_s: float, run_id: str = "") -> Health:
@@ -87,5 +86,5 @@ async def _check(stub: Any, timeout_s: float, run_id: str = "") -> Health:
     except grpc.aio.AioRpcError:
         return Health.UNREACHABLE
     if run_id and metadata.get(RUN_ID_KEY) != run_id:
-        return Health.OF_ANOTHER_RUN
+        return Health.OTHER_RUN
     return Health.SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else Health.NOT_SERVING

@@ -1,4 +1,4 @@
-"""Record of a run of `baton up`, for later commands, also after it has ended or died."""
+"""Record of a run of `baton up`, for other commands, also after the run."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.client.channel import admin_token_file
+from baton.launch import CommandFailed
 from baton.launch.log_files import newest_first
 from baton.launch.ports import claimant_of
 from baton.process.private_files import private_folder, write_private
@@ -18,7 +19,7 @@ PATTERN = "run-*.json"
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """Holds no secret: `flags` and `variables` are what may be shown of them."""
+    """Addresses, files and redacted settings of a run; it contains no secret."""
 
     pid: int  # of `up`
     admin_targets: tuple[str, ...]  # host:port, of each router
@@ -31,7 +32,7 @@ class RunRecord:
 
 
 def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
-    """Removes the records of all but the newest few runs. Raises: OSError."""
+    """Write a record and remove all but the newest KEPT_RUNS. Raises: OSError."""
     path = private_folder(runtime) / f"run-{port}.json"
     write_private(path, json.dumps(asdict(record), indent=1) + "\n")
     for old in newest_first(runtime.glob(PATTERN))[KEPT_RUNS:]:
@@ -40,11 +41,18 @@ def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
 
 
 def kept_secret(runtime: Path, port: int) -> str:
-    """The same for all runs on that port. Raises: OSError."""
-    file = private_folder(runtime) / f"secret-{port}"
-    if not file.exists():
-        write_private(file, new_secret() + "\n")
-    return file.read_text(encoding="ascii").strip()
+    """Return the cluster secret of all runs on a port. Raises: CommandFailed.
+
+    Responses that an external Redis keeps are signed with it, so later runs need the same one.
+    """
+    file = runtime / f"secret-{port}"
+    try:
+        private_folder(runtime)
+        if not file.exists():
+            write_private(file, new_secret() + "\n")
+        return file.read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise CommandFailed(f"{file}: cannot keep the secret of the cluster: {error.strerror}") from error
 
 
 def write_admin_tokens(secret: ClusterSecret, ports: Iterable[int]) -> None:
@@ -67,7 +75,7 @@ def newest_run(runtime: Path) -> RunRecord | None:
 
 
 def running_services(runtime: Path, claimant: Callable[[int], int | None] = claimant_of) -> list[RunRecord]:
-    """The runs that have not ended, the newest first. `claimant`: the process that claims a port, see ports.py."""
+    """Return the active runs, newest first. `claimant` returns the process that claims a port."""
     return [
         record
         for record in _records(runtime)
@@ -76,23 +84,15 @@ def running_services(runtime: Path, claimant: Callable[[int], int | None] = clai
 
 
 def _records(runtime: Path) -> Iterator[RunRecord]:
-    """The newest first."""
+    """Yield the readable records, newest first."""
     for path in newest_first(runtime.glob(PATTERN)):
         try:
             yield _read(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # of another version, or half written: the run before it is better than nothing
+        except (OSError, ValueError, TypeError):
+            continue  # a record of another version, or an incomplete one
 
 
 def _read(content: Mapping[str, Any]) -> RunRecord:
-    """Parse a record. Raises: KeyError, TypeError, ValueError."""
-    return RunRecord(
-        pid=int(content["pid"]),
-        admin_targets=tuple(map(str, content["admin_targets"])),
-        http_targets=tuple(map(str, content["http_targets"])),
-        log_folder=str(content["log_folder"]),
-        trace_file=str(content["trace_file"]),
-        flags={str(name): dict(flags) for name, flags in content["flags"].items()},
-        variables=dict(content["variables"]),
-        targets=tuple(map(str, content.get("targets", ()))),
-    )
+    """Parse a record. Raises: TypeError if fields are missing or unknown."""
+    fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in content.items()}
+    return RunRecord(**fields)

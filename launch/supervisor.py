@@ -1,4 +1,4 @@
-"""Keeps a set of processes running: restarts those that die, with back-off, and stops all in order."""
+"""Supervisor of a run's processes: it restarts those that die, with back-off, and stops all in order."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ Start = Callable[[ProcessSpec], Awaitable[ChildProcess]]
 
 
 class ServiceFailed(Exception):
-    """A process that the service needs cannot be kept running; the message is for people."""
+    """Error: a process that the service needs cannot be kept running."""
 
     def __init__(self, message: str, tail: Sequence[str] = ()) -> None:
         """Create the error. `tail`: the last lines of the process's output."""
@@ -24,7 +24,7 @@ class ServiceFailed(Exception):
 
 
 class Ending(NamedTuple):
-    """End of one process life. `code` is None if it never started."""
+    """Exit of a process. `code`: None if it did not start."""
 
     code: int | None
     text: str
@@ -35,23 +35,23 @@ REASONS: Mapping[int, str] = {
     ExitCode.WRONG_CONFIGURATION: "its configuration or model cannot be used",
     ExitCode.STALLED: "it made no progress",
     ExitCode.CANNOT_LISTEN: "it cannot listen on its address",
-    ExitCode.OUT_OF_MEMORY: "it has no memory left",
+    ExitCode.OUT_OF_MEMORY: "it is out of memory",
 }
 
 
 def describe_exit(code: int) -> str:
-    """1 -> `ended with exit code 1`; -9 -> `was ended by SIGKILL`."""
+    """Format an exit code: 1 -> `ended with exit code 1`; -9 -> `was ended by SIGKILL`."""
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"ended with exit code {code}" + (f": {REASONS[code]}" if code in REASONS else "")
 
 
 class Supervisor:
-    """Owns every child from `start` to the end of `stop`.
+    """Owner of every child process from `start` to the end of `stop`.
 
-    A process is given up, not restarted, when its exit code is final, when it dies for the third time before
-    `mark_ready`, or too often in a row afterwards. `failure` ends with ServiceFailed when the last one of its kind
-    (router, prefill, decode, redis) is given up, or any before `mark_ready`.
+    A process is given up if its exit code is final, if it dies three times before `mark_ready`, or ten times in a row
+    afterwards. `failure` raises ServiceFailed if any process is given up before `mark_ready`, or the last of its kind
+    (router, prefill, decode, redis) afterwards.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Supervisor:
         return {name: child.pid for name, child in self._children.items()}
 
     async def stop(self) -> None:
-        """Router, workers, Redis: each gets SIGTERM and its grace, then SIGKILL."""
+        """Stop routers, then workers, then Redis: SIGTERM, and SIGKILL after the grace period."""
         self._stopping.set()
         for stage in Stage:
             specs = [spec for spec in self._specs if spec.stage is stage]
@@ -94,17 +94,17 @@ class Supervisor:
                 self._send(spec.name, signal.SIGTERM)
             await asyncio.gather(*(self._ended(spec) for spec in specs))
         if not self.failure.cancel() and not self.failure.cancelled():
-            # It failed while it was being stopped: that is no longer awaited, so it must not be reported as lost.
+            # Retrieve a failure during the stop, so that asyncio does not log it.
             self.failure.exception()
 
     def send_to(self, stage: Stage, number: signal.Signals) -> None:
-        """A signal to the processes of one stage."""
+        """Send a signal to the processes of one stage."""
         for spec in self._specs:
             if spec.stage is stage:
                 self._send(spec.name, number)
 
     def force(self) -> None:
-        """Kills everything at once; a `stop` under way then ends at once too."""
+        """Kill all processes; a `stop` in progress then returns immediately."""
         self.was_forced = True
         self._stopping.set()
         for name in list(self._children):
@@ -116,7 +116,7 @@ class Supervisor:
             return
         _, running = await asyncio.wait([task], timeout=spec.grace_s)
         if running:
-            self._report(f"{spec.name} did not end within {spec.grace_s:g} s; killing it")
+            self._report(f"{spec.name} did not exit within {spec.grace_s:g} s; killing it")
             self._send(spec.name, signal.SIGKILL)
         await task
 
@@ -138,10 +138,10 @@ class Supervisor:
         try:
             child = await self._start_child(spec)
         except OSError as error:
-            return Ending(None, f"could not be started: {error}")
+            return Ending(None, f"cannot be started: {error}")
         self._children[spec.name] = child
         if self._stopping.is_set():
-            # `stop` came while it was being made and found no one to send a signal to.
+            # `stop` ran during the start and found no child to signal.
             child.send(signal.SIGTERM)
         try:
             code = await child.wait()
@@ -150,13 +150,13 @@ class Supervisor:
         return Ending(code, describe_exit(code), tuple(child.tail))
 
     def _is_hopeless(self, ending: Ending, backoff: Backoff) -> bool:
-        most = backoff.most_deaths if self._ready else MAX_EARLY_DEATHS
-        return ending.code in FINAL or backoff.deaths >= most
+        limit = backoff.max_deaths if self._ready else MAX_EARLY_DEATHS
+        return ending.code in FINAL or backoff.deaths >= limit
 
     def _give_up(self, spec: ProcessSpec, ending: Ending, deaths: int) -> None:
         self._given_up.add(spec.name)
         often = f", {deaths} times in a row" if deaths > 1 else ""
-        message = f"{spec.name} {ending.text}{often}; it is not started again"
+        message = f"{spec.name} {ending.text}{often}; not restarting it"
         left = [each for each in self._specs if each.kind == spec.kind and each.name not in self._given_up]
         if self._ready and left:
             self._report(message)
@@ -164,7 +164,7 @@ class Supervisor:
             self.failure.set_exception(ServiceFailed(message, ending.tail))
 
     async def _pause(self, delay_s: float) -> None:
-        # Ends early when stopping: that is all this wait is bounded by besides the delay.
+        # A stop ends the wait early.
         try:
             await asyncio.wait_for(self._stopping.wait(), delay_s)
         except TimeoutError:

@@ -1,6 +1,6 @@
-"""A checkpoint of random weights, small enough to be written in a moment: for a machine without any model.
+"""Tiny checkpoint with random weights, for tests and for machines without a model.
 
-The text that it makes means nothing; it is a real Llama with a real tokenizer (one token per byte) all the same.
+It is a Llama with a tokenizer of one token per byte; its output is noise.
 """
 
 import json
@@ -19,7 +19,7 @@ CHAT_TEMPLATE = (
 
 
 def write_tiny_checkpoint(folder: Path, seed: int = 0, context_tokens: int = CONTEXT_TOKENS) -> None:
-    """Writes config, weights and tokenizer; the same seed gives the same files."""
+    """Write config, weights and tokenizer; equal seeds give equal files."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _config(end: int, context_tokens: int) -> dict[str, object]:
 
 def _weights(random: numpy.random.Generator) -> Iterator[tuple[str, numpy.ndarray]]:
     def normal(rows: int, columns: int, spread: float | None = None) -> numpy.ndarray:
-        # Wider than a trained model's, so that logits differ enough for greedy choices to have margins.
+        # A wider spread than in trained models, so that the likeliest token leads by a margin.
         spread = (2.0 / (rows + columns)) ** 0.5 * 1.6 if spread is None else spread
         return random.normal(0.0, spread, (rows, columns)).astype(numpy.float32)
 

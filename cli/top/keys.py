@@ -1,6 +1,7 @@
 """Keys pressed at a terminal, which is restored at the end."""
 
 import os
+import re
 import select
 import signal
 import termios
@@ -10,7 +11,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 
-PART_S = 0.05  # to wait for the rest of a key of several bytes; Escape alone is the first of them
+PART_S = 0.05  # wait for the rest of a key of several bytes, whose first is Escape
 _BYTES = 64
 
 
@@ -39,30 +40,15 @@ _KEYS = {
     b"\x1bOB": Key.DOWN,
 }
 _ESCAPE = b"\x1b"
-_STARTS = (b"\x1b", b"\x1b[", b"\x1bO")
+_KEY = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|[^\x1b]", re.DOTALL)
+_INCOMPLETE = re.compile(rb"\x1b(\[[0-?]*|O)?\Z")
 
 
 def keys_in(typed: bytes) -> tuple[list[Key], bytes]:
     """Return the known keys, and the bytes of an incomplete one at the end."""
-    keys, at = list[Key](), 0
-    while at < len(typed):
-        if typed[at:] in _STARTS:
-            return keys, typed[at:]
-        end = at + _length(typed[at:])
-        key = _KEYS.get(typed[at:end])
-        if key is not None:
-            keys.append(key)
-        at = end
-    return keys, b""
-
-
-def _length(typed: bytes) -> int:
-    """Return the length of the first key: one byte, or an escape sequence up to its final byte."""
-    if typed[:2] == b"\x1bO":
-        return 3
-    if typed[:2] != b"\x1b[":
-        return 1
-    return next((at + 1 for at, byte in enumerate(typed) if at > 1 and 0x40 <= byte <= 0x7E), len(typed))
+    rest = _INCOMPLETE.search(typed)
+    complete = typed if rest is None else typed[: rest.start()]
+    return [_KEYS[key] for key in _KEY.findall(complete) if key in _KEYS], b"" if rest is None else rest[0]
 
 
 class Keyboard:

@@ -42,7 +42,7 @@ POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
 BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
-SUPERVISION = partial(Backoff, longest_s=BACK_S, most_deaths=math.inf)  # faults are more frequent than long lives
+SUPERVISION = partial(Backoff, longest_s=BACK_S, max_deaths=math.inf)  # faults are more frequent than long lives
 METRICS_S = 1.0
 KV_MEMORY = "16MiB"
 SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: above files, prompts are to come back

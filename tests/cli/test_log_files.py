@@ -13,7 +13,7 @@ RECORD = RunRecord(7, ("h:1",), ("h:2", "h:3"), "/logs", "/traces", {"router": {
 def test_lines_are_appended_and_a_full_file_becomes_the_older_one(tmp_path: Path) -> None:
     reports: list[str] = []
     path = tmp_path / "router.log"
-    log = LogFile(path, reports.append, most_bytes=20)
+    log = LogFile(path, reports.append, max_bytes=20)
     for number in range(5):
         log.write(f"line {number}.....")
     assert path.read_text() == "line 4.....\n"

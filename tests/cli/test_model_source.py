@@ -35,7 +35,7 @@ def test_a_folder_that_is_no_checkpoint_says_what_is_missing(tmp_path: Path, mis
         (["model.PT"], "model.PT", "a file of pickled weights"),
         (["notes.txt"], "notes.txt", "not a folder; give the folder of a checkpoint"),
         ([], ".", "is empty; give the folder of a checkpoint"),
-        (["a-00001-of-2.gguf", "a-00002-of-2.gguf"], ".", "has GGUF files alone: a GGUF file of .*; convert it to"),
+        (["a-00001-of-2.gguf", "a-00002-of-2.gguf"], ".", "has only GGUF files: a GGUF file of .*; convert it to"),
         (["config.json", "tokenizer.json", "pytorch_model.bin"], ".", r"pytorch_model\.bin: a file of pickled weights"),
     ],
 )
@@ -118,7 +118,7 @@ def test_adapters_are_named_folders_as_peft_saves_them(tmp_path: Path) -> None:
     [adapter] = find_adapters([f"sql={tmp_path}"], "base")
     assert (adapter.name, adapter.folder) == ("sql", tmp_path)
     for given, message in (
-        ([f"base={tmp_path}"], "the model is called base already"),
+        ([f"base={tmp_path}"], "base is the name of the model"),
         ([f"sql={tmp_path / 'nowhere'}"], "no adapter_config"),
         ([str(tmp_path)], "NAME=FOLDER"),
         ([f"sql={tmp_path}", f"sql={tmp_path}"], "given twice"),

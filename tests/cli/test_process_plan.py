@@ -170,7 +170,7 @@ def test_ranks_of_a_worker_have_gpus_side_by_side() -> None:
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if name != "router"}
     assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:2", "prefill-0": "cuda:0"}
     assert all(flag(specs[name], "--tensor-parallel") == "2" for name in devices)
-    with pytest.raises(DeviceError, match="--tensor-parallel is 4; there are 2 GPUs"):
+    with pytest.raises(DeviceError, match="--tensor-parallel: 4 exceeds the 2 GPUs"):
         plan(layout(machine=TWO_GPUS, tensor_parallel=4))
 
 

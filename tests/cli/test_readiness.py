@@ -81,7 +81,7 @@ def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus
 def test_a_start_waits_for_the_workers_that_are_not_connected() -> None:
     expected = ["prefill-0", "decode-0", "decode-1"]
     said = waiting_for(expected, status(("decode-0", True), ("decode-1", False)))
-    assert said.startswith("waiting for prefill-0, decode-1, not connected yet")
+    assert said.startswith("waiting for prefill-0, decode-1, which connect when")
     assert waiting_for(expected, status(registry=False)).endswith("Redis does not answer")
 
 

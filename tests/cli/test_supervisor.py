@@ -207,7 +207,7 @@ async def test_supervisor_ready_and_final_exit_code_fails_without_restart(world:
     world.children["router"].end(code)
     async with asyncio.timeout(5):
         with pytest.raises(
-            ServiceFailed, match=rf"router ended with exit code {code}: it.* not started again"
+            ServiceFailed, match=rf"router ended with exit code {code}: it.* not restarting it"
         ) as failed:
             await supervisor.failure
     assert world.starts == ["router"] and failed.value.tail == ("router    | the last line",)
@@ -237,7 +237,7 @@ async def test_supervisor_gives_up_one_of_two_workers_and_serves_on(world: World
     await until(lambda: len(world.starts) == 2)
     world.children["decode-0"].end(ExitCode.WRONG_CONFIGURATION)
     await until(lambda: len(world.said) == 1)
-    assert "not started again" in world.said[0] and not supervisor.failure.done()
+    assert "not restarting it" in world.said[0] and not supervisor.failure.done()
     world.children["decode-1"].end(ExitCode.WRONG_CONFIGURATION)
     async with asyncio.timeout(5):
         with pytest.raises(ServiceFailed, match="decode-1"):

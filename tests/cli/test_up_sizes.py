@@ -23,7 +23,7 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
             ["--kv-memory", "64KiB", "--max-model-len", "2048"],
             r"max-model-len: 2048 tokens need \d+ bytes of kv-memory",
         ),
-        (["--tensor-parallel", "64"], "tensor-parallel is 64"),
+        (["--tensor-parallel", "64"], "tensor-parallel.* 64"),
     ],
 )
 def test_up_with_sizes_that_do_not_fit_ends_before_anything_starts(

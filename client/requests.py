@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypedDict, TypeVar
 
+from google.protobuf.message import Message as ProtobufMessage
+
 from baton.client.errors import ErrorDetails, InvalidRequest
 from baton.client.types import Message, Tool, ToolCall
 from baton.protos import baton_pb2
@@ -147,10 +149,8 @@ def embed_request(
         else:
             added.token_ids.SetInParent()
             _extend(added.token_ids.ids, given, f"inputs[{place}].token_ids")
-    if dimensions is not None:
-        _set(request, "dimensions", dimensions)
-    if prompt_name is not None:
-        _set(request, "prompt_name", prompt_name)
+    fields = {"dimensions": dimensions, "prompt_name": prompt_name}
+    with_fields(request, {name: value for name, value in fields.items() if value is not None})
     return _with_vector_options(request, options)
 
 
@@ -158,46 +158,34 @@ def score_request(
     queries: str | Sequence[str], documents: Sequence[str], options: VectorOptions
 ) -> baton_pb2.ScoreRequest:
     """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
-    request = baton_pb2.ScoreRequest()
-    _extend(request.queries, [queries] if isinstance(queries, str) else queries, "queries")
-    _extend(request.documents, [documents] if isinstance(documents, str) else documents, "documents")
-    return _with_vector_options(request, options)
+    given = {"queries": queries, "documents": documents}
+    fields = {name: [texts] if isinstance(texts, str) else texts for name, texts in given.items()}
+    return _with_vector_options(with_fields(baton_pb2.ScoreRequest(), fields), options)
 
 
-VectorRequest = TypeVar("VectorRequest", baton_pb2.EmbedRequest, baton_pb2.ScoreRequest)
+Request = TypeVar("Request", bound=ProtobufMessage)
 
 
-def _with_vector_options(request: VectorRequest, options: VectorOptions) -> VectorRequest:
-    for name, value in options.items():
-        if name not in VectorOptions.__annotations__:
-            raise TypeError(f"unknown option {name!r}")
-        _set(request, name, value)
+def with_fields(request: Request, fields: Mapping[str, object]) -> Request:
+    """Return the request with these fields set. Raises: InvalidRequest, naming the field."""
+    for name, value in fields.items():
+        if request.DESCRIPTOR.fields_by_name[name].is_repeated:
+            _extend(getattr(request, name), value, name)
+        else:
+            _set(request, name, value)
     return request
+
+
+def _with_vector_options(request: Request, options: VectorOptions) -> Request:
+    unknown = next((name for name in options if name not in VectorOptions.__annotations__), None)
+    if unknown is not None:
+        raise TypeError(f"unknown option {unknown!r}")
+    return with_fields(request, options)
 
 
 def choices(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest) -> int:
     """Return the number of choices that the request asks for."""
     return request.sampling.n if request.sampling.HasField("n") else 1
-
-
-def tokenize_request(text: str, add_special_tokens: bool, model: str) -> baton_pb2.TokenizeRequest:
-    request = baton_pb2.TokenizeRequest(add_special_tokens=add_special_tokens)
-    _set(request, "text", text)
-    _set(request, "model", model)
-    return request
-
-
-def detokenize_request(token_ids: Sequence[int], skip_special: bool, model: str) -> baton_pb2.DetokenizeRequest:
-    request = baton_pb2.DetokenizeRequest(skip_special_tokens=skip_special)
-    _extend(request.token_ids, token_ids, "token_ids")
-    _set(request, "model", model)
-    return request
-
-
-def get_model_request(name: str) -> baton_pb2.GetModelRequest:
-    request = baton_pb2.GetModelRequest()
-    _set(request, "model", name)
-    return request
 
 
 def _apply(request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions | ChatOptions) -> None:

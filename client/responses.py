@@ -3,7 +3,7 @@
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
+from baton.client.cluster import Role
 from baton.client.convert import ROLES, value_from
 from baton.client.errors import ProtocolError
 from baton.client.timelines import ProcessTimeline, TimelineStep, WorkerRequest
@@ -16,14 +16,11 @@ from baton.client.types import (
     Event,
     Finished,
     FinishReason,
-    Model,
     PromptPart,
-    Scores,
     Started,
     ThoughtPart,
     TokenLogprob,
 )
-from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, baton_pb2, session_pb2
 
 if TYPE_CHECKING:
@@ -97,34 +94,6 @@ def _finished_from(finished: baton_pb2.Finished) -> Finished:
 
 def embeddings_from(response: baton_pb2.EmbedResponse) -> Embeddings:
     return value_from(Embeddings, response, vectors=tuple(tuple(each.values) for each in response.embeddings))
-
-
-def scores_from(response: baton_pb2.ScoreResponse) -> Scores:
-    return value_from(Scores, response)
-
-
-def model_from(model: baton_pb2.Model) -> Model:
-    return value_from(Model, model)
-
-
-def cluster_status_from(response: admin_pb2.GetStatusResponse) -> ClusterStatus:
-    return value_from(ClusterStatus, response)
-
-
-def explanation_from(response: admin_pb2.ExplainResponse) -> RequestExplanation:
-    return value_from(RequestExplanation, response)
-
-
-def recent_requests_from(response: admin_pb2.RecentRequestsResponse) -> tuple[RecentRequest, ...]:
-    return tuple(value_from(RecentRequest, request) for request in response.requests)
-
-
-def why_from(response: admin_pb2.WhyResponse) -> RequestWhy:
-    return value_from(RequestWhy, response)
-
-
-def adapters_from(response: admin_pb2.ListAdaptersResponse) -> tuple[AdapterStatus, ...]:
-    return tuple(value_from(AdapterStatus, each) for each in response.adapters)
 
 
 def timeline_from(message: admin_pb2.ProcessTimeline) -> ProcessTimeline:

@@ -23,6 +23,7 @@ from baton.client.channel import (
     Security,
 )
 from baton.client.cluster import AdapterStatus, ClusterStatus, RecentRequest, RequestExplanation, Role
+from baton.client.convert import value_from
 from baton.client.requests import ChatOptions, GenerateOptions, VectorOptions
 from baton.client.retry import Attempts, Recovery, RetryPolicy
 from baton.client.timelines import ProcessTimeline
@@ -196,14 +197,14 @@ class BatonClient(_Client):
     ) -> Scores:
         """Return how well each document suits its query; one query is compared with all documents."""
         request = requests.score_request(queries, documents, options)
-        return responses.scores_from(self._connection.unary("Score", request, timeout_s))
+        return value_from(Scores, self._connection.unary("Score", request, timeout_s))
 
     def tokenize(
         self, text: str, *, add_special_tokens: bool = True, model: str = "", timeout_s: float | None = None
     ) -> tuple[int, ...]:
-        request = requests.tokenize_request(text, add_special_tokens, model)
-        response = self._connection.unary("Tokenize", request, timeout_s)
-        return tuple(response.token_ids)
+        fields = {"text": text, "add_special_tokens": add_special_tokens, "model": model}
+        request = requests.with_fields(baton_pb2.TokenizeRequest(), fields)
+        return tuple((self._connection.unary("Tokenize", request, timeout_s)).token_ids)
 
     def detokenize(
         self,
@@ -213,18 +214,20 @@ class BatonClient(_Client):
         model: str = "",
         timeout_s: float | None = None,
     ) -> str:
-        request = requests.detokenize_request(token_ids, skip_special_tokens, model)
+        fields = {"token_ids": token_ids, "skip_special_tokens": skip_special_tokens, "model": model}
+        request = requests.with_fields(baton_pb2.DetokenizeRequest(), fields)
         text: str = (self._connection.unary("Detokenize", request, timeout_s)).text
         return text
 
     def models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
         response = self._connection.unary("ListModels", baton_pb2.ListModelsRequest(), timeout_s)
-        return tuple(responses.model_from(model) for model in response.models)
+        return tuple(value_from(Model, model) for model in response.models)
 
     def model(self, name: str, *, timeout_s: float | None = None) -> Model:
         """Return a model by name. Raises: ModelNotFound."""
-        response = self._connection.unary("GetModel", requests.get_model_request(name), timeout_s)
-        return responses.model_from(response.model)
+        request = requests.with_fields(baton_pb2.GetModelRequest(), {"model": name})
+        response = self._connection.unary("GetModel", request, timeout_s)
+        return value_from(Model, response.model)
 
     def _events(
         self, method: str, request: baton_pb2.GenerateRequest | baton_pb2.ChatRequest, options: GenerateOptions
@@ -255,12 +258,12 @@ class AdminClient(_Client):
     def status(self, *, timeout_s: float | None = None) -> ClusterStatus:
         """Return workers, KV blocks and load as that router sees them."""
         response = self._connection.unary("GetStatus", admin_pb2.GetStatusRequest(), timeout_s)
-        return responses.cluster_status_from(response)
+        return value_from(ClusterStatus, response)
 
     def explain(self, request_id: str, *, timeout_s: float | None = None) -> RequestExplanation:
         """Explain the placement of a finished request. Raises: ModelNotFound if that router does not know it."""
         message = admin_pb2.ExplainRequest(request_id=request_id)
-        return responses.explanation_from(self._connection.unary("Explain", message, timeout_s))
+        return value_from(RequestExplanation, self._connection.unary("Explain", message, timeout_s))
 
     def recent_requests(
         self, *, limit: int = 64, request_id: str = "", timeout_s: float | None = None
@@ -270,12 +273,13 @@ class AdminClient(_Client):
         `request_id`: return this request only, by its own id or its trace's; nothing if that router does not know it.
         """
         message = admin_pb2.RecentRequestsRequest(limit=limit, request_id=request_id)
-        return responses.recent_requests_from(self._connection.unary("RecentRequests", message, timeout_s))
+        response = self._connection.unary("RecentRequests", message, timeout_s)
+        return tuple(value_from(RecentRequest, request) for request in response.requests)
 
     def why(self, request_id: str, *, timeout_s: float | None = None) -> RequestWhy:
         """Explain the latency and the cache misses of a finished request. Raises: ModelNotFound."""
         message = admin_pb2.WhyRequest(request_id=request_id)
-        return responses.why_from(self._connection.unary("Why", message, timeout_s))
+        return value_from(RequestWhy, self._connection.unary("Why", message, timeout_s))
 
     def timelines(
         self, request_id: str = "", *, last_ms: int = 0, timeout_s: float | None = None
@@ -317,4 +321,5 @@ class AdminClient(_Client):
     def adapters(self, *, timeout_s: float | None = None) -> Sequence[AdapterStatus]:
         """Return the LoRA adapters and the workers that have them."""
         message = admin_pb2.ListAdaptersRequest()
-        return responses.adapters_from(self._connection.unary("ListAdapters", message, timeout_s))
+        response = self._connection.unary("ListAdapters", message, timeout_s)
+        return tuple(value_from(AdapterStatus, adapter) for adapter in response.adapters)

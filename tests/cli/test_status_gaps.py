@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from baton.cli.status import headline
-from baton.client.responses import cluster_status_from
+from baton.client.cluster import ClusterStatus
+from baton.client.convert import value_from
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admin.service import AdminServicer
 from baton.router.cache.replica import Caches
@@ -56,6 +57,6 @@ async def test_a_router_that_is_ready_says_what_it_lacks(
         planning=None,
         registry_problem=lambda: "" if registry else "timed out",
     )
-    answer = cluster_status_from(await servicer.GetStatus(None, None))
+    answer = value_from(ClusterStatus, await servicer.GetStatus(None, None))
     assert (answer.ready, answer.detail) == (True, detail)
     assert headline(answer).startswith("ready ·" if not detail else f"degraded: {detail} ·")

@@ -8,9 +8,8 @@ from baton.client.requests import (
     GenerateOptions,
     chat_request,
     choices,
-    detokenize_request,
     generate_request,
-    tokenize_request,
+    with_fields,
 )
 from baton.client.types import Message
 from baton.protos import baton_pb2
@@ -203,8 +202,8 @@ def test_what_protobuf_cannot_carry_is_refused_with_the_field(options: Any, fiel
         (lambda: generate_request([1, -2], {}), "token_ids"),
         (lambda: chat_request([{"role": "user"}], {}), "messages[0].content"),
         (lambda: chat_request([Message("user", "a"), Message("user", "\ud800")], {}), "messages[1].content"),
-        (lambda: tokenize_request("\ud800", True, ""), "text"),
-        (lambda: detokenize_request([2**32], True, ""), "token_ids"),
+        (lambda: with_fields(baton_pb2.TokenizeRequest(), {"text": "\ud800"}), "text"),
+        (lambda: with_fields(baton_pb2.DetokenizeRequest(), {"token_ids": [2**32]}), "token_ids"),
     ],
 )
 def test_a_bad_prompt_is_refused_with_its_place(build: Any, field: str) -> None:

@@ -1,23 +1,22 @@
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import pytest
 
-from baton.client.cluster import PageCounts, RequestTotals
-from baton.client.errors import ProtocolError
-from baton.client.responses import (
-    adapters_from,
-    cluster_status_from,
-    embeddings_from,
-    event_from,
-    explanation_from,
-    model_from,
-    recent_requests_from,
-    scores_from,
-    timeline_from,
-    why_from,
+from baton.client.cluster import (
+    AdapterStatus,
+    ClusterStatus,
+    PageCounts,
+    RecentRequest,
+    RequestExplanation,
+    RequestTotals,
 )
-from baton.client.types import Alternative, Delta, FinishReason, TokenLogprob
+from baton.client.convert import value_from
+from baton.client.errors import ProtocolError
+from baton.client.responses import embeddings_from, event_from, timeline_from
+from baton.client.types import Alternative, Delta, FinishReason, Model, Scores, TokenLogprob
+from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
 
@@ -51,15 +50,15 @@ def defaults_in(value: Any, path: str = "") -> list[str]:
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (cluster_status_from, admin_pb2.GetStatusResponse()),
-        (explanation_from, admin_pb2.ExplainResponse()),
-        (lambda message: recent_requests_from(message)[0], admin_pb2.RecentRequestsResponse()),
-        (why_from, admin_pb2.WhyResponse()),
-        (lambda message: adapters_from(message)[0], admin_pb2.ListAdaptersResponse()),
+        (partial(value_from, ClusterStatus), admin_pb2.GetStatusResponse()),
+        (partial(value_from, RequestExplanation), admin_pb2.ExplainResponse()),
+        (partial(value_from, RecentRequest), admin_pb2.RecentRequest()),
+        (partial(value_from, RequestWhy), admin_pb2.WhyResponse()),
+        (partial(value_from, AdapterStatus), admin_pb2.AdapterStatus()),
         (timeline_from, admin_pb2.ProcessTimeline()),
         (embeddings_from, baton_pb2.EmbedResponse()),
-        (scores_from, baton_pb2.ScoreResponse()),
-        (model_from, baton_pb2.Model()),
+        (partial(value_from, Scores), baton_pb2.ScoreResponse()),
+        (partial(value_from, Model), baton_pb2.Model()),
         (lambda message: event_from(message), baton_pb2.GenerateResponse(finished=fill(baton_pb2.Finished()))),
     ],
     ids=lambda each: type(each).__name__,
@@ -71,7 +70,7 @@ def test_conversion_of_a_full_message_leaves_no_field_empty(read: Any, message: 
 
 
 def test_conversion_of_an_empty_status_gives_none_for_what_is_absent() -> None:
-    status = cluster_status_from(admin_pb2.GetStatusResponse(workers=[admin_pb2.WorkerStatus()]))
+    status = value_from(ClusterStatus, admin_pb2.GetStatusResponse(workers=[admin_pb2.WorkerStatus()]))
     worker = status.workers[0]
     assert (status.planner, status.latency, worker.load, worker.cache_view, worker.tbt) == (None,) * 5
     assert (worker.role, worker.roles, status.requests) == ("unknown", (), RequestTotals())
@@ -159,7 +158,8 @@ def test_the_status_of_a_cluster_loses_nothing() -> None:
     )
     pages = report_pb2.PageCounts(total=5, free=1, cached=1, held=3, held_by_sequences=2, held_by_transfers=1)
     report = report_pb2.Report(limit_blocks=4, pages=pages, running_sequences=2, draining=True, steps=9)
-    status = cluster_status_from(
+    status = value_from(
+        ClusterStatus,
         admin_pb2.GetStatusResponse(
             ready=True,
             queued_requests=1,
@@ -167,7 +167,7 @@ def test_the_status_of_a_cluster_loses_nothing() -> None:
                 admin_pb2.WorkerStatus(worker=worker, endpoint="h:1", connected=True, epoch=3, report=report),
                 admin_pb2.WorkerStatus(worker=session_pb2.WorkerInfo(role=session_pb2.ROLE_PREFILL)),
             ],
-        )
+        ),
     )
     decode, prefill = status.workers
     assert (status.ready, status.queued_requests, status.registry_connected) == (True, 1, False)

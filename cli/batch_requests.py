@@ -17,9 +17,7 @@ from baton.router.http.edge.problem import Problem, problem_of, refused
 from baton.router.http.messages import Body, ChatRequest, CompletionRequest, Unserved
 from baton.router.http.parse import parse
 from baton.router.http.requests import HttpCall, chat_request, completion_requests, names_of, prompts_of
-from baton.router.http.routes.chat import RENAMED as CHAT_NAMES
 from baton.router.http.routes.chat import ended_by, whole_message
-from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.http.vectors.answer import base64_of, usage_of
 from baton.router.http.vectors.bodies import EmbeddingRequest
 from baton.router.model.defaults import GenerationDefaults
@@ -168,7 +166,7 @@ class Validator:
             read = self._runner.run(chat_request(message, _CALL, self._tokenizer))
             return replace(self._made(request, message, read.request), parser=read.parser)
         except BatonError as error:
-            raise problem_of(error, names_of(message, CHAT_NAMES)) from error
+            raise problem_of(error, names_of(message)) from error
 
     def _completion(self, request: BatchRequest) -> Ready:
         message = parse(BatchCompletion, _json(_with_prompt(request.body)))
@@ -178,7 +176,7 @@ class Validator:
                 raise refused("prompt", "one prompt at most; give each a line")
             return self._made(request, message, asked)
         except BatonError as error:
-            raise problem_of(error, names_of(message, COMPLETION_NAMES)) from error
+            raise problem_of(error, names_of(message)) from error
 
     def inputs(self, request: BatchRequest) -> ReadyInputs:
         """Check a request for vectors. Raises: LineRefused, naming the field."""

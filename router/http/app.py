@@ -16,7 +16,6 @@ from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesReque
 from baton.router.http.edge.document import openapi_document
 from baton.router.http.edge.endpoint import Endpoint, HttpTransport, QueryEndpoint, UnknownPath
 from baton.router.http.edge.exchange import EVENT_STREAM, JSON, FullReply, Reply, json_reply
-from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     ChatRequest,
     CompletionRequest,
@@ -42,25 +41,13 @@ from baton.router.http.requests import HttpCall
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.store import ResponseStore
 from baton.router.http.routes import ollama
-from baton.router.http.routes.adapters import RENAMED as ADAPTER_NAMES
 from baton.router.http.routes.adapters import load_adapter, unload_adapter
-from baton.router.http.routes.chat import RENAMED as CHAT_NAMES
 from baton.router.http.routes.chat import answer_chat
-from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
 from baton.router.http.routes.completions import answer_completion
-from baton.router.http.routes.messages import RENAMED as ANTHROPIC_NAMES
 from baton.router.http.routes.messages import answer_messages, count_tokens
 from baton.router.http.routes.responses import LIST_PARAMETERS, ResponseRoutes
-from baton.router.http.routes.responses import RENAMED as RESPONSE_NAMES
-from baton.router.http.routes.simple import GENERATE_NAMES, TOKENIZER_NAMES, detokenize, generate, tokenize
-from baton.router.http.vectors.answer import (
-    EMBEDDING_NAMES,
-    RERANK_NAMES,
-    SCORE_NAMES,
-    answer_embeddings,
-    answer_rerank,
-    answer_score,
-)
+from baton.router.http.routes.simple import detokenize, generate, tokenize
+from baton.router.http.vectors.answer import answer_embeddings, answer_rerank, answer_score
 from baton.router.http.vectors.bodies import EmbeddingRequest, RerankRequest, ScoreRequest
 from baton.router.model.served_model import ChosenModel
 from baton.router.readiness import Readiness
@@ -225,35 +212,32 @@ def _posts(
     def endpoint(
         message: type[Any],
         answer: Callable[[Dispatcher, Any, HttpCall], Awaitable[Reply]],
-        names: Renamed,
         operation: Operation | None = None,
     ) -> Endpoint[Any]:
         refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
-        return Endpoint(message, partial(answer, dispatcher), transport, names, refuse)
+        return Endpoint(message, partial(answer, dispatcher), transport, refuse)
 
     adapters: dict[str, Endpoint[Any]] = {}
     if with_adapters:
-        adapters["/v1/load_lora_adapter"] = endpoint(LoadAdapterRequest, load_adapter, ADAPTER_NAMES)
-        adapters["/v1/unload_lora_adapter"] = endpoint(UnloadAdapterRequest, unload_adapter, ADAPTER_NAMES)
+        adapters["/v1/load_lora_adapter"] = endpoint(LoadAdapterRequest, load_adapter)
+        adapters["/v1/unload_lora_adapter"] = endpoint(UnloadAdapterRequest, unload_adapter)
 
     return {
-        "/v1/completions": endpoint(CompletionRequest, answer_completion, COMPLETION_NAMES, Operation.GENERATE),
-        "/v1/chat/completions": endpoint(ChatRequest, answer_chat, CHAT_NAMES, Operation.CHAT),
-        "/v1/messages": endpoint(MessagesRequest, answer_messages, ANTHROPIC_NAMES, Operation.CHAT),
-        "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens, ANTHROPIC_NAMES),
-        "/v1/responses": endpoint(ResponseRequest, responses.create, RESPONSE_NAMES, Operation.CHAT),
-        "/api/chat": endpoint(OllamaChatRequest, ollama.answer_chat, ollama.RENAMED, Operation.CHAT),
-        "/api/generate": endpoint(
-            OllamaGenerateRequest, ollama.answer_generate, ollama.GENERATE_NAMES, Operation.GENERATE
-        ),
-        "/api/embed": endpoint(OllamaEmbedRequest, ollama.embed, ollama.EMBED_NAMES, Operation.EMBED),
-        "/api/show": endpoint(OllamaShowRequest, ollama.show, ollama.RENAMED),
-        "/generate": endpoint(GenerateRequest, generate, GENERATE_NAMES, Operation.GENERATE),
-        "/v1/embeddings": endpoint(EmbeddingRequest, answer_embeddings, EMBEDDING_NAMES, Operation.EMBED),
-        "/v1/score": endpoint(ScoreRequest, answer_score, SCORE_NAMES, Operation.EMBED),
-        "/v1/rerank": endpoint(RerankRequest, answer_rerank, RERANK_NAMES, Operation.EMBED),
-        "/rerank": endpoint(RerankRequest, answer_rerank, RERANK_NAMES, Operation.EMBED),
-        "/tokenize": endpoint(TokenizeRequest, tokenize, TOKENIZER_NAMES),
-        "/detokenize": endpoint(DetokenizeRequest, detokenize, TOKENIZER_NAMES),
+        "/v1/completions": endpoint(CompletionRequest, answer_completion, Operation.GENERATE),
+        "/v1/chat/completions": endpoint(ChatRequest, answer_chat, Operation.CHAT),
+        "/v1/messages": endpoint(MessagesRequest, answer_messages, Operation.CHAT),
+        "/v1/messages/count_tokens": endpoint(CountTokensRequest, count_tokens),
+        "/v1/responses": endpoint(ResponseRequest, responses.create, Operation.CHAT),
+        "/api/chat": endpoint(OllamaChatRequest, ollama.answer_chat, Operation.CHAT),
+        "/api/generate": endpoint(OllamaGenerateRequest, ollama.answer_generate, Operation.GENERATE),
+        "/api/embed": endpoint(OllamaEmbedRequest, ollama.embed, Operation.EMBED),
+        "/api/show": endpoint(OllamaShowRequest, ollama.show),
+        "/generate": endpoint(GenerateRequest, generate, Operation.GENERATE),
+        "/v1/embeddings": endpoint(EmbeddingRequest, answer_embeddings, Operation.EMBED),
+        "/v1/score": endpoint(ScoreRequest, answer_score, Operation.EMBED),
+        "/v1/rerank": endpoint(RerankRequest, answer_rerank, Operation.EMBED),
+        "/rerank": endpoint(RerankRequest, answer_rerank, Operation.EMBED),
+        "/tokenize": endpoint(TokenizeRequest, tokenize),
+        "/detokenize": endpoint(DetokenizeRequest, detokenize),
         **adapters,
     }

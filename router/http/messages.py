@@ -7,17 +7,21 @@ the reason, except for values that ask for nothing.
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from baton.router.http.edge.problem import Renamed
 
 
 class Body(BaseModel):
     """A strict body: "5" is not a number, 1 is not a boolean, and undeclared fields are errors."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    renamed: ClassVar[Renamed] = {}
+    """Names that the router's fields have in this body, for errors."""
 
 
 @dataclass(frozen=True)
@@ -234,6 +238,8 @@ class ChoiceFields(OpenAIFields):
 class CompletionRequest(ChoiceFields):
     """POST /v1/completions."""
 
+    renamed: ClassVar[Renamed] = dict.fromkeys(("text", "token_ids", "token_ids.ids", "prompts"), "prompt")
+
     prompt: str | TokenIds | Prompts | TokenPrompts
     max_tokens: Count | None = Field(None, description="per choice; default: 16")
     echo: bool | None = None
@@ -334,6 +340,13 @@ TemplateOptions = dict[str, bool | int | float | str | None]
 class ChatRequest(ChoiceFields):
     """POST /v1/chat/completions."""
 
+    renamed: ClassVar[Renamed] = {
+        **CompletionRequest.renamed,
+        "logprobs": "top_logprobs",
+        "template_options": "chat_template_kwargs",
+        "messages[].reasoning": "messages[].reasoning_content",
+    }
+
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     max_tokens: Count | None = Field(None, description="per choice; default: the rest of the context")
     max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
@@ -376,6 +389,8 @@ class ChatRequest(ChoiceFields):
 class GenerateRequest(RequestFields, SamplingFields):
     """POST /generate."""
 
+    renamed: ClassVar[Renamed] = {"text": "prompt"}
+
     prompt: str
     n: Count | None = Field(None, description="choices; default: 1")
     max_tokens: Count | None = Field(None, description="per choice; default: 16")
@@ -384,6 +399,12 @@ class GenerateRequest(RequestFields, SamplingFields):
 
 class TokenizeRequest(ModelField):
     """POST /tokenize; either a prompt or messages."""
+
+    renamed: ClassVar[Renamed] = {
+        "text": "prompt",
+        "template_options": "chat_template_kwargs",
+        "messages[].reasoning": "messages[].reasoning_content",
+    }
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
@@ -403,11 +424,15 @@ class TokenizeRequest(ModelField):
 class DetokenizeRequest(ModelField):
     """POST /detokenize."""
 
+    renamed: ClassVar[Renamed] = {"token_ids": "tokens", "token_ids.ids": "tokens"}
+
     tokens: TokenIds
 
 
 class LoadAdapterRequest(Body):
     """POST /v1/load_lora_adapter."""
+
+    renamed: ClassVar[Renamed] = {"name": "lora_name", "path": "lora_path"}
 
     lora_name: str = Field(description="name by which requests choose it as their model")
     lora_path: str = Field(description="absolute path of its folder on the workers")
@@ -416,6 +441,8 @@ class LoadAdapterRequest(Body):
 
 class UnloadAdapterRequest(Body):
     """POST /v1/unload_lora_adapter."""
+
+    renamed: ClassVar[Renamed] = {"name": "lora_name"}
 
     lora_name: str
     lora_int_id: Annotated[int | None, Field(description="no effect: the name says which")] = None

@@ -15,6 +15,7 @@ from baton.router.http.anthropic.bodies import MessagesRequest, PromptFields
 from baton.router.http.chat_body import logprobs_count
 from baton.router.http.edge.problem import Renamed, refused
 from baton.router.http.messages import (
+    Body,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -391,9 +392,9 @@ def _or(given: int | None, otherwise: int) -> int:
 _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}
 
 
-def names_of(message: BaseModel, renamed: Renamed) -> Renamed:
-    """Return `renamed` and the names of the fields that this message chose among several. Raises: Problem."""
-    names = dict(renamed)
+def names_of(message: Body) -> Renamed:
+    """Return the names of the router's fields in this message, which may have chosen among several. Raises: Problem."""
+    names = {"session": SESSION_HEADER, **message.renamed}
     if isinstance(message, RequestFields):
         names["session_id"] = named_session(message)[0] or SESSION_HEADER
     match message:

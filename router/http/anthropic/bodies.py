@@ -1,9 +1,10 @@
 """Bodies of POST /v1/messages and /v1/messages/count_tokens; router/http/messages.py has the rules of bodies."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     MAX_TOOLS,
     OWN_TOOLS,
@@ -16,6 +17,7 @@ from baton.router.http.messages import (
     Unserved,
     harmless,
 )
+from baton.router.public.chat import BUDGET, EFFORT, THINKING
 
 
 class Block(Body):
@@ -126,6 +128,18 @@ class Metadata(Body):
 
 class PromptFields(RequestFields):
     """Fields that form the prompt."""
+
+    renamed: ClassVar[Renamed] = {
+        "stop": "stop_sequences",
+        "json_schema": "output_config.format",
+        **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "messages"),
+        "tools[].function.parameters": "tools[].input_schema",
+        "tools[].function": "tools[]",
+        "tool_choice.function": "tool_choice",
+        f"template_options.{THINKING}": "thinking",
+        f"template_options.{EFFORT}": "output_config.effort",
+        BUDGET: "thinking.budget_tokens",
+    }
 
     messages: Annotated[list[Turn], Field(fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None

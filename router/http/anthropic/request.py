@@ -19,26 +19,13 @@ from baton.router.http.anthropic.bodies import (
     UserTurn,
 )
 from baton.router.http.chat_body import ChatPart, function_tool, named_tool, request_fields, schema_format
-from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.edge.problem import refused
 from baton.router.http.messages import ChatRequest
 from baton.router.http.requests import HttpCall, kept_for_s, session_id
 from baton.router.model.chat_template import ChatTemplate
-from baton.router.public.chat import BUDGET, EFFORT, THINKING, asked_to_think
+from baton.router.public.chat import asked_to_think
 
 BETWEEN_BLOCKS = "\n"
-
-RENAMED: Renamed = {
-    "stop": "stop_sequences",
-    "json_schema": "output_config.format",
-    "session": "x-session-id",
-    **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "messages"),
-    "tools[].function.parameters": "tools[].input_schema",
-    "tools[].function": "tools[]",
-    "tool_choice.function": "tool_choice",
-    f"template_options.{THINKING}": "thinking",
-    f"template_options.{EFFORT}": "output_config.effort",
-    BUDGET: "thinking.budget_tokens",
-}
 
 
 def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall) -> ChatRequest:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Generic, TypeVar
 
-from pydantic import BaseModel
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -28,7 +27,6 @@ from baton.router.http.edge.exchange import (
 from baton.router.http.edge.problem import (
     Dialect,
     Problem,
-    Renamed,
     check_content,
     check_method,
     check_query,
@@ -36,6 +34,7 @@ from baton.router.http.edge.problem import (
     problem_of,
 )
 from baton.router.http.edge.sites import SiteRules
+from baton.router.http.messages import Body
 from baton.router.http.page.files import is_public
 from baton.router.http.parse_process import Parser
 from baton.router.http.requests import REQUEST_ID_HEADER, HttpCall, call_of, current_call, names_of
@@ -102,7 +101,7 @@ def caller_of(scope: Scope) -> Caller:
     return caller
 
 
-Message = TypeVar("Message", bound=BaseModel)
+Message = TypeVar("Message", bound=Body)
 
 
 Refuse = Callable[[TraceContext | None, RequestEnd], None]
@@ -125,14 +124,12 @@ class Endpoint(Generic[Message]):
         message_type: type[Message],
         answer: Callable[[Message, HttpCall], Awaitable[Reply]],
         transport: HttpTransport,
-        renamed: Renamed,
         refuse: Refuse | None = None,
     ) -> None:
         """Create the endpoint. `refuse` is called for calls that end before they become requests; None if none does."""
         self.message_type = message_type
         self._answer = answer
         self._transport = transport
-        self._renamed = renamed
         self.observers: list[Callable[[HttpCall, Problem], None]] = []
         """Functions called with each error before it is sent."""
         self._refuse = refuse
@@ -190,7 +187,7 @@ class Endpoint(Generic[Message]):
             reply = await self._answer(message, call)
             await send_reply(reply, send, headers_sent, self._transport.stall_s, call.reader)
         except BatonError as error:
-            raise problem_of(error, names_of(message, self._renamed)) from error
+            raise problem_of(error, names_of(message)) from error
 
 
 def _end_of(problem: Problem) -> RequestEnd:

@@ -38,14 +38,10 @@ _TYPES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "service_unavailable_error",
     HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
-_ANTHROPIC_TYPES = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
+_ANTHROPIC_TYPES = _TYPES | {
     HTTPStatus.NOT_FOUND: "not_found_error",
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
-    HTTPStatus.GATEWAY_TIMEOUT: "timeout_error",
 }
 _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _BODY_TYPES = frozenset(

@@ -1,9 +1,10 @@
 """Bodies of POST /api/chat, generate, embed and show; router/http/messages.py has the rules of bodies."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     MAX_TOOLS,
     TEXT_ONLY,
@@ -16,6 +17,8 @@ from baton.router.http.messages import (
     Unserved,
     harmless,
 )
+from baton.router.public.chat import EFFORT, THINKING
+from baton.router.public.vectors import INPUTS
 
 _TEMPLATE = "the model's own chat template is used"
 _OWN = "the model is shown as it is"
@@ -23,6 +26,11 @@ _LOADED = "the model is loaded before it is served, and stays"
 _SERVER = "flags of the server say how it computes"
 _TOO_LONG = "a prompt that is too long is refused"
 _MIROSTAT = "top_k, top_p, min_p and typical_p are served"
+
+
+_SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty", "frequency_penalty")
+OPTIONS = {**{name: name for name in _SAME}, "max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
+"""Sampling parameters: the router's names and Ollama's."""
 
 
 class Options(Body):
@@ -65,6 +73,18 @@ class Options(Body):
 
 class AskedFields(RequestFields):
     """Fields of /api/chat and /api/generate."""
+
+    renamed: ClassVar[Renamed] = {
+        **{ours: f"options.{theirs}" for ours, theirs in OPTIONS.items()},
+        "logprobs": "top_logprobs",
+        "json_schema": "format",
+        "json_object": "format",
+        "text": "prompt",
+        "messages[].reasoning": "messages[].thinking",
+        "messages[].name": "messages[].tool_name",
+        f"template_options.{THINKING}": "think",
+        f"template_options.{EFFORT}": "think",
+    }
 
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="any JSON object, or a JSON schema")
@@ -119,6 +139,8 @@ class OllamaChatRequest(AskedFields):
 class OllamaGenerateRequest(AskedFields):
     """POST /api/generate. Without a prompt, it asks whether the model is loaded."""
 
+    renamed: ClassVar[Renamed] = {**AskedFields.renamed, "messages": "prompt"}
+
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = Field(None, description="true: the text as it is, without the model's chat template")
@@ -131,6 +153,8 @@ class OllamaGenerateRequest(AskedFields):
 
 class OllamaEmbedRequest(ModelField):
     """POST /api/embed."""
+
+    renamed: ClassVar[Renamed] = {INPUTS: "input"}
 
     input: str | Texts = Field(description="one text, or many")
     dimensions: Count | None = Field(None, description="number of leading components of a vector to keep")

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from baton.router.http.chat_body import ChatPart, logprobs_count, request_fields, schema_format
-from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.edge.problem import refused
 from baton.router.http.messages import ChatRequest, CompletionRequest
 from baton.router.http.ollama.bodies import (
+    OPTIONS,
     AskedFields,
     EarlierCall,
     OllamaChatRequest,
@@ -18,38 +19,10 @@ from baton.router.http.ollama.bodies import (
 )
 from baton.router.http.requests import HttpCall, completion_requests
 from baton.router.model.chat_template import ChatTemplate
-from baton.router.public.chat import EFFORT, THINKING, asked_to_think
+from baton.router.public.chat import asked_to_think
 from baton.router.types.request import GenerationRequest
 
 _LATEST = ":latest"
-
-_OPTIONS = {
-    "temperature": "temperature",
-    "max_tokens": "num_predict",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "seed": "seed",
-    "stop": "stop",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-}
-"""Sampling parameters: the router's names and Ollama's."""
-RENAMED: Renamed = {
-    **{ours: f"options.{theirs}" for ours, theirs in _OPTIONS.items()},
-    "logprobs": "top_logprobs",
-    "json_schema": "format",
-    "json_object": "format",
-    "session": "x-session-id",
-    "text": "prompt",
-    "messages[].reasoning": "messages[].thinking",
-    "messages[].name": "messages[].tool_name",
-    f"template_options.{THINKING}": "think",
-    f"template_options.{EFFORT}": "think",
-}
-GENERATE_NAMES: Renamed = {**RENAMED, "messages": "prompt"}
 
 
 def model_name(given: str | None) -> str:
@@ -93,7 +66,7 @@ def _common(message: AskedFields) -> dict[str, Any]:
 def _sampling(options: Options | None) -> dict[str, Any]:
     if options is None:
         return {}
-    given = {ours: getattr(options, theirs) for ours, theirs in _OPTIONS.items()}
+    given = {ours: getattr(options, theirs) for ours, theirs in OPTIONS.items()}
     if options.num_predict is not None and options.num_predict < 0:
         given["max_tokens"] = None
     return given | ({"seed": None} if options.seed == -1 else {})

@@ -1,9 +1,10 @@
 """Body of POST /v1/responses: items and options; router/http/messages.py has the rules of bodies."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import (
     MAX_TOOLS,
     OWN_TOOLS,
@@ -165,6 +166,13 @@ Labels = Annotated[
 
 class ResponseRequest(OpenAIFields):
     """POST /v1/responses."""
+
+    renamed: ClassVar[Renamed] = {
+        **dict.fromkeys(("messages", "messages[].role", "messages[].tool_calls", "messages[].reasoning"), "input"),
+        "max_tokens": "max_output_tokens",
+        "tools[].function": "tools[]",
+        "tool_choice.function": "tool_choice",
+    }
 
     input: str | Annotated[list[InputItem], Field(fail_fast=True)]
     previous_response_id: str | None = Field(None, description="the conversation that the input continues")

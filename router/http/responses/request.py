@@ -4,20 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.router.http.chat_body import function_tool, named_tool, schema_format
-from baton.router.http.edge.problem import Renamed, refused
+from baton.router.http.edge.problem import refused
 from baton.router.http.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
 from baton.router.http.requests import HttpCall, kept_for_s, session_id, structure_of
 from baton.router.http.responses.bodies import AllowedTools, FlatNamedTool, FlatTool, ResponseRequest
 from baton.router.http.responses.items import Item, chat_messages
-
-RENAMED: Renamed = {
-    "messages": "input",
-    **dict.fromkeys(("messages[].role", "messages[].tool_calls", "messages[].reasoning"), "input"),
-    "max_tokens": "max_output_tokens",
-    "session": "x-session-id",
-    "tools[].function": "tools[]",
-    "tool_choice.function": "tool_choice",
-}
 
 
 def chat_of(message: ResponseRequest, items: Sequence[Item], call: HttpCall) -> ChatRequest:

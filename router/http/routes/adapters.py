@@ -2,11 +2,9 @@
 
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.edge.exchange import FullReply, Reply
-from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import LoadAdapterRequest, UnloadAdapterRequest
 from baton.router.http.requests import HttpCall
 
-RENAMED: Renamed = {"name": "lora_name", "path": "lora_path"}
 TEXT = "text/plain; charset=utf-8"
 
 

@@ -16,21 +16,12 @@ from baton.router.http.answers import (
     usage_json,
 )
 from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
-from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import ChatRequest
-from baton.router.http.requests import HttpCall, chat_request
-from baton.router.http.routes.completions import RENAMED as COMPLETION_NAMES
+from baton.router.http.requests import HttpCall, chat_request, names_of
 from baton.router.http.stream import stream
 from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import MakeParser, OutputParser
-
-RENAMED: Renamed = {
-    **COMPLETION_NAMES,
-    "logprobs": "top_logprobs",
-    "template_options": "chat_template_kwargs",
-    "messages[].reasoning": "messages[].reasoning_content",
-}
 
 
 class ChatWriter(ChunkWriter):
@@ -117,7 +108,7 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: HttpCa
     stream_id, texts = f"{AnswerId.CHAT}{request.request_id}", TokenTexts(tokenizer.token_bytes)
     if message.stream:
         writer = ChatWriter(message, stream_id, texts, chat.parser)
-        return StreamedReply(stream(writer, events, RENAMED))
+        return StreamedReply(stream(writer, events, names_of(message)))
     whole = await collect(events)
     parsers = [chat.reader() for _ in whole.choices]
     choices = [

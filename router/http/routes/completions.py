@@ -21,9 +21,8 @@ from baton.router.http.answers import (
     usage_json,
 )
 from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
-from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import CompletionRequest
-from baton.router.http.requests import HttpCall, completion_requests
+from baton.router.http.requests import HttpCall, completion_requests, names_of
 from baton.router.http.stream import PromptEvent, stream
 from baton.router.trace.record import CallReader, Leave
 from baton.router.types.request import GenerationRequest
@@ -109,15 +108,6 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-RENAMED: Renamed = {
-    "text": "prompt",
-    "token_ids": "prompt",
-    "token_ids.ids": "prompt",
-    "prompts": "prompt",
-    "session": "x-session-id",
-}
-
-
 async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: HttpCall) -> Reply:
     """Answer a completion. Raises: Problem, BatonError."""
     requests = completion_requests(message, call)
@@ -127,7 +117,7 @@ async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, 
     if message.stream:
         # The usual case of one request needs no tasks and no queue.
         events = answer(requests[0]) if len(requests) == 1 else merged(requests, answer, call.reader)
-        return StreamedReply(stream(CompletionWriter(message, stream_id, texts), events, RENAMED))
+        return StreamedReply(stream(CompletionWriter(message, stream_id, texts), events, names_of(message)))
     whole = await collect_all(requests, answer, call.reader)
     return json_reply(_response(message, stream_id, whole, texts))
 

@@ -3,13 +3,11 @@
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.anthropic.answer import AnthropicWriter
 from baton.router.http.anthropic.bodies import CountTokensRequest, MessagesRequest
-from baton.router.http.anthropic.request import RENAMED, chat_of
+from baton.router.http.anthropic.request import chat_of
 from baton.router.http.edge.exchange import Reply, json_reply
-from baton.router.http.requests import HttpCall, chat_request
+from baton.router.http.requests import HttpCall, chat_request, names_of
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import AnswerId
-
-__all__ = ["RENAMED", "answer_messages", "count_tokens"]
 
 
 async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: HttpCall) -> Reply:
@@ -19,7 +17,7 @@ async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call
     request = read.request
     writer = AnthropicWriter(f"{AnswerId.MESSAGE}{request.request_id}", read.reader())
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    return await writer.reply(events, message.stream, RENAMED)
+    return await writer.reply(events, message.stream, names_of(message))
 
 
 async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: HttpCall) -> Reply:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts
 from baton.router.http.edge.exchange import Reply, json_reply
-from baton.router.http.edge.problem import Renamed
 from baton.router.http.ollama.answer import (
     JSON_LINES,
     OllamaWriter,
@@ -25,15 +24,11 @@ from baton.router.http.ollama.bodies import (
     OllamaShowRequest,
 )
 from baton.router.http.ollama.models import shown
-from baton.router.http.ollama.request import GENERATE_NAMES, RENAMED, chat_of, model_name, raw_request
-from baton.router.http.requests import HttpCall, chat_request, prompts_of
-from baton.router.public.vectors import INPUTS, VectorCall
+from baton.router.http.ollama.request import chat_of, model_name, raw_request
+from baton.router.http.requests import HttpCall, chat_request, names_of, prompts_of
+from baton.router.public.vectors import VectorCall
 from baton.router.types.request import GenerationRequest
 from baton.text.output.thoughts import OutputParser
-
-__all__ = ["EMBED_NAMES", "GENERATE_NAMES", "RENAMED", "UNSERVED", "answer_chat", "answer_generate", "embed", "show"]
-
-EMBED_NAMES: Renamed = {INPUTS: "input"}
 
 _NO_PULLS = "the server is started with its model"
 UNSERVED: Mapping[str, str] = {
@@ -47,7 +42,7 @@ async def answer_chat(dispatcher: Dispatcher, message: OllamaChatRequest, call: 
     """Answer a chat. Raises: Problem, BatonError."""
     if not message.messages:
         return await _loaded(dispatcher, message, in_chat)
-    return await _chat(dispatcher, message, call, in_chat, RENAMED)
+    return await _chat(dispatcher, message, call, in_chat)
 
 
 async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest, call: HttpCall) -> Reply:
@@ -55,9 +50,9 @@ async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest
     if not message.prompt:
         return await _loaded(dispatcher, message, in_generate)
     if not message.raw:
-        return await _chat(dispatcher, message, call, in_generate, GENERATE_NAMES)
+        return await _chat(dispatcher, message, call, in_generate)
     request = raw_request(message, call)
-    return await _reply(dispatcher, message, request, call, in_generate, OutputParser(None, None), GENERATE_NAMES)
+    return await _reply(dispatcher, message, request, call, in_generate, OutputParser(None, None))
 
 
 async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpCall) -> Reply:
@@ -86,13 +81,11 @@ async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: PartForma
     return json_reply(loaded((await dispatcher.choose(model_name(message.model))).name, shape))
 
 
-async def _chat(
-    dispatcher: Dispatcher, message: AskedFields, call: HttpCall, shape: PartFormat, names: Renamed
-) -> Reply:
+async def _chat(dispatcher: Dispatcher, message: AskedFields, call: HttpCall, shape: PartFormat) -> Reply:
     """Answer a chat, or a completion as a chat. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(model_name(message.model))).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
-    return await _reply(dispatcher, message, read.request, call, shape, read.reader(), names)
+    return await _reply(dispatcher, message, read.request, call, shape, read.reader())
 
 
 async def _reply(
@@ -102,10 +95,9 @@ async def _reply(
     call: HttpCall,
     shape: PartFormat,
     parser: OutputParser,
-    names: Renamed,
 ) -> Reply:
     """Answer with one object or with lines of JSON. Raises: BatonError."""
     tokenizer = (await dispatcher.choose(request.model)).served.tokenizer
     writer = OllamaWriter(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
     events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    return await writer.reply(events, message.stream is not False, names, JSON_LINES)
+    return await writer.reply(events, message.stream is not False, names_of(message), JSON_LINES)

@@ -10,14 +10,12 @@ from baton.router.dispatcher import Dispatcher
 from baton.router.http.edge.endpoint import caller_of
 from baton.router.http.edge.exchange import Reply, json_reply
 from baton.router.http.edge.problem import Problem, refused
-from baton.router.http.requests import HttpCall, chat_request
+from baton.router.http.requests import HttpCall, chat_request, names_of
 from baton.router.http.responses.answer import ResponseWriter
 from baton.router.http.responses.bodies import ResponseRequest
 from baton.router.http.responses.items import Item, given_items
-from baton.router.http.responses.request import RENAMED, chat_of
+from baton.router.http.responses.request import chat_of
 from baton.router.http.responses.store import ResponseStore, StoredResponse
-
-__all__ = ["LIST_PARAMETERS", "RENAMED", "ResponseRoutes"]
 
 MAX_LISTED, DEFAULT_LISTED = 100, 20
 LIST_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -51,7 +49,7 @@ class ResponseRoutes:
 
         response = ResponseWriter(message, request_id, read.reader(), is_kept, keep)
         events = dispatcher.answer(read.request, None, call.trace, reader=call.reader)
-        return await response.reply(events, message.stream, RENAMED)
+        return await response.reply(events, message.stream, names_of(message))
 
     def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
         """Check whether the response will be stored. Raises: Problem if the client demands it and it cannot be."""

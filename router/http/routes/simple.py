@@ -8,23 +8,15 @@ from baton.process.errors import InvalidArgument
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import TokenTexts, collect
 from baton.router.http.edge.exchange import FullReply, Reply, StreamedReply, json_reply
-from baton.router.http.edge.problem import Problem, Renamed, refused
+from baton.router.http.edge.problem import Problem, refused
 from baton.router.http.messages import DetokenizeRequest, GenerateRequest, TokenizeRequest
-from baton.router.http.requests import HttpCall, chat_message, shown_tools, simple_request
+from baton.router.http.requests import HttpCall, chat_message, names_of, shown_tools, simple_request
 from baton.router.http.stream import AnswerWriter, PromptEvent, stream
 from baton.router.public.service import MAX_DETOKENIZE_TOKENS
 from baton.router.public.tools import check_shown
 from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent
 
-GENERATE_NAMES: Renamed = {"text": "prompt", "session": "x-session-id"}
-TOKENIZER_NAMES: Renamed = {
-    "text": "prompt",
-    "token_ids": "tokens",
-    "token_ids.ids": "tokens",
-    "template_options": "chat_template_kwargs",
-    "messages[].reasoning": "messages[].reasoning_content",
-}
 DELIMITER = b"\0"
 _PIECE = 1 << 12  # numbers or texts
 
@@ -34,7 +26,7 @@ async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpC
     events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
     if message.stream:
         writer = CumulativeWriter(message.prompt, message.n or 1)
-        return StreamedReply(stream(writer, events, GENERATE_NAMES), "application/octet-stream")
+        return StreamedReply(stream(writer, events, names_of(message)), "application/octet-stream")
     whole = await collect(events)
     return json_reply({"text": [message.prompt + choice.text for choice in whole.choices]})
 

@@ -11,15 +11,10 @@ from typing import Any
 from baton.router.dispatcher import Dispatcher
 from baton.router.http.answers import created_now
 from baton.router.http.edge.exchange import FullReply, Reply, json_reply
-from baton.router.http.edge.problem import Renamed
 from baton.router.http.requests import HttpCall, prompts_of
 from baton.router.http.vectors.bodies import EmbeddingRequest, RerankRequest, ScoreRequest, VectorFields
-from baton.router.public.vectors import DOCUMENTS, INPUTS, QUERIES, VectorCall, Vectors
+from baton.router.public.vectors import VectorCall, Vectors
 from baton.router.types.response import Usage
-
-EMBEDDING_NAMES: Renamed = {INPUTS: "input", "session": "x-session-id"}
-SCORE_NAMES: Renamed = {QUERIES: "text_1", DOCUMENTS: "text_2", "session": "x-session-id"}
-RERANK_NAMES: Renamed = {f"{QUERIES}[0]": "query", "session": "x-session-id"}
 
 
 async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, call: HttpCall) -> Reply:

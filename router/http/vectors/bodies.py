@@ -1,10 +1,12 @@
 """Bodies of POST /v1/embeddings, /v1/score and /v1/rerank; router/http/messages.py has the rules of bodies."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from baton.router.http.edge.problem import Renamed
 from baton.router.http.messages import Count, ModelField, Texts, TokenIds, Unserved, harmless
+from baton.router.public.vectors import DOCUMENTS, INPUTS, QUERIES
 
 _CHAT_TEXT = "an input is a text or token ids"
 _TRUNCATED = "shorten the input, with /tokenize"
@@ -30,6 +32,8 @@ class VectorFields(ModelField):
 class EmbeddingRequest(VectorFields):
     """POST /v1/embeddings."""
 
+    renamed: ClassVar[Renamed] = {INPUTS: "input"}
+
     input: str | TokenIds | Texts | TokenInputs = Field(description="one text, token ids of one, or many of either")
     encoding_format: Literal["float", "base64"] | None = Field(
         None, description="base64: of float32, little-endian; default: float"
@@ -49,6 +53,8 @@ class EmbeddingRequest(VectorFields):
 class ScoreRequest(VectorFields):
     """POST /v1/score."""
 
+    renamed: ClassVar[Renamed] = {QUERIES: "text_1", DOCUMENTS: "text_2"}
+
     text_1: str | Texts = Field(description="one for all of text_2, or one for each")
     text_2: str | Texts
 
@@ -58,6 +64,8 @@ class ScoreRequest(VectorFields):
 
 class RerankRequest(VectorFields):
     """POST /v1/rerank and /rerank."""
+
+    renamed: ClassVar[Renamed] = {f"{QUERIES}[0]": "query"}
 
     query: str
     documents: Texts

@@ -12,14 +12,13 @@ import pytest
 import torch
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.request import Drawn, Request
+from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculation
 from baton.text.block_hash import HashChain, root_hash
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, random_prompt
+from tests.fixtures.paged import Answers, PagedModel, answered, random_prompt
 
 BLOCK, BLOCKS, MOST_TOKENS = 8, 512, 1024
 LEAST_BLOCKS = 96  # that the three choices of the longest prompt fit in
@@ -34,7 +33,6 @@ KINDS = [
     replace(GREEDY, frequency_penalty=0.6, presence_penalty=0.3),
 ]
 SCHEDULES = 4
-Answers = dict[tuple[int, int], list[Drawn]]
 
 
 def requests() -> list[Request]:
@@ -60,8 +58,13 @@ def alone(paged: PagedModel) -> Answers:
     """Each prompt in one step."""
     answers = Answers()
     for request in requests():
-        answers |= answered(paged, Scheduler(BlockPool(BLOCKS), BLOCK, MOST_TOKENS, 4), [request], caches=False)
+        answers |= on_fresh_pool(paged, Scheduler(BlockPool(BLOCKS), BLOCK, MOST_TOKENS, 4), [request])
     return answers
+
+
+def on_fresh_pool(paged: PagedModel, scheduler: Scheduler, wanted: list[Request], root: bytes | None = None) -> Answers:
+    paged.kv.data.fill_(float("nan"))
+    return answered(paged.runner, scheduler, wanted, root)
 
 
 @pytest.fixture
@@ -69,19 +72,6 @@ def threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
-
-
-def answered(paged: PagedModel, scheduler: Scheduler, wanted: list[Request], caches: bool) -> Answers:
-    paged.kv.data.fill_(float("nan"))
-    answers = Answers()
-    for request in wanted:
-        scheduler.add(request, ROOT if caches else None)
-    while (plan := scheduler.plan()) is not None:
-        for outcome in scheduler.commit(plan, paged.runner.run(plan)):
-            if isinstance(outcome, TokenMade):
-                answers.setdefault((outcome.request_id, outcome.choice), []).append(outcome.drawn)
-        scheduler.observe(plan, duration_s=1.0)
-    return answers
 
 
 @pytest.mark.usefixtures("threads")
@@ -98,11 +88,11 @@ def test_an_answer_is_the_same_under_any_schedule(paged: PagedModel, alone: Answ
         max_sequences=draw.choice([4, 6, 16]),
         speculation=draw.choice([None, Speculation(5)]),
     )
-    assert answered(paged, scheduler, wanted, caches=draw.random() < 0.5) == alone
+    assert on_fresh_pool(paged, scheduler, wanted, ROOT if draw.random() < 0.5 else None) == alone
 
 
 def test_a_short_pool_makes_answers_give_up_their_blocks(paged: PagedModel) -> None:
     """Else the schedules above would show less than they seem to."""
     scheduler = Scheduler(BlockPool(LEAST_BLOCKS), BLOCK, 100, max_sequences=16)
-    answered(paged, scheduler, requests(), caches=False)
+    on_fresh_pool(paged, scheduler, requests())
     assert scheduler.counters.preemptions > 0

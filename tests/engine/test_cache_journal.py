@@ -12,12 +12,6 @@ def cached(pool: BlockPool, hashes: list[bytes]) -> None:
     table.release()
 
 
-def test_a_pool_that_nobody_asks_keeps_no_journal() -> None:
-    pool = BlockPool(4)
-    cached(pool, [A])
-    assert pool._journal is None
-
-
 def test_a_journal_begins_with_what_can_be_found_and_goes_on_with_what_changes() -> None:
     pool = BlockPool(3)
     cached(pool, [A, B])

@@ -21,10 +21,9 @@ from baton.engine.parallel.shard import Shard
 from baton.engine.request import Chunk, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import TokenMade
 from baton.text.block_hash import HashChain, root_hash
 from tests.fixtures.checkpoints import DECODERS, make_checkpoint
-from tests.fixtures.paged import CPU, PagedModel, random_prompt, unlikely
+from tests.fixtures.paged import CPU, PagedModel, answered, random_prompt, token_ids, unlikely
 
 BLOCK, BLOCKS = 8, 46  # the longest answer takes 26
 FEWER_BLOCKS = 36  # where windows give theirs back
@@ -65,17 +64,15 @@ def test_cached_chunked_and_preempted_answers_are_those_of_transformers(made: Ma
     pool = paged.pool(FEWER_BLOCKS if paged.layout.groups.windowed else BLOCKS)
     scheduler = Scheduler(pool, BLOCK, STEP_TOKENS, max_sequences=6)
     wanted = prompts()
+    params = SamplingParams(max_tokens=NEW_TOKENS)
+    requests = [
+        Request(number, tuple(prompt), params, tuple(HashChain(ROOT, BLOCK).first(len(prompt) // BLOCK, prompt)))
+        for number, prompt in enumerate(wanted)
+    ]
+    answers = token_ids(answered(paged.runner, scheduler, requests, ROOT))
     for number, prompt in enumerate(wanted):
-        hashes = tuple(HashChain(ROOT, BLOCK).first(len(prompt) // BLOCK, prompt))
-        scheduler.add(Request(number, tuple(prompt), SamplingParams(max_tokens=NEW_TOKENS), hashes), ROOT)
-    answers: dict[int, list[int]] = {}
-    while (plan := scheduler.plan()) is not None:
-        for outcome in scheduler.commit(plan, paged.runner.run(plan)):
-            if isinstance(outcome, TokenMade):
-                answers.setdefault(outcome.request_id, []).append(outcome.drawn.token_id)
-    for number, prompt in enumerate(wanted):
-        assert len(answers[number]) == NEW_TOKENS
-        assert unlikely(made.expected, prompt, answers[number]) == []
+        assert len(answers[number, 0]) == NEW_TOKENS
+        assert unlikely(made.expected, prompt, answers[number, 0]) == []
     assert scheduler.counters.preemptions > 0
     assert scheduler.counters.cache_hit_tokens > 0
 

@@ -1,7 +1,6 @@
 """Models that keep a state beside keys and values: what lies in a block moves, is found, goes on, to the last bit."""
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,9 +22,8 @@ from baton.engine.request import BlockCopy, Chunk, NonFinite, Plan, Request, Sam
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import TokenMade
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import CPU, PagedModel, random_prompt, unlikely
+from tests.fixtures.paged import CPU, PagedModel, answered, random_prompt, token_ids, unlikely
 from tests.fixtures.replay import BLOCK, assert_resumes, assert_same, hashes_of, locally, pulled, resumed
 
 PROMPT = tuple(random_prompt(37))
@@ -130,21 +128,12 @@ def test_swapped_answers_are_those_of_a_pool_without_pressure(checkpoint: Path, 
     storage = torch.full((blocks * paged.layout.block_bytes,), 0xFF, dtype=torch.uint8)
     host = HostPool(storage.view(blocks, -1), slots)
     small = Runner(paged.model, paged.layout, paged.layout.view(storage, blocks), host)
-    made, counters = answers(Scheduler(BlockPool(blocks), BLOCK, 40, 5, swap=SwapSpace(slots)), small, prompts)
-    roomy, _ = answers(Scheduler(BlockPool(200), BLOCK, 40, 5), paged.runner, prompts)
-    assert made == roomy
-    assert counters.swapped_tokens > 0
-
-
-def answers(scheduler: Scheduler, runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[list[int]], object]:
-    for number, prompt in enumerate(prompts):
-        scheduler.add(Request(number, tuple(prompt), replace(GREEDY, max_tokens=40), ()))
-    made: list[list[int]] = [[] for _ in prompts]
-    while (plan := scheduler.plan()) is not None:
-        for outcome in scheduler.commit(plan, runner.run(plan)):
-            if isinstance(outcome, TokenMade):
-                made[outcome.request_id].append(outcome.drawn.token_id)
-    return made, scheduler.counters
+    params = replace(GREEDY, max_tokens=40)
+    requests = [Request(number, tuple(prompt), params, ()) for number, prompt in enumerate(prompts)]
+    tight = Scheduler(BlockPool(blocks), BLOCK, 40, 5, swap=SwapSpace(slots))
+    made = token_ids(answered(small, tight, requests))
+    assert made == token_ids(answered(paged.runner, Scheduler(BlockPool(200), BLOCK, 40, 5), requests))
+    assert tight.counters.swapped_tokens > 0
 
 
 def test_a_block_is_long_enough_for_its_state(checkpoint: Path) -> None:

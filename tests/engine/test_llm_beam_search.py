@@ -72,10 +72,24 @@ def check(llm: LLM, reference: Any, prompts: list[list[int]], params: BeamSearch
 @pytest.mark.parametrize(
     "params",
     [
-        BeamSearchParams(beam_width=4, max_tokens=STEPS, include_stop_str_in_output=True),
-        BeamSearchParams(beam_width=3, max_tokens=STEPS, include_stop_str_in_output=True, length_penalty=0.0),
-        BeamSearchParams(beam_width=5, max_tokens=STEPS, include_stop_str_in_output=True, early_stopping=True),
-        BeamSearchParams(beam_width=2, max_tokens=STEPS, include_stop_str_in_output=True, early_stopping="never"),
+        *(
+            BeamSearchParams(
+                beam_width=width,
+                max_tokens=STEPS,
+                include_stop_str_in_output=True,
+                length_penalty=penalty,
+                early_stopping=early,
+            )
+            for width, penalty, early in (
+                (4, 1.0, False),
+                (3, 0.0, False),
+                (2, -1.0, False),
+                (5, 1.0, True),
+                (2, 2.0, True),
+                (2, 1.0, "never"),
+                (5, -1.0, "never"),
+            )
+        ),
         BeamSearchParams(beam_width=4, max_tokens=STEPS, ignore_eos=True),
     ],
 )

@@ -5,6 +5,7 @@ Both ways: KV back from host memory, and computed again; computed here and lande
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,10 @@ from baton.engine.request import Chunk, Plan, Request
 from baton.engine.runner.runner import HostPool, Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import SchedulerCounters, TokenMade, first_tokens
+from baton.engine.scheduler.sequences import SchedulerCounters, first_tokens
 from baton.text.block_hash import root_hash
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import PagedModel, drawn, random_prompt
+from tests.fixtures.paged import PagedModel, answered, drawn, random_prompt, token_ids
 from tests.fixtures.prefill import first_samples
 
 BLOCK = 8
@@ -76,37 +77,20 @@ def answer(
         paged.kv.data[list(reservation.blocks)] = elsewhere.kv.data[list(read)]
         scheduler.activate(request.request_id, first)
         answers |= {(request.request_id, token.choice): [token.token_id] for token in first}
-    while (plan := scheduler.plan()) is not None:
-        for outcome in scheduler.commit(plan, runner.run(plan)):
-            if isinstance(outcome, TokenMade):
-                answers.setdefault((outcome.request_id, outcome.choice), []).append(outcome.drawn.token_id)
+    for key, made in token_ids(answered(runner, scheduler, ())).items():
+        answers.setdefault(key, []).extend(made)
     assert not scheduler.has_work
     return answers, scheduler.counters
 
 
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("lands", [(), (0, 1)])
-def test_computed_again_the_answers_are_the_same(
-    checkpoint: Path, expected: Answers, lands: tuple[int, ...], cached: bool
+@pytest.mark.parametrize(
+    ("host_slots", "lands", "cached"),
+    [*product((0, 64), ((), (0, 1)), (False, True)), (4, (), False)],
+)
+def test_preempted_answers_equal_those_of_a_roomy_pool(
+    checkpoint: Path, expected: Answers, host_slots: int, lands: tuple[int, ...], cached: bool
 ) -> None:
-    answers, counters = answer(checkpoint, TIGHT, host_slots=0, lands=lands, cached=cached)
-    assert counters.recomputed_tokens > 0
-    assert answers == expected
-
-
-@pytest.mark.parametrize("cached", [False, True])
-@pytest.mark.parametrize("lands", [(), (0, 1)])
-def test_brought_back_from_host_memory_the_answers_are_the_same(
-    checkpoint: Path, expected: Answers, lands: tuple[int, ...], cached: bool
-) -> None:
-    answers, counters = answer(checkpoint, TIGHT, host_slots=64, lands=lands, cached=cached)
-    assert counters.swapped_tokens > 0
-    assert counters.recomputed_tokens == 0
-    assert answers == expected
-
-
-def test_where_host_memory_is_short_some_are_computed_again(checkpoint: Path, expected: Answers) -> None:
-    answers, counters = answer(checkpoint, TIGHT, host_slots=4)
-    assert counters.swapped_tokens > 0
-    assert counters.recomputed_tokens > 0
+    answers, counters = answer(checkpoint, TIGHT, host_slots, lands, cached)
+    assert (counters.swapped_tokens > 0) == (host_slots > 0)
+    assert (counters.recomputed_tokens > 0) == (host_slots < 64)
     assert answers == expected

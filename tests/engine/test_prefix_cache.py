@@ -103,22 +103,6 @@ def test_a_parent_older_than_its_cached_child_outlives_it(pool):
     assert known(pool, [b"a", b"b"]) == 1
 
 
-def test_a_held_child_is_forgotten_with_its_evicted_parent(pool):
-    """With a block its whole prefix can be found: a router's view of the cache relies on it."""
-    first = BlockTable(pool, pool.allocate(1))
-    second = BlockTable(pool, pool.allocate(2))
-    first.publish([b"a"])
-    second.publish([b"a", b"b"])
-    first.release()
-    spare = pool.allocate(4)  # evicts a, whose only child is held and not cached
-    assert known(pool, [b"a", b"b"]) == 0
-    BlockTable(pool, spare).release()
-    cached_chain(pool, [b"a"])
-    assert known(pool, [b"a", b"b"]) == 1
-    second.release()
-    pool.check_conservation()
-
-
 def test_eviction_makes_the_whole_pool_available(pool):
     cached_chain(pool, [b"a", b"b", b"c"])
     cached_chain(pool, [b"x", b"y", b"z"])

@@ -87,15 +87,6 @@ def test_each_step_feeds_the_token_before(scheduler):
     assert (list(chunk.token_ids), chunk.start) == ([7], 7)
 
 
-def test_the_block_table_always_covers_the_token_computed(scheduler):
-    start(scheduler, length=6, max_tokens=20)
-    while (plan := scheduler.plan()) is not None:
-        [chunk] = plan.chunks
-        assert len(chunk.block_table) * BLOCK >= chunk.end
-        scheduler.commit(plan, [Computed((Drawn(7, -0.5),))])
-    assert scheduler.pool.counts.held == 0
-
-
 def test_an_answer_ends_at_max_tokens(scheduler):
     start(scheduler, length=6, max_tokens=3)
     assert [step(scheduler)[0].end, step(scheduler)[0].end] == [None, EndReason.LENGTH]

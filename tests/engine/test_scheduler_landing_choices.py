@@ -95,14 +95,3 @@ def test_an_ended_choice_leaves_the_others_running(scheduler):
     assert (ended.end, goes_on.end) == (EndReason.STOP, None)
     assert scheduler.batch.used_slots == 1
     assert [chunk.samples[0].choice for chunk in scheduler.plan().chunks] == [1]
-
-
-def test_eight_answers_hold_the_prompt_once_and_their_own_tails():
-    scheduler = Scheduler(BlockPool(64), 32, max_step_tokens=512, max_sequences=8)
-    assert scheduler.reserve(Request(1, tuple(range(512)), SamplingParams(max_tokens=65, n=8), ())) is not None
-    scheduler.activate(1, [FirstToken(choice, 1, -0.5, None) for choice in range(8)])
-    most = 0
-    while (plan := scheduler.plan()) is not None:
-        most = max(most, scheduler.pool.counts.held)
-        finish_step(scheduler, plan)
-    assert most == 512 // 32 + 8 * 2

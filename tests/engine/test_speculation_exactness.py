@@ -14,15 +14,15 @@ import torch
 
 from baton.engine.models import decoder
 from baton.engine.models.batch import make_batch
-from baton.engine.request import Chunk, Drawn, Request
+from baton.engine.request import Chunk, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.engine.scheduler.scheduler import Scheduler
-from baton.engine.scheduler.sequences import TokenMade
 from baton.engine.scheduler.speculation import Speculated, Speculation
 from baton.kernels.attention import rotated_decode
+from tests.fixtures import paged as drivers
 from tests.fixtures.checkpoints import make_checkpoint
-from tests.fixtures.paged import CPU, PagedModel, random_prompt
+from tests.fixtures.paged import CPU, Answers, PagedModel, random_prompt
 
 BLOCK, BLOCKS, STEP_TOKENS, SLOTS = 8, 320, 2048, 64
 GREEDY = SamplingParams(max_tokens=24, logprobs=2)
@@ -36,7 +36,6 @@ PARAMS = [
     replace(GREEDY, presence_penalty=0.7, min_tokens=10),
     replace(SAMPLED, top_k=5, stop_token_ids=frozenset(range(0, 200, 17))),
 ]
-Answers = dict[tuple[int, int], list[Drawn]]
 
 
 def requests() -> list[Request]:
@@ -74,19 +73,8 @@ def paged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def answered(
     paged: PagedModel, speculation: Speculation | None, at_once: int, cache_root: bytes | None = None
 ) -> Answers:
-    """With `at_once` requests at a time."""
     scheduler = Scheduler(paged.pool(BLOCKS), BLOCK, STEP_TOKENS, SLOTS, speculation=speculation)
-    waiting, answers = requests(), Answers()
-    while True:
-        while waiting and len(scheduler.batch.requests) < at_once:
-            scheduler.add(waiting.pop(0), cache_root)
-        plan = scheduler.plan()
-        if plan is None:
-            return answers
-        for outcome in scheduler.commit(plan, paged.runner.run(plan)):
-            if isinstance(outcome, TokenMade):
-                answers.setdefault((outcome.request_id, outcome.choice), []).append(outcome.drawn)
-        scheduler.observe(plan, duration_s=1.0)
+    return drivers.answered(paged.runner, scheduler, requests(), cache_root, at_once)
 
 
 @pytest.fixture(scope="module")

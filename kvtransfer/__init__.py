@@ -1,4 +1,4 @@
-"""Moves blocks of KV between processes: the destination pulls, and a process writes only its own memory.
+"""Transfer of KV blocks between processes: the destination pulls, and a process writes only its own memory.
 
-Takes tensors and block ids. Knows no engine, no protobuf and no server.
+Works on tensors and block ids; independent of engine, protobuf and servers.
 """

@@ -1,10 +1,10 @@
-"""Checksums of blocks, which depend neither on how tensor parallelism cuts a pool nor on the device that it lies on.
+"""Checksums of KV blocks, independent of tensor parallelism and of the device of the pool.
 
-A block's words of 4 bytes, in the order `[row][head]` of the whole block, are each multiplied by an odd number of 8
-bytes of its position and added up, modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", 2014). One changed word is always detected, any other change except about one in 2^32. Words as
-long as the sum would not do: whatever the factor, a change of the highest bit changes the sum by 2^63, and two of
-them add up to nothing. The sums of parts add up to that of the block, so no rank has to gather them.
+Each 4-byte word of a block, in the order `[row][head]`, is multiplied by an odd 8-byte factor of its position; the
+checksum is the sum of the products modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
+hashing is fast", 2014). It detects every change of a single word, and any other change with probability 1 - 2^-32.
+Words of 8 bytes would not work: a flip of the highest bit changes the sum by 2^63 whatever the factor, so two flips
+cancel out. The checksum of a block is the sum of those of its parts, so ranks need not gather them.
 """
 
 import math
@@ -19,21 +19,21 @@ import torch
 from baton.kernels.native.library import native_library
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 
-WORD_BYTES = 4  # half of a sum's
+WORD_BYTES = 4  # half the width of a checksum
 FACTOR_BYTES = 8
 MODULUS = 1 << 64
-PIECE_WORDS = 1 << 20  # summed at once
-KEPT_BYTES = 32 << 20  # of factors
-_SEED = 20_141_111  # any, as long as all pools have the same
+PIECE_WORDS = 1 << 20  # words per pass
+KEPT_BYTES = 32 << 20  # memory for kept factors
+_SEED = 20_141_111  # arbitrary, but equal in all processes
 
 
 class BlockChecksum(NamedTuple):
-    logical: int  # the block's place among others, from 0
+    logical: int  # index of the block in a transfer, from 0
     value: int  # [0, 2^64)
 
 
 class Checksums:
-    """Checksums of the blocks in `storage`. Any thread may call it; a GPU is waited for, on a stream of its own."""
+    """Checksums of the blocks in `storage`. Any thread; on a GPU the call waits for a stream of its own."""
 
     def __init__(self, storage: Storage, shape: PoolShape) -> None:
         self._shape = shape
@@ -42,12 +42,12 @@ class Checksums:
         self._native = native_library()
         devices = tuple(part.device for part in self._parts)
         self._factors = _factors(shape.rows, shape.row_bytes, devices)
-        # One for each part, not behind the steps of the engine. PyTorch has 32 streams and gives them out in turn: more
-        # of them would meet those of the engine.
+        # One stream per part, apart from the engine's. PyTorch reuses 32 streams in turn: more of ours would coincide
+        # with the engine's.
         self._streams = {device: torch.cuda.Stream(device) for device in devices if device.type == "cuda"}
 
     def of(self, block: int) -> int:
-        """[0, 2^64). Raises: IndexError for a block that there is not."""
+        """Return the checksum of a block: [0, 2^64). Raises: IndexError."""
         if not 0 <= block < self._shape.num_blocks:
             raise IndexError(f"block {block} of {self._shape.num_blocks}")
         return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS
@@ -55,7 +55,7 @@ class Checksums:
     def _sum(self, data: torch.Tensor, cut: "_Cut") -> int:
         """Sum one part. `data`: uint8 `[bytes of a part's block]`."""
         end = cut.first + cut.factors.numel()
-        if data.device.type == "cpu":  # neither leaves this thread
+        if data.device.type == "cpu":  # both branches stay on this thread
             numbers = (data.numpy().view(np.uint32) if self._by_words else data.numpy())[cut.first : end]
             of_places = cut.factors.numpy().view(np.uint64)
             if self._by_words and self._native is not None:
@@ -69,14 +69,14 @@ class Checksums:
 
 
 class SampledPlaces:
-    """A share of whatever is counted, drawn at random, so that none is always or never among them."""
+    """Random sample of a sequence of items: each is drawn with probability `share`."""
 
     def __init__(self, share: float, draws: random.Random | None = None) -> None:
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"a share lies in [0, 1], got {share}")
         self._share = share
         self._draws = draws or random.Random()
-        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # that come before the next one drawn
+        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # number of items before the next drawn one
 
     def draw(self, count: int) -> list[int]:
         """Return which of the next `count` items are drawn, counted from 0."""
@@ -89,34 +89,34 @@ class SampledPlaces:
         return places
 
     def _gap(self) -> int:
-        """Draw the distance to the next drawn item, as if a coin were tossed for each."""
+        """Draw the distance to the next drawn item from the geometric distribution."""
         if self._share == 1.0:
             return 1
         return 1 + int(math.log(1.0 - self._draws.random()) / math.log(1.0 - self._share))
 
 
 class SampledChecksums:
-    """Checksums of a random share of blocks."""
+    """Checksums of a random share of the blocks."""
 
     def __init__(self, checksums: Checksums, share: float, draws: random.Random | None = None) -> None:
         self._checksums = checksums
         self._places = SampledPlaces(share, draws)
 
     def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
-        """Return the drawn blocks' checksums; `logical` counts from the first of `blocks`."""
+        """Return the checksums of the drawn blocks; `logical` counts from the first of `blocks`."""
         return [BlockChecksum(place, self._checksums.of(blocks[place])) for place in self._places.draw(len(blocks))]
 
 
 class _Cut(NamedTuple):
-    """Factors of numbers that lie together in one part of a block. Its numbers are words, or bytes."""
+    """Factors of consecutive numbers in one part of a block. Numbers are words, or bytes if a word spans two parts."""
 
     part: int
-    first: int  # number in the part of the block
+    first: int  # index of the first number in the part
     factors: torch.Tensor  # int64, flat
 
 
 class _Piece(NamedTuple):
-    """Whole rows of a block, or words of one row."""
+    """Several complete rows of a block, or words of one row."""
 
     row: int
     rows: int
@@ -125,14 +125,16 @@ class _Piece(NamedTuple):
 
 
 class _Factors:
-    """Factors of all words of a block, generated piece by piece and cut by parts.
+    """Factors of all words of a block, generated in pieces and cut by parts.
 
-    The first `KEPT_BYTES` of them are kept on the parts' devices. All of a large block, as hybrid models have, would
-    take twice its size: the rest is drawn anew at each sum.
+    The first `KEPT_BYTES` are kept on the parts' devices. The factors of a large block, as hybrid models have it, are
+    twice its size: the rest is generated again for each checksum.
     """
 
     def __init__(self, rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> None:
-        """Create factors. `row_bytes`: of one part. Words that begin in one part and end in another count by bytes."""
+        """Create factors. `row_bytes`: bytes of a row in one part. Words that span two parts are summed byte
+        by byte.
+        """
         self._by_words = row_bytes % WORD_BYTES == 0
         self._part_width = row_bytes // WORD_BYTES if self._by_words else row_bytes
         self._parts = len(devices)
@@ -167,7 +169,7 @@ class _Factors:
 
 @lru_cache(maxsize=4)
 def _factors(rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> _Factors:
-    """The same for all pools of this process that are alike."""
+    """Return the factors, shared by all pools of this process with equal shapes."""
     return _Factors(rows, row_bytes, devices)
 
 
@@ -180,6 +182,6 @@ def _pieces(rows: int, row_words: int) -> list[_Piece]:
 
 
 def _draw(first: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """Odd numbers of so many words of a block; a word that is not whole has one too."""
+    """Return `count` odd numbers from position `first` of the sequence; an incomplete last word has one too."""
     numbers = np.random.PCG64(_SEED).advance(first).random_raw(count)
     return np.asarray(numbers | np.uint64(1), dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Pools on GPUs shared by CUDA's inter-process handles."""
+"""KV copies between GPU pools of one host, over CUDA's inter-process memory handles."""
 
 import ctypes
 import logging
@@ -35,7 +35,7 @@ POLL_S = 20e-6
 
 
 class CudaError(Exception):
-    """A call of the driver failed."""
+    """Error of a call of the CUDA driver."""
 
 
 class Allocation(NamedTuple):
@@ -52,7 +52,7 @@ class _Location(ctypes.Structure):
 
 
 class _CopyAttributes(ctypes.Structure):
-    """CUmemcpyAttributes."""
+    """ctypes mirror of CUmemcpyAttributes."""
 
     _fields_ = (
         ("source_order", ctypes.c_int),
@@ -63,7 +63,7 @@ class _CopyAttributes(ctypes.Structure):
 
 
 class _CopySide(ctypes.Structure):
-    """Half of CUDA_MEMCPY2D."""
+    """One side of CUDA_MEMCPY2D."""
 
     _fields_ = (
         ("x", ctypes.c_size_t),
@@ -77,7 +77,7 @@ class _CopySide(ctypes.Structure):
 
 
 class _Copy2D(ctypes.Structure):
-    """CUDA_MEMCPY2D: 16 words in all."""
+    """ctypes mirror of CUDA_MEMCPY2D, 16 words."""
 
     _fields_ = (
         ("source", _CopySide),
@@ -88,10 +88,10 @@ class _Copy2D(ctypes.Structure):
 
 
 class CudaDriver:
-    """The few calls of CUDA's driver for sharing memory between processes, by ctypes: torch documents none.
+    """The calls of the CUDA driver that share memory between processes, by ctypes: torch has no public API for them.
 
-    Bound to one device, whose primary context, the one torch uses, is current during each call. Signatures are those
-    of cuda.h; the driver keeps old ones for ever, so that any libcuda.so.1 of version 12 or later will do.
+    Bound to one device, whose primary context (torch's) is current during each call. Signatures follow cuda.h; the
+    driver keeps old ones, so any libcuda.so.1 of CUDA 12 or later works.
     """
 
     def __init__(self, device_index: int) -> None:
@@ -116,7 +116,7 @@ class CudaDriver:
         return Allocation(base.value, size.value)
 
     def export(self, base: int) -> bytes:
-        """CUipcMemHandle of a whole allocation."""
+        """Return the CUipcMemHandle of a complete allocation."""
         handle = _IpcHandle()
         with self._current():
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_ulonglong(base))
@@ -152,7 +152,7 @@ class CudaDriver:
     def copy_rows(
         self, source: int, destination: int, rows: int, width: int, pitches: tuple[int, int], stream: int
     ) -> None:
-        """Copy rows. `pitches`: of source and destination."""
+        """Copy rows. `pitches`: distance of rows in source and destination, in bytes."""
         source_pitch, destination_pitch = pitches
         copy = _Copy2D(
             _CopySide(type=DEVICE_MEMORY, device=source, pitch=source_pitch),
@@ -166,11 +166,11 @@ class CudaDriver:
     def copy_batch(
         self, sources: Sequence[int], destinations: Sequence[int], sizes: Sequence[int], stream: int
     ) -> None:
-        """Copy in any order; needs `copies_batches` and a stream other than the default one."""
+        """Copy in any order; requires `copies_batches` and a stream other than the default one."""
         count = len(sizes)
         addresses, lengths = ctypes.c_ulonglong * count, ctypes.c_size_t * count
         attributes = _CopyAttributes(source_order=SOURCE_IN_STREAM_ORDER, flags=PREFER_OVERLAP_WITH_COMPUTE)
-        first = ctypes.c_size_t(0)  # the attributes hold from the first copy on
+        first = ctypes.c_size_t(0)  # index of the first copy that the attributes apply to
         with self._current():
             self._call(
                 "cuMemcpyBatchAsync_v2",
@@ -201,7 +201,7 @@ class CudaDriver:
 
 
 class AddressSpan(NamedTuple):
-    """Copy between two addresses of the device, like `Span`."""
+    """Copy between two device addresses; otherwise like `Span`."""
 
     source: int
     destination: int
@@ -212,35 +212,35 @@ class AddressSpan(NamedTuple):
 
 
 class Device(Protocol):
-    """The interface of a driver. One thread at a time, but for `close_handle`."""
+    """Interface of a GPU that copies from mapped memory. One thread at a time, except `close_handle`."""
 
     def open_handle(self, handle: bytes) -> int:
-        """Map memory that another process exported and return its address. Raises: PeerUnreachable."""
+        """Map memory that another process exported; return its address. Raises: PeerUnreachable."""
 
     def close_handle(self, address: int) -> None:
-        """Unmap memory that no copy reads any more."""
+        """Unmap memory that no copy reads."""
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
-        """Returns when the device reports that they have ended. Raises: CopyBroken, when none is under way any more;
-        CopyStuck where one still is.
+        """Copy spans and wait for the device. Raises: CopyBroken if no copy is running any more; CopyStuck if one still
+        is.
         """
 
     def scratch(self, nbytes: int) -> int:
-        """Address of memory of our own to copy into, good until the next call."""
+        """Return the address of own memory of `nbytes` bytes to copy into, valid until the next call."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnPool:
     address: int
     size_bytes: int
-    first_part: int = 0  # the part that begins at `address`
+    first_part: int = 0  # index of the part that begins at `address`
 
 
 class DeviceMemory:
-    """A `MappedMemory`: opens each part of the peer's pool once, and closes it when no copy is reading.
+    """A `MappedMemory` on GPUs: maps each part of the peer's pool once and unmaps it when no copy is reading.
 
-    Only our own code keeps us from writing the opened memory: devices have no read-only mapping. Blocks that are
-    copied into must be idle, on the device too: a block is freed only after the work that used it has ended.
+    Only this code prevents writes to the mapped memory: devices have no read-only mapping. Destination blocks must be
+    idle, on the device too: a block is freed only after the work that used it has finished.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class DeviceMemory:
     def measure(self, nbytes: int) -> LinkRate:
         size = min(nbytes, self._part_bytes)
         span = AddressSpan(self._parts[0], self._device.scratch(size), 1, size, size, size)
-        self._run([span])  # does the set-up of the first copy between two devices
+        self._run([span])  # warm-up: the first copy between two devices includes their set-up
         started = time.monotonic()
         self._run([span])
         return LinkRate(size, time.monotonic() - started)
@@ -285,7 +285,7 @@ class DeviceMemory:
                 raise ValueError("the peer's memory is closed already")
             self._closed = True
             if self._copying:
-                return  # the running copy lets go at its end
+                return  # the running copy unmaps at its end
         self._let_go()
 
     def _addressed(self, span: Span) -> AddressSpan:
@@ -312,7 +312,7 @@ class DeviceMemory:
 
 
 class CudaIpcTransport(MappedTransport):
-    """Transport between workers on the GPUs of one host, also two on one GPU."""
+    """Transport between workers on the GPUs of one host, also on one GPU."""
 
     name = "cuda_ipc"
 
@@ -336,7 +336,9 @@ def cuda_ipc_transport(
     source: PoolShape,
     device_of: Callable[[torch.device], Device],
 ) -> Transport:
-    """Into each of our `parts`, by the device that it lies on. Raises: PeerUnreachable, and nothing stays open."""
+    """Create a transport into each of our `parts`, on the part's device. Raises: PeerUnreachable; then nothing stays
+    open.
+    """
     with ExitStack() as undo:
         transports: list[Transport] = []
         for rank, part in enumerate(parts):
@@ -349,9 +351,9 @@ def cuda_ipc_transport(
 
 
 def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:
-    """The handle for a peer to open `pool`, uint8 in one dimension on a GPU. Good until its memory is freed.
+    """Return the handle by which a peer opens `pool`: uint8, one dimension, on a GPU. Valid while the pool exists.
 
-    Raises: SharedMemoryUnavailable; memory of torch's expandable segments is such a case.
+    Raises: SharedMemoryUnavailable, for example for torch's expandable segments.
     """
     try:
         driver = CudaDriver(_index(pool.device))
@@ -363,8 +365,9 @@ def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:
 
 
 def open_part(handle: DeviceMemoryHandle, device: torch.device) -> torch.Tensor:
-    """A pool that `export_pool` exported in another process, to be written by this one too: so a worker's ranks
-    share out its pool. Good for as long as that process lives. Raises: PeerUnreachable.
+    """Open a pool that another rank of this worker exported with `export_pool`, for reading and writing.
+
+    Valid while that process lives. Raises: PeerUnreachable.
     """
     try:
         address = CudaDriver(_index(device)).open(handle.handle) + handle.offset_bytes
@@ -374,7 +377,7 @@ def open_part(handle: DeviceMemoryHandle, device: torch.device) -> torch.Tensor:
 
 
 class _Foreign:
-    """Memory of a GPU as torch takes it from other libraries."""
+    """GPU memory of another process, in the form that torch imports."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -386,7 +389,7 @@ class _Foreign:
 
 
 class CudaDevice:
-    """A `Device`. Copies on a stream of its own, in one batch where the driver can (CUDA 13), else one by one."""
+    """A `Device` that copies on its own stream: in one batch with CUDA 13, else one by one."""
 
     def __init__(self, device: torch.device) -> None:
         """Load the driver. Raises: PeerUnreachable."""
@@ -422,7 +425,7 @@ class CudaDevice:
             self._start(spans)
         except CudaError as error:
             failed = error
-        self._wait()  # also for copies that had been started before one failed
+        self._wait()  # also after an error: earlier copies may be running
         if failed is not None:
             raise CopyBroken(f"copying from the peer's memory: {failed}") from failed
 

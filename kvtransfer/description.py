@@ -1,4 +1,4 @@
-"""The description of a pool that a worker sends to a peer, and which transports work between two pools."""
+"""Description of a worker's KV pool for its peers, and the choice of transports between two pools."""
 
 import secrets
 from dataclasses import dataclass
@@ -18,50 +18,50 @@ _OTHER_HOST = "the peer runs on another host or in another PID namespace"
 
 @dataclass(frozen=True, slots=True)
 class SharedMemoryHandle:
-    """A sealed memfd that a peer opens as /proc/PID/fd/FD."""
+    """Sealed memfd, which a peer opens as /proc/PID/fd/FD."""
 
     pid: int
     fd: int
-    inode: int  # proves that the file opened is the one meant
+    inode: int  # identifies the file, since pid and fd may be reused
     size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryHandle:
-    """Memory of a GPU that another process opens with cuIpcOpenMemHandle."""
+    """GPU memory that another process opens with cuIpcOpenMemHandle."""
 
     handle: bytes  # CUipcMemHandle, 64 bytes
-    offset_bytes: int  # of the pool within the exported memory
-    size_bytes: int  # of the pool
+    offset_bytes: int  # offset of the pool in the exported memory
+    size_bytes: int  # size of the pool
 
 
 @dataclass(frozen=True, slots=True)
 class NixlHandle:
-    """A pool that NIXL agents of other processes may read."""
+    """Pool that NIXL agents of other processes may read."""
 
-    metadata: bytes  # of the agent, opaque
-    address: int  # where the pool begins, in its own process
+    metadata: bytes  # opaque metadata of the agent
+    address: int  # start of the pool in its own process
     device: int
-    memory: str  # NIXL's name of its kind: DRAM or VRAM
+    memory: str  # kind of memory in NIXL's terms: DRAM or VRAM
 
 
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
     fingerprint: bytes  # digest of model, dtype, block size and KV layout
-    block_bytes: int  # one block with all its layers and heads
+    block_bytes: int  # size of a block with all layers and heads
     num_blocks: int
-    host_id: str  # see `host_id`
-    pool_id: bytes  # random: distinguishes this pool from that of a later process at the same address
+    host_id: str  # equal for processes that can share memory: see `host_id`
+    pool_id: bytes  # random; distinguishes this pool from that of a later process at the same address
     shared_memory: SharedMemoryHandle | None = None  # None: no other process may map this pool
-    device_memory: tuple[DeviceMemoryHandle, ...] = ()  # of each part; none: not on a GPU, or not to be opened
-    group_backend: str = ""  # of torch.distributed, by which its blocks may be sent; empty: by none
-    parts: int = 1  # how many ranks share the heads, see PoolShape
+    device_memory: tuple[DeviceMemoryHandle, ...] = ()  # one handle per part; empty: not on a GPU, or not exported
+    group_backend: str = ""  # torch.distributed backend that sends its blocks; empty: none
+    parts: int = 1  # number of ranks that share the heads: see PoolShape
     rows: int = 1  # layers x (keys, values)
     nixl: NixlHandle | None = None  # None: not registered with NIXL
-    tcp_port: int = 0  # on which its blocks are read, at the host of its worker; 0: on none
-    versions: Versions = OWN  # of its process
-    checkpoint: bytes = b""  # digest of the weights; empty: a release that does not announce it, as is the next
-    layout: str = ""  # of KV, in words
+    tcp_port: int = 0  # port at its worker's host where blocks are read over TCP; 0: none
+    versions: Versions = OWN  # versions of its process
+    checkpoint: bytes = b""  # digest of the weights; empty: not announced by that release
+    layout: str = ""  # description of the KV layout; empty: not announced by that release
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +73,7 @@ class PoolDescription:
 
 
 def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
-    """Two pools may exchange blocks, however many each has. Raises PairingRefused, which names the field."""
+    """Check that two pools may exchange blocks. Raises: PairingRefused, which names the differing field."""
     if refusal(mine.versions, theirs.versions):
         raise PairingRefused("versions", str(mine.versions), str(theirs.versions))
     if mine.fingerprint != theirs.fingerprint:
@@ -92,7 +92,7 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
 
 
 def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> PairingRefused:
-    """Names the part of the fingerprint that differs, where both announce the parts."""
+    """Return an error that names the differing part of the fingerprint, if both pools announce the parts."""
     if theirs.layout and mine.layout != theirs.layout:
         return PairingRefused("layout", *differing(mine.layout, theirs.layout))
     if theirs.checkpoint and mine.checkpoint != theirs.checkpoint:
@@ -101,14 +101,14 @@ def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> Pairing
 
 
 def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:
-    """Return whether this process should be able to map the peer's pool."""
+    """Return whether this process can map the peer's pool: it is shared, and on this host."""
     return theirs.shared_memory is not None and mine.host_id == theirs.host_id
 
 
 def host_id() -> str:
-    """The running kernel and the PID namespace: where equal, /proc/PID means the same process to both.
+    """Return an id of the running kernel and PID namespace: if equal, /proc/PID means the same process to both sides.
 
-    A system that does not report them counts as a host of its own, which shares memory with no other.
+    Without access to these, the id is random: such a host shares memory with no other.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -119,13 +119,14 @@ def host_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    possible: tuple[TransportName, ...]  # to be tried in this order
-    reasons: tuple[str, ...]  # why each faster one is not among them
+    possible: tuple[TransportName, ...]  # in the order of preference
+    reasons: tuple[str, ...]  # why each faster transport is impossible
 
 
 def possible_ways(mine: PoolDescription, theirs: PoolDescription, own_device: str, choice: TransportChoice) -> Ways:
-    """Return the possible transports. `own_device`: the torch device type of our pool. Raises: PeerUnreachable if the
-    requested transport is impossible.
+    """Return the possible transports between two pools. `own_device`: torch device type of our pool.
+
+    Raises: PeerUnreachable if the requested transport is impossible.
     """
     possible: list[TransportName] = []
     reasons: list[str] = []

@@ -1,7 +1,7 @@
-"""Blocks as messages of a process group: packed and sent by the source, received into a ring and put in place.
+"""KV copies as messages of a process group: the source packs and sends blocks, the reader receives and unpacks them.
 
-The receiver posts every receive itself, so that the source never chooses where to write. It requests no more at a time
-than it will take in order, so that the content of each message is known before it comes.
+The reader posts every receive, so that the source never chooses a destination. It requests messages in the order in
+which it will process them, so that it knows the content of each before it arrives.
 """
 
 import struct
@@ -20,28 +20,30 @@ import torch
 from baton.kernels.pages import compile_copies, gather_blocks, scatter_blocks
 from baton.kvtransfer.process_group import ProcessGroup, Wait
 from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, plan_slices
-from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, CopyRefused, LinkBroken, LinkRate
+from baton.kvtransfer.transport import BlockPair, CopyRefused, LinkBroken, LinkRate, check_destinations
 
-HEADER = struct.Struct("<QQ")  # sequence, bytes of blocks
-HEADER_BYTES = 64  # so that the blocks behind it are aligned
+HEADER = struct.Struct("<QQ")  # sequence number, bytes of blocks
+HEADER_BYTES = 64  # keeps the blocks after it aligned
 WANTED_MESSAGE_BYTES = 4 << 20
 WANTED_RING_BYTES = 64 << 20
 
 
 class _Slot(Enum):
     FREE = auto()
-    AWAITED = auto()  # a receive is posted: bytes may appear at any time
-    LANDED = auto()  # being copied to where it belongs
+    AWAITED = auto()  # a receive is posted: bytes may arrive at any time
+    LANDED = auto()  # being copied to its destination
 
 
 class StagingRing:
-    """The receiver's own memory, in which messages land before their blocks are put into place.
+    """Ring of message buffers. Slot `sequence % slots` holds message `sequence`.
 
-    Slot `sequence % slots` holds message `sequence`. One thread; a call out of order is a bug: ValueError.
+    One thread; a call out of order is a bug and raises ValueError.
     """
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
-        """Create message buffers. `slots`: maximum; only a few for messages as large as a block of hybrid models."""
+        """Create the buffers. `slots`: maximum number, reduced if messages are as large as the blocks of
+        hybrid models.
+        """
         slots = max(1, min(slots, WANTED_RING_BYTES // slot_bytes))
         self._memory = torch.empty(slots, slot_bytes, dtype=torch.uint8, device=device)
         self._states = [_Slot.FREE] * slots
@@ -50,7 +52,7 @@ class StagingRing:
         return len(self._states)
 
     def post(self, sequence: int) -> torch.Tensor:
-        """The slot's memory, uint8 `[slot_bytes]`, to receive into; never one that is still being copied from."""
+        """Return the memory of a free slot, uint8 `[slot_bytes]`, to receive into."""
         self._turn(sequence, _Slot.FREE, _Slot.AWAITED)
         return self._memory[sequence % len(self)]
 
@@ -58,7 +60,7 @@ class StagingRing:
         self._turn(sequence, _Slot.AWAITED, _Slot.LANDED)
 
     def free(self, sequence: int) -> None:
-        """Free the slot of a message without reader."""
+        """Free the slot of a message that was unpacked."""
         self._turn(sequence, _Slot.LANDED, _Slot.FREE)
 
     def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:
@@ -70,7 +72,7 @@ class StagingRing:
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """Blocks as the reader wants them: one after the other for each piece of heads, of those that the source has."""
+    """Layout of a message: for each slice of heads, the blocks one after another."""
 
     source: PoolShape
     reader: PoolShape
@@ -95,37 +97,37 @@ def write_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None
 
 
 def check_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None:
-    """Check the header. Raises: LinkBroken if this is another message than the expected one."""
+    """Check the header. Raises: LinkBroken if this is not the expected message."""
     found = HEADER.unpack(message[: HEADER.size].cpu().numpy().tobytes())
     if found != (sequence, block_bytes):
-        raise LinkBroken(f"message {found[0]} of {found[1]} bytes came, {sequence} of {block_bytes} was awaited")
+        raise LinkBroken(f"received message {found[0]} of {found[1]} bytes, expected {sequence} of {block_bytes}")
 
 
 class Packer:
-    """Moves blocks between `pool`, on any device, and messages of that device; of several, that of the first part.
+    """Copier of blocks between `pool`, on any device, and messages on the device of the pool's first part.
 
-    Making one compiles kernels, which may take seconds.
+    The constructor compiles kernels, which may take seconds.
     """
 
     def __init__(self, pool: Storage, shape: PoolShape, layout: MessageLayout, reads: bool) -> None:
-        """Create a packer. `shape` is the pool's. `reads`: whether it is the source's of `layout`, else the
+        """Create a packer. `shape`: of the pool. `reads`: True on the source's side of `layout`, False on the
         reader's.
         """
         parts = [part.view(shape.num_blocks, shape.rows, shape.row_bytes) for part in parts_of(pool, shape)]
-        self._views = []  # of each slice: [block, row, bytes of the row]
+        self._views = []  # one view per slice: [block, row, bytes of the row]
         for piece in layout.slices:
             part = piece.source_part if reads else piece.destination_part
             start = piece.source_offset if reads else piece.destination_offset
             self._views.append(parts[part][:, :, start : start + piece.width])
         self.device = parts[0].device
         self._on_cpu = self.device.type == "cpu"
-        for view in self._views:  # now, and not while the first blocks are waited for
-            with torch.cuda.device(view.device) if view.is_cuda else nullcontext():  # kernels are compiled for that one
+        for view in self._views:  # compile here, so that the first blocks do not wait for it
+            with torch.cuda.device(view.device) if view.is_cuda else nullcontext():  # Triton uses the current device
                 message = view.new_empty(HEADER_BYTES + view[0].numel())
                 compile_copies(view, message[HEADER_BYTES:].view(1, *view.shape[1:]))
 
     def gather(self, blocks: Sequence[int], message: torch.Tensor) -> int:
-        """Returns how many bytes were put behind the header."""
+        """Pack blocks behind the message's header; return the number of bytes."""
         end = HEADER_BYTES
         for view in self._views:
             start, end = end, end + len(blocks) * view[0].numel()
@@ -141,7 +143,7 @@ class Packer:
 
     def _copy(self, packed: torch.Tensor, view: torch.Tensor, blocks: Sequence[int], out_of_pool: bool) -> None:
         if self._on_cpu:
-            # numpy stays on this thread and drops the interpreter lock, as in HostMemory
+            # numpy stays on this thread and releases the GIL
             small, large = packed.numpy(), view.numpy()
             for index, block in enumerate(blocks):
                 np.copyto(small[index], large[block]) if out_of_pool else np.copyto(large[block], small[index])
@@ -156,22 +158,22 @@ class Packer:
 
 
 def _copy_across(packed: torch.Tensor, view: torch.Tensor, ids: torch.Tensor, out_of_pool: bool) -> None:
-    """Copy between the message's device and that of another rank; torch orders the two devices' work."""
+    """Copy between the devices of the message and of another rank; torch orders the work of the two."""
     if out_of_pool:
         packed.copy_(view[ids])
     else:
         view[ids] = packed.to(view.device)
-        torch.cuda.current_stream(view.device).synchronize()  # a group settles its own device alone
+        torch.cuda.current_stream(view.device).synchronize()  # `ProcessGroup.settle` waits for one device only
 
 
-SEND_SLOTS = 2  # one being sent, one being gathered
+SEND_SLOTS = 2  # one being sent, one being packed
 
 
 class GroupSender:
-    """Owns `group`, closes it, and has a thread that waits for the reader: the engine never does.
+    """Sender of blocks on its own thread, so that the engine never waits for the reader. Owns and closes `group`.
 
-    Messages are copies: blocks that are given up while a message waits harm only their reader, which learns of it
-    when it closes the transfer. `submit` and `probe` belong to one thread.
+    Messages are copies: blocks that are released while a message waits harm only their reader, which learns of it when
+    it closes the transfer. `submit` and `probe` belong to one thread.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class GroupSender:
         layout: MessageLayout,
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        """Start the sender's thread. `on_broken` is called once at most, on that thread; nothing is sent afterwards."""
+        """Start the thread. `on_broken` is called there at most once; nothing is sent afterwards."""
         self._group = group
         self._layout = layout
         self._packer = Packer(pool, layout.source, layout, reads=True)
@@ -193,23 +195,25 @@ class GroupSender:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-send")
 
     def submit(self, first_sequence: int, blocks: Sequence[int]) -> None:
-        """Blocks of our pool, so many a message as was agreed. Raises: LinkBroken, if they are out of order."""
+        """Send blocks of the pool in messages of the agreed size. Raises: LinkBroken if the sequence number
+        is wrong.
+        """
         size = self._layout.blocks_per_message
         self._enqueue(first_sequence, [blocks[start : start + size] for start in range(0, len(blocks), size)])
 
     def probe(self, first_sequence: int, messages: int) -> None:
-        """Full messages of no blocks. Raises: LinkBroken."""
+        """Send full messages without blocks. Raises: LinkBroken."""
         self._enqueue(first_sequence, [()] * messages)
 
     def close(self) -> None:
-        """Returns when the thread has ended: when the reader has dropped the group, or at its timeout."""
+        """Stop the thread; return when the reader has closed the group, or at the group's timeout."""
         self._broken = True
         self._group.close()
         self._executor.shutdown(cancel_futures=True)
 
     def _enqueue(self, first_sequence: int, batches: Sequence[Sequence[int]]) -> None:
         if first_sequence != self._next_sequence or self._broken:
-            raise LinkBroken(f"message {first_sequence} was asked for, {self._next_sequence} is next")
+            raise LinkBroken(f"message {first_sequence} requested, but {self._next_sequence} is next")
         self._next_sequence += len(batches)
         self._executor.submit(self._send_all, first_sequence, batches).add_done_callback(self._ended)
 
@@ -243,27 +247,27 @@ class GroupSender:
             self._ring.free(sequence)
 
 
-STAGING_SLOTS = 3  # one landing, one being put into place, one ahead
+STAGING_SLOTS = 3  # one being received, one being unpacked, one ahead
 MAX_PROBE_MESSAGES = 64
 
 
 class SendControl(Protocol):
-    """Asks the source for messages. Bounds its waits.
+    """Requests for messages of the source. Every wait is bounded.
 
-    Raises: CopyRefused, and none will come; LinkBroken, where some may.
+    Raises: CopyRefused if no message will come; LinkBroken if some may.
     """
 
     def send(self, first_sequence: int, transfer_id: bytes, blocks: Sequence[int]) -> None:
-        """Send logical blocks, in messages of the agreed size."""
+        """Request logical blocks, in messages of the agreed size."""
 
     def probe(self, first_sequence: int, messages: int) -> None:
-        """Full ones, of anything."""
+        """Request full messages of arbitrary content."""
 
 
 class GroupTransport:
-    """Pulls blocks as messages of a process group into a staging ring of ours. Owns `group` and closes it.
+    """Transport that receives blocks as messages of a process group. Owns and closes `group`.
 
-    `pool` is our own; its first part is on the device of the group's messages.
+    `pool` is this worker's; its first part is on the device of the messages.
     """
 
     def __init__(
@@ -288,9 +292,7 @@ class GroupTransport:
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Copy blocks. Raises: BlockOutOfRange, before anything is requested; CopyRefused; LinkBroken."""
-        for pair in pairs:
-            if not 0 <= pair.destination < self._layout.reader.num_blocks:
-                raise BlockOutOfRange(f"{pair} is not within {self._layout.reader.num_blocks} own blocks")
+        check_destinations(pairs, self._layout.reader.num_blocks)
         size = self._layout.blocks_per_message
         batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         sizes = [len(batch) * self._layout.reader.block_bytes for batch in batches]
@@ -303,7 +305,7 @@ class GroupTransport:
         return sum(sizes)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """The first message, which may have to set up connections, is not counted."""
+        """Measure the link, without the first message, which may set up connections."""
         self._probe(1)
         size = self._layout.blocks_per_message * self._layout.reader.block_bytes
         count = max(1, min(MAX_PROBE_MESSAGES, nbytes // size))
@@ -312,7 +314,7 @@ class GroupTransport:
         return LinkRate(count * size, time.monotonic() - started)
 
     def lost(self) -> None:
-        """The other end is gone: calls that wait for it fail. Any thread, any number of times."""
+        """Close the group because the other end is gone: pending calls fail. Any thread, any number of times."""
         self._closed = True
         self._group.close()
 
@@ -326,10 +328,10 @@ class GroupTransport:
             pass
 
     def _messages(self, sizes: Sequence[int], ask: Callable[[int], None]) -> Iterator[torch.Tensor]:
-        """Messages of so many bytes behind their headers, in order. Each is good until the next one is asked for."""
+        """Yield messages of these sizes (without header), in order. Each is valid until the next one is requested."""
         if self._broken or self._closed:
-            raise LinkBroken("this group has failed before, or was closed")
-        first, self._broken = self._next_sequence, True  # unless all goes well
+            raise LinkBroken("the process group failed earlier, or was closed")
+        first, self._broken = self._next_sequence, True  # until all messages have arrived
         try:
             ask(first)
             self._next_sequence += len(sizes)
@@ -348,7 +350,7 @@ class GroupTransport:
             while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
                 ahead = index + len(posted)
                 message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
-                with self._group.stream():  # not behind the engine's queued work
+                with self._group.stream():  # not queued behind the engine's work
                     posted.append((message, self._group.receive(message, first + ahead)))
             message, wait = posted.popleft()
             wait()

@@ -1,4 +1,4 @@
-"""A peer's pool read with NIXL, by remote direct memory access if the network has it. An optional extra (`nixl`)."""
+"""KV copies over NIXL, by RDMA if the network has it. Optional extra `nixl`."""
 
 import importlib
 import importlib.util
@@ -21,9 +21,9 @@ POLL_S = 50e-6
 
 
 def rdma_ports(interface: str, interfaces: Path) -> list[str]:
-    """UCX's names of the RDMA devices of a network interface, or of those that it bundles, as mlx5_0:1.
+    """Return UCX's names, such as mlx5_0:1, of the RDMA ports of a network interface or of the interfaces it bonds.
 
-    `interfaces`: the folder that Linux describes each of them in.
+    `interfaces`: directory in which Linux describes all interfaces.
     """
     own = interfaces / interface
     ports = [port for under in (".", "lower_*") for port in own.glob(f"{under}/device/infiniband/*/ports/*")]
@@ -32,17 +32,17 @@ def rdma_ports(interface: str, interfaces: Path) -> list[str]:
 
 @contextmanager
 def _broken_by_nixl() -> Iterator[None]:
-    """Convert errors of NIXL. Raises: LinkBroken."""
+    """Convert the errors of NIXL. Raises: LinkBroken."""
     try:
         yield
     except LinkBroken:
         raise
-    except Exception as error:  # its exceptions have no common base
+    except Exception as error:  # NIXL's exceptions have no common base
         raise LinkBroken(f"nixl: {error}") from error
 
 
 class NixlAgent:
-    """Registers `pool`, uint8 in one dimension on any device, so that peers may read it and we may read into it."""
+    """NIXL agent of this process, with `pool` registered: uint8, one dimension, on any device."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class NixlAgent:
         """Start NIXL. Raises: SharedMemoryUnavailable if it is not installed or does not start."""
         if importlib.util.find_spec("nixl") is None:
             raise SharedMemoryUnavailable("nixl is not installed")
-        # UCX would listen on every interface. The name of one stands for TCP alone.
+        # UCX listens on every interface by default. The name of the interface alone stands for TCP.
         environment["UCX_NET_DEVICES"] = ",".join([*rdma_ports(interface, interfaces), interface])
         nixl = importlib.import_module("nixl._api")
         self._pool = pool
@@ -66,7 +66,7 @@ class NixlAgent:
             self._registered = self._agent.register_memory(
                 [(pool.data_ptr(), pool.numel(), self._device, "")], self._memory
             )
-        except Exception as error:  # its exceptions have no common base
+        except Exception as error:  # NIXL's exceptions have no common base
             raise SharedMemoryUnavailable(f"nixl: {error}") from error
 
     @property
@@ -77,7 +77,7 @@ class NixlAgent:
         """Add a peer and return its name. Raises: PeerUnreachable."""
         try:
             name = self._agent.add_remote_agent(peer.metadata)
-        except Exception as error:  # its exceptions have no common base
+        except Exception as error:  # NIXL's exceptions have no common base
             raise PeerUnreachable(f"nixl: {error}") from error
         return name.decode() if isinstance(name, bytes) else str(name)
 
@@ -85,9 +85,7 @@ class NixlAgent:
         self._agent.remove_remote_agent(peer)
 
     def read(self, peer: str, remote: NixlHandle, spans: Sequence[Span]) -> None:
-        """Read spans. Raises: LinkBroken; then the peer must be removed, which ends reads that may still be in
-        flight.
-        """
+        """Read spans. Raises: LinkBroken; then the peer must be removed, which ends reads that may still be running."""
         rows = [(span, row) for span in spans for row in range(span.rows)]
         own = [
             (self._pool.data_ptr() + s.destination + row * s.destination_pitch, s.width, self._device)
@@ -98,14 +96,14 @@ class NixlAgent:
             self._transfer(peer, own, theirs, remote.memory)
 
     def measure(self, peer: str, remote: NixlHandle, nbytes: int) -> LinkRate:
-        """Reads into memory that is registered for this alone. Raises: LinkBroken."""
+        """Measure the link with temporarily registered memory. Raises: LinkBroken."""
         scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._pool.device)
         whole = [(scratch.data_ptr(), nbytes, self._device)]
         theirs = [(remote.address, nbytes, remote.device)]
         with _broken_by_nixl():
             registered = self._agent.register_memory([(*whole[0], "")], self._memory)
             try:
-                self._transfer(peer, whole, theirs, remote.memory)  # connects
+                self._transfer(peer, whole, theirs, remote.memory)  # warm-up: connects
                 started = time.monotonic()
                 self._transfer(peer, whole, theirs, remote.memory)
                 took_s = time.monotonic() - started
@@ -138,7 +136,7 @@ class NixlAgent:
 
 
 class NixlMemory:
-    """A `MappedMemory`. One thread, but for `close`."""
+    """A `MappedMemory` over NIXL. One thread, except `close`."""
 
     def __init__(self, agent: NixlAgent, handle: NixlHandle, size_bytes: int) -> None:
         """Connect to a peer. Raises: PeerUnreachable."""
@@ -172,7 +170,7 @@ class NixlMemory:
 
 
 class NixlTransport(MappedTransport):
-    """Transport between workers of hosts that NIXL connects."""
+    """Transport between workers on hosts that NIXL connects."""
 
     name = "nixl"
 

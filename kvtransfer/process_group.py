@@ -1,7 +1,7 @@
-"""Group of torch.distributed for one pair of workers: rendezvous of its ranks, and numbered messages from rank 0.
+"""Process group of torch.distributed for one pair of workers: rendezvous of its two ranks, and numbered messages.
 
-A group serves one pair of peers, so that the death of one peer cannot hang another. After the first failure both ends
-drop it, which closes its sockets and wakes the other end at once.
+Each pair has its own group, so that the death of one peer cannot block another pair. After the first failure both ends
+drop the group, which closes its sockets and wakes the other end immediately.
 """
 
 import os
@@ -22,12 +22,12 @@ from baton.kvtransfer.transport import LinkBroken
 
 
 class KeyValues(Protocol):
-    """Key-value store whose every wait is bounded. Raises: LinkBroken."""
+    """Key-value store for the rendezvous. Every wait is bounded. Raises: LinkBroken."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Waits until the key is set."""
+        """Return the value once the key is set."""
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None: ...
 
@@ -39,7 +39,7 @@ class KeyValues(Protocol):
 
 
 class LocalKeyValues:
-    """The values themselves. Any thread."""
+    """Key-value store in memory. Any thread."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -51,7 +51,7 @@ class LocalKeyValues:
         return self._values
 
     def close(self) -> None:
-        """Threads that wait in `get` end with an error."""
+        """Close the store: pending waits fail."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -87,10 +87,10 @@ class LocalKeyValues:
 
 
 class GroupStore(Store):
-    """The store through which the two ranks find each other. It opens no socket: rank 0 keeps the values, rank 1 asks.
+    """torch.distributed's view of the rendezvous store: rank 0 keeps the values, rank 1 requests them over gRPC.
 
-    TCPStore would listen on every interface. torch.distributed calls this store, from threads of its own: keep a
-    reference while the group lives.
+    Opens no socket, unlike TCPStore, which listens on every interface. torch.distributed calls it from its own threads:
+    keep a reference while the group lives.
     """
 
     def __init__(self, values: KeyValues, timeout_s: float) -> None:
@@ -119,21 +119,21 @@ class GroupStore(Store):
 
 GroupBackend = Literal["nccl", "gloo"]
 SOURCE, READER = 0, 1
-POLL_S = 20e-6  # of a device that works on its own
+POLL_S = 20e-6  # period of polls of a GPU
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options that each side decides for itself."""
+    """Options that each side chooses for itself."""
 
     backend: GroupBackend
     interface: str  # network interface to connect and listen on, for example eth0
-    device: torch.device  # of the messages
-    timeout_s: float  # longest wait for the other rank, each time
+    device: torch.device  # device of the messages
+    timeout_s: float  # longest wait for the other rank, per message
 
 
 class Backend(Protocol):
-    """The used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs leave it out."""
+    """The methods of ProcessGroupGloo and ProcessGroupNCCL that are used here; torch's stubs omit them."""
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
 
@@ -143,24 +143,24 @@ class Backend(Protocol):
 
 
 Wait = Callable[[], None]
-"""Wait for a message in flight: its memory is neither read nor written before this returns. Raises: LinkBroken, at the
-latest on the group's timeout.
+"""Function that waits for a message in flight, after which its memory is neither read nor written. Raises: LinkBroken,
+at the latest after the group's timeout.
 """
 
 
 class ProcessGroup:
-    """Numbered messages between two ranks, by gloo or NCCL. Each end uses it from one thread, but for `close`."""
+    """Numbered messages between two ranks, over gloo or NCCL. Each end uses it from one thread, except `close`."""
 
     def __init__(self, store: Store, rank: int, options: GroupOptions) -> None:
-        """Meets the other rank. Raises: LinkBroken, also where this torch or this machine has no such backend."""
+        """Meet the other rank. Raises: LinkBroken, also if torch or the machine lacks the backend."""
         self._options = options
-        self._store = store  # torch calls it for as long as the group lives
+        self._store = store  # torch calls it while the group lives
         self._peer = SOURCE + READER - rank
         self._lock = threading.Lock()
         self._closed = False
         self._awaited: Future[None] | None = None
         self._waits: SimpleQueue[tuple[Work, Future[None]] | None] = SimpleQueue()
-        self._works: dict[int, Work] = {}  # those not waited for yet: they keep the group's sockets open
+        self._works: dict[int, Work] = {}  # works not waited for yet; a reference keeps the group's sockets open
         self._side_stream = torch.cuda.Stream(options.device) if options.device.type == "cuda" else None
         try:
             self._group: Backend | None = _OPEN[options.backend](store, rank, options)
@@ -176,11 +176,11 @@ class ProcessGroup:
         return self._start(sequence, lambda group: group.recv([message], self._peer, sequence))
 
     def stream(self) -> AbstractContextManager[object]:
-        """The stream for work on messages: sends and receives come after earlier work on it."""
+        """Return the stream for work on messages: sends and receives follow earlier work on it."""
         return nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream)
 
     def settle(self) -> None:
-        """Waits for the work put into `stream`. Raises: LinkBroken."""
+        """Wait for the work in `stream`. Raises: LinkBroken."""
         if self._side_stream is not None:
             done = self._side_stream.record_event()
             self._poll(done.query)
@@ -198,7 +198,7 @@ class ProcessGroup:
         group, self._group = self._group, None
         self._works.clear()
         if group is not None and self._options.backend == "nccl":
-            group.abort()  # gloo's wakes no waiter; dropping the group does
+            group.abort()  # for gloo, dropping the group wakes waiters
 
     def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Wait:
         group = self._group
@@ -219,7 +219,7 @@ class ProcessGroup:
             self._awaited = awaited
         try:
             if self._options.backend == "nccl":
-                self._poll(work.is_completed)  # its wait() only orders streams
+                self._poll(work.is_completed)  # NCCL's wait() only orders streams
                 work.wait(timedelta(seconds=self._options.timeout_s))
             else:
                 self._waits.put((work, awaited))
@@ -230,7 +230,7 @@ class ProcessGroup:
             raise LinkBroken(str(error)) from error
         finally:
             self._awaited = None
-            del work  # a traceback would keep it
+            del work  # a traceback would keep the reference
 
     def _poll(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._options.timeout_s
@@ -241,11 +241,11 @@ class ProcessGroup:
 
 
 def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
-    """Waits on a thread of its own, since gloo wakes no receive whose message is cut off in the middle (its
-    Pair::signalException knows those that have not begun).
+    """Wait for works in order, on a thread of its own: gloo does not wake a receive whose message is cut off in the
+    middle.
 
-    So a caller that learns of that elsewhere can give the wait up. The message's memory, the socket that the group
-    listens on and this thread are kept until the bound has passed.
+    A caller that learns of the failure elsewhere stops waiting. The message's memory, the group's listening socket and
+    this thread are kept until the timeout.
     """
     while (entry := waits.get()) is not None:
         work, awaited = entry
@@ -259,17 +259,17 @@ def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", option
                 awaited.set_result(None)
             else:
                 awaited.set_exception(error)
-        del entry, work, awaited  # they keep the group's sockets open
+        del entry, work, awaited  # references keep the group's sockets open
 
 
 def prepare_environment(interface: str, timeout_s: float, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what NCCL and torch read when the first group is made. Call it once, at start: a worker's ranks have one.
+    """Set the variables that NCCL and torch read when the first group is created. Call it once at start.
 
-    Without these, torch's watchdog ends the whole process when a peer is lost.
+    Without them, torch's watchdog ends the process when a peer is lost.
     """
     environment.update(
         {
-            "NCCL_SOCKET_IFNAME": f"={interface}",  # exactly this one
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # exact name, not a prefix
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
             "TORCH_NCCL_ENABLE_MONITORING": "0",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -286,10 +286,10 @@ def _gloo(store: Store, rank: int, options: GroupOptions) -> Backend:
 
 
 def _nccl(store: Store, rank: int, options: GroupOptions) -> Backend:
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # not in a build for CPUs
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # absent in CPU builds
 
     chosen = ProcessGroupNCCL.Options()
-    chosen.config.blocking = 0  # else a peer that does not come would hold its caller for ever
+    chosen.config.blocking = 0  # otherwise an absent peer blocks the caller forever
     chosen._timeout = timedelta(seconds=options.timeout_s)
     return cast("Backend", ProcessGroupNCCL(store, rank, 2, chosen))
 

@@ -1,4 +1,4 @@
-"""Pools in host memory: the owner writes, peers of the same host map them read-only and copy."""
+"""KV copies in host memory: the owner writes its pool, peers on the same host map it read-only and copy."""
 
 import ctypes
 import fcntl
@@ -18,24 +18,24 @@ from baton.kvtransfer.description import SharedMemoryHandle
 from baton.kvtransfer.slices import MappedTransport, PoolShape, Span
 from baton.kvtransfer.transport import LinkRate, PeerUnreachable, SharedMemoryUnavailable
 
-MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, kernel 5.14; Python has no names for them
+MADV_POPULATE_READ, MADV_POPULATE_WRITE = 22, 23  # linux/mman.h, kernel 5.14; absent in Python
 
 logger = logging.getLogger(__name__)
 
 
 def back(storage: torch.Tensor) -> None:
-    """Allocate the memory behind a pool before it is used. Takes up to a second per GiB, without the GIL.
+    """Allocate the memory behind a pool in advance, without holding the GIL: up to 1 s per GiB.
 
-    The first write to a memory page takes microseconds, and the next token of an answer writes to hundreds of such
-    pages: otherwise a decode step would pay for that. Called before anything is served, since threads that map or unmap
-    memory wait meanwhile. Where the kernel refuses, pages come as they are used. `storage`: uint8, one dimension, on
-    the CPU; its contents stay.
+    The first write to a memory page takes microseconds, and each token writes to hundreds of pages: without this,
+    decode steps would pay for it. Call it before the worker serves, because threads that map memory wait meanwhile. If
+    the kernel refuses, pages are allocated at first use. `storage`: uint8, one dimension, on the CPU; its content is
+    kept.
     """
     _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
 
 
 def map_in(memory: npt.NDArray[np.uint8]) -> None:
-    """Enters this process's mapping of memory that another process has backed, before it is read. 0.1 s per GiB."""
+    """Populate this process's mapping of another process's memory before it is read: 0.1 s per GiB."""
     _populate(memory.ctypes.data, memory.size, MADV_POPULATE_READ)
 
 
@@ -51,18 +51,16 @@ def _populate(address: int, nbytes: int, advice: int) -> None:
         )
 
 
-F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, kernel 5.1; Python 3.11 has no name for it
+F_SEAL_FUTURE_WRITE = 0x10  # linux/fcntl.h, kernel 5.1; absent in Python 3.11
 SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 WRITE_SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 
 
 class SharedPool:
-    """Bytes in a sealed memfd. The kernel refuses every other writable map, every write and change of size.
+    """Pool in a sealed memfd: the kernel refuses further writable maps, writes and changes of size.
 
-    Where other processes of the owner are to write parts of it, they map them before `seal`: earlier maps stay
-    writable.
-
-    There is no name in /dev/shm that could be left behind: the memory goes with the last process that maps it.
+    Other ranks of the owner, which write their parts of it, map it before `seal`: earlier maps stay writable. It has no
+    name in /dev/shm that could be left behind: the memory is freed with the last process that maps it.
     """
 
     def __init__(self, fd: int, mapping: mmap.mmap) -> None:
@@ -72,10 +70,10 @@ class SharedPool:
 
     @classmethod
     def create(cls, nbytes: int, sealed: bool = True, pool_id: bytes = b"") -> "SharedPool":
-        """Create a pool of `nbytes` zeros, which peers know by `pool_id`. Not `sealed`: only its size is sealed, until
-        `seal`.
+        """Create a pool of `nbytes` zeros, which peers identify by `pool_id`. Without `sealed`, only its size is sealed
+        until `seal`.
 
-        Raises SharedMemoryUnavailable where the system has no memfd or cannot seal it.
+        Raises: SharedMemoryUnavailable if the system has no memfd or cannot seal it.
         """
         if nbytes < 1:
             raise ValueError(f"a pool needs at least one byte, got {nbytes}")
@@ -88,7 +86,7 @@ class SharedPool:
         try:
             os.ftruncate(fd, nbytes)
             mapping = mmap.mmap(fd, nbytes)
-            # after the map: ours stays writable, every later one is refused
+            # after the map: this map stays writable, later ones are refused
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (WRITE_SEALS if sealed else 0))
         except OSError as error:
             os.close(fd)
@@ -113,22 +111,22 @@ class SharedPool:
 
     @property
     def handle(self) -> SharedMemoryHandle:
-        """The handle for a peer's `open_peer`. Good until `close`."""
+        """Handle for a peer's `open_peer`, valid until `close`."""
         return self._handle
 
     def close(self) -> None:
         """Refuse new peers. The memory itself is freed with the last tensor and the last peer's map."""
         if self._tensor is None:
             raise ValueError("the pool is closed already")
-        # The map is not closed but let go: torch does not stop an unmap under a tensor that is still in use.
+        # The map is dropped, not closed: torch does not prevent an unmap under a tensor in use.
         self._tensor = None
         os.close(self._handle.fd)
 
 
 class PeerMemory:
-    """A read-only map, numpy because torch knows no read-only tensor.
+    """Read-only map of a peer's pool; a numpy array, because torch has no read-only tensors.
 
-    It outlives its owner's process: a read is stale then, and no owner is left to confirm it.
+    It outlives the owner's process: later reads are stale, and no owner confirms them.
     """
 
     def __init__(self, array: npt.NDArray[np.uint8]) -> None:
@@ -138,27 +136,27 @@ class PeerMemory:
     def array(self) -> npt.NDArray[np.uint8]:
         """Return the complete pool: uint8, one dimension, read-only. Keeps the map alive while it is referenced.
 
-        Raises PeerUnreachable once closed, which may happen while copies wait for their turn.
+        Raises: PeerUnreachable once closed, which may happen while copies are queued.
         """
         if self._array is None:
             raise PeerUnreachable("the link to the peer was closed")
         return self._array
 
     def close(self) -> None:
-        """Unmaps as soon as no copy is reading."""
+        """Unmap the memory once no copy reads it."""
         if self._array is None:
             raise ValueError("the peer's memory is closed already")
         self._array = None
 
 
 def open_peer(handle: SharedMemoryHandle, pool_id: bytes = b"") -> PeerMemory:
-    """Maps the pool that `handle` names. Raises PeerUnreachable: another transport has to be used.
+    """Map the pool of `handle`. Raises: PeerUnreachable; then another transport must be used.
 
-    `pool_id` differs on machines that are copies of one, where all else is equal.
+    `pool_id` distinguishes cloned machines, on which everything else is equal.
     """
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
-        # Non-blocking: were this not a memfd but a pipe, opening it would wait for a writer.
+        # Non-blocking: opening a pipe in place of the memfd would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise PeerUnreachable(f"{path}: {error.strerror}") from error
@@ -177,28 +175,29 @@ def _name(pool_id: bytes) -> str:
 
 
 def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> None:
-    """The process may have died and its number been given to another one. Raises PeerUnreachable, OSError."""
+    """Check that the file is the announced pool: its process may have died and its pid been reused.
+
+    Raises: PeerUnreachable, OSError.
+    """
     status = os.fstat(fd)
     name = Path(f"/proc/self/fd/{fd}").readlink().name.removeprefix("memfd:").removesuffix(" (deleted)")
-    is_named = not pool_id or name in (_name(pool_id), _name(b""))  # the latter: an owner of an earlier version
+    is_named = not pool_id or name in (_name(pool_id), _name(b""))  # without id: an owner of release 0.1.0
     if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes) or not is_named:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the pool that was announced")
-    # Reading past the end of a file that shrank would kill this process (SIGBUS).
+    # Reading past the end of a file that shrank kills this process (SIGBUS).
     if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not sealed")
 
 
 MAPPED_IN_BYTES = 2 << 30
-"""Bytes of a peer's pool that are mapped in before its first copy, in 0.2 s; the rest is mapped as it is read, a fifth
-slower.
-"""
+"""Part of a peer's pool that is mapped before its first copy, in 0.2 s; reads of the rest are 20 % slower."""
 
 
 class HostMemory:
-    """Owns `peer` and closes it. `pool` is our own: uint8, one dimension, on CPU.
+    """A `MappedMemory` in host memory. Owns and closes `peer`. `pool`: this worker's, uint8, one dimension, on CPU.
 
-    numpy copies, not torch: they drop the interpreter lock as well, and stay on the calling thread, while torch would
-    spread a copy over its compute threads.
+    Copies use numpy: like torch it releases the GIL, but it stays on the calling thread instead of using compute
+    threads.
     """
 
     def __init__(self, peer: PeerMemory, pool: torch.Tensor) -> None:
@@ -218,7 +217,7 @@ class HostMemory:
         map_in(self._peer.array[:MAPPED_IN_BYTES])
         source = self._peer.array[:nbytes]
         scratch = np.empty_like(source)
-        np.copyto(scratch, source)  # touches the pages, which would cost more than the copy
+        np.copyto(scratch, source)  # warm-up: touches the pages, which takes longer than the copy
         started = time.monotonic()
         np.copyto(scratch, source)
         return LinkRate(source.size, time.monotonic() - started)
@@ -237,5 +236,5 @@ class SharedMemoryTransport(MappedTransport):
 
 
 def _rows(memory: npt.NDArray[np.uint8], offset: int, rows: int, width: int, pitch: int) -> npt.NDArray[np.uint8]:
-    """A view; numpy refuses one that does not lie within `memory`."""
+    """Return a view; numpy refuses one outside `memory`."""
     return np.ndarray((rows, width), np.uint8, memory, offset, (pitch, 1))

@@ -1,7 +1,7 @@
-"""The byte ranges to copy when tensor parallelism cuts two pools, alike or not, and the copies out of a pool in reach.
+"""Byte ranges to copy between two pools, which tensor parallelism may cut differently.
 
-A block is `[layer][k, v][kv_head]` of heads, so its rows `[layer][k, v]` can be cut between heads: each rank of a
-worker keeps the same heads of every row. A quantised head brings its scales along, since they lie within it.
+A block is `[layer][k, v][kv_head]`. Its rows `[layer][k, v]` are cut between heads: each rank of a worker has the same
+heads of every row. The scales of a quantised head are stored within the head.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, LinkRate, Tra
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """A pool as `[part][block][row]`: one part for each rank, with an equal share of the heads of every block."""
+    """Shape of a pool `[part][block][row]`: one part per rank, with an equal share of the heads of every block."""
 
     num_blocks: int
-    block_bytes: int  # with the heads of all parts
-    rows: int = 1  # layers x (keys, values); any divisor of it does where both pools have as many parts
+    block_bytes: int  # size of a block with the heads of all parts
+    rows: int = 1  # layers x (keys, values), or any divisor of it if both pools have the same number of parts
     parts: int = 1
 
     @property
@@ -32,12 +32,12 @@ class PoolShape:
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of a row of one part."""
+        """Bytes of a row in one part."""
         return self.part_block_bytes // self.rows
 
 
 class HeadSlice(NamedTuple):
-    """Heads that a part of the source and a part of the destination have in common, in bytes of their rows."""
+    """Heads that are in one part of the source and one part of the destination, as bytes of their rows."""
 
     source_part: int
     destination_part: int
@@ -47,7 +47,9 @@ class HeadSlice(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Span of `rows` pieces of `width` bytes, each a pitch after the one before, from offsets into either pool."""
+    """Copy of `rows` pieces of `width` bytes. Offsets are in bytes of either pool, pitches the distance of
+    two pieces.
+    """
 
     source: int
     destination: int
@@ -60,7 +62,7 @@ class Span(NamedTuple):
 def plan_slices(
     source: PoolShape, destination: PoolShape, destination_parts: Sequence[int] | None = None
 ) -> tuple[HeadSlice, ...]:
-    """The slices that fill `destination_parts` (default: all): every byte once, from the one part that has it."""
+    """Return the slices that fill `destination_parts` (default: all), each byte once."""
     wanted = range(destination.parts) if destination_parts is None else destination_parts
     found = []
     for own in wanted:
@@ -75,7 +77,7 @@ def plan_slices(
 
 
 class Landing(NamedTuple):
-    """Bytes of a block of our pool: of one part's share of it."""
+    """Destination of consecutive bytes of a block: a range in one part of it."""
 
     part: int
     offset: int
@@ -83,7 +85,7 @@ class Landing(NamedTuple):
 
 
 def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, ...]:
-    """Return where the bytes of a block belong that arrive in the source's order: of each part, row by row."""
+    """Return the destinations of a block's bytes in the order in which the source sends them: by part, row by row."""
     if source.parts == destination.parts:
         return tuple(Landing(part, 0, destination.part_block_bytes) for part in range(destination.parts))
     slices = sorted(plan_slices(source, destination), key=lambda piece: (piece.source_part, piece.source_offset))
@@ -104,7 +106,9 @@ def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, 
 def plan_spans(
     pairs: Sequence[BlockPair], slices: Sequence[HeadSlice], source: PoolShape, destination: PoolShape
 ) -> Iterator[Span]:
-    """The copies for blocks that lie anywhere; neighbours on both sides go together. Raises: BlockOutOfRange, first."""
+    """Yield the copies for `pairs`; blocks adjacent on both sides are merged. Raises: BlockOutOfRange, before the
+    first.
+    """
     for pair in pairs:
         if not (0 <= pair.source < source.num_blocks and 0 <= pair.destination < destination.num_blocks):
             raise BlockOutOfRange(
@@ -135,11 +139,11 @@ def both_adjacent(left: BlockPair, right: BlockPair) -> bool:
 
 
 Storage = torch.Tensor | tuple[torch.Tensor, ...]
-"""Parts of a pool, consecutive in one dimension of uint8, or each by itself."""
+"""Memory of a pool, uint8 in one dimension: all parts in one tensor, or one tensor per part."""
 
 
 def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
-    """Return each part: uint8 `[part_bytes]`, not a copy. Raises: ValueError for another number of parts."""
+    """Return a view of each part: uint8 `[part_bytes]`. Raises: ValueError for a wrong number of parts."""
     if isinstance(storage, torch.Tensor):
         return storage[: shape.parts * shape.part_bytes].view(shape.parts, shape.part_bytes).unbind()
     if len(storage) != shape.parts:
@@ -148,18 +152,20 @@ def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
 
 
 class EachPart:
-    """A `Transport` of one for each part of our pool, where those lie on different devices. Owns and closes them."""
+    """A `Transport` that consists of one per part of this pool, for parts on different devices. Owns and
+    closes them.
+    """
 
     def __init__(self, transports: Sequence[Transport]) -> None:
         self.name = transports[0].name
         self._transports = transports
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copy with every transport and raise their exceptions; for blocks out of range before anything is copied."""
+        """Copy with every transport; raise their exceptions, for blocks out of range before anything is copied."""
         return sum(transport.copy(transfer_id, pairs) for transport in self._transports)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure the first link: the others are equal."""
+        """Measure the first link, to which the others are equal."""
         return self._transports[0].measure(nbytes)
 
     def close(self) -> None:
@@ -168,7 +174,9 @@ class EachPart:
 
 
 class WithCopies:
-    """A `Transport` into a pool of which other ranks have copies: what comes goes on to those. Owns and closes it."""
+    """A `Transport` into a pool whose blocks other ranks have copies of: updates the copies too. Owns and closes the
+    link.
+    """
 
     def __init__(
         self, transport: Transport, storage: torch.Tensor, copies: Sequence[torch.Tensor], shape: PoolShape
@@ -178,13 +186,13 @@ class WithCopies:
         self._blocks, *self._copies = (each.view(shape.num_blocks, shape.block_bytes) for each in (storage, *copies))
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copy blocks; raises the link's exceptions."""
+        """Copy blocks. Raises: exceptions of the link."""
         copied = self._transport.copy(transfer_id, pairs)
         for copy in self._copies:
             for pair in pairs:
                 copy[pair.destination].copy_(self._blocks[pair.destination])
             if copy.is_cuda:
-                torch.cuda.synchronize(copy.device)  # another process reads it, and waits for no stream of ours
+                torch.cuda.synchronize(copy.device)  # the other rank reads it without waiting for this stream
         return copied
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -195,27 +203,27 @@ class WithCopies:
 
 
 class MappedMemory(Protocol):
-    """A peer's pool beside our own. Its methods block, and bound their waiting."""
+    """Peer's pool in reach of direct copies into this pool. Every call blocks for a bounded time."""
 
     def copy(self, spans: Sequence[Span]) -> None:
-        """Returns when all of them have landed in our pool. Raises TransferError."""
+        """Copy spans and return when all of them have arrived. Raises: TransferError."""
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Reads at most so many of the peer's bytes, into no pool. Raises TransferError."""
+        """Read at most `nbytes` of the peer's bytes into scratch memory. Raises: TransferError."""
 
     def close(self) -> None:
-        """Close at any time, once; a running copy ends first or fails."""
+        """Close at any time, once; a running copy finishes first or fails."""
 
 
 class MappedTransport:
-    """Owns `memory` and closes it. The pools may be cut into different numbers of parts."""
+    """Transport by direct copies. Owns and closes `memory`. The two pools may have different numbers of parts."""
 
     name: str
 
     def __init__(
         self, memory: MappedMemory, source: PoolShape, own: PoolShape, own_parts: Sequence[int] | None = None
     ) -> None:
-        """Create a transport. `own_parts`: those in our pool's memory; None: all."""
+        """Create a transport. `own_parts`: parts of this pool that `memory` copies into; None: all."""
         self._memory = memory
         self._source = source
         self._own = own

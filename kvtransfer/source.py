@@ -1,4 +1,4 @@
-"""Transfers as their source sees them: which blocks are pinned, for how long, and whether a reader may use them.
+"""State of KV transfers at their source: which blocks are pinned, for how long, and whether a reader may use them.
 
 Pure: time comes in as `now` (monotonic seconds), nothing is sent or freed here.
 
@@ -19,30 +19,30 @@ from typing import Generic, TypeVar
 from baton.kvtransfer.checksum import BlockChecksum
 from baton.kvtransfer.transport import UnknownTransfer
 
-Owner = TypeVar("Owner")  # to be released when a transfer has ended; never looked at
-FirstToken = TypeVar("FirstToken")  # handed through to the reader, never looked at
+Owner = TypeVar("Owner")  # released when the transfer has ended; opaque
+FirstToken = TypeVar("FirstToken")  # passed on to the reader; opaque
 
 
 class OpenVerdict(Enum):
-    OPENED = auto()  # the reader may follow its snapshots; end with `close` or `reader_lost`
-    PARKED = auto()  # not announced yet: wait at most `park_s`; end likewise
-    REFUSED = auto()  # ended already, or another reader has it
+    OPENED = auto()  # reading may begin; finish with `close` or `reader_lost`
+    PARKED = auto()  # not announced yet: wait for at most `park_s`; finish likewise
+    REFUSED = auto()  # the transfer has ended, or another reader has it
 
 
 @dataclass(frozen=True, slots=True)
 class CloseVerdict(Generic[Owner]):
-    valid: bool  # pinned from the first read until now, and complete
-    owner: Owner | None  # to be released by the caller now; None: nothing was pinned
+    valid: bool  # complete, and pinned from the first read until now
+    owner: Owner | None  # owner to release now; None: nothing was pinned
 
 
 @dataclass(frozen=True, slots=True)
 class SourceState(Generic[FirstToken]):
     announced: bool
-    blocks: tuple[int, ...]  # physical block of each logical block that is complete
+    blocks: tuple[int, ...]  # physical block of each complete logical block
     first_tokens: tuple[FirstToken, ...] | None  # None until finished
     finished_at: float | None  # monotonic seconds; None until finished
-    dropped: bool  # no transfer, or no longer one; its other fields are meaningless then
-    checksums: tuple[BlockChecksum, ...] = ()  # of some of `blocks`, in their order
+    dropped: bool  # ended or unknown: the other fields are meaningless
+    checksums: tuple[BlockChecksum, ...] = ()  # checksums of some of `blocks`, in their order
 
     @property
     def watermark_blocks(self) -> int:
@@ -55,8 +55,8 @@ class SourceState(Generic[FirstToken]):
 
 @dataclass(frozen=True, slots=True)
 class SourceCounters:
-    expired: int  # pins whose lease ended
-    stale: int  # readers that had copied everything and were refused its use
+    expired: int  # pins released because their lease expired
+    stale: int  # complete reads whose blocks may not be used
 
 
 class _Reader(Enum):
@@ -69,7 +69,7 @@ class _Reader(Enum):
 class _Transfer(Generic[Owner, FirstToken]):
     owner: Owner | None  # None: parked
     reader: _Reader
-    ends_at: float | None = None  # None: no lease is running
+    ends_at: float | None = None  # end of the lease, monotonic seconds; None: no lease is running
     blocks: list[int] = field(default_factory=list)
     checksums: list[BlockChecksum] = field(default_factory=list)
     first_tokens: tuple[FirstToken, ...] | None = None
@@ -77,19 +77,19 @@ class _Transfer(Generic[Owner, FirstToken]):
 
 
 class SourceTable(Generic[Owner, FirstToken]):
-    """Transfers of one source. A deadline that has passed takes effect at the next `expired`."""
+    """Transfers of one source. An expired deadline takes effect at the next `expired`."""
 
     def __init__(self, lease_s: float, park_s: float, tombstone_s: float) -> None:
-        self._lease_s = lease_s  # how long blocks wait for a reader that never came, or went
-        self._park_s = park_s  # how long a reader waits for the announcement
-        self._tombstone_s = tombstone_s  # how long a used id is remembered
+        self._lease_s = lease_s  # pin time of blocks without a reader
+        self._park_s = park_s  # longest wait of a reader for the announcement
+        self._tombstone_s = tombstone_s  # time for which a used id is remembered
         self._transfers: dict[bytes, _Transfer[Owner, FirstToken]] = {}
-        self._tombstones: dict[bytes, float] = {}  # id -> when it may be forgotten
+        self._tombstones: dict[bytes, float] = {}  # by id, when it is forgotten
         self._expired = 0
         self._stale = 0
 
     def __len__(self) -> int:
-        """Transfers that have not ended, parked ones included."""
+        """Number of transfers that have not ended, including parked ones."""
         return len(self._transfers)
 
     @property
@@ -97,9 +97,9 @@ class SourceTable(Generic[Owner, FirstToken]):
         return SourceCounters(self._expired, self._stale)
 
     def announce(self, transfer_id: bytes, owner: Owner, now: float) -> bool:
-        """A prompt will be computed. False: the id was used before, or its reader has given up; do not compute it.
+        """Announce a prompt that will be computed. Return False if its id was used or its reader has given up.
 
-        No lease runs before the first blocks are there: a prompt that waits its turn pins nothing.
+        The lease begins with the first blocks: a queued prompt pins nothing.
         """
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.owner is not None):
@@ -114,9 +114,9 @@ class SourceTable(Generic[Owner, FirstToken]):
     def advance(
         self, transfer_id: bytes, blocks: Sequence[int], now: float, checksums: Sequence[BlockChecksum] = ()
     ) -> None:
-        """The next logical blocks are complete and pinned. Raises UnknownTransfer, also when it has ended.
+        """Add complete, pinned blocks. Raises: UnknownTransfer, also for one that has ended.
 
-        `checksums`: of some of them, counted from the first of these.
+        `checksums`: of some of these blocks, counted from the first of them.
         """
         transfer = self._computing(transfer_id)
         first = len(transfer.blocks)
@@ -132,7 +132,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         self._renew_unread(transfer, now)
 
     def open(self, transfer_id: bytes, now: float) -> OpenVerdict:
-        """A reader has come, or come back within its lease. While it reads no lease runs."""
+        """Record a reader, also one that reconnects within its lease. No lease runs while it reads."""
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.reader is _Reader.READING):
             return OpenVerdict.REFUSED
@@ -146,7 +146,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return OpenVerdict.OPENED
 
     def reader_lost(self, transfer_id: bytes, now: float) -> None:
-        """The stream of a reader that had been let in is over. Its lease begins, unless the transfer has ended."""
+        """Record that an admitted reader's stream has ended: its lease begins, unless the transfer has ended."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.reader is not _Reader.READING:
             return
@@ -155,8 +155,9 @@ class SourceTable(Generic[Owner, FirstToken]):
             transfer.ends_at = now + self._lease_s
 
     def close(self, transfer_id: bytes, complete: bool, now: float) -> CloseVerdict[Owner]:
-        """The reader is done (`complete`: it has copied everything) or gives up. Ends the transfer, even before it is
-        announced."""
+        """End the transfer for its reader, even before it is announced. `complete`: the reader has copied all
+        blocks.
+        """
         transfer = self._end(transfer_id, now)
         valid = complete and transfer is not None and transfer.first_tokens is not None
         if complete and not valid:
@@ -164,17 +165,17 @@ class SourceTable(Generic[Owner, FirstToken]):
         return CloseVerdict(valid, None if transfer is None else transfer.owner)
 
     def confirm(self, transfer_id: bytes) -> CloseVerdict[Owner]:
-        """The reader reads on. `valid`: nothing that was readable has been taken back so far."""
+        """Confirm to a reader that continues. `valid`: none of the readable blocks was released so far."""
         transfer = self._transfers.get(transfer_id)
         owner = None if transfer is None else transfer.owner
         return CloseVerdict(owner is not None, owner)
 
     def drop(self, transfer_id: bytes, now: float) -> None:
-        """The source takes its blocks back (cancelled, failed, memory is short). Further reads of them are stale."""
+        """Take the blocks back because the request was cancelled, failed, or memory is short: later reads are stale."""
         self._end(transfer_id, now)
 
     def expired(self, now: float) -> list[Owner]:
-        """Ends transfers that have waited too long; returns the owners to be released. Call a few times per lease."""
+        """End transfers whose time is over; return the owners to release. Call it a few times per lease."""
         overdue = [
             transfer_id
             for transfer_id, transfer in self._transfers.items()
@@ -188,7 +189,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return released
 
     def snapshot(self, transfer_id: bytes) -> SourceState[FirstToken]:
-        """Return the progress of a transfer; one that has ended reads as dropped."""
+        """Return the state of a transfer; one that has ended reads as dropped."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return SourceState(announced=False, blocks=(), first_tokens=None, finished_at=None, dropped=True)
@@ -210,7 +211,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return transfer
 
     def _renew_unread(self, transfer: _Transfer[Owner, FirstToken], now: float) -> None:
-        """Blocks still being computed are in use anyway: the lease of an unopened transfer runs from its newest one."""
+        """Restart the lease of an unopened transfer: blocks that are still being computed are in use anyway."""
         if transfer.reader is _Reader.NEVER:
             transfer.ends_at = now + self._lease_s
 

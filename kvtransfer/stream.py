@@ -1,64 +1,61 @@
-"""Pulls of blocks as a stream of bytes: the slowest transport, which works between any two workers.
+"""KV copies as a stream of bytes over gRPC: the slowest transport, which works between any two workers.
 
-Release 0.1.0 has no other one between hosts, and GPU pools without NIXL or NCCL have none either. Knows no RPC library.
+Release 0.1.0 has no other transport between hosts, nor have GPU pools without NIXL and NCCL. Independent of gRPC
+itself.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from baton.kvtransfer.slices import PoolShape, Storage, landing_places, parts_of, plan_slices
-from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, ChecksumDiffers, CopyBroken, LinkRate, split_runs
+from baton.kvtransfer.slices import PoolShape, Storage, landing_places, parts_of
+from baton.kvtransfer.transport import (
+    BlockPair,
+    ChecksumDiffers,
+    CopyBroken,
+    LinkRate,
+    check_destinations,
+    logical_runs,
+)
 
 
 class BlockLink(Protocol):
-    """The connection, used on the pull thread. It bounds its waits, and raises TransferError where its library raises.
+    """Connection to the source, used on the pull thread. Its waits are bounded; it raises TransferError.
 
-    Bytes come in order, in pieces of any size.
+    Bytes arrive in order, in pieces of any size.
     """
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterable[bytes]:
-        """The bytes of logical blocks of a transfer."""
+        """Yield the bytes of logical blocks: of each block the source's parts, one after another."""
 
     def probe(self, nbytes: int) -> Iterable[bytes]:
-        """Return `nbytes` arbitrary bytes."""
+        """Yield `nbytes` arbitrary bytes."""
 
 
 class StreamTransport:
-    """Create a transport. `pool`: this worker's, on any devices. `link` belongs to its creator.
-
-    The bytes of a block are those of each part of the source, one after the other.
-    """
+    """Transport over a stream of bytes. `pool`: this worker's, on any devices. `link` belongs to its creator."""
 
     name = "grpc"
 
     def __init__(self, link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape) -> None:
-        parts = parts_of(pool, own)
         self._link = link
-        self._pool = parts[0]
-        self._devices = {part.device for part in parts}
         self._own = own
-        self._cuts = BlockCuts(parts, source, own) if source.parts > 1 or own.parts > 1 else None
-        # On CPU numpy copies: they stay on the calling thread, while torch would spread them over its compute threads.
-        self._array = self._pool.numpy() if self._pool.device.type == "cpu" else None
-        self._block_bytes = own.block_bytes
+        self._parts = parts_of(pool, own)
+        self._places = landing_places(source, own)
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Pull blocks. Raises: CopyBroken; BlockOutOfRange, before any request."""
-        own_blocks = self._own.num_blocks
-        for pair in pairs:
-            if not 0 <= pair.destination < own_blocks:
-                raise BlockOutOfRange(f"{pair} is not within {own_blocks} own blocks")
-        for run in split_runs(pairs, _logically_adjacent):
+        check_destinations(pairs, self._own.num_blocks)
+        for run in logical_runs(pairs):
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
-        for device in self._devices:
-            if device.type == "cuda":
-                torch.cuda.current_stream(device).synchronize()  # only then has the copy ended
-        return len(pairs) * self._block_bytes
+        for part in self._parts:
+            if part.is_cuda:
+                torch.cuda.current_stream(part.device).synchronize()  # only then the copies have finished
+        return len(pairs) * self._own.block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:
         """Measure the link. Raises: CopyBroken."""
@@ -72,65 +69,42 @@ class StreamTransport:
         """Do nothing: the transport owns nothing of the peer."""
 
     def _fill(self, run: Sequence[BlockPair], pieces: Iterable[bytes]) -> None:
-        expected, received = len(run) * self._block_bytes, 0
-        write = self._write if self._cuts is None else self._cuts.write
+        """Write the bytes of a run in order to their destinations. Raises: CopyBroken."""
+        expected, received = len(run) * self._own.block_bytes, 0
+        destinations = self._destinations(run)
+        destination = next(destinations)
         for piece in pieces:
-            if received + len(piece) > expected:
-                raise CopyBroken(f"the peer sent more than the {expected} bytes asked for")
-            write(run, received, piece)
-            received += len(piece)
+            data = np.frombuffer(piece, dtype=np.uint8)
+            received += data.size
+            if received > expected:
+                raise CopyBroken(f"the peer sent more than the requested {expected} bytes")
+            while data.size:
+                if not destination.numel():
+                    destination = next(destinations)
+                size = min(data.size, destination.numel())
+                _put(destination[:size], data[:size])
+                data, destination = data[size:], destination[size:]
         if received < expected:
             raise CopyBroken(f"the peer sent {received} of {expected} bytes")
 
-    def _write(self, run: Sequence[BlockPair], offset: int, piece: bytes) -> None:
-        """Puts bytes that stand `offset` bytes into the run where their blocks lie: pieces know no block borders."""
-        data = np.frombuffer(piece, dtype=np.uint8)
-        while data.size:
-            block, within = divmod(offset, self._block_bytes)
-            part = data[: self._block_bytes - within]
-            start = run[block].destination * self._block_bytes + within
-            self._put(start, part)
-            data, offset = data[part.size :], offset + part.size
-
-    def _put(self, start: int, part: npt.NDArray[np.uint8]) -> None:
-        if self._array is not None:
-            np.copyto(self._array[start : start + part.size], part)
-        else:
-            self._pool[start : start + part.size].copy_(torch.from_numpy(part.copy()))  # torch knows no read-only array
+    def _destinations(self, run: Sequence[BlockPair]) -> Iterator[torch.Tensor]:
+        for pair in run:
+            start = pair.destination * self._own.part_block_bytes
+            for part, offset, width in self._places:
+                yield self._parts[part][start + offset : start + offset + width]
 
 
-class BlockCuts:
-    """Collects a block of a source that is cut into other parts than our pool, and puts its heads where they belong."""
-
-    def __init__(self, pool: Sequence[torch.Tensor], source: PoolShape, own: PoolShape) -> None:
-        self._block = torch.zeros(source.block_bytes, dtype=torch.uint8)
-        collected = self._block.view(source.parts, source.rows, source.row_bytes)
-        parts = [part.view(own.num_blocks, own.rows, own.row_bytes) for part in pool]
-        self._moves = [
-            (
-                collected[piece.source_part, :, piece.source_offset : piece.source_offset + piece.width],
-                parts[piece.destination_part][:, :, piece.destination_offset : piece.destination_offset + piece.width],
-            )
-            for piece in plan_slices(source, own)
-        ]
-
-    def write(self, run: Sequence[BlockPair], offset: int, piece: bytes) -> None:
-        """Bytes that stand `offset` bytes into the run."""
-        data = np.frombuffer(piece, dtype=np.uint8)
-        while data.size:
-            index, within = divmod(offset, self._block.numel())
-            part = data[: self._block.numel() - within]
-            np.copyto(self._block.numpy()[within : within + part.size], part)
-            if within + part.size == self._block.numel():
-                for heads, place in self._moves:
-                    place[run[index].destination].copy_(heads)
-            data, offset = data[part.size :], offset + part.size
+def _put(destination: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
+    if destination.device.type == "cpu":
+        np.copyto(destination.numpy(), data)  # stays on this thread, unlike torch's copies
+    else:
+        destination.copy_(torch.from_numpy(data.copy()))  # torch has no read-only tensors
 
 
 def compare_beginning(
     link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape, transfer_id: bytes, pair: BlockPair
 ) -> None:
-    """Compare the beginning of a block that another transport copied with the first message of the source.
+    """Compare the beginning of a block that another transport copied with the source's first message about it.
 
     Raises: ChecksumDiffers, CopyBroken.
     """
@@ -142,10 +116,6 @@ def compare_beginning(
         start = pair.destination * own.part_block_bytes + place.offset
         wanted, sent = sent[: place.width], sent[place.width :]
         if not np.array_equal(parts[place.part][start : start + wanted.size].cpu().numpy(), wanted):
-            raise ChecksumDiffers("the first block that came does not begin as its source sends it")
+            raise ChecksumDiffers("the beginning of the first copied block differs from the source's")
         if not sent.size:
             return
-
-
-def _logically_adjacent(left: BlockPair, right: BlockPair) -> bool:
-    return right.logical == left.logical + 1

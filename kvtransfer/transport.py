@@ -1,16 +1,16 @@
-"""The interface between a pull and the transport of its bytes, and the errors between two pools.
+"""Interface of the transports that copy KV between two pools, and their errors.
 
 TransferError
-├── SharedMemoryUnavailable   our memory cannot be shared with peers as requested
+├── SharedMemoryUnavailable   this pool cannot be shared with peers as requested
 ├── PeerUnreachable           this transport cannot reach the peer's pool
-├── PairingRefused            two pools do not hold the same bytes for the same tokens
-├── BlockOutOfRange           a block id outside of a pool
+├── PairingRefused            two pools store different bytes for the same tokens
+├── BlockOutOfRange           block id outside of a pool
 ├── CopyBroken                the peer sent more or fewer bytes than requested, or the link broke
 │   ├── CopyRefused           the peer refused before it sent anything
-│   ├── CopyStuck             the device has not ended it in time: it may still write, so that the process must end
-│   └── LinkBroken            and the link cannot be used again: pair anew
-├── ChecksumDiffers           the copied bytes differ from those of the source
-└── UnknownTransfer           the transfer has ended, or never was
+│   ├── CopyStuck             the device did not finish in time and may still write: the process must end
+│   └── LinkBroken            the link cannot be used again: pair again
+├── ChecksumDiffers           copied bytes differ from the source's
+└── UnknownTransfer           the transfer has ended, or was never announced
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 
 class TransferError(Exception):
-    """Anything that ends a transfer or forbids a pairing."""
+    """Base of the errors that end a transfer or forbid a pairing."""
 
 
 class SharedMemoryUnavailable(TransferError):
@@ -31,7 +31,7 @@ class PeerUnreachable(TransferError):
 
 
 class PairingRefused(TransferError):
-    """Error: `field` of PoolDescription does not fit."""
+    """Error of a pairing: a field of the two pool descriptions differs."""
 
     def __init__(self, field: str, mine: str, theirs: str) -> None:
         super().__init__(f"{field} of the two pools differ: {mine} here, {theirs} there")
@@ -65,54 +65,66 @@ class ChecksumDiffers(TransferError):
 class UnknownTransfer(TransferError):
     def __init__(self, transfer_id: bytes) -> None:
         super().__init__("the transfer has ended, or was never announced")
-        self.transfer_id = transfer_id  # the right to read: not in the message, which may be logged
+        self.transfer_id = transfer_id  # not in the message, which may be logged: the id grants the right to read
 
 
 class BlockPair(NamedTuple):
-    """Block to be pulled. A stream requests it by `logical`, shared memory finds it at `source`."""
+    """Block to pull. Streams request it by `logical`, shared memory finds it at `source`."""
 
-    logical: int  # its place in the prompt, from 0
+    logical: int  # index in the prompt, from 0
     source: int  # physical block in the peer's pool
-    destination: int  # physical block in our own pool
+    destination: int  # physical block in this worker's pool
 
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """The bytes moved to measure a link, and the time that they took."""
+    """Bytes moved over a link and the time that they took."""
 
     bytes: int
     seconds: float
 
     @property
     def gb_per_s(self) -> float:
-        """10^9 bytes per second."""
+        """Rate in 10^9 bytes per second."""
         return self.bytes / 1e9 / self.seconds if self.seconds > 0 else 0.0
 
 
 class Transport(Protocol):
-    """Link from a peer's pool to our own. Its methods block: they are called on the pull thread only."""
+    """Link from a peer's pool to this one. Its methods block and are called on the pull thread only."""
 
     @property
     def name(self) -> str:
         """Name in traces and metrics."""
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copies blocks of one transfer into our pool; returns the number of bytes.
+        """Copy blocks of one transfer into this pool; return the number of bytes.
 
-        Raises TransferError. After LinkBroken the link is of no use any more.
+        Raises: TransferError. After LinkBroken the link cannot be used again.
         """
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Moves at most `nbytes` of anything, into no pool. Raises TransferError."""
+        """Move at most `nbytes` arbitrary bytes into scratch memory. Raises: TransferError."""
 
     def close(self) -> None:
-        """Lets go of the peer."""
+        """Release the peer."""
+
+
+def check_destinations(pairs: Sequence[BlockPair], own_blocks: int) -> None:
+    """Check that all destinations are blocks of this pool. Raises: BlockOutOfRange."""
+    for pair in pairs:
+        if not 0 <= pair.destination < own_blocks:
+            raise BlockOutOfRange(f"{pair}: the destination is outside of the pool's {own_blocks} blocks")
+
+
+def logical_runs(pairs: Sequence[BlockPair]) -> Iterator[Sequence[BlockPair]]:
+    """Split `pairs`, in order, into runs of consecutive logical blocks, each of which is one request."""
+    return split_runs(pairs, lambda left, right: right.logical == left.logical + 1)
 
 
 def split_runs(
     pairs: Sequence[BlockPair], adjacent: Callable[[BlockPair, BlockPair], bool]
 ) -> Iterator[Sequence[BlockPair]]:
-    """Cuts `pairs`, in order, into the longest runs whose neighbours are adjacent."""
+    """Split `pairs`, in order, into the longest runs whose neighbours are adjacent."""
     start = 0
     for end in range(1, len(pairs) + 1):
         if end == len(pairs) or not adjacent(pairs[end - 1], pairs[end]):

@@ -1,5 +1,5 @@
-"""KV over TCP connections of its own, between the host memories of any two workers.
+"""KV copies over dedicated TCP connections between the host memories of any two workers.
 
-The reader asks for blocks, and their bytes go from the one pool into the other without a copy in between. A pair has as
-many connections as make it faster.
+The reader requests blocks, whose bytes go from one pool into the other without intermediate copies. A pair opens as
+many connections as increase its speed.
 """

@@ -1,4 +1,4 @@
-"""TCP connection, plain or with TLS, over which bytes go from and into memory without copies."""
+"""TCP connection, plain or with TLS, that sends from and receives into memory without copies."""
 
 import select
 import socket
@@ -10,25 +10,27 @@ from typing import cast
 
 from baton.kvtransfer.transport import LinkBroken, PeerUnreachable
 
-MOST_PLACES = 1024  # pieces of memory in one call: IOV_MAX of Linux
+MOST_PLACES = 1024  # memory ranges per system call: IOV_MAX of Linux
 PIECE_BYTES = 4 << 20
 PIECE_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 2.0  # a network that drops what it does not let through is found out so
-RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # in one call of the kernel, with TLS: several of its records
-KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # a host that has vanished is noticed in some 5 s
+CONNECT_TIMEOUT_S = 2.0  # detects a firewall that drops packets
+RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # bytes per system call with TLS: several records
+KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # a vanished host is detected in about 5 s
 
 Secure = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]
-"""Our end of TLS over what comes in and what is to go out. Raises: OSError."""
+"""Function that creates this end of a TLS connection over two memory buffers. Raises: OSError."""
 
 
 class _Plain:
-    """The kernel is called once for a whole piece, and the interpreter's lock is free meanwhile."""
+    """Plain stream: one system call per piece, without the GIL."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
     def receive(self, places: list[memoryview]) -> int:
-        """Receive bytes and return their number, 0 at the end; fills all places unless it takes too long."""
+        """Receive bytes and return their number, 0 at the end of the stream; fills all places unless that takes too
+        long.
+        """
         return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
 
     def send(self, places: list[memoryview]) -> int:
@@ -36,10 +38,10 @@ class _Plain:
 
 
 class _Secured:
-    """A record has 16 KiB at most. Python's own sockets would call the kernel twice for each."""
+    """TLS stream that moves several records (16 KiB at most) per system call, unlike Python's own TLS sockets."""
 
     def __init__(self, connected: socket.socket, secure: Secure, timeout_s: float) -> None:
-        """Connect. Raises: OSError, also if the peer is refused or on timeout."""
+        """Perform the handshake. Raises: OSError, also if the peer refuses or on timeout."""
         deadline = time.monotonic() + timeout_s
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -54,7 +56,7 @@ class _Secured:
     def receive(self, places: list[memoryview]) -> int | None:
         """Receive bytes; None if no complete record has arrived."""
         try:
-            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # its stub says bytes
+            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # typeshed declares bytes
         except ssl.SSLZeroReturnError:
             return 0
         except ssl.SSLWantReadError:
@@ -77,7 +79,7 @@ class _Secured:
         except ssl.SSLWantReadError:
             return True
         finally:
-            self._flush()  # also why the peer is not let in
+            self._flush()  # also sends the reason of a refusal
         return False
 
     def _fetch(self) -> bool:
@@ -90,10 +92,10 @@ class _Secured:
 
 
 class Connection:
-    """Owns the socket. One thread, but for `abort`."""
+    """Connection. Owns the socket. One thread, except `abort`."""
 
     def __init__(self, connected: socket.socket, secure: Secure | None, timeout_s: float) -> None:
-        """Wrap a connected socket. `timeout_s`: for a piece of PIECE_BYTES. Closes the socket on failure. Raises:
+        """Wrap a connected socket, which is closed on failure. `timeout_s`: bound for PIECE_BYTES. Raises:
         LinkBroken.
         """
         self._socket = connected
@@ -106,7 +108,7 @@ class Connection:
             raise LinkBroken(f"the connection could not be secured: {error}") from error
 
     def receive(self, places: Sequence[memoryview]) -> None:
-        """Fills all of them, in order. Raises: LinkBroken."""
+        """Fill all places in order. Raises: LinkBroken."""
         for piece in _pieces(places):
             self._move(piece, self._stream.receive)
 
@@ -132,7 +134,7 @@ class Connection:
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # it is over already
+            return  # closed already
 
     def close(self) -> None:
         """Close the connection, which no thread may be using."""
@@ -155,7 +157,7 @@ class Connection:
 
 
 def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Connection:
-    """Blocks, for CONNECT_TIMEOUT_S and `timeout_s` at most. Raises: PeerUnreachable."""
+    """Connect within CONNECT_TIMEOUT_S plus `timeout_s`. Blocks. Raises: PeerUnreachable."""
     try:
         return Connection(socket.create_connection((host, port), CONNECT_TIMEOUT_S), secure, timeout_s)
     except (OSError, LinkBroken) as error:
@@ -163,7 +165,7 @@ def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Co
 
 
 def _set_options(connected: socket.socket, timeout_s: float) -> None:
-    """The kernel bounds the waits, not Python, which would call it again for each part that the buffers hold."""
+    """Set timeouts in the kernel: with Python's timeouts, each piece would take several system calls."""
     connected.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -176,7 +178,7 @@ def _set_options(connected: socket.socket, timeout_s: float) -> None:
 
 
 def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield lists of places, as few as possible, none larger than one call takes; a place is never cut."""
+    """Yield lists of places, as few as possible, none larger than one call accepts; a place is never cut."""
     piece: list[memoryview] = []
     size = 0
     for place in places:

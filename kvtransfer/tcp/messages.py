@@ -1,6 +1,6 @@
-"""Messages of a connection: requests of one size; each is answered by a head and the bytes that it announces.
+"""Messages of a KV connection: requests of fixed size, each answered by a header and the bytes that it announces.
 
-All numbers are little-endian. The bytes of a block are those of each part of the source's pool, one after the other.
+Numbers are little-endian. The bytes of a block are those of each part of the source's pool, one part after another.
 """
 
 import struct
@@ -11,16 +11,16 @@ MAGIC = b"BATONKV1"
 ID_BYTES = 16
 MAX_PROBE_BYTES = 64 << 20
 REQUEST = struct.Struct("<8sB16s16sQQ")  # magic, what, pool id, transfer id, first, number
-HEAD = struct.Struct("<BQ")  # verdict, bytes that follow
+HEAD = struct.Struct("<BQ")  # verdict, number of bytes that follow
 
 
 class What(IntEnum):
     BLOCKS = 0  # `number` logical blocks of a transfer, from `first`
-    PROBE = 1  # `number` bytes of anything, to measure the link
+    PROBE = 1  # `number` arbitrary bytes, to measure the link
 
 
 class Verdict(IntEnum):
-    """Verdict on a request. Only the first is followed by bytes."""
+    """Result of a request. Bytes follow only after SENT."""
 
     SENT = 0
     UNKNOWN_TRANSFER = 1

@@ -1,4 +1,4 @@
-"""The reader's side: asks for blocks over one connection or several, and receives them where they belong."""
+"""Reader's side of KV over TCP: requests blocks over one or several connections and receives them into the pool."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,26 +12,26 @@ from baton.kvtransfer.slices import PoolShape, Storage, landing_places, parts_of
 from baton.kvtransfer.tcp.connection import Connection
 from baton.kvtransfer.tcp.messages import HEAD, ID_BYTES, REASONS, Request, Verdict, What, read_head, write_request
 from baton.kvtransfer.transport import (
-    BlockOutOfRange,
     BlockPair,
     CopyRefused,
     LinkBroken,
     LinkRate,
     PeerUnreachable,
-    split_runs,
+    check_destinations,
+    logical_runs,
 )
 
 MOST_CONNECTIONS = 4
-WORTH = 1.25  # twice as many connections stay if they are so much faster
-SHARE_BYTES = 1 << 20  # that a connection is worth a thread's turn for
+WORTH = 1.25  # speed-up for which the number of connections is doubled
+SHARE_BYTES = 1 << 20  # bytes for which an additional connection pays off
 WARM_UP_BYTES = 1 << 20
 SCRATCH_BYTES = 1 << 20
 
 
 class TcpTransport:
-    """Transport over TCP. `pool` is our own, in host memory; its source may be cut into other parts.
+    """Transport over TCP. `pool`: this worker's, in host memory; the source's pool may be cut into other parts.
 
-    More than one connection is used where `measure` has found that to be faster.
+    Uses several connections if `measure` found that faster.
     """
 
     name = "tcp"
@@ -39,23 +39,21 @@ class TcpTransport:
     def __init__(
         self, connect: Callable[[], Connection], pool_id: bytes, pool: Storage, source: PoolShape, own: PoolShape
     ) -> None:
-        """Blocks while it connects. `pool_id`: the source's. Raises: PeerUnreachable."""
+        """Connect. Blocks. `pool_id`: of the source. Raises: PeerUnreachable."""
         self._connect = connect
         self._pool_id = pool_id
         self._own = own
         self._parts = [part.numpy().data for part in parts_of(pool, own)]
         self._places = landing_places(source, own)
-        self._lock = threading.Lock()  # of the three below
+        self._lock = threading.Lock()  # guards the next three attributes
         self._connections = [connect()]
         self._in_use = self._closed = False
-        # Its threads begin at the first copy, on whose thread's cores they stay.
+        # The helper threads start at the first copy and inherit the cores of its thread.
         self._helpers = ThreadPoolExecutor(MOST_CONNECTIONS - 1, thread_name_prefix="kv-pull-more")
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Copy blocks. Raises: BlockOutOfRange, before anything is requested; CopyRefused; LinkBroken."""
-        for pair in pairs:
-            if not 0 <= pair.destination < self._own.num_blocks:
-                raise BlockOutOfRange(f"{pair} is not within {self._own.num_blocks} own blocks")
+        check_destinations(pairs, self._own.num_blocks)
         size = len(pairs) * self._own.block_bytes
         with self._using() as connections:
             number = max(1, min(len(connections), len(pairs), size // SHARE_BYTES))
@@ -79,7 +77,7 @@ class TcpTransport:
                 try:
                     connections.extend(self._connect() for _ in range(before))
                 except PeerUnreachable:
-                    break  # those there are do
+                    break  # continue with the open connections
                 self._probe(connections, WARM_UP_BYTES)
                 rate = self._probe(connections, nbytes)
                 if rate.gb_per_s < WORTH * best.gb_per_s:
@@ -119,7 +117,7 @@ class TcpTransport:
         self._helpers.shutdown(wait=False)
 
     def _together(self, work: Sequence[Callable[[], object]]) -> None:
-        """Returns when all have ended. Raises: what the first one of them that failed raises."""
+        """Run all functions and return when all have finished. Raises: the exception of the first that failed."""
         others = [self._helpers.submit(self._or_abort, each) for each in work[1:]]
         try:
             self._or_abort(work[0])
@@ -129,7 +127,7 @@ class TcpTransport:
             other.result()
 
     def _or_abort(self, work: Callable[[], object]) -> None:
-        """A connection that breaks ends the others: no copy waits for blocks that cannot become whole."""
+        """Run `work`; if its connection breaks, abort all others, since their blocks would be useless."""
         try:
             work()
         except LinkBroken:
@@ -138,7 +136,7 @@ class TcpTransport:
             raise
 
     def _fill(self, connection: Connection, transfer_id: bytes, share: Sequence[BlockPair]) -> None:
-        for run in split_runs(share, lambda left, right: right.logical == left.logical + 1):
+        for run in logical_runs(share):
             request = Request(What.BLOCKS, self._pool_id, transfer_id, run[0].logical, len(run))
             _ask(connection, request, len(run) * self._own.block_bytes)
             connection.receive([place for pair in run for place in self._places_of(pair.destination)])
@@ -167,8 +165,8 @@ def _ask(connection: Connection, request: Request, size_bytes: int) -> None:
     try:
         head = read_head(connection.receive_bytes(HEAD.size))
     except ValueError as error:
-        raise LinkBroken("the peer sent bytes that are no answer") from error
+        raise LinkBroken("the peer sent an invalid response header") from error
     if head.verdict is not Verdict.SENT:
         raise CopyRefused(f"the peer refused: {REASONS[head.verdict]}")
     if head.size_bytes != size_bytes:
-        raise LinkBroken(f"the peer sends {head.size_bytes} of {size_bytes} bytes")
+        raise LinkBroken(f"the peer announced {head.size_bytes} of {size_bytes} bytes")

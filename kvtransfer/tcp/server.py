@@ -1,4 +1,4 @@
-"""The source's side: a thread for each connection sends blocks out of the pool as they lie."""
+"""Source's side of KV over TCP: one thread per connection sends blocks from the pool."""
 
 import logging
 import os
@@ -26,8 +26,9 @@ RETRY_S = 0.1
 PROBE_PIECE = memoryview(bytes(1 << 20))
 
 Readable = Callable[[bytes, int, int], Sequence[int]]
-"""Physical blocks of (transfer id, first logical block, number). Called on any thread; bounds its wait. Raises:
-UnknownTransfer, BlockOutOfRange; TimeoutError where it cannot tell."""
+"""Function of transfer id, first logical block and number that returns physical blocks. Any thread; its wait is
+bounded. Raises: UnknownTransfer, BlockOutOfRange; TimeoutError if the source does not respond.
+"""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -40,10 +41,11 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class TcpServer:
-    """Owns `listener`. Sends blocks of `pool`, in host memory, to those that know `pool_id` and a transfer's id.
+    """Server that sends blocks of `pool`, in host memory, to readers that know `pool_id` and a transfer's id. Any
+    thread.
 
-    Blocks that are given up while they are sent harm only their reader, which learns of it when it closes the transfer.
-    Any thread.
+    Owns `listener`. Blocks that are released while they are sent harm only their reader, which learns of it when it
+    closes the transfer.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class TcpServer:
         cores: frozenset[int] | None = None,
         timeout_s: float = PIECE_TIMEOUT_S,
     ) -> None:
-        """Create a server. `cores`: where its threads run; None: anywhere. `timeout_s`: for a reader to take
+        """Create a server. `cores`: CPU cores of its threads; None: any. `timeout_s`: bound for a reader to receive
         PIECE_BYTES.
         """
         self.port: int = listener.getsockname()[1]
@@ -70,7 +72,7 @@ class TcpServer:
         self._parts = [part.numpy().data for part in parts_of(pool, shape)]
         self._readable: Readable | None = None
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # of those below, so that none is added once it is closed
+        self._lock = threading.Lock()  # guards the connections, so that none is added after `close`
         self._connections: set[Connection] = set()
         threading.Thread(target=self._accept, name="kv-accept", daemon=True).start()
 
@@ -78,15 +80,15 @@ class TcpServer:
         return len(self._connections)
 
     def attach(self, readable: Readable) -> None:
-        """Allow transfers to be read from now on."""
+        """Accept requests for blocks."""
         self._readable = readable
 
     def detach(self) -> None:
-        """Requests are refused from now on; what is being sent goes on."""
+        """Refuse further requests; running answers finish."""
         self._readable = None
 
     def close(self) -> None:
-        """Ends all connections, without waiting for their threads."""
+        """Close all connections, without waiting for their threads."""
         with self._lock:
             self._closed.set()
             for connection in self._connections:
@@ -94,16 +96,16 @@ class TcpServer:
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the thread that accepts was not waiting, and has closed it already
+            return  # the accepting thread has closed it already
 
     def _accept(self) -> None:
         if self._cores is not None:
-            os.sched_setaffinity(0, self._cores)  # of this thread, and so of those that it starts
+            os.sched_setaffinity(0, self._cores)  # inherited by the threads started here
         with self._listener:
             while not self._closed.is_set():
                 try:
                     accepted, _ = self._listener.accept()
-                except OSError as error:  # also when it is closed
+                except OSError as error:  # also raised after `close`
                     if not self._closed.wait(RETRY_S):
                         logger.warning("a connection for KV was not accepted: %s", error)
                     continue
@@ -118,7 +120,7 @@ class TcpServer:
         try:
             if self._add(connection):
                 while self._answer(connection):
-                    connection.wait()  # idle for as long as both workers live
+                    connection.wait()  # idle between requests, as long as both workers live
         except LinkBroken as error:
             logger.debug("a connection for KV has ended: %s", error)
         finally:

@@ -1,4 +1,4 @@
-"""Blocks of KV in files: they outlive their eviction from the pool, `kill -9` of the worker, and its restart.
+"""KV blocks in files, which survive eviction from the pool, `kill -9` of the worker, and its restart.
 
-A directory has a folder for each worker, which alone writes there; all workers of the directory read all folders.
+A directory has one folder per worker, which only that worker writes; all workers of the directory read all folders.
 """

@@ -1,4 +1,4 @@
-"""The few things that the tier asks of a file system, so that tests can have any of them fail.
+"""File-system operations of the KV tier, behind an interface so that tests can inject failures.
 
     DIRECTORY/baton-kv.id              32 hexadecimal digits, drawn once: who reads the same ones shares the directory
     DIRECTORY/OWNER/baton-kv.lock      held (flock) while the owner lives, whichever way it dies
@@ -25,7 +25,7 @@ SEGMENT_NAME = re.compile(r"(\d{12})\.kv")
 LOCK_NAME = "baton-kv.lock"
 ID_NAME, ID_BYTES = "baton-kv.id", 16
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-MOST_BUFFERS = 512  # of one call; the system takes 1024
+MOST_BUFFERS = 512  # buffers per system call; Linux allows 1024
 
 
 class OwnerBusy(OSError):
@@ -46,7 +46,9 @@ class TierFile(Protocol):
     """File of one segment. Every method raises OSError."""
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """Fills the buffers one after the other; returns the bytes read, which are fewer only at the file's end."""
+        """Fill the buffers in order; return the number of bytes read, less than requested only at the end of
+        the file.
+        """
 
     def write(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Write all buffers, or raise OSError after any part."""
@@ -55,28 +57,28 @@ class TierFile(Protocol):
         """Hint that this range will be read soon."""
 
     def truncate(self, size_bytes: int) -> None:
-        """Cuts the end off."""
+        """Shorten the file to that size."""
 
     def close(self) -> None:
         """Close the file, once."""
 
 
 class Claim(Protocol):
-    """An owner's folder, ours until then."""
+    """Exclusive claim on an owner's folder."""
 
     def release(self) -> None:
         """Release the folder, once."""
 
 
 class TierDisk(Protocol):
-    """A directory of folders of segments. Every method raises OSError."""
+    """Directory with folders of segments. Every method raises OSError."""
 
     def claim(self, owner: str) -> Claim:
-        """Makes the folder where there is none. Raises: OwnerBusy."""
+        """Claim the owner's folder, creating it if it is missing. Raises: OwnerBusy."""
 
     def identify(self) -> bytes:
-        """The directory's id of ID_BYTES, made where there is none: the same for all who can read it, wherever they
-        have it mounted.
+        """Return the directory's id of ID_BYTES, creating it if it is missing: equal for all processes that can read
+        it.
         """
 
     def owners(self) -> Sequence[str]:
@@ -86,13 +88,13 @@ class TierDisk(Protocol):
         """Return the segments in the order of their numbers."""
 
     def create(self, segment: SegmentId) -> TierFile:
-        """An empty one, to read and write; its folder too, should it have been removed."""
+        """Create an empty segment for reading and writing; its folder too, if it was removed."""
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         """Open an existing segment."""
 
     def remove(self, segment: SegmentId) -> None:
-        """Remove a segment. Its bytes stay readable where it is open."""
+        """Remove a segment. Processes that have it open can still read it."""
 
 
 class RealFile:
@@ -152,7 +154,7 @@ class HeldLock:
 
 @dataclass(frozen=True, slots=True)
 class RealDisk:
-    """A directory of a real file system, made where there is none."""
+    """Directory of a real file system, created at first use."""
 
     directory: Path
 
@@ -178,7 +180,7 @@ class RealDisk:
         try:
             _write_once(path, drawn.hex().encode())
             text = path.read_bytes()
-        except PermissionError as error:  # of another user, whose folders cannot be read either
+        except PermissionError as error:  # directory of another user, whose folders cannot be read either
             logger.warning("the KV tier is shared with no other worker: %s", error)
             return drawn
         try:
@@ -228,7 +230,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Makes the file with all of its bytes, or leaves the one that is there. Raises: OSError."""
+    """Create the file with its complete content, or keep an existing one. Raises: OSError."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -236,14 +238,14 @@ def _write_once(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
-        with suppress(FileExistsError):  # another worker was sooner
+        with suppress(FileExistsError):  # another worker created it first
             os.link(draft, path)
     finally:
         draft.unlink()
 
 
 def _size(entry: "os.DirEntry[str]") -> int:
-    """0 where it was removed meanwhile."""
+    """Return the size of a file, 0 if it was removed meanwhile."""
     try:
         return entry.stat(follow_symlinks=False).st_size
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""Retries of a failing disk: after a second, then after twice as long each time, a minute at most. Pure.
+"""Retries of a failing disk: after 1 s, then after twice the previous pause, 60 s at most. Pure.
 
-The pause of one that works and soon fails again is doubled too.
+The pause also doubles for a disk that works and soon fails again.
 """
 
 FIRST_PAUSE_S = 1.0
@@ -12,18 +12,18 @@ class Health:
 
     def __init__(self) -> None:
         self.failures = 0
-        """Failures in total."""
+        """Number of failures since the start."""
         self._is_on = True
-        self._pause_s = 0.0  # the last one
+        self._pause_s = 0.0  # last pause
         self._until = 0.0
 
     @property
     def is_on(self) -> bool:
-        """Return whether nothing has failed since it last worked."""
+        """Return whether the last try succeeded."""
         return self._is_on
 
     def allows(self, now: float) -> bool:
-        """Return whether to work now: it works, or the pause is over and a retry is due."""
+        """Return whether to try now: the last try succeeded, or a retry is due."""
         return self._is_on or now >= self._until
 
     def pause_left_s(self, now: float) -> float:
@@ -31,7 +31,7 @@ class Health:
         return 0.0 if self.allows(now) else self._until - now
 
     def failed(self, now: float) -> bool:
-        """A try failed. Returns whether it had been on until then."""
+        """Record a failed try; return whether the one before had succeeded."""
         was_on, is_again = self._is_on, now < self._until + self._pause_s
         self.failures += 1
         self._is_on = False
@@ -40,7 +40,7 @@ class Health:
         return was_on
 
     def worked(self) -> bool:
-        """A try went well. Returns whether it had been off until then."""
+        """Record a successful try; return whether the one before had failed."""
         was_off = not self._is_on
         self._is_on = True
         return was_off

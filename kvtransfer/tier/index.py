@@ -1,6 +1,6 @@
-"""Index of blocks by segment: names and numbers, no files. Pure.
+"""Index of stored blocks by name and segment, in memory. Pure.
 
-The first 8 bytes of a name are kept; the complete name is compared when a block is read.
+It keeps the first 8 bytes of a name; the complete name is compared when a block is read.
 """
 
 import sys
@@ -11,23 +11,23 @@ from typing import NamedTuple
 SLOT_BITS = 32
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 NO_KEY = 0
-"""Key of a damaged record, which no name finds."""
+"""Key of a damaged record, which no name matches."""
 
 
 class Place(NamedTuple):
-    segment: int  # a key of the caller's
+    segment: int  # number given by the caller
     slot: int
 
 
 class TierIndex:
-    """Index with one place per name: the first that was added. `find` may be called from any thread."""
+    """Index with one place per name, the first that was added. `find` may be called from any thread."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._keys: dict[int, array[int]] = {}  # of each segment's records, by slot
+        self._keys: dict[int, array[int]] = {}  # keys of a segment's records, by slot
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Number of blocks that can be found."""
         return len(self._places)
 
     def find(self, name: bytes) -> Place | None:
@@ -42,18 +42,20 @@ class TierIndex:
         return len(names)
 
     def slots(self, segment: int) -> int:
-        """Records of it that were added."""
+        """Number of records that were added for the segment."""
         return len(self._keys[segment]) if segment in self._keys else 0
 
     def names(self, segment: int, first: int, count: int) -> bytes:
-        """The first 8 bytes of the names of up to so many of its records, from that one on. Zeros: a damaged one."""
+        """Return the first 8 bytes of the names of at most `count` records from slot `first` on; zeros for a damaged
+        record.
+        """
         keys = self._keys.get(segment, array("Q"))[first : first + count]
         if sys.byteorder == "big":
             keys.byteswap()
         return keys.tobytes()
 
     def add(self, segment: int, name: bytes | None) -> None:
-        """The segment's next record. None: a damaged one."""
+        """Add the segment's next record. `name` None: a damaged one."""
         keys = self._keys.setdefault(segment, array("Q"))
         key = NO_KEY if name is None else _key(name)
         if name is not None:
@@ -75,4 +77,4 @@ class TierIndex:
 
 
 def _key(name: bytes) -> int:
-    return int.from_bytes(name[:8], "little") or 1  # NO_KEY stands for none
+    return int.from_bytes(name[:8], "little") or 1  # 0 is NO_KEY

@@ -1,4 +1,4 @@
-"""Several stores as one to read from: each block comes from the fastest one that has it."""
+"""Several stores that are read as one: each block comes from the fastest store that has it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from baton.kvtransfer.tier.store import TierStore
 
 
 class _Run(NamedTuple):
-    """Names at [begin, end), of one store."""
+    """Names at [begin, end), all in one store."""
 
     store: TierStore
     begin: int
@@ -17,9 +17,7 @@ class _Run(NamedTuple):
 
 
 class TierLevels:
-    """Tier of several stores, the fastest first, of one format. Each is written to by its own writer. Methods are for
-    any thread.
-    """
+    """Stores of one format, the fastest first; each has its own writer. Any thread."""
 
     def __init__(self, stores: Sequence[TierStore]) -> None:
         self._stores = tuple(stores)
@@ -48,7 +46,7 @@ class TierLevels:
         loaded = 0
         for run in self._runs(names[: staging.slots]):
             loaded += run.store.load(names[run.begin : run.end], staging, run.begin)
-            if loaded < run.end:  # removed meanwhile
+            if loaded < run.end:  # a segment was removed meanwhile
                 break
         return loaded
 

@@ -1,40 +1,32 @@
-"""Loader from files into blocks of a pool: one thread reads, others verify and copy."""
+"""Loader of stored blocks into a pool: one thread reads, others verify and copy."""
 
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from baton.kvtransfer.tier.records import SegmentFormat
+from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
+from baton.kvtransfer.tier.store import TierStore
 
-STAGING_BYTES = 8 << 20  # of each staging: large reads, small beside a pool
-LANDINGS = 2  # at once: checking alone is about as slow as a fast disk
+STAGING_BYTES = 8 << 20  # per staging memory: large reads, small compared with a pool
+LANDINGS = 2  # number of concurrent verifications: verifying is about as slow as a fast disk
 
 
 def staging_slots(block_bytes: int) -> int:
     return min(64, max(1, STAGING_BYTES // block_bytes))
 
 
-class TierReader(Protocol):
-    """See `TierStore` and `TierLevels`."""
-
-    @property
-    def format(self) -> SegmentFormat: ...
-    def known(self, names: Sequence[bytes]) -> int: ...
-    def announce(self, names: Sequence[bytes]) -> None: ...
-    def load(self, names: Sequence[bytes], staging: Staging) -> int: ...
-    def try_reading(self) -> None: ...
-    def verify(self, names: Sequence[bytes], staging: Staging) -> int: ...
+TierReader = TierStore | TierLevels
 
 
 class TierLoader:
-    """Loader; `load` is called by one thread at a time."""
+    """Loader of blocks. One thread at a time calls `load`."""
 
     def __init__(self, store: TierReader, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
-        """Start the threads. `cores`: where the others run; None: anywhere."""
+        """Start the threads. `cores`: CPU cores of the verifying threads; None: any."""
         block_bytes = store.format.block_bytes
         slots = staging_slots(block_bytes)
         self._store = store
@@ -42,10 +34,10 @@ class TierLoader:
         self._stagings = tuple(Staging(slots, block_bytes, pinned=pool.on_gpu) for _ in range(1 + LANDINGS))
         self._landing = ThreadPoolExecutor(LANDINGS, "kv-tier-land", lambda: run_on(cores))
 
-    def load(self, names: Sequence[bytes], blocks: Sequence[int], go_on: Callable[[], bool] = lambda: True) -> int:
-        """Blocks; returns how many of `blocks`, from the first on, have the KV of `names` now, verified.
+    def load(self, names: Sequence[bytes], blocks: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> int:
+        """Load blocks; return how many of `blocks`, from the first on, now have the verified KV of `names`.
 
-        `go_on` is asked between reads. Raises: OSError, after which nothing is known of any of `blocks`.
+        `goes_on` is called between reads. Raises: OSError; then the content of all `blocks` is undefined.
         """
         landings: deque[_Landing] = deque()
         landed, size = _Landed(), self._stagings[0].slots
@@ -57,10 +49,10 @@ class TierLoader:
                 if len(landings) == LANDINGS:
                     landed.take(landings.popleft())
                 landings.append(self._land(wanted[:read], staging, blocks[begin : begin + read]))
-                if read < len(wanted) or not landed.whole or not go_on():
+                if read < len(wanted) or not landed.whole or not goes_on():
                     break
         finally:
-            wait([landing.right for landing in landings])  # until then they write to the blocks
+            wait([landing.right for landing in landings])  # they write to the blocks until then
         for landing in landings:
             landed.take(landing)
         return landed.blocks
@@ -79,12 +71,12 @@ class TierLoader:
 
 class _Landing(NamedTuple):
     blocks: int
-    right: "Future[int]"  # of those, from the first on
+    right: "Future[int]"  # number of verified blocks, from the first on
 
 
 @dataclass(slots=True)
 class _Landed:
-    """Blocks from the first on, up to one that is not right."""
+    """Number of loaded blocks, from the first on up to the first damaged one."""
 
     blocks: int = 0
     whole: bool = True
@@ -97,6 +89,6 @@ class _Landed:
 
 
 def run_on(cores: frozenset[int] | None) -> None:
-    """Pin this thread. Raises: OSError if there are no such cores."""
+    """Pin this thread to `cores`; None: do nothing. Raises: OSError if the machine lacks such cores."""
     if cores is not None:
         os.sched_setaffinity(0, cores)

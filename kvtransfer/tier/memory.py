@@ -1,4 +1,4 @@
-"""Segments in host memory: faster than files, between a GPU's pool and them, and gone with the process."""
+"""Segments in host memory: faster than files, lost with the process."""
 
 import errno
 import os
@@ -10,11 +10,11 @@ from baton.kvtransfer.tier.files import ID_BYTES, Claim, RealFile, SegmentId, Se
 
 class _Ours:
     def release(self) -> None:
-        """Do nothing: no other process could have the folder."""
+        """Do nothing: no other process can have the folder."""
 
 
 class HostMemory:
-    """A `TierDisk` of this process alone. A segment's memory is free again when its last reader has closed it."""
+    """A `TierDisk` in the memory of this process. A segment's memory is freed when its last reader has closed it."""
 
     def __init__(self) -> None:
         self._id = secrets.token_bytes(ID_BYTES)

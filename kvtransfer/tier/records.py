@@ -1,4 +1,4 @@
-"""Format of a segment's bytes. Pure.
+"""Binary format of a segment. Pure.
 
     segment  =  header of 64 bytes, record, record, ...          the first of them says whose KV it is
     record   =  header of 64 bytes, the block's bytes            all of one length: a place is a number
@@ -15,7 +15,7 @@ from typing import NamedTuple
 HEADER_BYTES = 64
 NAME_BYTES = 32
 IDENTITY_BYTES = 32
-_HEADER = struct.Struct("<8s32sQ12x")  # what it is; name or identity; checksum, or bytes of a block
+_HEADER = struct.Struct("<8s32sQ12x")  # magic; name or identity; checksum or bytes of a block
 _CRC = struct.Struct("<I")
 _SEGMENT, _RECORD = b"BATONKV1", b"KVBLOCK1"
 
@@ -53,7 +53,9 @@ def read_segment_header(raw: bytes) -> SegmentHeader | None:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFormat:
-    """Segments of one identity: everything that makes the bytes of two blocks of one name differ."""
+    """Format of segments with one identity. The identity covers everything that changes the bytes of a block of a given
+    name.
+    """
 
     identity: bytes  # 32 bytes
     block_bytes: int
@@ -71,11 +73,11 @@ class SegmentFormat:
         return HEADER_BYTES + slot * self.record_bytes
 
     def slots(self, size_bytes: int) -> int:
-        """Whole records in a segment of that size."""
+        """Return the number of complete records in a segment of that size."""
         return max(0, size_bytes - HEADER_BYTES) // self.record_bytes
 
     def is_ours(self, raw: bytes) -> bool:
-        """Return whether a segment with this header has our KV."""
+        """Return whether a segment with this header has KV of this identity."""
         return read_segment_header(raw) == (self.identity, self.block_bytes)
 
     def record_header(self, name: bytes, checksum: int) -> bytes:

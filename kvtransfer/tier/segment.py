@@ -1,4 +1,4 @@
-"""An open segment: its records by their places. A file that is given up is closed when its last reader is done."""
+"""Open segment: its records by slot. A segment that is given up is closed when its last reader has finished."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ class Segment:
 
     @property
     def slots(self) -> int:
-        """Whole records, by its size."""
+        """Number of complete records, by the size of the file."""
         return self._format.slots(self.size_bytes)
 
     def headers(self, first: int, last: int) -> Iterator[RecordHeader | None]:
@@ -40,7 +40,7 @@ class Segment:
                 yield self._format.read_record_header(bytes(raw)) if whole else None
 
     def read_end(self, number: int) -> None:
-        """The last bytes of one of the records, which is chosen by a number. Raises: SegmentGone."""
+        """Read the last bytes of a record chosen by a number. Raises: SegmentGone."""
         end = self._format.offset(number % max(1, self.slots) + 1)
         with self._in_use():
             self._file.read([memoryview(bytearray(HEADER_BYTES))], end - HEADER_BYTES)
@@ -51,7 +51,8 @@ class Segment:
             self._file.announce(self._format.offset(first), count * self._format.record_bytes)
 
     def load(self, first: int, count: int, staging: Staging, into: int) -> None:
-        """Records from that place on, into the slots from `into` on. One that the file cuts off has a header of zeros.
+        """Load `count` records from slot `first` on into staging slots from `into` on; records beyond the file get zero
+        headers.
 
         Raises: SegmentGone.
         """
@@ -61,10 +62,10 @@ class Segment:
         with self._in_use():
             whole = self._file.read(buffers, self._format.offset(first)) // self._format.record_bytes
         for slot in range(into + whole, into + count):
-            staging.header(slot)[:] = bytes(HEADER_BYTES)  # or what an earlier read left might stand in for the rest
+            staging.header(slot)[:] = bytes(HEADER_BYTES)  # otherwise an earlier record could pass for this one
 
     def append(self, headers: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
-        """Append all of the records, or none as far as the file allows."""
+        """Append all records; after a failure the file is cut back to its old size."""
         buffers: list[memoryview] = []
         for header, block in zip(headers, blocks, strict=True):
             buffers += (memoryview(header), block)
@@ -78,7 +79,7 @@ class Segment:
         self.size_bytes = begin + len(headers) * self._format.record_bytes
 
     def cut(self) -> None:
-        """Takes off a record that was not written to its end."""
+        """Cut off an incomplete last record."""
         self.size_bytes = self._format.offset(self.slots)
         self._file.truncate(self.size_bytes)
 

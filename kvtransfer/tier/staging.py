@@ -1,4 +1,4 @@
-"""Host memory between segments and a pool: blocks wait here until their checksum is known to be right."""
+"""Host memory between segments and a pool, where blocks wait until their checksums are verified."""
 
 from collections.abc import Sequence
 
@@ -10,10 +10,10 @@ from baton.kvtransfer.tier.records import HEADER_BYTES
 
 
 class Staging:
-    """Room for `slots` records. Used by one thread at a time."""
+    """Memory for `slots` records. Used by one thread at a time."""
 
     def __init__(self, slots: int, block_bytes: int, pinned: bool = False) -> None:
-        """Create a buffer. `pinned`: for copies from and to a GPU."""
+        """Create the memory. `pinned`: page-locked, for copies from and to a GPU."""
         self.slots = slots
         self.block_bytes = block_bytes
         self.tensor = torch.empty(slots * block_bytes, dtype=torch.uint8, pin_memory=pinned)
@@ -33,10 +33,10 @@ class Staging:
 
 
 class PoolBlocks:
-    """A pool's blocks, copied whole: of several ranks the parts lie one after the other. On any thread."""
+    """Access to complete blocks of a pool; the parts of several ranks are stored one after another. Any thread."""
 
     def __init__(self, storage: Storage, shape: PoolShape, copies: Sequence[torch.Tensor] = ()) -> None:
-        """Create access to a pool. `copies`: of the pool, which is one part then; what is copied in goes to them
+        """Create access to a pool. `copies`: copies of an unpartitioned pool on other ranks, which `copy_in` updates
         too.
         """
         parts = parts_of(storage, shape)
@@ -49,14 +49,14 @@ class PoolBlocks:
         return bool(self._streams)
 
     def copy_out(self, blocks: Sequence[int], staging: Staging, first_slot: int = 0) -> None:
-        """Into the slots from `first_slot` on. Returns when all have landed."""
+        """Copy blocks into the slots from `first_slot` on; return when all copies have finished."""
         for place, block in enumerate(blocks, start=first_slot):
             for part, piece in zip(self._parts, self._pieces(staging, place), strict=True):
                 self._copy(piece, part[block])
         self._settle()
 
     def copy_in(self, staging: Staging, blocks: Sequence[int], first_slot: int = 0) -> None:
-        """Copy from the slots from `first_slot` on into blocks. Returns when all have landed."""
+        """Copy the slots from `first_slot` on into blocks; return when all copies have finished."""
         for place, block in enumerate(blocks, start=first_slot):
             for part, piece in zip(self._parts, self._pieces(staging, place), strict=True):
                 self._copy(part[block], piece)
@@ -71,7 +71,7 @@ class PoolBlocks:
     def _copy(self, into: torch.Tensor, of: torch.Tensor) -> None:
         device = into.device if into.is_cuda else of.device
         if device.type == "cpu":
-            into.numpy()[:] = of.numpy()  # drops the interpreter's lock and stays on this thread
+            into.numpy()[:] = of.numpy()  # releases the GIL and stays on this thread
             return
         with torch.cuda.stream(self._streams[device]):
             into.copy_(of, non_blocking=True)

@@ -1,8 +1,8 @@
-"""Blocks under their names in the segments of a directory: found, loaded, verified, appended, evicted.
+"""Store of named blocks in the segments of a directory: find, load, verify, append, evict.
 
-The owner appends to its newest segment. Where the owner's segments outgrow their bound, the oldest is removed as a
-whole, with all its blocks: lab/benchmarks/transfer/tier_eviction.py shows what that costs. Segments of other owners are
-read, and followed as they grow. Those of another identity never are; the owner's own of them are evicted first.
+The owner appends to its newest segment. If the owner's segments exceed their bound, the oldest one is removed with all
+its blocks (lab/benchmarks/transfer/tier_eviction.py measures what that costs). Segments of other owners are read, also
+while they grow. Segments of another identity are never read; the owner's own ones are removed first.
 """
 
 import logging
@@ -21,7 +21,7 @@ from baton.kvtransfer.tier.staging import Staging
 
 logger = logging.getLogger(__name__)
 SEGMENTS = 64
-"""Number of segments that make up the bound: what is evicted together is a small part of all."""
+"""Number of segments within the bound: each eviction removes a small part of the content."""
 LEAST_BLOCKS = 8
 
 
@@ -33,19 +33,19 @@ class NamedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class TierCounters:
-    """Counters since the start."""
+    """Counters since the start of the worker."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
-    loaded_blocks: int = 0  # and found right
+    loaded_blocks: int = 0  # verified blocks
     loaded_bytes: int = 0
-    corrupt_blocks: int = 0  # torn, cut off, or with bits that flipped
-    foreign_segments: int = 0  # of other models, or not readable as segments
+    corrupt_blocks: int = 0  # truncated or damaged blocks
+    foreign_segments: int = 0  # segments of other models, or unreadable ones
     evicted_blocks: int = 0
 
 
 def least_bytes(format: SegmentFormat) -> int:
-    """The smallest bound that a store can keep."""
+    """Return the smallest bound for a store."""
     return LEAST_BLOCKS * (HEADER_BYTES + format.record_bytes)
 
 
@@ -53,7 +53,7 @@ class TierStore:
     """Store of blocks in files. One thread calls `open`, `put`, `refresh` and `close`; any thread may call reading
     methods.
 
-    They raise OSError where a file fails; what was stored before stays.
+    Methods raise OSError if a file fails; stored blocks are kept.
     """
 
     def __init__(
@@ -71,21 +71,21 @@ class TierStore:
         self._format = format
         self._segment_slots = max(1, format.slots(size_bytes // SEGMENTS))
         self._limit_bytes = size_bytes
-        self._guard = threading.Lock()  # of the index, held for no file
+        self._guard = threading.Lock()  # guards the index; never held during file access
         self._index = TierIndex()
         self._keys = count(1)
         self._tries = count()
         self._segments: dict[int, Segment] = {}
         self._by_id: dict[SegmentId, int] = {}
-        self._foreign: dict[SegmentId, int] = {}  # and their sizes
+        self._foreign: dict[SegmentId, int] = {}  # sizes, by segment
         self._current: int | None = None
         self._claim: Claim | None = None
         self.directory_id = b""
-        """Identity of the directory while it is open: see `TierDisk.identify`."""
+        """Id of the directory while it is open: see `TierDisk.identify`."""
         self.counters = TierCounters()
 
     def __len__(self) -> int:
-        """Blocks that can be found."""
+        """Number of blocks that can be found."""
         return len(self._index)
 
     @property
@@ -102,14 +102,14 @@ class TierStore:
         return sum(own) + sum(size for each, size in self._foreign.copy().items() if each.owner == self._owner)
 
     def open(self) -> None:
-        """Takes the owner's folder, and finds what all folders have. Raises: OwnerBusy."""
+        """Claim the owner's folder and index the segments of all folders. Raises: OwnerBusy."""
         with ExitStack() as undo:
             claim = self._disk.claim(self._owner)
             undo.callback(claim.release)
             directory_id = self._disk.identify()
             undo.callback(self._give_up_all)
             for each in self._disk.segments(self._owner):
-                if each.size_bytes < HEADER_BYTES:  # its maker was killed at once
+                if each.size_bytes < HEADER_BYTES:  # its writer was killed right after creating it
                     self._disk.remove(each.segment)
                 else:
                     self._follow(each.segment, each.size_bytes)
@@ -119,7 +119,7 @@ class TierStore:
         self._claim, self.directory_id = claim, directory_id
 
     def refresh(self) -> None:
-        """Finds what other owners have written since, and forgets what they have removed."""
+        """Index what other owners have written since the last call, and forget what they have removed."""
         there: set[SegmentId] = set()
         for owner in self._disk.owners():
             if owner == self._owner:
@@ -141,7 +141,7 @@ class TierStore:
             del self._foreign[segment_id]
 
     def close(self) -> None:
-        """Close the store: nothing is found any more; the folder is free for another process."""
+        """Close the store: nothing is found any more, and another process may claim the folder."""
         if self._claim is not None:
             self._give_up_all()
             self._claim.release()
@@ -158,7 +158,9 @@ class TierStore:
             return {number: self._index.slots(key) for number, key in own}
 
     def own_names(self, number: int, first: int, count: int) -> bytes:
-        """See `TierIndex.names`, of the owner's segment of that number; none where it is gone. On any thread."""
+        """Return the names of records as `TierIndex.names` does, for an own segment; empty if it is gone. Any
+        thread.
+        """
         key = self._by_id.get(SegmentId(self._owner, number))
         with self._guard:
             return b"" if key is None else self._index.names(key, first, count)
@@ -174,9 +176,10 @@ class TierStore:
                     logger.debug("no reading ahead: %s", error)
 
     def load(self, names: Sequence[bytes], staging: Staging, first_slot: int = 0) -> int:
-        """Reads the first of `names` into the slots from there on, as many as can be found and fit; returns how many.
+        """Read as many of the first `names` as are found and fit into the slots from `first_slot` on; return their
+        number.
 
-        What was read is nothing yet: see `verify`.
+        The blocks may be used only after `verify`.
         """
         loaded = 0
         for places in _runs(self._places(names[: staging.slots - first_slot])):
@@ -188,15 +191,15 @@ class TierStore:
             except SegmentGone:
                 break
             except OSError:
-                self._forget(names[loaded : loaded + len(places)])  # or every prompt would run into it
+                self._forget(names[loaded : loaded + len(places)])  # otherwise every later prompt fails on it
                 raise
             loaded += len(places)
         return loaded
 
     def try_reading(self) -> None:
-        """The end of a record, each time of another segment and another one: it may be in memory, or damaged alone.
+        """Read the end of a record, each time of another segment: others may be cached in memory, or damaged.
 
-        Reads nothing where there are no segments. By one thread at a time.
+        Reads nothing without segments. One thread at a time.
         """
         turn, segments = next(self._tries), list(self._segments.copy().values())
         for place in range(turn, turn + len(segments)):
@@ -207,9 +210,9 @@ class TierStore:
                 continue
 
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
-        """Return how many of the loaded blocks, from the first on, are those of these names, bit for bit.
+        """Verify loaded blocks; return how many, from the first on, match their names and checksums.
 
-        Others are counted and cannot be found any more.
+        The first other one is counted and removed from the index.
         """
         right = 0
         for slot, name in enumerate(names):
@@ -230,7 +233,7 @@ class TierStore:
         self._forget([name])
 
     def put(self, blocks: Sequence[NamedBlock]) -> None:
-        """Store blocks that are not known yet, in as few writes as segments allow."""
+        """Store blocks that are not stored yet, in as few writes as possible."""
         fresh = {block.name: block for block in blocks if self._index.find(block.name) is None}
         left = list(fresh.values())
         while left:
@@ -238,7 +241,7 @@ class TierStore:
             left = left[self._append(left) :]
 
     def _append(self, blocks: Sequence[NamedBlock]) -> int:
-        """Append as many blocks as the current segment takes; return their number."""
+        """Append as many blocks as fit into the current segment; return their number."""
         key, segment = self._writable()
         taken = blocks[: self._segment_slots - segment.slots]
         headers = [self._format.record_header(block.name, block.checksum) for block in taken]
@@ -251,7 +254,7 @@ class TierStore:
         return len(taken)
 
     def _writable(self) -> tuple[int, Segment]:
-        """The current segment, or a new one where that is full."""
+        """Return the current segment, or a new one if that is full."""
         if self._current is not None:
             segment = self._segments[self._current]
             if segment.slots < self._segment_slots:
@@ -260,7 +263,7 @@ class TierStore:
         segment_id = SegmentId(self._owner, max(own, default=0) + 1)
         try:
             file = self._disk.create(segment_id)
-        except FileExistsError:  # put there by another process; from now on it counts, and goes before ours
+        except FileExistsError:  # created by another process: it counts now, and is evicted before own ones
             there = self._disk.segments(self._owner)
             for each in there:
                 self._follow(each.segment, each.size_bytes)
@@ -293,7 +296,7 @@ class TierStore:
         self.counters.evicted_blocks += self._forget_segment(segment_id)
 
     def _follow(self, segment_id: SegmentId, size_bytes: int) -> None:
-        """Takes in a segment, or what it has grown by."""
+        """Index a segment, or the records that were added to it."""
         key = self._by_id.get(segment_id)
         if key is None:
             if size_bytes < HEADER_BYTES or segment_id in self._foreign:
@@ -322,7 +325,7 @@ class TierStore:
         return key
 
     def _continue_newest(self) -> None:
-        """Writing goes on where the owner before was killed."""
+        """Continue the newest segment of an earlier process, without its incomplete last record."""
         own = [each for each in self._by_id if each.owner == self._owner]
         if own:
             self._current = self._by_id[max(own)]
@@ -342,7 +345,7 @@ class TierStore:
                 self._index.forget(name)
 
     def _forget_segment(self, segment_id: SegmentId) -> int:
-        """Returns how many blocks were found there."""
+        """Forget a segment; return the number of its blocks that could be found."""
         key = self._by_id.pop(segment_id)
         with self._guard:
             dropped = self._index.drop(key)
@@ -357,7 +360,7 @@ class TierStore:
 
 
 def _runs(places: Iterator[Place]) -> Iterator[list[Place]]:
-    """Cut where the next one does not lie right behind."""
+    """Split places into runs of consecutive slots."""
     run: list[Place] = []
     for place in places:
         if run and (place.segment, place.slot) != (run[-1].segment, run[-1].slot + 1):

@@ -29,7 +29,6 @@ from baton.engine.runner.thread_meter import ThreadTimes
 from baton.engine.weights.formats import WeightFormat
 from baton.kvtransfer.checksum import BlockChecksum, Checksums
 from baton.kvtransfer.description import POOL_ID_BYTES, PoolDescription, SharedMemoryHandle
-from baton.kvtransfer.puller import CopyResult
 from baton.kvtransfer.shared_memory import PeerMemory
 from baton.kvtransfer.transport import BlockPair, ChecksumDiffers, CopyBroken, LinkRate, PeerUnreachable, Transport
 from baton.lab.simulation.model import (
@@ -255,7 +254,7 @@ class SimulatedPullThread:
         self.flips = 0  # so many more copied blocks get a bit wrong; armed by a fault
         self.flipped = 0
 
-    async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+    async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
         async with self._turn:
             copying = asyncio.ensure_future(self._copy(transport, transfer_id, pairs))
             try:
@@ -280,7 +279,7 @@ class SimulatedPullThread:
     def close(self) -> None:
         """Do nothing: there is no thread."""
 
-    async def _copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+    async def _copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
         copied, seconds = 0, 0.0
         for pair in pairs:
             block_s = self._block_s * (0.5 + self._draw.random())
@@ -294,10 +293,10 @@ class SimulatedPullThread:
                 self.flipped += 1
                 self._numbers[pair.destination, 0] ^= np.uint64(1 << self._draw.randrange(64))
             seconds += block_s
-        return CopyResult(copied, seconds)
+        return LinkRate(copied, seconds)
 
 
-async def _outlast(copying: "asyncio.Future[CopyResult]") -> None:
+async def _outlast(copying: "asyncio.Future[LinkRate]") -> None:
     try:
         await asyncio.wait([copying])
     except asyncio.CancelledError:

@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 
 from baton.engine.request import Chunk, ChunkResult, Computed, Drawn, Plan
-from baton.kvtransfer.puller import CopyResult
 from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
 from baton.lab.simulation.host import Pace, SimulatedPullThread, SimulatedRunner
 from baton.lab.simulation.model import KvNumbers
@@ -43,12 +42,12 @@ class TimedPullThread(SimulatedPullThread):
         self._overheads = overheads
         self._block_tokens = block_tokens
 
-    async def _copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+    async def _copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
         overheads = self._overheads
         tokens = len(pairs) * self._block_tokens
         seconds = overheads.copy_s + tokens * overheads.kv_bytes_per_token / overheads.kv_bytes_per_s
         await asyncio.sleep(seconds)
-        return CopyResult(transport.copy(transfer_id, pairs), seconds)
+        return LinkRate(transport.copy(transfer_id, pairs), seconds)
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
         """Return a rate at which a simulated token of TOKEN_BYTES takes as long as a real one."""

@@ -193,7 +193,7 @@ def test_another_message_than_the_one_awaited_is_not_taken(ends: Ends) -> None:
     wrong = torch.zeros(LAYOUT.message_bytes, dtype=torch.uint8)
     write_header(wrong, 7, 64)
     ends.group.messages.put(wrong)
-    with pytest.raises(LinkBroken, match="message 7 of 64 bytes came, 0 of 64 was awaited"):
+    with pytest.raises(LinkBroken, match="received message 7 of 64 bytes, expected 0 of 64"):
         ends.transport.copy(b"", [BlockPair(0, 0, 0), BlockPair(1, 1, 1)])
     assert not ends.own.any()
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from baton.kvtransfer.puller import CopyResult, PullThread
+from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.transport import BlockPair, CopyBroken, CopyStuck, LinkRate
 
 BOUND_S = 20.0
@@ -174,8 +174,8 @@ def test_closing_ends_the_thread():
 
 
 def test_the_rate_of_a_copy_is_in_billions_of_bytes_per_second():
-    assert CopyResult(3_000_000_000, 1.5).gb_per_s == 2.0
-    assert CopyResult(0, 0.0).gb_per_s == 0.0
+    assert LinkRate(3_000_000_000, 1.5).gb_per_s == 2.0
+    assert LinkRate(0, 0.0).gb_per_s == 0.0
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

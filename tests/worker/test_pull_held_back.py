@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from baton.client import Delta, Finished
-from baton.kvtransfer.puller import CopyResult, PullThread
-from baton.kvtransfer.transport import BlockPair, Transport
+from baton.kvtransfer.puller import PullThread
+from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import real_pair
@@ -26,7 +26,7 @@ class HeldPulls(PullThread):
         self.let_go.set()
         self.held = 0
 
-    async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
+    async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
         self.held += not self.let_go.is_set()
         await self.let_go.wait()
         return await super().copy(transport, transfer_id, pairs)

@@ -1,1 +1,1 @@
-"""The decode worker: pulls the KV of prompts and runs continuous batching."""
+"""Decode worker: pulls the KV of prompts and generates answers with continuous batching."""

@@ -1,4 +1,4 @@
-"""One decode worker, until SIGTERM: `.venv/bin/python -m baton.decode_worker`."""
+"""Run one decode worker until SIGTERM: `.venv/bin/python -m baton.decode_worker`."""
 
 import sys
 

@@ -11,23 +11,23 @@ LONGEST_COPY_S = 2.0
 
 
 class PartialPrefixes:
-    """Prompts that were abandoned half received because their source was lost, until their blocks are cached.
+    """Partly received prompts whose source was lost, until their blocks are cached.
 
     Confirmed blocks enter the cache when the running copy has finished. The next attempt at the same prompt waits for
-    that: it arrives right after the command that cancelled the first one, and begins with the same tokens.
+    that: it arrives right after the command that cancelled the first attempt, and begins with the same tokens.
     """
 
     def __init__(self) -> None:
-        # By the hash of the prompt's last block, which covers all earlier tokens: unrelated prompts may share their
-        # first blocks, but not the last one.
+        # By the hash of the prompt's last block, which covers all its tokens: unrelated prompts may share their first
+        # blocks, but not the last one.
         self._ending: dict[bytes, set[asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of prompts whose copy still runs."""
+        """Return the number of prompts whose copy is still running."""
         return sum(map(len, self._ending.values()))
 
     def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
-        """Register a prompt whose blocks are released when `task` has finished, by a callback that it has already.
+        """Register a prompt whose blocks are released when `task` has finished, by an earlier callback of the task.
 
         `last_block`: hash of the prompt's last block; empty for a prompt that is not cached.
         """
@@ -36,7 +36,7 @@ class PartialPrefixes:
             task.add_done_callback(lambda ended: self._forget(last_block, ended))
 
     async def settled(self, block_hashes: Iterable[bytes]) -> None:
-        """Wait for the prompts that the prompt of these blocks continues."""
+        """Wait for registered prompts that are a prefix of the prompt with these blocks."""
         if self._ending:
             earlier = [task for each in block_hashes for task in self._ending.get(each, ())]
             if earlier:
@@ -50,9 +50,9 @@ class PartialPrefixes:
 
 
 class Admission:
-    """The queue in front of the decode engine's blocks.
+    """Queue for blocks of the decode engine.
 
-    A cancelled caller must abort the request on the engine, which may just have accepted it.
+    A caller that is cancelled must abort the request on the engine, which may just have accepted it.
     """
 
     def __init__(self, loop: EngineLoop) -> None:
@@ -71,11 +71,11 @@ class Admission:
         """
         self.waiting += 1
         if self._turn.locked():
-            self._loop.touch(request.block_hashes)  # so that earlier requests evict other blocks
+            self._loop.touch(request.block_hashes)  # protects its cached blocks from eviction by earlier requests
         try:
             async with self._turn:
                 while True:
-                    self._room.clear()  # before asking: blocks freed meanwhile are not missed
+                    self._room.clear()  # before asking, so that no release is missed
                     reservation = await asyncio.wrap_future(self._loop.reserve(request, cache_root))
                     if reservation is not None:
                         return reservation
@@ -84,7 +84,7 @@ class Admission:
             self.waiting -= 1
 
     async def add(self, request: Request, cache_root: bytes | None) -> None:
-        """Wait for this request's turn and queue its prompt on the engine, which keeps the order from then on.
+        """Wait for this request's turn and queue its prompt on the engine, which keeps the order.
 
         Raises: RequestRefused, RequestTooLong.
         """

@@ -36,16 +36,16 @@ class Answer(OpenRequest):
     running_choices: set[int]
     searches: bool  # beam search: output is sent when it is complete
     is_pooled: bool  # embedding: no tokens are generated
-    charge: Charge  # resources that its router accounts for
+    charge: Charge  # resources that its router has reserved
     last_block: bytes = b""  # hash of the prompt's last complete block; empty: not cached
     task: "asyncio.Task[None] | None" = None
     received_kv: ReceivedKv | None = None
     prefill: PromptProgress | None = None  # None: the prompt is not computed here
-    pooled: tuple[float, ...] = ()  # the computed vector
-    adopted: bool = False  # by another router, after the first one was lost
-    confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # during the pull
+    pooled: tuple[float, ...] = ()  # computed embedding
+    adopted: bool = False  # True: taken over by another router
+    confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # blocks confirmed during the pull
     keeps_landed: bool = False  # confirmed blocks stay cached for another attempt
-    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # from prefill, until repeated
+    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # until they are repeated
     moments: dict[int, Moment] = field(default_factory=dict)  # last token of each choice
 
     @property
@@ -132,7 +132,7 @@ class Answer(OpenRequest):
         )
 
     def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
-        """Build an output. A choice's first one repeats prefill's token, which the router may lack."""
+        """Build an output. A choice's first output repeats the prefill worker's token, which the router may lack."""
         first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
         tokens = (drawn,) if first is None else (first, drawn)
         output = session_pb2.SequenceOutput(

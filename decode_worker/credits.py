@@ -18,7 +18,7 @@ NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Blocks and slots of one request: complete blocks of the prompt once, plus those that each choice adds."""
+    """Blocks and slots of one request: complete blocks of the prompt once, plus the blocks that each choice adds."""
 
     blocks: int
     slots: int
@@ -37,14 +37,14 @@ NO_CHARGE = Charge(blocks=0, slots=0)
 class Credits(Generic[Router]):
     """Shares of one resource: blocks or batch slots.
 
-    An increase of a router's limit takes effect one report later: until then another router may still use what the
-    current report takes from it. So the limits of all routers together never exceed the total, as long as a command
-    takes less than the time between two reports.
+    An increased limit takes effect one report later, because another router may still use what the current report takes
+    from it. So the limits of all routers together never exceed the total, if commands arrive within the time between
+    two reports.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._reported: dict[Router, int] = {}  # in the last report
+        self._reported: dict[Router, int] = {}  # limits in the last report
 
     def deal(
         self, used: Mapping[Router, int], present: frozenset[Router], lent: Mapping[Router, int] = NOTHING
@@ -102,13 +102,12 @@ class CreditLoan(Generic[Router]):
 class CreditLoans(Generic[Router]):
     """Queue of routers that ask for more than their share: one borrows at a time, in order of arrival.
 
-    A turn ends when the router wants no more (its request was placed or cancelled), at the latest after TURN_S. Then
-    nothing is lent for as long. So a request that never fits keeps other routers from their shares at most half of the
-    time.
+    A turn ends when the router's request was placed or cancelled, at the latest after TURN_S. Then nothing is lent for
+    the same time. So a request that never fits reduces other routers' shares at most half of the time.
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[Router, Charge] = {}  # in the order of their turn
+        self._wanted: dict[Router, Charge] = {}  # in the order of their turns
         self._turn_of: Router | None = None
         self._until = 0.0  # end of the turn or of the pause after it, monotonic seconds
 
@@ -129,7 +128,7 @@ class CreditLoans(Generic[Router]):
     def loan(self, present: Collection[Router], now: float) -> CreditLoan[Router] | None:
         """Return the current loan. Call once per report. `present`: routers that receive the report."""
         if self._turn_of is not None and (now >= self._until or self._turn_of not in present):
-            self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # it goes to the end of the queue
+            self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # moves to the end of the queue
             self._turn_of = None
             self._until = now + TURN_S
         if self._turn_of is None:

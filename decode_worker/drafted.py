@@ -1,7 +1,7 @@
-"""Drafts of each answer in a step: how many were its own, how many were drawn, and the time saved.
+"""Drafted tokens of each answer in a step: drafted, accepted, and the time saved. Does no I/O.
 
-An accepted token saves its answer a step without drafts; every answer of the step waits for as long as drafts make it
-longer. Both are known from measured steps (engine/scheduler/speculation.py). Does no I/O.
+An accepted token saves its answer one step without drafts; drafts lengthen the step for every answer. Both costs come
+from measured steps (engine/scheduler/speculation.py).
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class StepDrafts:
         self._shares: dict[tuple[int, int], _Share] = {}
 
     def take(self, request_id: int, choice: int, batch: session_pb2.StepOutputs, times: RequestTimes) -> None:
-        """Count a token added to the last output of `batch`; all but the first of a choice are accepted drafts."""
+        """Count a token added to the last output of `batch`; all but a choice's first token are accepted drafts."""
         share = self._shares.get((request_id, choice))
         if share is None:
             drafted_tokens = self._drafted.get((request_id, choice), 0)

@@ -1,8 +1,8 @@
-"""Causes of late tokens: the steps between two tokens of an answer, split into causes. Does no I/O.
+"""Causes of late tokens: the time between two tokens of an answer, split by cause. Does no I/O.
 
-The time between two tokens is that of the steps between them, end to end. Each step's time is split by its record
-(engine/runner/step_records.py); the time that it computed is compared with usual steps, those lately without prompts,
-moves, or anything late.
+The time between two tokens is the sum of the steps between them. Records split each step's time
+(engine/runner/step_records.py); the compute time is compared with recent usual steps: those without prompts, block
+moves or late masks.
 """
 
 from collections import OrderedDict, deque
@@ -21,7 +21,7 @@ FACTOR = 1.25  # shortest explained gap, as a multiple of the usual interval
 KEPT_USUAL = 128  # steps
 MEASURED_EVERY = 16  # steps
 KEPT_NAMES = 4096
-MOST_BLAMED = 3  # prompts of one step
+MOST_BLAMED = 3  # maximum number of prompts blamed per step
 
 
 class Moment(NamedTuple):
@@ -44,7 +44,7 @@ class Gap:
 
 
 class _Plain(NamedTuple):
-    """Duration of a usual step without drafts, in seconds."""
+    """Parts of a usual step without drafts, in seconds."""
 
     answers: int
     context_tokens: int
@@ -54,7 +54,7 @@ class _Plain(NamedTuple):
 
 
 class _Prices(NamedTuple):
-    """Parts of a usual step, in seconds."""
+    """Marginal costs of a usual step, in seconds."""
 
     answer_s: float
     context_token_s: float
@@ -86,7 +86,7 @@ class UsualStep:
             )
 
     def middle(self) -> _Plain:
-        """Return the median of each part."""
+        """Return the median of each part of usual steps."""
         if not self._plain:
             return _Plain(0, 0, self.interval_s, 0.0, 0.0)
         if self._middle is None:
@@ -96,7 +96,7 @@ class UsualStep:
         return self._middle
 
     def cost_of(self, answers: int, context_tokens: int) -> tuple[float, float]:
-        """Return the seconds that more answers and more context add to a step, fitted to usual steps."""
+        """Return the seconds that more answers and more context tokens add to a step, fitted to usual steps."""
         if len(self._plain) < MEASURED_EVERY:
             return 0.0, 0.0
         if self._prices is None:
@@ -106,7 +106,7 @@ class UsualStep:
 
 def _fitted(steps: Sequence[_Plain]) -> _Prices:
     rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
-    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # where the two grow together, each takes a part of it
+    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # scales the columns: if both grow together, each gets a share
     seconds = numpy.array([each.computing_s for each in steps])
     _, per_answer, per_token = (numpy.linalg.lstsq(rows / means, seconds, rcond=1e-6)[0] / means).tolist()
     return _Prices(per_answer, per_token)
@@ -135,7 +135,7 @@ class StepGaps:
         self._history = history
         self._names = names
         self._usual = UsualStep()
-        self._shared: dict[int, Gap] = {}  # gaps of answers in every step since this one, by step number
+        self._shared: dict[int, Gap] = {}  # gaps of answers that were in every step since then, by step number
 
     def begin(self, step: StepRecord) -> None:
         """Record a finished step before `explain` is called for it. A record without a number is ignored."""
@@ -162,14 +162,14 @@ class StepGaps:
                 if isinstance(part, float):
                     usual_s += part
                     continue
-                if part.cause is StallCause.PREEMPTION:  # of the first step; the cause may be over
+                if part.cause is StallCause.PREEMPTION:  # named by the first step
                     preemptor = preemptor or part.request_id
                     part = part._replace(request_id=preemptor)
                 causes.append(part)
         return Gap(usual_s * 1e3, tuple(joined_causes(causes)))
 
     def held(self, spent: StepTimeBreakdown) -> tuple[CausePart, ...]:
-        """Return why the outcomes of a step reached the event loop late; empty if they did not."""
+        """Return why the outcomes of a step reached the event loop late; empty if they were not late."""
         if sum(spent) < LEAST_S:
             return ()
         parts = [CausePart(StallCause.WORKER_LOOP, spent.computing_s * 1e3), *_waits(spent)]
@@ -190,7 +190,7 @@ class StepGaps:
         )
 
     def _step_parts(self, key: ChoiceKey, step: StepRecord, is_last: bool) -> Iterator[CausePart | float]:
-        """Split the time; a float is usual time in seconds."""
+        """Yield the parts of a step's time by cause; a float is usual time in seconds."""
         absence = self._absence(key, step)
         if absence is not None:
             usual_s = min(self._usual.middle().computing_s, step.interval_s) if is_last else 0.0
@@ -210,7 +210,7 @@ class StepGaps:
         yield from self._excess(step, usual, computing_s - usual_s)
 
     def _excess(self, step: StepRecord, usual: _Plain, excess_s: float) -> Iterator[CausePart]:
-        """Split the compute time of a step beyond that of a usual one."""
+        """Yield the compute time of a step beyond a usual step's, by cause."""
         if step.drafts:
             drafts_s = min(step.prices.longer_s, excess_s)
             excess_s -= drafts_s
@@ -229,7 +229,7 @@ class StepGaps:
         yield CausePart(StallCause.SLOWER, (excess_s - batch_s - contexts_s) * 1e3)
 
     def _blamed(self, step: StepRecord, seconds: float) -> Iterator[CausePart]:
-        """Attribute time to the largest prompts of a step by tokens; the last one gets the rest."""
+        """Yield `seconds` divided among the step's largest prompts by tokens."""
         prompts = sorted(step.prompts, key=lambda part: -part.tokens)[:MOST_BLAMED]
         total = sum(part.tokens for part in prompts)
         for part in prompts:
@@ -239,7 +239,7 @@ class StepGaps:
             )
 
     def _absence(self, key: ChoiceKey, step: StepRecord) -> CausePart | None:
-        """Return why this choice was not in a step, or was recomputed in it."""
+        """Return why this choice was not in a step, or was recomputed in it; None if it was in the step."""
         if key in step.preempted or any(part.request_id == key.request_id for part in step.prompts):
             others = [(tokens, number) for number, tokens in zip(step.answers, step.contexts, strict=True)]
             _, largest = max((each for each in others if each[1] != key.request_id), default=(0, 0))

@@ -14,7 +14,7 @@ from baton.worker.request import AttemptKey, RequestTable, Session
 from baton.worker.wire import END_REASONS, add_logprobs
 
 logger = logging.getLogger(__name__)
-PIECE_TOKENS = 512  # of an output; each token may come with the likeliest ones in its place
+PIECE_TOKENS = 512  # maximum number of tokens per output; each may come with alternatives
 Send = Callable[[Session, session_pb2.ConnectResponse], None]
 
 
@@ -39,7 +39,7 @@ class AnswerTable(RequestTable[Answer]):
     def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> RetainedOutputs | None:
         retained = self.ended.take(old, now)
         if retained is not None:
-            self.ended.keep(new, retained, now)  # its new router may die as well
+            self.ended.keep(new, retained, now)  # the adopting router may die as well
         return retained
 
 

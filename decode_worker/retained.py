@@ -1,6 +1,6 @@
-"""Tokens that were sent, retained so that a router that adopts an answer can receive them again. Pure.
+"""Retained tokens of answers, for routers that adopt them. Pure.
 
-All tokens of a running answer are retained; those of finished answers within bounds of time, number and tokens.
+All tokens of a running answer are retained; those of finished answers within bounds of time, answers and tokens.
 """
 
 from array import array
@@ -28,12 +28,12 @@ class MadeToken(Protocol):
 @dataclass(slots=True)
 class RetainedChoice:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
-    logged: list[MadeToken] = field(default_factory=list)  # the same tokens, where log-probabilities are sent
+    logged: list[MadeToken] = field(default_factory=list)  # the same tokens with log-probabilities, if requested
     end: EndReason | None = None
 
 
 class RetainedOutputs:
-    """Tokens of an answer. `answered`: those of earlier attempts."""
+    """Tokens of an answer. `answered`: tokens of earlier attempts."""
 
     def __init__(self, answered: Sequence[int] = (), with_logprobs: bool = False) -> None:
         self.answered = array("I", answered)
@@ -70,7 +70,7 @@ class Ended:
 
 
 class EndedOutputs(Generic[Key]):
-    """Finished answers, each for `grace_s` at most; the oldest is dropped when a bound is exceeded."""
+    """Finished answers, each for `grace_s` at most; the oldest one is dropped if a bound is exceeded."""
 
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         self._grace_s = grace_s

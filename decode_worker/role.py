@@ -54,7 +54,7 @@ class DecodeRole(ServingRole):
         super().__init__(config, context, config.step_file)
         memory = self._host.memory
         self.transfers = TransferSource(
-            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # no prompt is announced
+            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # it announces no prompts
             memory.description,
             memory.storage,
             self.loop,
@@ -98,7 +98,7 @@ class DecodeRole(ServingRole):
 
 
 def swap_slots(config: DecodeConfig, prepared: PreparedModel) -> int:
-    """Return the number of host-memory blocks for KV of preempted sequences; each rank has its part of each."""
+    """Return the number of host-memory blocks for KV of preempted sequences, on each rank."""
     ranks = prepared.options.tensor_parallel
     return most_host_slots(int(config.swap_memory) // ranks, shard_layout(prepared.layout, ranks).block_bytes)
 

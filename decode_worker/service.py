@@ -1,10 +1,10 @@
 """Session service of a decode worker: answers for routers. Protobuf stops here and in `answer.py`.
 
-A Start command waits for blocks, its KV is pulled while prefill still computes, its sequences join the running batch
-once the copy is confirmed, and every engine step sends one message per router with the tokens of all its sequences. If
-a Start names no prefill worker, the prompt is computed here in chunks and the first tokens (or the embedding, which
-ends the request) go to the router as a prefill worker would send them. Another router may adopt an open request, and a
-finished one within a grace period.
+A Start command waits for blocks, and its KV is pulled while the prefill worker still computes. After the copy is
+confirmed, its sequences join the running batch; every step sends one message per router with the tokens of all its
+sequences. The prompt of a Start without prefill worker is computed here in chunks, and the first tokens (or the
+embedding, which completes the request) go to the router as from a prefill worker. Another router may adopt an open
+request, or a finished one within a grace period.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepMessages:
-    """Outputs of one step, by router, and the answers that they belong to."""
+    """Outputs of one step by router, and the answers that they belong to."""
 
     def __init__(self, step: StepRecord) -> None:
         self.outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
@@ -94,10 +94,10 @@ class DecodeService(SessionService[Answer]):
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
         self._gaps = StepGaps(parts.loop.history, self._names)
-        self._tasks: set[asyncio.Task[None]] = set()  # of open requests, and cancelled ones that wait for a copy
+        self._tasks: set[asyncio.Task[None]] = set()  # tasks of open requests, and cancelled ones that wait for a copy
 
     async def close(self) -> None:
-        """Close links and their requests, and wait for running copies, bounded."""
+        """Close links with their requests, and wait for running copies for a bounded time."""
         await super().close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
@@ -140,7 +140,7 @@ class DecodeService(SessionService[Answer]):
             answer.task.add_done_callback(partial(self._on_run_ended, answer))
 
     def _takes_adapter(self, answer: Answer, command: session_pb2.Start) -> bool:
-        """Set the adapter of an answer; return False if there is none and the answer has failed."""
+        """Set the adapter of an answer; if there is no such adapter, fail the answer and return False."""
         try:
             answer.adapter = self._adapter_number(command)
         except ValueError as error:
@@ -149,7 +149,7 @@ class DecodeService(SessionService[Answer]):
         return True
 
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
-        """Bring a request into the running batch, or end it with a named failure."""
+        """Admit a request to the running batch, or fail it with a reason."""
         try:
             params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
             request = request_of(answer.request_id, command, params, answer.adapter)
@@ -174,7 +174,7 @@ class DecodeService(SessionService[Answer]):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
 
     async def _bring(self, answer: Answer, request: Request) -> Restored:
-        """Load blocks of a prompt that is computed here from files."""
+        """Load blocks of a prompt that is computed here from the KV tier."""
         hashes = reusable_hashes(request, self._worker.model.block_size)
         restorer = self._kv.restorer_of(hashes)
         return NOTHING_RESTORED if restorer is None else await self._kv.restore(answer.times, restorer, hashes)
@@ -200,7 +200,7 @@ class DecodeService(SessionService[Answer]):
         answer.times.cached_tokens = cached_tokens
         answer.times.transfer = TransferTime(began_s, validated_s, command.prefill_endpoint, pull.bytes, pull.transport)
         answer.land(ReceivedKv(pull, cached_tokens, validated=validated_s), request.params)
-        if answer.adopted:  # another router has received the first tokens
+        if answer.adopted:  # the adopting router has received the first tokens
             answer.first_tokens.clear()
             self._adoptions.send_again(answer.session, answer.attempt_id, answer.retained)
         if not answer.running_choices:
@@ -208,7 +208,7 @@ class DecodeService(SessionService[Answer]):
             self._free(answer)
             return
         outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
-        if outcomes:  # beam search that finished with its first tokens
+        if outcomes:  # a beam search that finished with its first tokens
             now = time.monotonic()
             self.on_outcomes(outcomes, StepRecord(now, now))
 
@@ -223,7 +223,7 @@ class DecodeService(SessionService[Answer]):
                 self._attempt(answer, messages, partial(self._translate, answer, outcome, step, messages))
         if messages.drafts is not None:
             messages.drafts.write()
-        for answer in tuple(messages.touched.values()):  # before their further tokens
+        for answer in tuple(messages.touched.values()):  # before further tokens of these answers
             self._attempt(answer, messages, partial(self._send_beginnings, answer, step))
         self._send_outputs(messages, step)
         for answer in messages.touched.values():
@@ -236,7 +236,7 @@ class DecodeService(SessionService[Answer]):
         """Fail one answer if `work` raises; the other answers of the step continue."""
         try:
             work()
-        except Exception:  # the edge of one answer
+        except Exception:  # one failed answer must not end the others
             logger.exception("step outcome not sent; the request fails: request %s", answer.times.request_id)
             messages.touched.pop(answer.request_id, None)
             self._fail_unforeseen(answer)
@@ -275,7 +275,7 @@ class DecodeService(SessionService[Answer]):
             self._send(session, session_pb2.ConnectResponse(step_outputs=batch))
 
     def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
-        """Return why this token came late after the choice's last one, None if it did not."""
+        """Return why this token was late, None if it was not."""
         last = answer.moments.get(made.choice)
         answer.moments[made.choice] = Moment(step.number, step.ended)
         if last is None:
@@ -284,10 +284,10 @@ class DecodeService(SessionService[Answer]):
         return None if gap is None else session_pb2.Gap(usual_ms=gap.usual_ms, causes=gap_causes(gap.causes))
 
     def _abandon(self, answer: Answer) -> None:
-        """End a request in any phase. Its blocks are freed when no copy into them runs any more."""
+        """Close a request in any phase. Its blocks are released when no copy writes to them."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
-            answer.task.cancel()  # `TransferReader.pull` waits for its copy
+            answer.task.cancel()  # the pull still waits for its running copy
             answer.task.add_done_callback(lambda _: self._free(answer))
             if answer.keeps_landed:
                 self._partial_prefixes.add(answer.last_block, answer.task)
@@ -296,7 +296,7 @@ class DecodeService(SessionService[Answer]):
 
     def _free(self, answer: Answer) -> None:
         self._loop.abort(answer.request_id, answer.confirmed_blocks)
-        self._admission.room_may_have_grown()  # the engine carries out the abort before later calls
+        self._admission.room_may_have_grown()  # the engine executes the abort before later calls
 
     def _end(self, answer: Answer) -> None:
         """Close a complete answer and retain its tokens for adoption."""

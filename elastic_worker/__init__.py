@@ -1,1 +1,1 @@
-"""A worker process that changes its role between prefill and decode."""
+"""Worker process that changes its role between prefill and decode."""

@@ -1,4 +1,4 @@
-"""One worker whose role may change: `.venv/bin/python -m baton.elastic_worker --role prefill|decode`."""
+"""Run one elastic worker until SIGTERM: `.venv/bin/python -m baton.elastic_worker --role prefill|decode`."""
 
 import sys
 

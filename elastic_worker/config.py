@@ -7,7 +7,7 @@ from baton.process.registry.worker_record import WorkerRole
 
 
 class ElasticConfig(PrefillConfig, DecodeConfig):
-    """Settings of a worker that serves as prefill or decode worker and changes when a router says so."""
+    """Settings of a worker that serves as prefill or decode worker and changes its role on a router's command."""
 
     role: WorkerRole = Field(description="First role: prefill or decode.")
     role_drain_s: float = Field(

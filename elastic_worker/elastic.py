@@ -1,7 +1,7 @@
-"""Worker process that changes its role: it drains one and begins the other with the same weights and pool.
+"""Worker process that changes its role: it drains one role and starts the other with the same weights and pool.
 
-Cached blocks stay in the pool. To routers the change is a new epoch of the same worker: the link of the old epoch ends
-when no request is open in it, and the next one announces the new role.
+Cached blocks stay in the pool. To routers the change is a new epoch of the same worker: the link of the old epoch
+closes after its last request, and the next link announces the new role.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ DRAIN_POLL_S = 0.02
 
 
 class ElasticWorker(ServedWorker):
-    """Worker that changes its role when a router says so."""
+    """Worker that changes its role on a router's command."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ElasticWorker(ServedWorker):
         super().__init__(config, host, epoch, config.role, roles)
         self._config = config
         self._next_epoch = next_epoch
-        self._change: asyncio.Task[None] | None = None  # None: no change yet
+        self._change: asyncio.Task[None] | None = None  # None: no change so far
         self._ending = False
 
     @property
@@ -66,7 +66,9 @@ class ElasticWorker(ServedWorker):
         return self._switching or super().busy
 
     def begin_drain(self) -> None:
-        """Drain because the process ends. A change that still waits is cancelled; one that switches completes first."""
+        """Drain because the process ends. Cancel a change that still drains; a change past that point
+        completes first.
+        """
         self._ending = True
         if not self._switching and self._change is not None:
             self._change.cancel()
@@ -81,7 +83,7 @@ class ElasticWorker(ServedWorker):
         await super().stop()
 
     def change_role(self, wanted: "session_pb2.Role") -> None:
-        """Begin a change of role unless the worker has that role already, changes or ends."""
+        """Start a change of role, unless the worker has that role already, is changing or draining."""
         role = ROLES.get(wanted)
         if role is None or role is self.role or self._ending or (self._change and not self._change.done()):
             return

@@ -1,1 +1,1 @@
-"""The prefill worker: computes prompts into paged KV and lets decode workers pull it."""
+"""Prefill worker: computes prompts into paged KV, which decode workers pull."""

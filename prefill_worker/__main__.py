@@ -1,4 +1,4 @@
-"""One prefill worker, until SIGTERM: `.venv/bin/python -m baton.prefill_worker`."""
+"""Run one prefill worker until SIGTERM: `.venv/bin/python -m baton.prefill_worker`."""
 
 import sys
 

@@ -1,8 +1,8 @@
 """Session service of a prefill worker: prompts of routers, from the command to the confirmed copy.
 
-A Prefill command queues a prompt, possibly after some of its KV was fetched from another worker. Chunks are computed,
-finished blocks are offered to the reader, and the first tokens go to the router immediately. The blocks stay pinned
-until the decode worker has confirmed its copy or gives up, or the lease ends.
+A Prefill command queues a prompt, possibly after a fetch of cached KV from another worker. The prompt is computed in
+chunks, complete blocks are offered to the reader, and the first tokens go to the router immediately. The blocks stay
+pinned until the decode worker has confirmed its copy or gives up, or the lease expires.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class Prompt(OpenRequest):
     transfer_id: bytes
     progress: PromptProgress
     with_logprobs: bool
-    searches: bool  # beam search: first tokens are not yet part of an answer
+    searches: bool  # beam search: first tokens are not sent
     is_pooled: bool  # embedding: no transfer
-    answered_tokens: int  # sent by earlier attempts
+    answered_tokens: int  # number of tokens that earlier attempts have sent
     compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
     fetched: Fetched = NOTHING_FETCHED
@@ -117,7 +117,7 @@ class PrefillService(SessionService[Prompt]):
             times=self._times(session, command, number),
         )
         if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
-            # not `_fail`, which would end another request's transfer of that id
+            # not by `_fail`, which would end the transfer of another request with that id
             reason = session_pb2.FAILURE_REASON_TRANSFER
             prompt.times.failure = "its reader gave up, or its id is in use"
             self.log.end(prompt.times)
@@ -180,7 +180,7 @@ class PrefillService(SessionService[Prompt]):
         restorer: TierRestorer | None,
         doubted: Sequence[bytes],
     ) -> None:
-        """Check cached blocks, fetch from another worker, load the rest from files, then queue the prompt.
+        """Check cached blocks, fetch from another worker, load from the KV tier, then queue the prompt.
 
         `doubted`: cached blocks to check.
         """
@@ -204,7 +204,7 @@ class PrefillService(SessionService[Prompt]):
                 continue  # cancelled while this step ran
             try:
                 tokens += self._on_outcome(prompt, outcome, step)
-            except Exception:  # the edge of one prompt: the others of the step continue
+            except Exception:  # one failed prompt must not end the others
                 logger.exception("step outcome not sent; the request fails: request %s", prompt.times.request_id)
                 self._fail_unforeseen(prompt)
         self._rate.observe(tokens, step.ended - step.started)
@@ -214,7 +214,7 @@ class PrefillService(SessionService[Prompt]):
         if isinstance(outcome, RequestFailed):
             self._fail(prompt, *failure_of(outcome.cause))
         if not isinstance(outcome, PromptComputed):
-            return 0  # no answers are generated here
+            return 0  # prefill workers generate no answers
         computed_tokens = prompt.progress.record(outcome, step)
         prompt.times.add_chunk(step.started, step.ended, computed_tokens)
         if not prompt.is_pooled:
@@ -227,17 +227,19 @@ class PrefillService(SessionService[Prompt]):
         return computed_tokens
 
     def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
-        """Send the first tokens of a complete prompt. An embedding is then finished: the engine keeps nothing of it."""
+        """Send the first tokens of a complete prompt. An embedding is then finished: the engine keeps no
+        blocks of it.
+        """
         first_step = prompt.first_step(outcome)
         prompt.times.first_step_s = step.ended
         prompt.times.cached_tokens = outcome.cached_tokens
         if prompt.is_pooled:
             self._forget(prompt)
-        # last: it may end the session, and the prompt with it
+        # last, because it may close the link, and the prompt with it
         self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
 
     def on_transfer_ended(self, request_id: int) -> None:
-        """Release a prompt whose reader has closed or whose lease has ended."""
+        """Release a prompt whose reader has closed or whose lease has expired."""
         prompt = self._requests.get(request_id)
         if prompt is not None:
             self._forget(prompt)

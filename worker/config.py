@@ -1,4 +1,4 @@
-"""Configuration of both kinds of worker: where to listen, what to serve, how much memory, which cores."""
+"""Configuration that prefill and decode workers share: addresses, model, memory, cores, transfers."""
 
 from ipaddress import ip_address
 from pathlib import Path
@@ -154,12 +154,12 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
 
     @property
     def draft(self) -> tuple[Path, int] | None:
-        """Folder of the draft model and bytes of its KV pool."""
+        """Return the folder of the draft model and the size of its KV pool in bytes; None: no draft model."""
         return None
 
     @property
     def swap_bytes(self) -> int:
-        """Host memory for KV of preempted sequences."""
+        """Return the host memory for KV of preempted sequences, in bytes."""
         return 0
 
     @property
@@ -183,16 +183,14 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
 
     @property
     def kv_memory_bytes(self) -> int | None:
-        """Return the size of the KV pool; None: the memory that is left on the GPU."""
+        """Return the size of the KV pool in bytes; None: the memory that is left on the GPU."""
         if self.kv_memory != "auto":
             return int(self.kv_memory)
         return int(KV_BYTES) if self.device == "cpu" else None
 
     @property
     def advertised_host(self) -> str:
-        """Return the advertised host. Raises: ValueError if no peer could connect to it: a wildcard address, or not a
-        host.
-        """
+        """Return the advertised host. Raises: ValueError for a wildcard address or an invalid host."""
         host = self.advertise or self.host
         if host in ("0.0.0.0", "::"):
             raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")

@@ -41,15 +41,14 @@ def gpu_id(device: torch.device) -> str:
 
 
 def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
-    """Return a function with which the engine's thread reports in that file when it computes. Raises: OSError."""
+    """Return the function with which the engine's thread marks in a file whether it is computing. Raises: OSError."""
     return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
 
 
 def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:
-    """Blocks. With `--kv-memory auto` on a GPU the weights are loaded to find how much memory is left.
+    """Prepare the model. Blocks. With `--kv-memory auto` on a GPU, load the weights to measure the memory that is left.
 
-    `step`: the largest that this worker computes. `nice`: how far processes of further ranks stand back. Raises:
-    ModelError, RankLost.
+    `step`: largest step of this worker. `nice`: nice value of the other ranks' processes. Raises: ModelError, RankLost.
     """
     kv_bytes = config.kv_memory_bytes
     asked = ModelOptions(
@@ -77,7 +76,7 @@ def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedM
 
 
 def _check_host_memory(config: WorkerConfig, prepared: PreparedModel) -> None:
-    """Check the memory before any is allocated. Raises: ModelError, naming the amounts."""
+    """Check that host memory suffices before any is allocated. Raises: ModelError, naming the amounts."""
     on_cpu = prepared.options.device.type == "cpu"
     amounts = {
         "kv-memory": prepared.pool_bytes if on_cpu else 0,
@@ -91,7 +90,7 @@ def _check_host_memory(config: WorkerConfig, prepared: PreparedModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """Weights in memory on all ranks, ready to compute."""
+    """Model with its weights in memory on all ranks."""
 
     runner: Runner
     adapters: EngineAdapters | None  # None: adapters cannot be added
@@ -101,11 +100,11 @@ class LoadedModel:
 def _load_runner(
     prepared: PreparedModel, memory: PoolMemory, host_slots: int = 0, nice: int = 0, decode_rows: int = 0
 ) -> tuple[Runner, EngineAdapters]:
-    """Load the model and what changes its adapters. Blocks. Raises: ModelError, RankLost.
+    """Load the model and its adapters. Blocks. Raises: ModelError, RankLost.
 
-    `host_slots`: blocks of host memory that plans may swap to. `nice`: how far the other ranks' processes stand back.
-    `decode_rows`: sequences of a decode step at most, where such steps may be recorded.
-    When it returns, no process can map the pool to write it any more.
+    `host_slots`: number of host-memory blocks for swapping. `nice`: nice value of the other ranks' processes.
+    `decode_rows`: maximum number of sequences in a recorded decode step. When it returns, no other process can map the
+    pool for writing.
     """
     adapters = prepared.adapters or AdapterSet()
     runner = prepared.load(
@@ -121,7 +120,7 @@ def _load_runner(
 
 
 def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], table: AdapterTable) -> None:
-    """Load the adapters that a worker is started with, and its weights, before there are steps. Blocks.
+    """Load the adapters of the worker's start and register its weights, before the first step. Blocks.
 
     Raises: ModelError, RankLost.
     """
@@ -133,7 +132,7 @@ def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], tab
 
 
 def watch_ranks(runner: Runner, on_fault: Callable[[BaseException], None]) -> None:
-    """Call `on_fault` on this event loop when another rank has ended: the worker cannot continue."""
+    """Call `on_fault` on this event loop when another rank is lost, after which the worker cannot continue."""
     if runner.other_ranks is not None:
         events = asyncio.get_running_loop()
         runner.other_ranks.watch(lambda lost: _post(events, on_fault, lost))
@@ -144,7 +143,7 @@ def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException],
 
 
 def make_rest_checker(config: WorkerConfig, memory: PoolMemory) -> RestChecker | None:
-    """Create the checker; None on a GPU, whose steps its sums would hold up, or for a share of 0."""
+    """Create the checker of cached blocks. None on a GPU, where checksums would delay steps, or for a share of 0."""
     if not config.kv_check_share or not isinstance(memory.storage, torch.Tensor) or memory.storage.is_cuda:
         return None
     return RestChecker(
@@ -153,7 +152,7 @@ def make_rest_checker(config: WorkerConfig, memory: PoolMemory) -> RestChecker |
 
 
 class EngineHost:
-    """Device, weights and pool of a worker process. Its creator closes it after the last step of the last role."""
+    """Device, weights and pool of a worker process. Close it after the last step of the last role."""
 
     def __init__(
         self,
@@ -164,7 +163,9 @@ class EngineHost:
         nice: int = 0,
         decode_rows: int = 0,
     ) -> None:
-        """See `_load_runner` for the last three parameters. Raises: ModelError, SharedMemoryUnavailable."""
+        """Allocate the pool. `host_slots`, `nice`, `decode_rows`: see `_load_runner`. Raises: ModelError,
+        SharedMemoryUnavailable.
+        """
         self.prepared = prepared
         self.memory = make_pool(prepared, transfers)
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
@@ -179,7 +180,7 @@ class EngineHost:
             undo.pop_all()
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
-        self.used = False  # the runner is warm: a second warm-up would write to the pool
+        self.used = False  # the runner is warm; another warm-up would overwrite the pool
         self._config = config
         self._host_slots = host_slots
         self._nice = nice
@@ -208,7 +209,7 @@ class EngineHost:
         return self._model
 
     def pass_on(self) -> None:
-        """Prepare for the next role. Cached blocks stay, unless blocks are still in use: then the cache is dropped."""
+        """Prepare for the next role. Keep the prefix cache unless blocks are still in use."""
         self.used = True
         held = self.blocks.counts.held
         if held:

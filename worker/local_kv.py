@@ -1,4 +1,4 @@
-"""KV that a worker already has for a prompt: cached blocks, checked before use, and blocks in files below the pool."""
+"""KV that a worker already has for a prompt: cached blocks, checked before use, and blocks in its KV tier."""
 
 import time
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from baton.worker.times import RequestTimes, RestoreTime
 
 @dataclass(frozen=True, slots=True)
 class LocalKv:
-    """Checks and loads for prompts that are not queued yet. Lives on the event loop."""
+    """Checks and loads of KV for prompts that are not queued yet. Lives on the event loop."""
 
     groups: BlockGroups = ONE_GROUP
-    tier: KvTier | None = None  # None: no files
-    at_rest: RestChecker | None = None  # None: no checks
+    tier: KvTier | None = None  # None: no KV tier
+    at_rest: RestChecker | None = None  # None: no checks of cached blocks
 
     def to_check(self, hashes: Sequence[bytes]) -> list[bytes]:
         """Draw the cached blocks of a prompt that must be checked before use. Call once per prompt."""
         return [] if self.at_rest is None else self.at_rest.drawn(hashes)
 
     async def check(self, names: Sequence[bytes]) -> None:
-        """Remove blocks that have changed from the cache."""
+        """Check blocks; corrupt ones leave the cache."""
         if self.at_rest is not None and names:
             await self.at_rest.check(names)
 
     async def check_drawn(self, hashes: Sequence[bytes]) -> None:
-        """Draw cached blocks of `hashes` and remove those that have changed from the cache."""
+        """Draw cached blocks of `hashes` and check them; corrupt ones leave the cache."""
         await self.check(self.to_check(hashes))
 
     @property
@@ -38,13 +38,13 @@ class LocalKv:
         return RestCounters() if self.at_rest is None else self.at_rest.counters
 
     def restorer_of(self, hashes: Sequence[bytes]) -> TierRestorer | None:
-        """Return the restorer if files have more of a prompt's blocks than the pool. Call once per prompt."""
+        """Return the restorer if the KV tier has more of a prompt's blocks than the pool. Call once per prompt."""
         if self.tier is None or not hashes or not self.tier.restorer.has_more(hashes):
             return None
         return self.tier.restorer
 
     async def restore(self, times: RequestTimes, restorer: TierRestorer, hashes: Sequence[bytes]) -> Restored:
-        """Load a prompt's blocks from files and record the time in `times`."""
+        """Load a prompt's blocks from the KV tier and record the time in `times`."""
         began_s = time.monotonic()
         restored = await restorer.restore(hashes)
         if restored.tokens:
@@ -52,7 +52,7 @@ class LocalKv:
         return restored
 
     async def prepare_for_reader(self, names: Sequence[bytes], restore: bool) -> None:
-        """Prepare blocks that another worker is about to fetch: load from files if `restore`, then check.
+        """Prepare blocks for a fetch by another worker: load missing ones if `restore`, then check.
 
         Bounded; loads run one after another.
         """

@@ -59,7 +59,7 @@ class Worker(Protocol):
 
 
 def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException], None]) -> None:
-    """Report an error of a task that is not awaited."""
+    """Log an error of a task that is not awaited, and report it."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()

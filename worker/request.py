@@ -20,7 +20,7 @@ Session = RouterSession[session_pb2.ConnectResponse]
 
 @dataclass(frozen=True, slots=True)
 class AttemptKey:
-    """A router numbers its attempts; two routers may use the same number."""
+    """Identity of an attempt on a worker: two routers may use equal attempt ids."""
 
     router_id: bytes
     attempt_id: int
@@ -28,14 +28,14 @@ class AttemptKey:
 
 @dataclass(eq=False)
 class OpenRequest:
-    """Request from the arrival of its command until nothing is held for it."""
+    """Request from the arrival of its command until all its resources are released."""
 
-    request_id: int  # this worker's own: two routers may use the same attempt id
+    request_id: int  # unique on this worker, unlike the attempt id
     session: Session
     attempt_id: int
     deadline: asyncio.TimerHandle | None = field(default=None, kw_only=True)
     times: RequestTimes = field(default_factory=RequestTimes, kw_only=True)
-    adapter: int = field(default=0, kw_only=True)  # the engine's number; 0: none
+    adapter: int = field(default=0, kw_only=True)  # number in the engine; 0: none
 
     @property
     def key(self) -> AttemptKey:
@@ -51,7 +51,7 @@ Open = TypeVar("Open", bound=OpenRequest)
 
 
 class RequestTable(Generic[Open]):
-    """Open requests by number on this worker and by attempt of their router."""
+    """Open requests by their number on this worker and by attempt."""
 
     def __init__(self) -> None:
         self._requests: dict[int, Open] = {}
@@ -61,7 +61,7 @@ class RequestTable(Generic[Open]):
         return len(self._requests)
 
     def __iter__(self) -> Iterator[Open]:
-        """Iterate over a copy: the table may change meanwhile."""
+        """Iterate over a copy: the table may change during the iteration."""
         return iter(tuple(self._requests.values()))
 
     def __contains__(self, request: Open) -> bool:
@@ -78,27 +78,27 @@ class RequestTable(Generic[Open]):
         return self._by_attempt.get(key)
 
     def forget(self, request: Open) -> None:
-        """Forget a request, even one that is gone already."""
+        """Remove a request, which may be removed already."""
         if self._requests.pop(request.request_id, None) is not None:
             del self._by_attempt[request.key]
 
 
 @dataclass(slots=True)
 class PromptProgress:
-    """Prompt that is computed here, until its first tokens are sent to the router."""
+    """Progress of a prompt that this worker computes, until its first tokens are sent to the router."""
 
     arrived: float  # monotonic seconds
-    queue_ms: float = 0.0  # until its first chunk began
+    queue_ms: float = 0.0  # time until the first chunk began
     chunk_ms: list[float] = field(default_factory=list)
-    computed_tokens: int = 0  # cached ones included
+    computed_tokens: int = 0  # including cached tokens
     cached_tokens: int = 0
-    scored_tokens: int = 0  # of the prompt, after its first: their log-probabilities were sent to the router
+    scored_tokens: int = 0  # prompt tokens, after the first, whose log-probabilities were sent
     ended: bool = False
     first: list[FirstToken] = field(default_factory=list)
     restored: Restored = NOTHING_RESTORED
 
     def record(self, computed: PromptComputed, timing: StepTiming) -> int:
-        """Record a chunk that was computed in this step; return its number of tokens."""
+        """Record a computed chunk; return its number of tokens."""
         if not self.chunk_ms:
             self.queue_ms = max(0.0, timing.started - self.arrived) * 1e3
         self.chunk_ms.append(timing.duration_ms)
@@ -108,7 +108,7 @@ class PromptProgress:
         return tokens
 
     def scores(self, attempt_id: int, computed: PromptComputed) -> session_pb2.ConnectResponse | None:
-        """Return the message with a step's scores of prompt tokens, if any."""
+        """Return the message with the log-probabilities of a step's prompt tokens; None if there are none."""
         if not computed.prompt:
             return None
         offset = 1 + self.scored_tokens

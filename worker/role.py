@@ -65,9 +65,9 @@ def end_stuck(stuck: CopyStuck) -> None:
 
 
 class StepFile:
-    """File with a line per step for measurements: `started ended tokens`.
+    """File with one line per step for measurements: `started ended tokens`.
 
-    Times are seconds of the machine's monotonic clock, tokens those of answers.
+    Times are seconds of the machine's monotonic clock; tokens are those of answers.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ def _tokens_made(outcome: SchedulerOutcome) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RoleContext:
-    """Parts of a worker process that a role is built on; the process closes them."""
+    """Parts of a worker process from which a role is built; the process closes them."""
 
     epoch: int
     host: EngineHost
@@ -108,7 +108,8 @@ class RoleContext:
 class ServingRole(ABC):
     """Engine, session service and transfers of one role of a worker. Lives on the event loop.
 
-    The engine is constructed first; its callbacks reach the service through this object, which starts the engine last.
+    The engine is constructed before the service; its callbacks reach the service through this object, which starts the
+    engine last.
     """
 
     role: WorkerRole
@@ -153,7 +154,7 @@ class ServingRole(ABC):
             self._telemetry,
         )
         self._running = AsyncExitStack()
-        self._handing_over: asyncio.Task[None] | None = None  # None: the process is not ending
+        self._handing_over: asyncio.Task[None] | None = None  # None: no hand-over has begun
 
     @abstractmethod
     def _make_loop(self, on_outcomes: OutcomeHandler) -> EngineLoop:
@@ -161,7 +162,7 @@ class ServingRole(ABC):
 
     @abstractmethod
     def _compute_tokens_per_s(self) -> float | None:
-        """Return the measured rate of prompt tokens, None before the first measurement."""
+        """Return the measured rate of prompt tokens; None if it is not measured."""
 
     @abstractmethod
     async def _end_pulls(self) -> None:
@@ -172,7 +173,7 @@ class ServingRole(ABC):
         self._context.on_fault(fault)
 
     def _on_cache(self, changes: CacheChanges) -> None:
-        """Report changes of the prefix cache to routers, to the checks at rest and to the files below the pool."""
+        """Report changes of the prefix cache to routers, to the checks of cached blocks and to the KV tier."""
         self.service.cache.on_changes(changes)
         if self._host.at_rest is not None:
             self._host.at_rest.on_changes(changes)
@@ -192,7 +193,7 @@ class ServingRole(ABC):
         timeline_pb2_grpc.add_TimelineServiceServicer_to_server(timeline, server)
 
     async def start(self) -> None:
-        """Start the engine; return when it is warm. `stop` undoes everything in reverse order, also after a failure."""
+        """Start the engine; return when it is warm. `stop` undoes all steps in reverse order, also after a failure."""
         at_rest, tier, undo = self._host.at_rest, self._host.tier, self._running
         undo.push_async_callback(asyncio.to_thread, self._telemetry.close)
         if self._steps is not None:
@@ -233,7 +234,9 @@ class ServingRole(ABC):
         self.service.report()
 
     def begin_drain(self) -> None:
-        """Drain because the process ends. KV of sessions goes to another worker unless it is stored in files."""
+        """Drain because the process ends. Hand KV of user sessions over to other workers, unless it is stored
+        in files.
+        """
         self.drain.begin()
         tier = self._host.tier
         is_in_files = tier is not None and tier.outlives_process
@@ -245,14 +248,14 @@ class ServingRole(ABC):
             self._running.callback(self._handing_over.cancel)
 
     async def stop(self) -> None:
-        """Close links first, whose requests go with them; then copies; the engine and its memory last."""
+        """Close links with their requests first, then copies, then the engine and its memory."""
         await self._running.aclose()
 
 
 def worker_info(
     config: WorkerConfig, context: RoleContext, role: "session_pb2.Role", total_slots: int = 0
 ) -> session_pb2.WorkerInfo:
-    """Describe the worker to routers. `total_slots`: batch slots, 0 for a role without answers."""
+    """Describe the worker to routers. `total_slots`: number of batch slots; 0 for a role without answers."""
     prepared = context.host.prepared
     return session_pb2.WorkerInfo(
         worker_id=config.worker_id,

@@ -1,4 +1,4 @@
-"""A worker process's part behind its gRPC server: loads the model once and serves one role over it."""
+"""Worker behind its gRPC server: loads the model once and serves one role after another with it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
@@ -29,7 +29,7 @@ _LOADING: "grpc.RpcMethodHandler[Any, Any]" = grpc.stream_stream_rpc_method_hand
 
 
 class ServicerSwitch(grpc.GenericRpcHandler):
-    """Handler of a gRPC server whose servicers come and go. Running calls stay with the servicer that they reached."""
+    """Generic handler of a gRPC server whose servicers can be exchanged. Running calls stay with their servicer."""
 
     def __init__(self) -> None:
         self._handlers: tuple[grpc.GenericRpcHandler, ...] = ()
@@ -40,14 +40,14 @@ class ServicerSwitch(grpc.GenericRpcHandler):
         role.register(cast(grpc.aio.Server, self))
 
     def clear(self) -> None:
-        """Refuse new calls: UNAVAILABLE, LOADING."""
+        """Refuse new calls with UNAVAILABLE and reason LOADING."""
         self._handlers = ()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         self._handlers += tuple(handlers)
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
-        """Ignore the second form in which generated code offers its handlers, as a server of grpc.aio does."""
+        """Ignore the second registration of generated code, like grpc.aio's own server."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         for handler in self._handlers:
@@ -59,7 +59,7 @@ class ServicerSwitch(grpc.GenericRpcHandler):
 
 
 class ServedWorker:
-    """A `worker.process.Worker`: owns the host and the role that serves with it."""
+    """A `worker.process.Worker` that owns the host and the role that serves with it."""
 
     def __init__(
         self,
@@ -122,13 +122,13 @@ class ServedWorker:
         await self.host.close()
 
     def _lost(self, fault: BaseException) -> None:
-        """Report a fault of the host, with which every role is lost."""
+        """Report a fault of the host, which ends every role."""
         if self.serving is not None:
             self.serving.service.broken = True
         self._on_fault(fault)
 
     async def _serve(self, role: WorkerRole, epoch: int, change_role: ChangeRole | None = None) -> None:
-        """Start `role`; return when it serves. After a failure nothing of it is left."""
+        """Start `role`; return when it serves. After a failure nothing of it stays open."""
         model = await self.host.load(self._lost)
         context = RoleContext(epoch, self.host, model, self._on_fault, change_role, self._pulls)
         serving = self._roles[role](context)
@@ -141,7 +141,7 @@ class ServedWorker:
         self.role, self.serving = role, serving
 
     async def _end_role(self) -> None:
-        """Stop the role that serves. Calls to its servicers are refused once it has stopped."""
+        """Stop the role that serves; afterwards calls to its servicers are refused."""
         serving, self.serving = self.serving, None
         if serving is not None:
             await serving.stop()

@@ -42,11 +42,11 @@ from baton.worker.transfer.reader import TransferReader
 from baton.worker.wire import Limit, session_turn, worker_report
 
 logger = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 1.0  # bound on delivery of the last messages and on running copies
-MAX_UNACKNOWLEDGED = 65536  # unread messages after which a router loses its link
-NOTICE_S = 0.3  # from the report of a drain to the first refusal: requests in flight are accepted
+CLOSE_TIMEOUT_S = 1.0  # bound on the delivery of last messages and on running copies
+MAX_UNACKNOWLEDGED = 65536  # unacknowledged messages after which a router loses its link
+NOTICE_S = 0.3  # time between the report of a drain and the first refusal, for requests in flight
 ADAPTER_PROTOCOL = 2
-"""First protocol whose routers know of changing adapters and report which ones they still need."""
+"""First protocol whose routers know changing adapters and report which ones they need."""
 ChangeRole = Callable[[session_pb2.Role], None]
 FaultHandler = Callable[[BaseException], None]
 
@@ -62,19 +62,19 @@ class LoadedAdapters:
 
 @dataclass(frozen=True, slots=True)
 class ServiceParts:
-    """Engine and neighbours of a session service, complete before it is constructed."""
+    """Engine and other parts of a session service."""
 
     loop: EngineLoop
-    grammars: Grammars | None = None  # None: structured output is compiled without cached tables
+    grammars: Grammars | None = None  # None: no structured output
     kv: LocalKv = field(default_factory=LocalKv)
-    taker: BlockTaker | None = None  # None: takes over no sessions of other workers
+    taker: BlockTaker | None = None  # None: sessions of other workers are not taken over
     adapters: LoadedAdapters | None = None  # None: routers cannot add adapters
     change_role: ChangeRole | None = None  # None: the role is fixed
     telemetry: Telemetry | None = None
 
 
 def _check_protocol(hello: session_pb2.Hello) -> int:
-    """Return the newest protocol of the router. Raises: FailedPrecondition, naming the versions of both."""
+    """Return the newest protocol of the router. Raises: FailedPrecondition, which names the versions of both sides."""
     theirs = announced(hello.versions.release, hello.versions.protocol, hello.versions.oldest_protocol)
     refused = refusal(OWN, theirs)
     if refused:
@@ -117,7 +117,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self.draining = False
         """True while new requests are refused."""
         self.broken = False
-        """True once the engine failed. An open request may be the reason, so other workers do not continue it."""
+        """True once the engine failed. Other workers do not continue the open requests, since one may have caused the
+        failure.
+        """
         self._loop = parts.loop
         self._grammars = parts.grammars
         self._kv = parts.kv
@@ -131,7 +133,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     @property
     def hands_over(self) -> bool:
-        """Return whether other workers continue the requests that are open when this worker stops."""
+        """Return whether other workers continue the open requests when this worker stops."""
         return self.leaving and not self.broken
 
     async def Connect(
@@ -157,7 +159,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     async def _noting_clocks(
         self, commands: AsyncIterator[session_pb2.ConnectRequest]
     ) -> AsyncIterator[session_pb2.ConnectRequest]:
-        """Check the greeting and the clocks of one router; yield all its commands."""
+        """Yield all commands of one router, after checking its greeting and recording its clocks."""
         estimate: ClockEstimate | None = None
         async for command in commands:
             if estimate is None:
@@ -172,7 +174,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             yield command
 
     def _greeted(self, hello: session_pb2.Hello) -> ClockEstimate:
-        """Check a greeting; return the router's clock. Raises: InvalidArgument; FailedPrecondition."""
+        """Check a greeting; return the estimate of the router's clock. Raises: InvalidArgument, FailedPrecondition."""
         try:
             self._checks.hello(hello)
         except OutOfBounds as refusal:
@@ -183,7 +185,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     async def close(self) -> None:
         """Close all links and end the remaining requests.
 
-        After a drain each of them is reported as failed, and another worker continues it.
+        After a drain, each remaining request is reported as failed, and another worker continues it.
         """
         if self.hands_over:
             self.draining = True
@@ -206,7 +208,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     @abstractmethod
     def _abandon(self, request: Open) -> None:
-        """End a request in any phase."""
+        """End a request in any phase and release its resources."""
 
     def _on_cancel(self, request: Open, command: session_pb2.Cancel) -> None:
         self._abandon(request)
@@ -216,7 +218,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
     def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
-        """Carry out a command. One that is out of bounds, or fails, ends its own request only."""
+        """Execute a command. An invalid or failing command ends its own request only."""
         try:
             self._checks.command(command)
         except OutOfBounds as refusal:
@@ -224,7 +226,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             return
         try:
             self._carry_out(session, command)
-        except Exception as fault:  # the edge of one command: the process continues
+        except Exception as fault:  # the process continues after a failed command
             logger.exception("router command failed: %s", command.WhichOneof("command"))
             request = self._open_request(session, command)
             if request is not None:
@@ -304,7 +306,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self._send(session, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
 
     def _adapter_number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
-        """Return the engine's number of the adapter that a request names, 0 for none. Raises: ValueError."""
+        """Return the engine's number of the requested adapter, 0 for none. Raises: ValueError."""
         if self.adapters is not None:
             return self.adapters.number(command)
         if command.adapter:
@@ -340,7 +342,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         return times
 
     def tell_files(self) -> None:
-        """Announce changes of the worker's files. Call before each report."""
+        """Announce changes of the worker's KV files. Call before each report."""
         if self._kv.tier is not None:
             self._files.send_changes(self._kv.tier.files)
 
@@ -401,7 +403,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         request.let_go()
         self.log.end(request.times)
         if self.adapters is not None and self.adapters.awaits_last:
-            asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has processed the end
+            asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has released the request
 
     def _send_failed(
         self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
@@ -426,7 +428,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 class Drain:
     """Drain of one service, which may be cancelled. Lives on the event loop.
 
-    The worker first reports that it drains and accepts requests that cross that report; then it refuses new ones.
+    The worker first reports that it drains, still accepting requests in flight, and then refuses new ones.
     """
 
     def __init__(self, service: SessionService[Open]) -> None:

@@ -1,10 +1,10 @@
-"""The spans of a request on this worker: children of the router's span, by the W3C context that came with the command.
+"""Trace spans of a request on this worker, as children of the router's span. Pure.
 
-A prefill worker writes `worker.prefill` (from the command until its KV was read) with `worker.prefill.chunk` (each) and
-`worker.kv.fetch`; a decode worker `worker.decode` (from the command until the last token) with `worker.kv.pull`,
-`worker.decode.first_step` and `worker.decode.steps`, or the chunks of a prompt that it computes itself. Pure.
+A prefill worker writes `worker.prefill` (from the command until its KV was read) with `worker.prefill.chunk` and
+`worker.kv.fetch`. A decode worker writes `worker.decode` (from the command until the last token) with `worker.kv.pull`,
+`worker.decode.first_step` and `worker.decode.steps`, or the chunks of a prompt that it computes itself.
 
-Times are put on the router's clock: `baton.clock.offset_ms` was added to this worker's, which is right to within
+Times are converted to the router's clock: `baton.clock.offset_ms` was added, with an error of at most
 `baton.clock.error_ms`.
 """
 
@@ -17,11 +17,11 @@ from baton.process.telemetry.spans import AttributeValue, FinishedSpan, SpanKind
 from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
 from baton.worker.times import RequestTimes
 
-SHOWN_CHUNKS = 8  # of one prompt; the last one counts for all after it
+SHOWN_CHUNKS = 8  # maximum number per prompt; the last one covers all later chunks
 
 
 class _Stage(NamedTuple):
-    """Monotonic seconds."""
+    """Stage of a request, in monotonic seconds."""
 
     name: str
     began_s: float
@@ -31,13 +31,13 @@ class _Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerClock:
-    """The clocks of this process, read at one moment, and the router's wall clock beside the monotonic one of here."""
+    """Clocks of this process, read at one moment, and the offset of the router's clock."""
 
     wall: WallClock
-    router: ClockOffset | None  # None: not known; this process's own wall clock is taken for it
+    router: ClockOffset | None  # None: unknown; this process's wall clock is used
 
     def at(self, monotonic_s: float) -> int:
-        """Nanoseconds since the epoch, by the router's clock."""
+        """Return nanoseconds since the epoch, by the router's clock."""
         if self.router is None:
             return self.wall.at(monotonic_s)
         return round((monotonic_s + self.router.offset_s) * 1e9)
@@ -54,7 +54,7 @@ class WorkerClock:
 
 
 def write_spans(telemetry: Telemetry, times: RequestTimes, worker_id: str, role: str, clock: WorkerClock) -> None:
-    """Write the spans of a request that has ended here; none without a trace of its router, or if it is not sampled."""
+    """Write the spans of a finished request; none without a sampled trace of its router."""
     parent = parse_traceparent(times.traceparent)
     if parent is None or not parent.sampled:
         return
@@ -66,7 +66,7 @@ def write_spans(telemetry: Telemetry, times: RequestTimes, worker_id: str, role:
 def request_spans(
     times: RequestTimes, worker_id: str, role: str, clock: WorkerClock, parent: TraceContext, root: TraceContext
 ) -> Iterator[FinishedSpan]:
-    """Yield the spans. `root`: the identity of the first span, under `parent`; all others are its children."""
+    """Yield the spans of a request. `root`: identity of the first span, under `parent`; the others are its children."""
     attributes: dict[str, AttributeValue] = {
         "baton.elastic_worker": worker_id,
         "baton.request_id": times.request_id,

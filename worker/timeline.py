@@ -87,7 +87,7 @@ def request_message(times: RequestTimes) -> timeline_pb2.TimelineRequest:
 
 
 def _named(step: StepRecord) -> dict[str, float]:
-    """Return parts such as `queued`, in seconds."""
+    """Return the parts of a step's time by name, such as `queued`, in seconds."""
     return {name.removesuffix("_s"): seconds for name, seconds in step.spent._asdict().items()}
 
 

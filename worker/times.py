@@ -1,4 +1,4 @@
-"""Times of a request on this worker, and the newest requests. For traces and timelines. Does no I/O."""
+"""Times of a request on this worker, for traces and timelines, and a log of the newest requests. Does no I/O."""
 
 import time
 from collections import OrderedDict
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 KEPT_REQUESTS = 1024
-KEPT_CHUNKS = 64  # of one prompt; the last one counts for all after it
+KEPT_CHUNKS = 64  # maximum number per prompt; the last one covers all later chunks
 
 
 class ChunkTime(NamedTuple):
@@ -41,7 +41,7 @@ class RestoreTime(NamedTuple):
 class RequestTimes:
     """Times of one request in monotonic seconds; None: not reached."""
 
-    number: int = 0  # on this worker, as in the records of steps
+    number: int = 0  # request number on this worker, as in step records
     request_id: str = ""
     traceparent: str = ""
     router_id: bytes = b""
@@ -51,13 +51,13 @@ class RequestTimes:
     chunks: list[ChunkTime] = field(default_factory=list)
     restore: RestoreTime | None = None
     transfer: TransferTime | None = None
-    first_step_s: float | None = None  # its first token was sent: of the prompt, or of the answer where KV was received
+    first_step_s: float | None = None  # time of the first token: of the prompt, or of the answer after a pull
     last_token_s: float | None = None
-    tokens: int = 0  # of the answer, made here
-    drafted_tokens: int = 0  # computed beside the newest ones
-    accepted_tokens: int = 0  # of those, the ones that were drawn
+    tokens: int = 0  # generated here
+    drafted_tokens: int = 0  # drafted in addition to the newest tokens
+    accepted_tokens: int = 0  # drafted tokens that were drawn
     failure: str = ""
-    ended_s: float | None = None  # nothing is held for it any more
+    ended_s: float | None = None  # time when its resources were released
 
     def add_chunk(self, began_s: float, ended_s: float, tokens: int) -> None:
         if len(self.chunks) < KEPT_CHUNKS:
@@ -67,7 +67,7 @@ class RequestTimes:
             self.chunks[-1] = ChunkTime(last.began_s, ended_s, last.tokens + tokens)
 
     def add_tokens(self, tokens: int, ended_s: float) -> None:
-        """Add tokens of the answer, generated in the step that ended then."""
+        """Add tokens of the answer that were generated in a step that ended at `ended_s`."""
         self.tokens += tokens
         self.last_token_s = ended_s
         if self.first_step_s is None:
@@ -82,7 +82,7 @@ class RequestLog:
         now: Callable[[], float] = lambda: time.monotonic(),
         on_end: Callable[[RequestTimes], None] = lambda times: None,
     ) -> None:
-        """Create a log. `on_end` is called with each request that has finished."""
+        """Create a log. `on_end` is called with each finished request."""
         self._now = now
         self._on_end = on_end
         self._open: dict[int, RequestTimes] = {}
@@ -102,6 +102,6 @@ class RequestLog:
         self._on_end(times)
 
     def since(self, began_s: float) -> Iterator[RequestTimes]:
-        """Yield requests that were here after that moment, in the order of their arrival."""
+        """Yield the requests that were open after that moment, in the order of their arrival."""
         ended = (times for times in self._ended.values() if (times.ended_s or 0.0) >= began_s)
         yield from sorted([*ended, *self._open.values()], key=lambda times: times.number)

@@ -24,7 +24,7 @@ from baton.worker.transfer.reader import TransferReader
 
 
 class LoggedToken(Protocol):
-    """A token with its log-probability, and the likeliest alternatives."""
+    """Token with its log-probability and the most likely alternatives."""
 
     @property
     def logprob(self) -> float: ...
@@ -77,7 +77,7 @@ STALL_CAUSES = {
     StallCause.IDLE: session_pb2.STALL_CAUSE_ENGINE_IDLE,
     StallCause.WORKER_LOOP: session_pb2.STALL_CAUSE_WORKER_EVENT_LOOP,
 }
-"""Causes of late tokens, as messages name them."""
+"""Messages' names of the causes of late tokens."""
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
@@ -112,7 +112,7 @@ POOLINGS = {
 
 
 def pooling_of(command: session_pb2.Prefill | session_pb2.Start) -> Pooling | None:
-    """Return the pooling, None for a prompt to answer. Raises: ValueError for an unknown kind, naming the field."""
+    """Return the pooling of an embedding request, None for other requests. Raises: ValueError, naming the field."""
     if not command.HasField("pooling"):
         return None
     kind = POOLINGS.get(command.pooling.kind)
@@ -125,7 +125,7 @@ def pooling_of(command: session_pb2.Prefill | session_pb2.Start) -> Pooling | No
 def request_of(
     request_id: int, command: session_pb2.Prefill | session_pb2.Start, params: SamplingParams, adapter: int
 ) -> Request:
-    """The engine request of either kind of worker. The prompt's scores of a continued answer were sent before.
+    """Build the engine request of a command. A continued answer repeats no log-probabilities of its prompt.
 
     Raises: ValueError, naming the field.
     """
@@ -147,13 +147,13 @@ def request_of(
 
 
 def session_turn(kept: kept_session_pb2.KeptSession) -> SessionTurn:
-    """Of a command that has just arrived."""
+    """Convert the user session of a command that has just arrived."""
     keep_for_s = kept.keep_for_s if kept.HasField("keep_for_s") else None
     return SessionTurn(kept.id, kept.owner, time.monotonic(), keep_for_s, kept.done)
 
 
 def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
-    """`cause`: as in NonFinite."""
+    """Return reason and text of a failed request. `cause`: see NonFinite; empty: the logits are not finite."""
     if cause:
         return session_pb2.FAILURE_REASON_INVALID, cause
     return session_pb2.FAILURE_REASON_NONFINITE, "the logits of this request are not finite"
@@ -162,7 +162,9 @@ def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
 def first_output(
     attempt_id: int, first: FirstToken, with_logprobs: bool, answered_tokens: int = 0
 ) -> session_pb2.SequenceOutput:
-    """Build the message of first tokens. `answered_tokens`: tokens of earlier attempts, which precede them."""
+    """Build the message of first tokens. `answered_tokens`: number of tokens of earlier attempts, which
+    precede them.
+    """
     output = session_pb2.SequenceOutput(
         attempt_id=attempt_id,
         choice=first.choice,

@@ -1,1 +1,1 @@
-"""LoRA adapters of a worker: those that it was started with, and those that routers add and take away."""
+"""LoRA adapters of a worker, from its start or from routers, and replacements of the model's weights."""

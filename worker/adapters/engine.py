@@ -1,5 +1,6 @@
-"""The adapters of a worker's engine, and weights in place of its own, on all its ranks: read on any thread, added and
-removed on the engine's.
+"""Adapters and replaced weights in the engine of one model, on all its ranks.
+
+They are read on any thread, and added and removed on the engine's thread.
 """
 
 from collections.abc import Callable
@@ -30,7 +31,7 @@ class ReadWeights:
 
 @dataclass(slots=True)
 class Read:
-    """An adapter, or weights, before the engine has it."""
+    """Adapter or weights that were read but are not in the engine yet."""
 
     name: str
     folder: Path
@@ -48,18 +49,18 @@ class EngineWeights:
     numbers: set[int] = field(default_factory=lambda: {0})
 
     def check(self, folder: Path) -> ReadWeights:
-        """Check a folder. Raises: ModelError."""
+        """Check a checkpoint folder. Raises: ModelError."""
         return ReadWeights(check_weights(self.prepared, folder))
 
 
 class EngineAdapters:
-    """Adapters in the engine of one model. All ranks number them equally."""
+    """Adapters in the engine of one model, with equal numbers on all ranks."""
 
     def __init__(
         self, adapters: AdapterSet, other_ranks: OtherRanks | None, weights: EngineWeights | None = None
     ) -> None:
-        """Create the adapters. `adapters`: those that the leader's part of the model was loaded with. `weights`: None
-        if they never change.
+        """Create the adapters. `adapters`: those of the leader's part of the model. `weights` None: weights cannot be
+        replaced.
         """
         self._adapters = adapters
         self._other_ranks = other_ranks
@@ -71,7 +72,7 @@ class EngineAdapters:
         return "" if self._weights is None else weights_digest(self._weights.prepared.checkpoint)
 
     def read(self, name: str, folder: Path) -> Read:
-        """Read an adapter, or the names of a set of weights. Blocks. Raises: ModelError."""
+        """Read an adapter, or check the files of a set of weights. Blocks. Raises: ModelError."""
         if name != WEIGHTS:
             read = read_named(name, folder)
             return Read(name, folder, read.digest, read.adapter)
@@ -81,9 +82,9 @@ class EngineAdapters:
         return Read(name, folder, weights_digest(weights.checked.checkpoint), weights)
 
     def load(self, read: Read, between_steps: Callable[[Callable[[], None]], None]) -> None:
-        """Load weights on another thread than the engine's, while steps continue. Blocks. Raises: ModelError, RankLost.
+        """Load weights on a thread other than the engine's, while steps continue. Blocks. Raises: ModelError, RankLost.
 
-        `between_steps` has a function called on the engine's thread, and waits for it.
+        `between_steps` runs a function on the engine's thread and waits for it.
         """
         weights, content, others = self._weights, read.content, self._other_ranks
         if weights is None or not isinstance(content, ReadWeights):
@@ -102,9 +103,9 @@ class EngineAdapters:
             raise
 
     def add(self, read: Read) -> int:
-        """Add an adapter and return its number. Other ranks read adapters themselves, while steps wait.
+        """Add an adapter and return its number. Steps wait while the other ranks read the adapter.
 
-        Raises: ModelError, and then no rank has it; RankLost.
+        Raises: ModelError, after which no rank has it; RankLost.
         """
         if isinstance(read.content, Adapter):
             return self._add_adapter(read, read.content)
@@ -132,7 +133,7 @@ class EngineAdapters:
         return number
 
     def remove(self, number: int) -> None:
-        """Remove an adapter. Raises: RankLost."""
+        """Remove an adapter or a set of weights. Raises: RankLost."""
         weights = self._weights
         if weights is None or weights.sets is None or number not in weights.numbers:
             self._adapters.remove(number)

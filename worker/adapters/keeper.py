@@ -1,8 +1,7 @@
-"""Adapters as routers ask for them: loaded before they are listed, freed when no request needs them.
+"""Life of the adapters that routers request: loaded before they are listed, freed when no request needs them.
 
-Weights in place of the model's own come and go in the same way, two sets at most at a time.
-
-Lives on the event loop. Adapters are read on a thread and added between two steps.
+Replacements of the model's weights are treated alike, at most two sets at a time. Adapters are read on a thread and
+added between two steps.
 """
 
 import asyncio
@@ -24,17 +23,17 @@ from baton.worker.adapters.table import AdapterKey, AdapterOrigin, AdapterTable,
 from baton.worker.request import Session
 
 logger = logging.getLogger(__name__)
-READ_TIMEOUT_S = 50.0  # of an adapter folder, possibly on a slow disk; routers wait longer
-WEIGHTS_TIMEOUT_S = 570.0  # of a checkpoint; routers wait longer
+READ_TIMEOUT_S = 50.0  # timeout of reading an adapter folder; routers wait longer
+WEIGHTS_TIMEOUT_S = 570.0  # timeout of reading a checkpoint; routers wait longer
 CLOSE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RouterList:
-    """State of the list as a router last reported it."""
+    """State of the adapter list as a router last reported it."""
 
     rank: ListRank
-    in_use: frozenset[str]  # digests
+    in_use: frozenset[str]  # digests of adapters that its requests use
 
 
 NO_LIST = RouterList(ListRank(), frozenset())
@@ -45,14 +44,14 @@ class Surroundings:
     """Interface of the worker's service to the keeper."""
 
     in_use: Callable[[], Iterable[int]]  # adapter numbers of open requests, 0 for none
-    routers: Callable[[], Iterable[Session]]  # those that say which adapters they still need
+    routers: Callable[[], Iterable[Session]]  # links of routers that report which adapters they need
     answer: Callable[[Session, session_pb2.ConnectResponse], None]
     changed: Callable[[], None]  # called after a change of the state
     fault: Callable[[BaseException], None]
 
 
 class AdapterKeeper:
-    """Keeper of one role's adapters; `table` and `engine` outlive it."""
+    """Keeper of one role's adapters; `table` and `engine` outlive it. Lives on the event loop."""
 
     def __init__(self, table: AdapterTable, engine: EngineAdapters, loop: EngineLoop, around: Surroundings) -> None:
         self._table = table
@@ -60,7 +59,7 @@ class AdapterKeeper:
         self._loop = loop
         self._around = around
         self._lists: dict[Session, RouterList] = {}
-        self._held: dict[tuple[Session, int], AdapterKey | None] = {}  # by change; None: it is being read
+        self._held: dict[tuple[Session, int], AdapterKey | None] = {}  # by change; None: still being read
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,7 +82,7 @@ class AdapterKeeper:
 
     @property
     def choosable(self) -> list[session_pb2.Adapter]:
-        """Return adapters that requests of routers without state can choose."""
+        """Return the adapters that requests of a router without adapter state may choose."""
         return [
             _message(each)
             for each in self._table.adapters
@@ -92,7 +91,7 @@ class AdapterKeeper:
 
     @property
     def awaits_last(self) -> bool:
-        """Return whether something is freed once no request uses it."""
+        """Return whether an adapter waits for the end of its last request."""
         return bool(self._table.of(AdapterOrigin.RETIRED))
 
     def number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
@@ -119,14 +118,14 @@ class AdapterKeeper:
             self._begin(self._load_missing())
 
     def forget(self, session: Session) -> None:
-        """Forget a link that has ended."""
+        """Forget a link that has closed."""
         self._lists.pop(session, None)
         for change in [change for change in self._held if change[0] is session]:
             del self._held[change]
         self.free()
 
     def free(self) -> None:
-        """Free adapters that nothing needs any more. Call it when a request with an adapter has ended."""
+        """Free adapters that nothing needs any more. Call it when a request with an adapter has finished."""
         kept = {key for key in self._held.values() if key is not None}
         idle = [each for each in self._table.of(AdapterOrigin.PREPARED) if each.key not in kept]
         retired = [
@@ -143,14 +142,14 @@ class AdapterKeeper:
         if idle:
             self._around.changed()
             if self._table.missing:
-                self._begin(self._load_missing())  # there may be room now
+                self._begin(self._load_missing())  # freed memory may suffice now
 
     def _has_successor(self, retired: Loaded) -> bool:
-        """Return whether other weights are loaded: some must always be."""
+        """Return whether other weights are loaded: the model always needs a set."""
         return retired.key.name != WEIGHTS or self._table.replaces_weights
 
     async def close(self) -> None:
-        """Wait for running loads, bounded: the table outlives this object and must record them."""
+        """Wait for running loads, for a bounded time: the table outlives this object and must record them."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
 
@@ -186,7 +185,7 @@ class AdapterKeeper:
             except ModelError as error:
                 why = str(error)
             if self._table.rank != rank:
-                break  # a newer list has a task of its own
+                break  # a newer list has its own task
             if why:
                 logger.warning("%s is listed and not loaded: %s", _spoken(listed.key), why)
                 self._table.refused[listed.key.name] = why
@@ -196,7 +195,7 @@ class AdapterKeeper:
         self.free()
 
     async def _loaded(self, name: str, path: str, change: tuple[Session, int] | None = None) -> AdapterKey:
-        """Load an adapter into the engine and hold it for `change`. Raises: ModelError."""
+        """Load an adapter into the engine and keep it for `change`. Raises: ModelError."""
         async with self._turn:
             timeout_s = WEIGHTS_TIMEOUT_S if name == WEIGHTS else READ_TIMEOUT_S
             try:
@@ -213,11 +212,11 @@ class AdapterKeeper:
             if self._table.find(key) is None:
                 await self._add(key, read)
         if change is not None and change not in self._held:
-            self.free()  # it was dropped meanwhile
+            self.free()  # the change was dropped meanwhile
         return key
 
     def _check_room(self, key: AdapterKey) -> None:
-        """Check the capacity. Raises: ModelError."""
+        """Check that the adapter or weights may be added now. Raises: ModelError."""
         table = self._table
         if key.name != WEIGHTS:
             if any(each.key.name == WEIGHTS for each in table.listed):

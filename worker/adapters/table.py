@@ -1,7 +1,7 @@
-"""Table of a worker's adapters by name and digest, with the reasons to keep each; sets of weights too. Pure.
+"""Table of a worker's adapters and sets of weights, with the reason to keep each. Pure.
 
-prepared -> listed -> retired -> gone; those of the start stay. Of one name there may be several: a new one is listed
-while requests still run with the one before.
+prepared -> listed -> retired -> gone; adapters of the start stay. Several adapters may have one name: a new one is
+listed while requests still use the previous one.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ class AdapterOrigin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdapterKey:
-    """Identity of an adapter: equal keys compute the same."""
+    """Identity of an adapter: equal keys compute equal results."""
 
     name: str
     digest: str
@@ -35,7 +35,7 @@ class AdapterKey:
 @dataclass(slots=True)
 class Loaded:
     key: AdapterKey
-    number: int  # the engine's, from 1
+    number: int  # number in the engine, from 1
     kept: AdapterOrigin
 
 
@@ -44,8 +44,8 @@ class Listed:
     """Entry of the list of adapters."""
 
     key: AdapterKey
-    path: str  # of its folder
-    grace_s: float = 0.0  # of weights, for requests of those before: passed on to routers
+    path: str  # path of its folder
+    grace_s: float = 0.0  # grace for requests with the previous weights, for routers
 
 
 def rank_of(version: int, listed: Iterable[Listed]) -> ListRank:
@@ -53,17 +53,17 @@ def rank_of(version: int, listed: Iterable[Listed]) -> ListRank:
 
 
 class AdapterTable:
-    """Loaded adapters, and the newest list of those that there should be."""
+    """Loaded adapters, and the newest list of required ones."""
 
     def __init__(self) -> None:
         self._loaded: dict[AdapterKey, Loaded] = {}
-        self._had: dict[str, set[str]] = {}  # digests by name, of all that were ever loaded here
-        self._own_weights: AdapterKey | None = None  # that the worker was started with
+        self._had: dict[str, set[str]] = {}  # digests of all adapters ever loaded here, by name
+        self._own_weights: AdapterKey | None = None  # weights of the worker's start
         self.rank = ListRank()
-        """Rank of the list."""
+        """Rank of the newest list."""
         self.listed: tuple[Listed, ...] = ()
         self.refused: dict[str, str] = {}
-        """Reasons by the name of a listed adapter that could not be loaded."""
+        """Reasons why listed adapters could not be loaded, by name."""
 
     def add(self, key: AdapterKey, number: int, kept: AdapterOrigin) -> None:
         self._loaded[key] = Loaded(key, number, kept)
@@ -85,7 +85,7 @@ class AdapterTable:
 
     @property
     def replaces_weights(self) -> bool:
-        """Return whether weights are listed and loaded, so that others are not needed for new requests."""
+        """Return whether listed weights are loaded, so that new requests need no others."""
         return any(each.key.name == WEIGHTS and each.key in self._loaded for each in self.listed)
 
     @property
@@ -107,7 +107,7 @@ class AdapterTable:
         del self._loaded[loaded.key]
 
     def number(self, name: str, digest: str = "") -> int:
-        """Return the engine's number for a request; 0 for an empty name. `digest` empty: a router that knows of none.
+        """Return the engine's number for a request; 0 for an empty name. `digest` empty: the router reports none.
 
         Raises: ValueError.
         """
@@ -124,8 +124,8 @@ class AdapterTable:
         return loaded.number
 
     def take_list(self, version: int, listed: Iterable[Listed]) -> bool:
-        """Apply a list and return whether it is new. Adapters without engine copy are `missing` then. A version from
-        the future is ignored.
+        """Apply a list and return whether it is new. Listed adapters that are not loaded are `missing` then. Lists
+        whose version is in the future are ignored.
         """
         listed = tuple(listed)
         rank = rank_of(version, listed)

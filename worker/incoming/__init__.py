@@ -1,1 +1,1 @@
-"""The edge of a worker: what other processes send is checked here, once, before anything is made of it."""
+"""Checks of every message from other processes, before any of it is used."""

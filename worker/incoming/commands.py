@@ -1,4 +1,4 @@
-"""The one validator of what a router sends to a worker. Its work is bounded by the size of the message."""
+"""Bounds of all messages from a router to a worker. A check takes time proportional to the size of the message."""
 
 import re
 
@@ -33,12 +33,12 @@ from baton.text.structured.output import MAX_BYTES
 
 ROUTER_ID_BYTES = TRANSFER_ID_BYTES = SESSION_ID_BYTES = 16
 OWNER_BYTES = 8
-MOST_FORM_CHARACTERS = 16 * MAX_BYTES  # of a form within others, escaped
+MOST_FORM_CHARACTERS = 16 * MAX_BYTES  # characters of escaped JSON within structured output
 MOST_PATH_CHARACTERS = 4096
-MOST_SESSION_BLOCKS = 1 << 17  # that a worker which leaves keeps for one session
+MOST_SESSION_BLOCKS = 1 << 17  # maximum number of KV blocks that a draining worker hands over per session
 PATH = re.compile(r"[^\x00]*")
 NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
-OWN_STOPS = 64  # of a model, beside those that a client adds
+OWN_STOPS = 64  # stop tokens of the model, in addition to those of the request
 
 
 def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
@@ -47,7 +47,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
     token = number(0, most_id)
     blocks = model.max_model_len // max(1, model.block_size)
     one_prompt: dict[str, Rule] = {
-        "attempt_id": anything,  # 64 bits, minted by the router
+        "attempt_id": anything,  # any 64 bits, chosen by the router
         "transfer_id": size(TRANSFER_ID_BYTES),
         "token_ids": numbers(model.max_model_len, 0, most_id),
         "block_hashes": entries(blocks, size(HASH_BYTES)),
@@ -76,7 +76,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
         "Sampling.stop_token_ids": numbers(MAX_STOP_TOKEN_IDS + OWN_STOPS, 0, most_id),
         "Sampling.allowed_token_ids": numbers(MAX_ALLOWED_TOKEN_IDS, 0, most_id),
         "Sampling.logit_bias": mapping(MAX_BIASES, token, number(BIASES.least, BIASES.most)),
-        "Sampling.bad_words": entries(4 * MAX_BAD_WORDS),  # each text with a space before it and without, and ids
+        "Sampling.bad_words": entries(4 * MAX_BAD_WORDS),  # each word with and without a leading space, and token ids
         "BadWord.token_ids": numbers(2 * MAX_BAD_WORD_TOKENS, 0, most_id),
         "StructuredOutput.text": text(MOST_FORM_CHARACTERS),
         "Cancel.attempt_id": anything,
@@ -106,7 +106,7 @@ class CommandCheck:
     def __init__(self, worker: session_pb2.WorkerInfo) -> None:
         self._bounds = Bounds(_rules(worker))
         self._model = worker.model
-        self._slots = worker.total_slots or MAX_CHOICES  # 0: it computes prompts alone
+        self._slots = worker.total_slots or MAX_CHOICES  # 0 slots: prefill worker
 
     def hello(self, hello: session_pb2.Hello) -> None:
         """Check a greeting. Raises: OutOfBounds."""
@@ -136,7 +136,7 @@ class CommandCheck:
         is_pooled, answered = command.HasField("pooling"), command.answered_tokens
         is_read = not is_pooled and not (isinstance(command, session_pb2.Start) and not command.prefill_endpoint)
         choices = max(sampling.n, sampling.beam_width)
-        most_tokens = model.max_model_len - (not is_pooled)  # there is to be room for an answer
+        most_tokens = model.max_model_len - (not is_pooled)  # leaves room for one generated token
         whole_blocks = length // max(1, model.block_size)
         for field, good, why in (
             ("token_ids", 0 < length <= most_tokens, f"from 1 to {most_tokens}, not {length}"),
@@ -163,7 +163,7 @@ class CommandCheck:
 
 
 def attempt_of(message: session_pb2.ConnectRequest) -> int | None:
-    """The attempt that a command begins; None for other commands."""
+    """Return the attempt that a command begins; None for other commands."""
     match message.WhichOneof("command"):
         case "prefill":
             return message.prefill.attempt_id

@@ -1,4 +1,4 @@
-"""The one validator of what workers send to each other about transfers."""
+"""Bounds of all messages between workers about KV transfers."""
 
 import math
 
@@ -7,9 +7,9 @@ from baton.text.block_hash import HASH_BYTES
 from baton.text.sampling import MAX_CHOICES
 
 TRANSFER_ID_BYTES = POOL_ID_BYTES = GROUP_ID_BYTES = 16
-MOST_BLOCKS = 1 << 20  # of one prompt
+MOST_BLOCKS = 1 << 20  # blocks per prompt
 MOST_HANDLES = 64  # parts of a pool
-MOST_TOP = 1024  # tokens in place of a first one: as many as beams and ends
+MOST_TOP = 1024  # alternatives of a first token: as many as beams and stop tokens
 MOST_OPAQUE_BYTES = 1 << 20
 MOST_SLOW_DOWN = 1e6
 
@@ -20,7 +20,7 @@ TRANSFERS = Bounds(
         "PoolDescription.tcp_port": number(0, 65_535),
         "DeviceMemoryHandle.handle": blob(256),
         "NixlHandle.metadata": blob(MOST_OPAQUE_BYTES),
-        "NixlHandle.address": anything,  # in another process
+        "NixlHandle.address": anything,  # any address in the other process
         "SharedMemoryHandle.inode": anything,
         "KvContent.layout": lambda words: None if len(words) <= 4096 else "at most 4096 characters",
         "OpenRequest.transfer_id": size(TRANSFER_ID_BYTES),
@@ -47,4 +47,4 @@ TRANSFERS = Bounds(
         "SendRequest.group_id": size(GROUP_ID_BYTES),
     }
 )
-"""Bounds of requests and answers."""
+"""Bounds of requests and responses."""

@@ -1,1 +1,1 @@
-"""The tier of files below a worker's pool: written behind the engine, read ahead of prompts."""
+"""KV tier below a worker's pool: host memory and files, written after and read before the pool's blocks are used."""

@@ -1,18 +1,18 @@
-"""Policy of loading files: how fast they are loaded, and how long a prompt may wait for them. Pure.
+"""Rate of loads from the KV tier, and the time for which a prompt waits for a load. Pure.
 
-Whether they are loaded at all: text/kv_loading.py.
+text/kv_loading.py decides whether blocks are loaded at all.
 """
 
 from baton.text.kv_loading import LoadCosts
 
-DECAY = 0.8  # weight of a load against the one after it
-FORGOTTEN_S = 60.0  # a rate that is so old is not known any more: the next prompt tries
+DECAY = 0.8  # weight of a load relative to the next one
+FORGOTTEN_S = 60.0  # age at which a rate counts as unknown, so that the next prompt tries a load
 LEAST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
 
 
 class LoadRate:
-    """Bytes per second that loads brought, small ones counting little. `now`: monotonic seconds."""
+    """Measured rate of loads, in which small loads count little. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self._bytes = 0.0
@@ -30,11 +30,13 @@ class LoadRate:
 
     @property
     def last_bytes_per_s(self) -> float | None:
-        """However long ago."""
+        """Last measured rate, however old; None: never measured."""
         return self._bytes / self._seconds if self._seconds > 0.0 else None
 
 
 def longest_wait_s(costs: LoadCosts, blocks: int) -> float:
-    """Return how long a prompt waits: until computing would be done. What was loaded until then is kept."""
+    """Return how long a prompt waits for a load of `blocks` blocks: the time to compute them, within bounds. Blocks
+    loaded until then are kept.
+    """
     compute_s = costs.compute_s(blocks)
     return LONGEST_WAIT_S if compute_s is None else min(LONGEST_WAIT_S, max(LEAST_WAIT_S, compute_s))

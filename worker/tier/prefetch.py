@@ -1,7 +1,6 @@
-"""Sessions that are expected soon: what the pool lacks of them is loaded from files before their next turn comes.
+"""Prefetch of expected user sessions: blocks that the pool lacks are loaded from the KV tier before the next turn.
 
-It takes only unprotected room, and a small share of the time of the thread that reads, since
-prompts that are here need it more.
+It uses only unprotected blocks and a small share of the reading thread's time, since waiting prompts come first.
 """
 
 import asyncio
@@ -14,20 +13,20 @@ from baton.worker.tier.restorer import TierRestorer
 
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
-LEAD_S = 3.0  # before a turn is expected, its blocks are looked for
-AT_ONCE = 8  # sessions, in a period
-REST = 3.0  # times as long as a load took, none begins
+LEAD_S = 3.0  # time before an expected turn at which its blocks are loaded
+AT_ONCE = 8  # maximum number of sessions per period
+REST = 3.0  # pause after a load, as a multiple of its duration
 
 
 class Prefetcher:
-    """Lives on the event loop."""
+    """Periodic prefetch. Lives on the event loop."""
 
     def __init__(self, loop: EngineLoop, restorer: TierRestorer) -> None:
         self._loop = loop
         self._restorer = restorer
 
     async def run(self) -> None:
-        """Run until cancelled, or until the engine has stopped."""
+        """Prefetch periodically until cancelled or until the engine has stopped."""
         try:
             while True:
                 await asyncio.sleep(PERIOD_S)
@@ -36,7 +35,7 @@ class Prefetcher:
             logger.info("no sessions are loaded ahead any more: %s", error)
 
     async def _round(self) -> None:
-        """Load blocks of sessions. Raises: EngineStopped."""
+        """Load blocks of the sessions that are due. Raises: EngineStopped."""
         until_s = time.monotonic() + LEAD_S
         asked = self._loop.due_sessions(until_s, AT_ONCE, self._restorer.price)
         for due in await asyncio.wrap_future(asked):

@@ -1,4 +1,4 @@
-"""Tier of a worker process of either role: files, threads, reported state."""
+"""KV tier of a worker process: levels in host memory and files, their threads, the reported state."""
 
 import asyncio
 import hashlib
@@ -20,7 +20,7 @@ from baton.worker.tier.restorer import EngineView, RestoreOptions, TierRestorer
 from baton.worker.tier.writer import IGNORE_SUMS, Blocks, SumListener, TierWriter
 from baton.worker.transfer.pool import PoolMemory
 
-OPEN_TIMEOUT_S = 10.0  # a larger tier is searched on while the worker serves
+OPEN_TIMEOUT_S = 10.0  # a larger tier continues to be indexed while the worker serves
 FLUSH_S = 5.0
 CLOSE_S = 1.0
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class KvTier:
-    """Tier, created on the event loop after the pool and before the engine; closed after both are done with."""
+    """KV tier. Create it on the event loop after the pool and before the engine; close it after both."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class KvTier:
         self.restorer = TierRestorer(levels, self._loader, options, cores)
 
     def start(self) -> None:
-        """Begin to search the files."""
+        """Start to index the files."""
         for writer in self._writers:
             writer.start()
 
     async def opened(self) -> None:
-        """Wait until the content of the files is known, or will not be, or takes longer than a start may wait."""
+        """Wait until the files are indexed or cannot be, for OPEN_TIMEOUT_S at most."""
         await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
         skipped = self.files.counters.foreign_segments
         if skipped:
@@ -66,19 +66,19 @@ class KvTier:
             logger.info(text, skipped)
 
     def attach(self, engine: EngineView, settle_s: float) -> None:
-        """Connect the engine. `settle_s`: see `TierWriter.attach`. Memory is this worker's own: it does not wait."""
+        """Connect the engine. `settle_s`: see `TierWriter.attach`; the level in host memory writes immediately."""
         blocks = Blocks(engine.loop.watch_each, engine.loop.unwatch)
         for store, writer in zip(self._stores, self._writers, strict=True):
             writer.attach(blocks, 0.0 if store is self._memory else settle_s)
         self.restorer.attach(engine)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
-        """Offer names that are in the pool's cache from now on."""
+        """Queue blocks that have entered the prefix cache for writing."""
         for writer in self._writers:
             writer.offer(names)
 
     async def detach(self) -> None:
-        """Write the published blocks, within bounds, before the engine ends."""
+        """Write the queued blocks, for a bounded time, before the engine stops."""
         await self.restorer.detach()
         await asyncio.gather(*(asyncio.to_thread(writer.detach, FLUSH_S) for writer in self._writers))
 
@@ -89,7 +89,7 @@ class KvTier:
 
     @property
     def outlives_process(self) -> bool:
-        """Return whether evicted blocks are in files, which other workers read: host memory ends with this process."""
+        """Return whether evicted blocks are in files, which other workers can read after this process has ended."""
         return self.files is not self._memory and self.files.is_open and self._writers[-1].health.is_on
 
     @property
@@ -117,7 +117,7 @@ class KvTier:
 
 
 def _shared_id(store: TierStore) -> bytes:
-    """Return the id of the directory and the blocks' identity: workers of other models have no use for ours."""
+    """Return an id of the directory and the blocks' identity: only workers of the same model have it too."""
     known = store.directory_id
     return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""
 
@@ -143,7 +143,7 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory,
 
 
 def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int, format: SegmentFormat) -> TierStore:
-    """Open a store. Raises: ModelError."""
+    """Create a store. Raises: ModelError."""
     least = least_bytes(format)
     if size_bytes < least:
         raise ModelError(f"{flag} is {size_bytes}; with this model it is at least {least} bytes")
@@ -151,11 +151,10 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:
-    """Return the identity of KV that outlives the process, and so may meet edited weights and other kernels than those
-    that computed it.
+    """Return the identity of stored KV, which may meet edited weights or other kernels after a restart.
 
-    The fingerprint takes samples of the weights, which their times make up for. It leaves out by which arithmetic KV
-    was rounded: KV from files has the same bits as KV that is computed here.
+    The fingerprint of the model samples the weights, so sizes and times of the files are added. The arithmetic is added
+    because KV from files must have the same bits as KV computed here.
     """
     digest = hashlib.sha256(b"baton.tier.v1" + prepared.fingerprint)
     digest.update(f" parts={prepared.options.tensor_parallel} arithmetic={prepared.arithmetic}".encode())

@@ -1,4 +1,4 @@
-"""Workers that this one reads KV from: one pairing with each, over the fastest transport that works."""
+"""Peers: workers that this one reads KV from. Pairs with each once, over the fastest transport that works."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ from baton.kvtransfer.description import (
 )
 from baton.kvtransfer.nixl_memory import NixlAgent, NixlTransport
 from baton.kvtransfer.process_group import GroupOptions
-from baton.kvtransfer.puller import CopyResult, PullThread
+from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.shared_memory import SharedMemoryTransport, open_peer
 from baton.kvtransfer.slices import Storage, WithCopies, parts_of
 from baton.kvtransfer.stream import StreamTransport, compare_beginning
@@ -50,13 +50,13 @@ logger = logging.getLogger(__name__)
 PROBE_BYTES = 8 << 20
 READ_TIMEOUT_S = 10.0
 COPIED_BY_DEVICES = frozenset({"cuda_ipc", "nixl", "nccl"})
-"""Transports by which devices copy: a misconfigured machine may change the bytes unnoticed."""
+"""Transports in which devices copy: on a misconfigured machine they may corrupt bytes unnoticed."""
 SWEEP_PERIOD_S = 0.25
-NEVER_IDLE = ("grpc.client_idle_timeout_ms", 2**31 - 1)  # else gRPC ends a connection without calls in half an hour
+NEVER_IDLE = ("grpc.client_idle_timeout_ms", 2**31 - 1)  # otherwise gRPC closes a connection without calls after 30 min
 
 
 class PeerFailed(Exception):
-    """Pairing with another worker, or copying blocks from it, failed."""
+    """Error of a pairing with another worker, or of a copy from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PeerLink:
 
 
 class _Source(NamedTuple):
-    """Worker during pairing."""
+    """Worker with which this one is pairing."""
 
     endpoint: str
     pool: PoolDescription
@@ -82,28 +82,28 @@ class _Source(NamedTuple):
 class _Chosen:
     transport: Transport
     rate: LinkRate
-    fallback: str  # why no faster transport was taken
+    fallback: str  # why no faster transport was chosen
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """Paired worker. Its links are closed once it was forgotten and is no longer used."""
+    """Paired worker. Its links are closed once it is forgotten and unused."""
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
-    pool_id: bytes  # of the paired process; another may have its address by now
+    pool_id: bytes  # pool of the paired process; a later process may have its address
     channel: grpc.aio.Channel
     link: "GrpcLink"
     transport: Transport
     rate: LinkRate
-    fallback: str = ""  # why no faster way was taken
+    fallback: str = ""  # why no faster transport was chosen
     compare: Callable[[bytes, BlockPair], None] | None = None  # check of the first block; None: done
     users: int = 0
     forgotten: bool = False
 
 
 class GrpcLink:
-    """Bytes of blocks by KvTransfer.Read, blocking: the pull thread has no event loop."""
+    """Blocking reads of blocks over gRPC (KvTransfer.Read), for the pull thread."""
 
     def __init__(self, endpoint: str, tls: InternalTls | None = None, secret: ClusterSecret | None = None) -> None:
         self._channel = open_channel(endpoint, INTERNAL_CHANNEL_OPTIONS, tls, secret)
@@ -128,7 +128,7 @@ class GrpcLink:
 
 
 class Peers:
-    """Pairings of this worker; they copy into `storage`, which `mine` describes."""
+    """Pairings of this worker, which copy into `storage`, described by `mine`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Peers:
         copies: Sequence[torch.Tensor] = (),
         secret: ClusterSecret | None = None,
     ) -> None:
-        """Create the peers. `copies`: of `storage`, which receive what is copied into it too."""
+        """Create the peers. `copies`: copies of `storage` on other ranks, which receive the same blocks."""
         self._mine = mine
         self._storage = storage
         self._copies = copies
@@ -158,12 +158,12 @@ class Peers:
         self._secret = secret
         self._pairings: dict[str, asyncio.Task[Peer]] = {}
         self._sweeping: asyncio.Task[None] | None = None
-        self._unfit: dict[tuple[bytes, str], str] = {}  # why a transport is not taken again, by pool and name
+        self._unfit: dict[tuple[bytes, str], str] = {}  # why a transport is not used again, by pool and transport
         self._closing: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def borrow(self, endpoint: str) -> Peer:
-        """Return the peer at `endpoint`, pairing at the first call. Give it back once. Raises: PeerFailed."""
+        """Return the peer at `endpoint`, pairing at the first call. Call `give_back` once. Raises: PeerFailed."""
         while not self._closed:
             pairing = self._pairings.get(endpoint)
             if pairing is None:
@@ -181,15 +181,15 @@ class Peers:
         self._close_if_unused(peer)
 
     def forget(self, peer: Peer) -> None:
-        """Forget a peer that is gone; the next process at its address is paired with again."""
+        """Forget a peer that is gone; the next process at its address pairs again."""
         if peer.forgotten:
             return
         peer.forgotten = True
         del self._pairings[peer.endpoint]
         self._close_if_unused(peer)
 
-    async def copy(self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair]) -> CopyResult:
-        """Copy blocks. Raises: PeerFailed. When cancelled, ends only after the copy has."""
+    async def copy(self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
+        """Copy blocks. Raises: PeerFailed. If cancelled, it returns only after the copy has finished."""
         try:
             return await self._thread.copy(peer.transport, transfer_id, pairs)
         except LinkBroken as error:
@@ -201,8 +201,8 @@ class Peers:
     async def check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
     ) -> None:
-        """Compare blocks of our own pool with the wanted checksums, and the very first of `pairs` over a link that
-        devices copy by with the source's own. Raises: ChecksumDiffers, PeerFailed.
+        """Compare blocks of this pool with the wanted checksums. The first block of a link in which devices copy is
+        also compared with the source's own bytes. Raises: ChecksumDiffers, PeerFailed.
         """
         if pairs and peer.compare is not None:
             try:
@@ -214,14 +214,14 @@ class Peers:
             await self._thread.check(self._checksums, wanted)
 
     def distrust(self, peer: Peer) -> None:
-        """Record a corrupt block. If it was the first one, this transport to that pool is not used again."""
+        """Record a corrupt block. If it was the first of this link, the transport to that pool is not used again."""
         if peer.compare is not None:
             self._unfit[peer.pool_id, peer.transport.name] = "its copies differ from the source's blocks"
             self.forget(peer)
 
     @property
     def links(self) -> tuple[PeerLink, ...]:
-        """Return the links of those paired with now."""
+        """Return the links of all paired peers."""
         return tuple(PeerLink(p.endpoint, p.transport.name, p.rate.gb_per_s, p.fallback) for p in self._paired)
 
     @property
@@ -230,9 +230,9 @@ class Peers:
         return [each.result() for each in pairings if each.exception() is None]
 
     async def close(self) -> None:
-        """End all copies that still run over a link."""
+        """Close all links, which ends running copies."""
         self._closed = True
-        if self._sweeping is not None:  # first: it would close a peer that is closed here too
+        if self._sweeping is not None:  # first, because it closes peers too
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
@@ -240,10 +240,10 @@ class Peers:
             pairing.cancel()
         pairings = await asyncio.gather(*self._pairings.values(), return_exceptions=True)
         await asyncio.gather(*(_close(peer) for peer in pairings if isinstance(peer, Peer)), *self._closing)
-        await asyncio.to_thread(self._thread.close)  # waits for the copy under way, whose link has just been closed
+        await asyncio.to_thread(self._thread.close)  # waits for the running copy, whose link has just been closed
 
     def _on_paired(self, endpoint: str, pairing: "asyncio.Task[Peer]") -> None:
-        """Record a pairing. A failed one is not kept: the next request retries."""
+        """Forget a failed pairing, so that the next request retries."""
         if pairing.cancelled() or pairing.exception() is not None:
             del self._pairings[endpoint]
 
@@ -254,7 +254,7 @@ class Peers:
             task.add_done_callback(self._closing.discard)
 
     async def _pair(self, endpoint: str) -> Peer:
-        """Pair with a worker. Raises: PeerFailed. On any failure, nothing of the peer stays open."""
+        """Pair with a worker. Raises: PeerFailed, after which nothing stays open."""
         try:
             async with AsyncExitStack() as undo:
                 options = (*INTERNAL_CHANNEL_OPTIONS, NEVER_IDLE)
@@ -278,10 +278,10 @@ class Peers:
         return Peer(endpoint, stub, pool.pool_id, channel, link, transport, rate, chosen.fallback, compare)
 
     async def _sweep(self) -> None:
-        """Forget peers whose connection is gone, until cancelled.
+        """Forget peers whose connection is lost, periodically until cancelled.
 
-        Memory of a dead process stays allocated while it is mapped here, and no transfer may come to notice. A pending
-        `wait_for_state_change` would notice too, but keeps the connection of a closed channel open.
+        Memory of a dead process stays allocated while it is mapped here, and there may be no transfer that notices its
+        death. A pending `wait_for_state_change` would notice too, but keeps the connection of a closed channel open.
         """
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
@@ -290,14 +290,16 @@ class Peers:
                     self.forget(peer)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
-        """Return the peer's pool. Raises: OutOfBounds; AioRpcError, also if the peer refuses to pair."""
+        """Return the description of the peer's pool. Raises: OutOfBounds; AioRpcError, also if the peer refuses to
+        pair.
+        """
         reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)
         TRANSFERS.check(paired)
         return description_from_wire(paired.source)
 
     async def _choose(self, source: _Source) -> _Chosen:
-        """Choose the fastest transport that opens and copies; log why faster ones failed. Raises: TransferError."""
+        """Choose the fastest transport that opens and copies. Raises: TransferError."""
         ways = possible_ways(self._mine, source.pool, self._parts[0].device.type, self._choice)
         failed: list[str] = []
         for name in ways.possible:
@@ -321,7 +323,7 @@ class Peers:
         raise PeerUnreachable("; ".join([*ways.reasons, *failed]))
 
     async def _try(self, name: TransportName, source: _Source) -> tuple[Transport, LinkRate]:
-        """Open a transport and copy once. Raises: TransferError, after which nothing stays open."""
+        """Open a transport and measure it. Raises: TransferError, after which nothing stays open."""
         with ExitStack() as undo:
             transport = self._copied_on(await self._open(name, source))
             undo.callback(transport.close)

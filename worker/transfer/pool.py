@@ -1,4 +1,4 @@
-"""The memory of a worker's KV pool, where peers of this host may map it read-only if that is wanted and possible."""
+"""Memory of a worker's KV pool, and the transports over which peers may read it."""
 
 import logging
 import secrets
@@ -33,12 +33,12 @@ class TransferOptions:
     """Configuration of transfers."""
 
     choice: TransportChoice
-    interface: str | None  # network interface for process groups; None: there will be none
+    interface: str | None  # network interface of process groups and NIXL; None: neither
     timeout_s: float  # longest wait for the other rank of a process group
     host: str  # address to listen on
-    port: int  # for KV over TCP; 0: any that is free
+    port: int  # port for KV over TCP; 0: any free port
     tls: InternalTls | None
-    cores: frozenset[int] | None  # for copying; None: any
+    cores: frozenset[int] | None  # CPU cores for copies; None: any
 
     @classmethod
     def of(cls, config: WorkerConfig) -> "TransferOptions":
@@ -55,35 +55,35 @@ class TransferOptions:
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """Closed by its maker, after the last step."""
+    """Memory of a KV pool and its transports. Its creator closes it after the last step."""
 
-    storage: Storage  # on CPU in one piece, on GPUs with each rank's part on its own; with `copies` the first rank's
-    description: PoolDescription  # as peers see it
-    shared: SharedPool | None  # None: no other process can map it
-    groups: GroupOptions | None  # None: its blocks are not sent over process groups
-    nixl: NixlAgent | None  # None: NIXL does not know it
-    exported: tuple[DeviceMemoryHandle, ...]  # of each part, for our own ranks; described to peers only where wanted
-    tcp: TcpServer | None = None  # None: it is not read over TCP connections of its own
-    copies: tuple[torch.Tensor, ...] = ()  # of `storage`, of the other ranks, where each has all of every block
+    storage: Storage  # on CPU one tensor, on GPUs one per rank; with `copies`, the first rank's
+    description: PoolDescription  # description for peers
+    shared: SharedPool | None  # None: other processes cannot map the pool
+    groups: GroupOptions | None  # None: no process groups
+    nixl: NixlAgent | None  # None: not registered with NIXL
+    exported: tuple[DeviceMemoryHandle, ...]  # handle of each part, for the other ranks and for peers
+    tcp: TcpServer | None = None  # None: no TCP server
+    copies: tuple[torch.Tensor, ...] = ()  # complete copies of `storage` on other ranks
 
     @property
     def first_part(self) -> torch.Tensor:
         return parts_of(self.storage, self.description.shape)[0]
 
     def back(self) -> None:
-        """Allocate the memory on a CPU. Blocks for up to a second per GiB."""
+        """Allocate the memory on a CPU in advance. Blocks for up to 1 s per GiB."""
         for part in (self.storage, *self.copies):
             if isinstance(part, torch.Tensor) and part.device.type == "cpu":
                 back(part)
 
     def rank_options(self, nice: int) -> RankOptions:
-        """Return where the other ranks find their parts, until `seal`."""
+        """Return where the other ranks find their parts; valid until `seal`."""
         if len(self.exported) > 1:
             return RankOptions(part_handles=tuple(map(write_handle, self.exported)), entry=RANK_MODULE, nice=nice)
         return RankOptions(None if self.shared is None else self.shared.handle.fd, nice=nice)
 
     def seal(self) -> None:
-        """Seal the pool once all ranks have mapped their parts. Raises: SharedMemoryUnavailable."""
+        """Seal the pool after all ranks have mapped their parts. Raises: SharedMemoryUnavailable."""
         if self.shared is not None:
             self.shared.seal()
 
@@ -97,16 +97,17 @@ class PoolMemory:
 
 
 def prepare_groups(config: WorkerConfig) -> None:
-    """Prepare NCCL's environment before it is first used: it reads it once, and the ranks of a worker use it too."""
+    """Prepare the environment of NCCL, which reads it once, before it is first used."""
     groups = _groups(torch.device(config.device), TransferOptions.of(config))
     if groups is not None and groups.backend == "nccl":
         prepare_environment(groups.interface, groups.timeout_s)
 
 
 def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory:
-    """A pool of zeros, sized for the model, which others may reach in the ways that `transfers.choice` allows.
+    """Allocate a zeroed pool for the model, readable over the transports that `transfers.choice` allows.
 
-    After `prepare_groups`. Raises: SharedMemoryUnavailable, only where it was insisted on; ModelError; TlsError.
+    Call it after `prepare_groups`. Raises: SharedMemoryUnavailable if a required transport is not available;
+    ModelError; TlsError.
     """
     pool_id = secrets.token_bytes(POOL_ID_BYTES)
     shared = _share(prepared, transfers.choice, pool_id)
@@ -143,7 +144,7 @@ def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory
 
 
 def _copies_apart(whole: Storage, prepared: PreparedModel) -> tuple[Storage, tuple[torch.Tensor, ...]]:
-    """The pool, and the copies of it that other ranks have, as they lie in the memory of all ranks."""
+    """Split the memory of all ranks into the pool and its copies."""
     if prepared.copies == 1:
         return whole, ()
     block_bytes = prepared.copies * prepared.layout.block_bytes
@@ -152,7 +153,7 @@ def _copies_apart(whole: Storage, prepared: PreparedModel) -> tuple[Storage, tup
 
 
 def _allocate(prepared: PreparedModel) -> Storage:
-    """Zeros, also for other processes. Raises: ModelError."""
+    """Allocate zeroed memory. Raises: ModelError."""
     device, ranks = prepared.options.device, prepared.options.tensor_parallel
     if device.type == "cpu" or ranks == 1:
         return _zeros(prepared.pool_bytes, device)
@@ -181,7 +182,7 @@ def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> 
 
 def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHandle, ...]:
     parts = (storage,) if isinstance(storage, torch.Tensor) else storage
-    needed = len(parts) > 1  # the other ranks open theirs
+    needed = len(parts) > 1  # the other ranks open their parts
     if parts[0].device.type != "cuda" or (choice not in ("auto", "cuda_ipc") and not needed):
         return ()
     try:

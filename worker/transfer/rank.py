@@ -1,4 +1,6 @@
-"""A further rank of a worker on GPUs, `python -m baton.worker.transfer.rank FD`: a rank's process with a pool."""
+"""Process of a further rank of a worker on GPUs, with its part of the pool: `python -m
+baton.worker.transfer.rank FD`.
+"""
 
 import json
 import sys

@@ -1,8 +1,8 @@
 """Reader side of KV transfers: pulls blocks of other workers into reserved blocks of this one.
 
-A prompt is pulled while it is being computed, blocks of another worker's cache all at once. Either is over when the
-source has confirmed that the blocks read did not change meanwhile. Cancelling a pull waits for the copy under way, so
-that its blocks can be freed.
+A prompt is pulled while it is being computed, blocks of another worker's cache all together. A pull is complete when
+the source has confirmed that the blocks did not change while they were read. Cancelling a pull waits for the running
+copy, so that its blocks can be released.
 """
 
 import asyncio
@@ -33,27 +33,27 @@ CONFIRM_PERIOD_S = 0.1
 TAKEN_BACK = frozenset(
     {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT}
 )
-"""Statuses of a source that still runs."""
+"""Statuses from a source that is still running."""
 
 
 class TransferFailed(Exception):
-    """The KV could not be read, or the blocks read may not be used."""
+    """Error: the KV could not be read, or the read blocks must not be used."""
 
 
 class BlocksCorrupt(TransferFailed):
-    """A checksum differs: the bytes read are not those that the source had. The source has been notified."""
+    """Error: a checksum differs from the source's. The source has been notified."""
 
 
 class PoolReplaced(TransferFailed):
-    """The process that we paired with is gone and another has its address: the mapped memory is not its pool."""
+    """Error: another process has the address of the paired one, so the mapped memory is not its pool."""
 
 
 class SourceLost(TransferFailed):
-    """The source does not answer any more. The blocks that it confirmed may be kept."""
+    """Error: the source does not respond any more. Blocks that it confirmed may be kept."""
 
 
 class Destination(Protocol):
-    """Reserved blocks of this worker for those of a transfer."""
+    """Reserved blocks of this worker that receive a transfer."""
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -68,12 +68,12 @@ class Destination(Protocol):
 class Pull:
     """Result of a pull: validated blocks."""
 
-    first_tokens: tuple[FirstToken, ...]  # none of blocks that were asked for by hash
-    blocks: int  # how many the source had; those of the destination up to there have their KV
+    first_tokens: tuple[FirstToken, ...]  # empty for blocks that were requested by hash
+    blocks: int  # number of blocks that the source had; the destination has KV up to there
     bytes: int
     copy_ms: float
-    exposed_ms: float  # from the first token's sampling, or the Open if that was later, to the validated end
-    late_ms: float  # from the first token's sampling to the Open: the request was waiting for blocks
+    exposed_ms: float  # ms from the first token's sampling, or from the Open if later, to the validated end
+    late_ms: float  # ms from the first token's sampling to the Open, while the request waited for blocks
     transport: str
 
 
@@ -81,8 +81,8 @@ class Pull:
 class ConfirmedBlocks:
     """Number of first blocks of a failed pull that may still be used.
 
-    A block is confirmed once the source says, after it had landed, that it was pinned throughout. That stays true even
-    if the source is lost, so that another attempt at the same prompt need not pull it again.
+    A copied block is confirmed once the source reports that it was pinned throughout. That holds even if the source is
+    lost later, so another attempt at the same prompt need not pull it again.
     """
 
     blocks: int = 0
@@ -94,18 +94,18 @@ class Progress:
 
     opened: float  # monotonic seconds
 
-    source_blocks: list[int] = field(default_factory=list)  # physical, in logical order
-    landed_blocks: int = 0  # of those, copied, and their checksums compared where they came with any
+    source_blocks: list[int] = field(default_factory=list)  # physical blocks in logical order
+    landed_blocks: int = 0  # number of blocks that were copied and whose checksums, if sent, match
     copied_bytes: int = 0
     copy_s: float = 0.0
-    last_watermark: float = 0.0  # when it arrived, monotonic seconds
-    round_trip_s: float = 0.0  # of the call that confirmed the copy
-    last_age_s: float = 0.0  # how long the first token had been there when the last watermark was sent
+    last_watermark: float = 0.0  # arrival of the last watermark, monotonic seconds
+    round_trip_s: float = 0.0  # duration of the call that confirmed the copy
+    last_age_s: float = 0.0  # age of the first token when the last watermark was sent
 
     def timings_ms(self, validated: float) -> tuple[float, float]:
-        """(exposed, late). The time that the first token waited before the Open is not the transfer's.
+        """Return (exposed_ms, late_ms): see `Pull`. Time before the Open does not count as transfer.
 
-        The last watermark's own way here cannot be timed across two clocks: it is taken as half of a round trip.
+        The way of the last watermark crosses two clocks and cannot be measured: it counts as half of a round trip.
         """
         late_s = max(0.0, self.last_age_s - (self.last_watermark - self.opened))
         exposed_s = validated - self.last_watermark + self.last_age_s - late_s + self.round_trip_s / 2
@@ -119,10 +119,10 @@ async def keep_confirming(
     confirmed: ConfirmedBlocks,
     period_s: float,
 ) -> None:
-    """Ask the source to confirm landed blocks every `period_s`, until cancelled or denied.
+    """Ask the source to confirm copied blocks every `period_s`, until cancelled or denied.
 
-    A pull that ends sooner costs no call: its end is confirmed by the call that closes it. Copies continue
-    meanwhile, but blocks that land after the call was sent are not in the answer.
+    A short pull needs no such call: the call that closes it confirms its end. Copies continue meanwhile; blocks that
+    arrive after the call was sent are confirmed by the next one.
     """
     request = kv_transfer_pb2.ConfirmRequest(transfer_id=transfer_id)
     while True:
@@ -133,26 +133,26 @@ async def keep_confirming(
         try:
             response = await stub.Confirm(request, timeout=CONFIRM_TIMEOUT_S)
         except grpc.aio.AioRpcError:
-            return  # the pull itself finds the error
-        if response is None or not response.pinned:  # None: gRPC could not read it
+            return  # the pull fails with the same error
+        if response is None or not response.pinned:  # None: gRPC could not parse it
             return
         confirmed.blocks = landed_blocks
 
 
 @dataclass(slots=True)
 class Integrity:
-    """Blocks whose checksum was compared, since the start."""
+    """Checksum comparisons since the start."""
 
     checked_blocks: int = 0
-    checksum_mismatches: int = 0  # of those
+    checksum_mismatches: int = 0  # blocks that differed
 
 
 class Outcome(Enum):
-    """State of a pull when it ends: what the source must still be told."""
+    """Outcome of a pull, which decides what the source must still be told."""
 
     GIVEN_UP = auto()  # the source still waits for a reader
     PINNED = auto()  # confirmed: the source has released the blocks
-    STALE = auto()  # the source reused blocks while they were read
+    STALE = auto()  # the source reused blocks during the read
     REPLACED = auto()  # another process has the source's address
 
 
@@ -162,7 +162,7 @@ class Arrival(NamedTuple):
 
 
 class TransferReader:
-    """Pulls into the pool that `peers` was made for."""
+    """Puller of blocks into the pool of `peers`."""
 
     def __init__(
         self,
@@ -192,27 +192,26 @@ class TransferReader:
     ) -> Pull:
         """Copy the blocks that `destination` lacks. Raises: TransferFailed.
 
-        With `block_hashes`, one per block of the destination, those that the source has in its cache: a prefix of
-        them, which may be empty; with `restore`, those too that it can load from files first. Otherwise all, of a
-        prompt that the source computes; where the source is then lost, or this is cancelled, `confirmed` has the blocks
-        that are worth keeping.
+        With `block_hashes`, one per block of the destination, copy a prefix of them (possibly empty) that the source
+        has cached; with `restore`, also those that it loads from files. Without, copy all blocks of a prompt that the
+        source computes; if the source is then lost, or this is cancelled, `confirmed` counts the blocks worth keeping.
         """
         request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes, restore=restore)
         try:
             try:
                 return await self._pull_once(endpoint, request, destination, confirmed)
             except PoolReplaced:
-                _doubt(confirmed)  # they are written anew
+                _doubt(confirmed)  # the next try overwrites them
                 return await self._pull_once(endpoint, request, destination, confirmed)
         except SourceLost:
             raise
         except TransferFailed:
-            _doubt(confirmed)  # the source may have had a reason to take them back
+            _doubt(confirmed)  # the source may have released them
             raise
         except OutOfBounds as refusal:
             _doubt(confirmed)
             raise TransferFailed(f"{endpoint} sent {refusal}") from refusal
-        except Exception as fault:  # another process's messages: whatever reading them raises is this transfer's end
+        except Exception as fault:  # foreign messages: any error ends only this transfer
             logger.exception("a transfer failed: %s", endpoint)
             _doubt(confirmed)
             raise TransferFailed(f"the transfer from {endpoint} failed: {type(fault).__name__}: {fault}") from fault
@@ -271,7 +270,7 @@ class TransferReader:
         progress: Progress,
         confirmed: ConfirmedBlocks | None,
     ) -> AsyncIterator[AsyncIterator[kv_transfer_pb2.OpenResponse]]:
-        """Stream of watermarks; until its end, landed blocks are confirmed into `confirmed`, if given."""
+        """Open the stream of watermarks. Until its end, copied blocks are confirmed into `confirmed`, if given."""
         stream = peer.stub.Open(request)
         confirming: asyncio.Task[None] | None = None
         if confirmed is not None:
@@ -285,7 +284,7 @@ class TransferReader:
             stream.cancel()
 
     def _raise_failure(self, peer: Peer, error: grpc.aio.AioRpcError) -> NoReturn:
-        """Raise the failure that a status of the source means. Forget a peer whose process is gone."""
+        """Raise the error that a status of the source stands for. Forget a peer whose process is gone."""
         code = error.code()
         if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE):
             self._peers.forget(peer)
@@ -306,9 +305,9 @@ class TransferReader:
         destination: Destination,
         progress: Progress,
     ) -> kv_transfer_pb2.TransferEnd:
-        """Copy blocks as they are finished; returns with the last watermark's end once all of them are here."""
+        """Copy blocks as they are completed; return the end of the last watermark once all blocks have been copied."""
         arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
-        # read ahead of the copies: a message that waited for one would look as if it had come late
+        # Messages are read ahead of the copies: the arrival time must not include the wait for a copy.
         reading = asyncio.create_task(_read(stream, arrivals))
         try:
             while (arrival := await arrivals.get()) is not None:
@@ -316,7 +315,7 @@ class TransferReader:
                 if arrival.message.HasField("end"):
                     progress.last_watermark, progress.last_age_s = arrival.at, arrival.message.end.age_ms / 1e3
                     return arrival.message.end
-            await reading  # raises the error that ended the stream
+            await reading  # raises the error of the stream
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
@@ -354,9 +353,9 @@ class TransferReader:
     async def _check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
     ) -> None:
-        """Compare the landed blocks with the source's checksums, and the first over a link with the source's own.
+        """Compare copied blocks with the source's checksums; see `Peers.check`.
 
-        Raises: BlocksCorrupt, when the source knows; TransferFailed where it has taken the blocks back; AioRpcError;
+        Raises: BlocksCorrupt after notifying the source; TransferFailed if it has released the blocks; AioRpcError;
         PeerFailed.
         """
         self.integrity.checked_blocks += len(wanted)
@@ -380,7 +379,7 @@ class TransferReader:
         return await _closed(peer, request)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
-        """Notify the source, without waiting, that no reader is left; if that fails, its lease ends by itself."""
+        """Notify the source, without waiting, that there is no reader any more; if that fails, its lease expires."""
 
         async def close() -> None:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)

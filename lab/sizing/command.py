@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from baton.lab.commands.bench import CurvesOptions
 from baton.lab.commands.size import SizeOptions
 from baton.lab.sizing.cluster import ClusterShape
 from baton.lab.sizing.costs import CurvesError, MeasuredCosts, Overheads, read_costs
@@ -134,18 +135,10 @@ def _curves(options: SizeOptions) -> Mapping[str, Any]:
 
 def _measured(options: SizeOptions) -> Mapping[str, Any]:
     """Measure the curves. Raises: CommandFailed."""
-    from baton.lab.benchmarks.engine.curves import CurvesOptions, curves_report
+    from baton.lab.benchmarks.engine.curves import curves_report
 
     asked = CurvesOptions(
-        model=options.model,
-        batches=(1, 2, 4, 8, 16, 32),
-        batch_context_tokens=512,
-        lengths=(64, 128, 256, 512, 1024, 2048),
-        steps=16,
-        rounds=3,
-        threads=options.threads,
-        dtype="auto",
-        quantize="none",
+        model=options.model, threads=options.threads, batch="1,2,4,8,16,32", lengths="64,128,256,512,1024,2048"
     )
     return curves_report(asked, lambda line: print(line, file=sys.stderr, flush=True)).report
 

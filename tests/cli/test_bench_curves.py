@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from baton.lab.benchmarks.engine.curves import (
-    CurvesOptions,
     Times,
     as_lines,
     as_picture,
@@ -15,6 +14,7 @@ from baton.lab.benchmarks.engine.curves import (
     make_growth,
     run_curves,
 )
+from baton.lab.commands.bench import CurvesOptions
 from baton.lab.report import limits
 from baton.launch import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint
@@ -32,8 +32,11 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MATRIX_SIZE", 64)
 
 
-def options(folder: Path, context: int) -> CurvesOptions:
-    return CurvesOptions(str(folder), (1, 2), context, (16, 32, 4096), 3, 1, torch.get_num_threads(), "auto", "none")
+def options(model: Path, context: int, folder: Path | None = None) -> CurvesOptions:
+    return CurvesOptions(
+        model=str(model), threads=torch.get_num_threads(), batch="1,2", batch_context=context, lengths="16,32,4096",
+        steps=3, rounds=1, folder=folder, json=True,
+    )  # fmt: skip
 
 
 def test_growth_leaves_out_what_is_constant() -> None:
@@ -51,7 +54,7 @@ def test_a_curve_over_many_sizes_is_drawn_on_logarithmic_axes() -> None:
 
 
 def test_three_curves_are_measured_up_to_the_models_longest(folder: Path, tmp_path: Path) -> None:
-    assert run_curves(options(folder, 24), tmp_path / "out", as_json=True) == 0
+    assert run_curves(options(folder, 24, tmp_path / "out")) == 0
     report = json.loads((tmp_path / "out" / "curves.json").read_text())
     by_batch, by_context, by_prompt = report["curves"]
     assert [point["x"] for point in by_batch["points"]] == [1, 2]
@@ -65,10 +68,10 @@ def test_three_curves_are_measured_up_to_the_models_longest(folder: Path, tmp_pa
 
 def test_contexts_that_the_model_has_no_positions_for_are_refused(folder: Path) -> None:
     with pytest.raises(CommandFailed, match="256 positions"):
-        run_curves(options(folder, 250), None, as_json=True)
+        run_curves(options(folder, 250))
 
 
 def test_a_model_that_makes_no_answers_is_refused_by_its_kind(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "tiny", "bert")
-    with pytest.raises(CommandFailed, match="tiny is an encoder, which makes vectors and no answers: curves are of"):
+    with pytest.raises(CommandFailed, match="tiny is an encoder, which makes vectors and no answers: curves need"):
         curves_report(options(folder, 64), print)

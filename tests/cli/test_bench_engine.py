@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from baton.engine.prepare import ModelOptions, prepare_model
-from baton.lab.benchmarks.engine.speed import EngineBenchOptions, run_engine_bench
+from baton.lab.benchmarks.engine.speed import run_engine_bench
+from baton.lab.commands.bench import EngineBenchOptions
 from baton.lab.report import limits
 from baton.lab.report.limits import decode_step_bytes, prefill_flop
 from tests.fixtures.checkpoints import make_checkpoint
@@ -18,8 +19,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("bench"), "llama")
 
 
-def options(folder: Path) -> EngineBenchOptions:
-    return EngineBenchOptions(str(folder), 40, 5, (1, 3), torch.get_num_threads(), "auto", "none", "auto")
+def options(folder: Path, json: bool) -> EngineBenchOptions:
+    threads = torch.get_num_threads()
+    return EngineBenchOptions(
+        model=str(folder), threads=threads, prompt_tokens=40, new_tokens=5, batch="1,3", json=json
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +33,7 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_json_is_a_list_with_an_object_per_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_engine_bench(options(folder), as_json=True) == 0
+    assert run_engine_bench(options(folder, json=True)) == 0
     speeds = json.loads(capsys.readouterr().out)
     assert [speed["batch"] for speed in speeds] == [1, 3]
     for speed in speeds:
@@ -39,7 +43,7 @@ def test_json_is_a_list_with_an_object_per_batch(folder: Path, capsys: pytest.Ca
 
 
 def test_the_table_names_batches_and_limits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_engine_bench(options(folder), as_json=False)
+    run_engine_bench(options(folder, json=False))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert "GB/s" in lines[-1]

@@ -12,7 +12,6 @@ from baton.lab.benchmarks.peers import compare as peers
 from baton.lab.benchmarks.peers import process as peers_start
 from baton.lab.benchmarks.peers.compare import (
     Contestant,
-    PeersOptions,
     PeerState,
     as_picture,
     make_rows,
@@ -33,6 +32,7 @@ from baton.lab.benchmarks.peers.process import (
     find_python,
 )
 from baton.lab.benchmarks.peers.process import CheckpointForm as SourceForm
+from baton.lab.commands.bench import PeersOptions
 from baton.lab.report.statistics import MeanEstimate
 from baton.launch import CommandFailed
 
@@ -225,8 +225,11 @@ def checkpoint(tmp_path: Path) -> Path:
     return folder
 
 
-def options(checkpoint: Path, batches: tuple[int, ...]) -> PeersOptions:
-    return PeersOptions(str(checkpoint), 8, 4, batches, 1, 2, (BF16,), checkpoint.parent / "peers", ())
+def options(checkpoint: Path, batch: str, picture: Path | None = None) -> PeersOptions:
+    return PeersOptions(
+        model=str(checkpoint), threads=1, prompt_tokens=8, new_tokens=4, batch=batch, rounds=2, precision="bf16",
+        peers_folder=checkpoint.parent / "peers", json=picture is not None, picture=picture,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -250,7 +253,7 @@ def test_a_contest_is_told_as_json_and_drawn(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "p.svg"
-    assert run_peers_bench(options(checkpoint, (1, 2)), as_json_text=True, picture=picture) == 0
+    assert run_peers_bench(options(checkpoint, "1,2", picture)) == 0
     report = json.loads(capsys.readouterr().out)
     assert {each["name"]: each["state"] for each in report["engines"]} == {
         OURS: "measured",
@@ -266,7 +269,7 @@ def test_a_contest_is_told_as_json_and_drawn(
 @pytest.mark.usefixtures("two_engines")
 def test_baton_itself_may_not_fail(checkpoint: Path) -> None:
     with pytest.raises(CommandFailed, match=r"Baton bf16.*out of luck"):
-        run_peers_bench(options(checkpoint, (3,)), as_json_text=False, picture=None)
+        run_peers_bench(options(checkpoint, "3"))
 
 
 def test_a_conversion_that_fails_is_told(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from baton.lab.benchmarks.placement.files import Directory, FileOptions, Simulat
 from baton.lab.benchmarks.placement.policies import SglangCacheAware
 from baton.lab.benchmarks.placement.route import (
     POLICIES,
-    RouteOptions,
     imbalance_of_computed,
     imbalance_of_given,
     make_chooser,
@@ -33,6 +32,7 @@ from baton.lab.benchmarks.placement.simulation import (
 )
 from baton.lab.benchmarks.placement.traces import SHAPES, TraceArrival, block_ids, make_trace, read_trace
 from baton.lab.benchmarks.router.decision import COLUMNS, as_picture, measure, note
+from baton.lab.commands.bench import RouteOptions
 from baton.lab.report.result import table
 from baton.launch import CommandFailed
 from baton.text.kv_loading import FIXED_S
@@ -191,7 +191,7 @@ def test_a_made_up_trace_is_the_same_for_the_same_seed(shape: str) -> None:
 
 def test_figures_become_a_table_and_pictures(tmp_path: Path) -> None:
     trace = read_trace(conversations(tmp_path / "trace.jsonl"))
-    options = RouteOptions(None, "chat", 0, ("cache_aware", "sglang"), 4, 100, 1.0, SPEEDS)
+    options = RouteOptions(policy="cache_aware,sglang", workers=4, blocks_per_worker=100)
     figures = simulate_all(trace, options, lambda line: None)
     assert "cache_aware" in table(figures, route.COLUMNS)
     assert all(picture.startswith("<svg") for picture in pictures(figures, "made up").values())

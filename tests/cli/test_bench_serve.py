@@ -2,36 +2,36 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
-from baton.lab.benchmarks.serve.serve import Arrivals, Lengths, ServeBenchOptions, as_table, measure_all
-from baton.lab.benchmarks.serve.targets import Servers
+from baton.lab.benchmarks.serve.serve import as_table, measure_all
+from baton.lab.commands.bench import ServeBenchOptions
 from baton.launch import CommandFailed
 from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 
 WAIT_S = 8.0
 
 
-def servers(*urls: str, model: str = "") -> Servers:
-    return Servers(urls, (model,) if model else (), None, None, "key", timeout_s=WAIT_S)
-
-
-def options(fake: FakeOpenAI, arrivals: Arrivals, requests: int = 6) -> ServeBenchOptions:
-    return ServeBenchOptions(servers(fake.url), arrivals, Lengths(20, 5), requests, {"ttft": 1e6})
+def options(fake: FakeOpenAI, requests: int = 6, **arrivals: Any) -> ServeBenchOptions:
+    return ServeBenchOptions(
+        target=[fake.url], api_key="key", timeout=WAIT_S, input_len=20, output_len=5, requests=requests,
+        goodput=["ttft:1e6"], **arrivals,
+    )  # fmt: skip
 
 
 async def test_open_loop_sends_while_every_earlier_answer_is_outstanding() -> None:
     async with fake_openai(hold_until=1 + 6) as slow, asyncio.timeout(WAIT_S):
-        (metrics,) = await measure_all(options(slow, Arrivals(rate=500.0)))
+        (metrics,) = await measure_all(options(slow, rate=500.0))
     assert (metrics.completed, metrics.failed) == (6, 0)
 
 
 async def test_closed_loop_never_has_more_than_its_concurrency_outstanding() -> None:
     async with fake_openai(hold_until=1 + 3) as slow:
-        running = asyncio.create_task(measure_all(options(slow, Arrivals(concurrency=2))))
+        running = asyncio.create_task(measure_all(options(slow, concurrency=2)))
         async with asyncio.timeout(WAIT_S):
             while len(slow.asked) < 1 + 2:
                 await asyncio.sleep(0.001)
@@ -45,7 +45,7 @@ async def test_closed_loop_never_has_more_than_its_concurrency_outstanding() -> 
 
 async def test_tokens_are_counted_by_the_servers_usage_and_pieces_by_the_clock() -> None:
     async with fake_openai() as fake:
-        (metrics,) = await measure_all(options(fake, Arrivals(rate=float("inf"))))
+        (metrics,) = await measure_all(options(fake, rate=float("inf")))
     assert metrics.total_output_tokens == 6 * 5
     assert metrics.total_input_tokens == 6 * 20
     assert metrics.ttft.mean > 0
@@ -54,7 +54,7 @@ async def test_tokens_are_counted_by_the_servers_usage_and_pieces_by_the_clock()
 
 async def test_requests_are_greedy_token_ids_of_the_first_model_and_go_past_the_end() -> None:
     async with fake_openai() as fake:
-        await measure_all(options(fake, Arrivals(concurrency=1), requests=1))
+        await measure_all(options(fake, requests=1, concurrency=1))
     sent = fake.asked[-1]
     assert sent["model"] == "fake-model"
     assert len(sent["prompt"]) == 20
@@ -64,7 +64,6 @@ async def test_requests_are_greedy_token_ids_of_the_first_model_and_go_past_the_
 
 async def test_failed_requests_are_counted_and_their_errors_shown() -> None:
     async with fake_openai() as fake:
-        arrivals = Arrivals(concurrency=1)
         original = fake._answer
 
         async def break_after_the_warm_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,16 +71,14 @@ async def test_failed_requests_are_counted_and_their_errors_shown() -> None:
             await original(reader, writer)
 
         fake._answer = break_after_the_warm_up  # type: ignore[method-assign]
-        (metrics,) = await measure_all(options(fake, arrivals))
+        (metrics,) = await measure_all(options(fake, concurrency=1))
     assert (metrics.completed, metrics.failed) == (0, 6)
     assert "503" in as_table(metrics)
 
 
 async def test_a_server_that_is_not_there_ends_the_command() -> None:
     with pytest.raises(CommandFailed, match="does not answer"):
-        await measure_all(
-            ServeBenchOptions(servers("http://127.0.0.1:1/v1", model="m"), Arrivals(concurrency=1), Lengths(4, 2))
-        )
+        await measure_all(ServeBenchOptions(target=["http://127.0.0.1:1/v1"], model=["m"], concurrency=1))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 
+from baton.cli.options import read_sizes
 from baton.engine.config.config_file import read_model_config
 from baton.engine.config.model_config import ModelError
 from baton.lab.benchmarks.engine.speed import (
@@ -25,6 +26,7 @@ from baton.lab.benchmarks.engine.speed import (
     load_engine,
     random_prompts,
 )
+from baton.lab.commands.bench import CurvesOptions
 from baton.lab.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import Columns, describe_machine, table, write_pictures
@@ -127,32 +129,20 @@ FILES = {
 DECODE_BY_BATCH, DECODE_BY_CONTEXT, TTFT = FILES
 
 
-@dataclass(frozen=True, slots=True)
-class CurvesOptions:
-    model: str | None
-    batches: tuple[int, ...]
-    batch_context_tokens: int  # of each sequence, where the batch grows
-    lengths: tuple[int, ...]  # of prompts, and of contexts at batch 1; those too long for the model are left out
-    steps: int
-    rounds: int
-    threads: int
-    dtype: str
-    quantize: str
-
-
 class Shape(NamedTuple):
     batch: int
     tokens: int  # of each prompt
 
 
-def run_curves(options: CurvesOptions, folder: Path | None, as_json: bool) -> int:
+def run_curves(options: CurvesOptions) -> int:
     """Measure and print the curves. Raises: CommandFailed."""
     report, growths = curves_report(options, Console(stderr=True, highlight=False).print)
-    if folder is not None:
-        title = f"{report['model']}, threads: {options.threads}"
-        write_pictures(folder, {FILES[growth.name]: as_picture(growth, title) for growth in growths})
-        (folder / "curves.json").write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report) if as_json else "\n".join(line for growth in growths for line in [*as_lines(growth), ""]))
+    if options.folder is not None:
+        title = f"{report['model']}, threads: {options.thread_count}"
+        write_pictures(options.folder, {FILES[growth.name]: as_picture(growth, title) for growth in growths})
+        (options.folder / "curves.json").write_text(json.dumps(report, indent=2) + "\n")
+    text = "\n".join(line for growth in growths for line in [*as_lines(growth), ""])
+    print(json.dumps(report) if options.json else text)
     return 0
 
 
@@ -163,19 +153,19 @@ class CurvesReport(NamedTuple):
 
 def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> CurvesReport:
     """Measure the curves. Raises: CommandFailed."""
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.thread_count)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
         if (kind := kind_of(source.folder)) is not ModelKind.LANGUAGE_MODEL:
-            raise CommandFailed(f"{source.name} is {kind}: curves are of prompts and answers")
+            raise CommandFailed(f"{source.name} is {kind}: curves need a model that generates answers")
         growths, limits = measure_curves(options, source.folder, note)
     report = {
         "machine": describe_machine(),
         "model": source.name,
-        "threads": options.threads,
+        "threads": options.thread_count,
         "dtype": options.dtype,
         "quantize": options.quantize,
-        "batch_context_tokens": options.batch_context_tokens,
+        "batch_context_tokens": options.batch_context,
         "step_tokens": STEP_TOKENS,
         "limit_read_gb_per_s": limits.read_gb_per_s,
         "limit_gflop_per_s": limits.gflop_per_s,
@@ -186,7 +176,7 @@ def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> Curves
 
 def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], None]) -> tuple[list[Growth], Limits]:
     """Measure the curves and the machine's limits. Raises: CommandFailed."""
-    wide = [Shape(batch, options.batch_context_tokens) for batch in options.batches]
+    wide = [Shape(batch, options.batch_context) for batch in options.batches]
     deep = [Shape(1, length) for length in fitting_lengths(options, folder)]
     measure_wide, measure_deep = (_Measurer(shapes, options, folder, note) for shapes in (wide, deep))
     before = measure_limits(measure_wide.loaded.prepared.dtype)
@@ -198,7 +188,7 @@ def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], N
     by_context = [(shape.tokens, measure_deep.step(shape, limits)) for shape in deep]
     by_prompt = [(shape.tokens, measure_deep.first_token(shape, limits)) for shape in deep]
     return [
-        make_growth(DECODE_BY_BATCH, f"sequences of {options.batch_context_tokens} tokens", by_batch),
+        make_growth(DECODE_BY_BATCH, f"sequences of {options.batch_context} tokens", by_batch),
         make_growth(DECODE_BY_CONTEXT, "tokens of context", by_context),
         make_growth(TTFT, "prompt tokens", by_prompt),
     ], limits
@@ -211,9 +201,9 @@ def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
     except ModelError as error:
         raise CommandFailed(str(error)) from error
     room = longest - options.steps - 1 - KV_MARGIN_TOKENS
-    lengths = sorted({min(length, room) for length in options.lengths})
-    if options.batch_context_tokens > room or len(lengths) < 2:
-        raise CommandFailed(f"this model has {longest} positions: ask for shorter contexts")
+    lengths = sorted({min(length, room) for length in read_sizes(options.lengths, "--lengths")})
+    if options.batch_context > room or len(lengths) < 2:
+        raise CommandFailed(f"this model has {longest} positions: shorten --batch-context and --lengths")
     return lengths
 
 

@@ -22,6 +22,7 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
+from baton.lab.commands.bench import EngineBenchOptions
 from baton.lab.report.limits import decode_step_bytes, measure_limits, prefill_flop
 from baton.lab.report.result import Columns, show
 from baton.launch import CommandFailed
@@ -141,19 +142,6 @@ PREFILL_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class EngineBenchOptions:
-    model: str | None  # folder or hub id; None: the demo model
-    prompt_tokens: int
-    new_tokens: int
-    batches: tuple[int, ...]  # sequences at once
-    threads: int
-    dtype: str
-    quantize: str
-    kv_cache_dtype: str
-    step_tokens: int = STEP_TOKENS  # a step computes at most
-
-
-@dataclass(frozen=True, slots=True)
 class EngineSpeed:
     """Medians. `read_bandwidth_fraction`: bytes a decode step must read (weights once, KV once) per second of it, of
     what this machine reads at most. `flop_fraction`: arithmetic of prefill per second, of what this machine does at
@@ -183,9 +171,9 @@ COLUMNS: Columns[EngineSpeed] = {
 }
 
 
-def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
+def run_engine_bench(options: EngineBenchOptions) -> int:
     """Run the benchmark and print it. Raises: CommandFailed."""
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.thread_count)
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
         loaded = load_engine(
@@ -203,7 +191,7 @@ def run_engine_bench(options: EngineBenchOptions, as_json: bool) -> int:
     last = speeds[-1]
     note = f"{last.threads} threads, {last.prompt_tokens} prompt tokens, {last.dtype}, weights {last.weights}; limits: "
     note += f"{last.limit_read_gb_per_s:.1f} GB/s, {last.limit_gflop_per_s:,.0f} GFLOP/s"
-    show(speeds, as_json, COLUMNS, note)
+    show(speeds, options.json, COLUMNS, note)
     return 0
 
 
@@ -225,7 +213,7 @@ def _measure(loaded: LoadedEngine, options: EngineBenchOptions, batch: int) -> E
         batch=batch,
         prompt_tokens=options.prompt_tokens,
         new_tokens=options.new_tokens,
-        threads=options.threads,
+        threads=options.thread_count,
         dtype=prepared.dtype_name,
         weights=str(prepared.weight_format),
         prefill_tokens_per_s=round(batch * options.prompt_tokens / prefill_s, 1),

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -28,6 +27,7 @@ from baton.lab.benchmarks.isolation.figures import (
 from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, run_phase
 from baton.lab.benchmarks.serve.load import Target
 from baton.lab.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
+from baton.lab.commands.bench import IsolationOptions, Variant
 from baton.lab.harness.processes import HOST, Program, RunningCluster, RunningProgram, our_program, ports_of
 from baton.launch import CommandFailed
 from baton.launch.devices import write_cores
@@ -41,31 +41,12 @@ START_TIMEOUT_S, VLLM_START_TIMEOUT_S, FLOOR_START_TIMEOUT_S = 180.0, 600.0, 120
 CHUNK_ROWS = 512  # tokens of a prefill step, as `baton up` has it
 
 
-class Variant(StrEnum):
-    SPLIT = "1p1d"
-    COLOCATED = "colocated"
-    VLLM = "vllm"
-
-
 WORKERS = {Variant.SPLIT: 2, Variant.COLOCATED: 1}
 PHASES = {
     Variant.SPLIT: (LoadPhase.QUIET, LoadPhase.PACED, LoadPhase.SATURATED, LoadPhase.FLOOR),
     Variant.COLOCATED: (LoadPhase.QUIET, LoadPhase.PACED, LoadPhase.SATURATED),
     Variant.VLLM: (LoadPhase.QUIET, LoadPhase.PACED, LoadPhase.SATURATED),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class IsolationOptions:
-    model: str | None  # folder or hub id; None: the demo model
-    quantize: str
-    variants: tuple[Variant, ...]
-    rounds: int
-    load: PhaseLoad
-    objectives: Objectives
-    vllm_python: Path | None
-    picture: Path | None
-    up_flags: tuple[str, ...]  # more of them
 
 
 def read_steps(path: Path) -> list[Step]:
@@ -117,20 +98,29 @@ class Serving:
     steps: Path | None
 
 
-def run_isolation_bench(options: IsolationOptions, json_wanted: bool) -> int:
+def run_isolation_bench(options: IsolationOptions) -> int:
     """Run the benchmark and print it. Raises: CommandFailed."""
+    variants = options.chosen
     cores = tuple(sorted(os.sched_getaffinity(0)))[:2]
     if len(cores) < 2:
         raise CommandFailed("two cores are needed: one for decode, one for everything else")
-    if Variant.VLLM in options.variants and options.vllm_python is None:
-        raise CommandFailed("--variants vllm needs --vllm-python")
-    pin_process(frozenset(cores[-1:]))  # the client's place is beside the prefill worker
+    pin_process(frozenset(cores[-1:]))  # the client shares the core of the prefill worker
+    load = PhaseLoad(
+        options.seconds,
+        options.answers,
+        options.answer_prompt_tokens,
+        options.answer_tokens,
+        options.prompt_tokens,
+        options.prompts_per_s,
+        options.in_flight,
+    )
+    objectives = Objectives(options.slo_ttft_ms, options.slo_tbt_ms)
     with tempfile.TemporaryDirectory(prefix="baton-isolation-") as scratch:
         source = find_model(options.model, ROOT, Path(scratch))
-        bench = _Bench(options, source, cores, Path(scratch))
-        rounds = asyncio.run(bench.run())
-    report = Report(source.name, options.quantize, cores, options.load, options.objectives, rounds)
-    print(json.dumps(as_json(report)) if json_wanted else as_table(report))
+        bench = _Bench(options, load, objectives, source, cores, Path(scratch))
+        rounds = asyncio.run(bench.run(variants))
+    report = Report(source.name, options.quantize, cores, load, objectives, rounds)
+    print(json.dumps(as_json(report)) if options.json else as_table(report))
     if options.picture is not None:
         options.picture.write_text(as_picture(report))
     return 0
@@ -144,18 +134,26 @@ def phases_of_round(variant: Variant, number: int) -> Sequence[LoadPhase]:
 
 
 class _Bench:
-    def __init__(self, options: IsolationOptions, source: ModelSource, cores: tuple[int, ...], scratch: Path) -> None:
-        self._options = options
+    def __init__(
+        self,
+        options: IsolationOptions,
+        load: PhaseLoad,
+        objectives: Objectives,
+        source: ModelSource,
+        cores: tuple[int, ...],
+        scratch: Path,
+    ) -> None:
+        self._options, self._load, self._objectives = options, load, objectives
         self._source = source
         self._cores = cores
         self._scratch = scratch
 
-    async def run(self) -> dict[str, dict[LoadPhase, list[Figures]]]:
+    async def run(self, variants: Sequence[Variant]) -> dict[str, dict[LoadPhase, list[Figures]]]:
         rounds: dict[str, dict[LoadPhase, list[Figures]]] = {
-            variant: {phase: [] for phase in PHASES[variant]} for variant in self._options.variants
+            variant: {phase: [] for phase in PHASES[variant]} for variant in variants
         }
         for number in range(self._options.rounds):
-            for variant in self._options.variants:
+            for variant in variants:
                 async with self._serving(variant, number) as serving:
                     for phase in phases_of_round(variant, number):
                         rounds[variant][phase].append(await self._measure(serving, phase, seed=number))
@@ -177,9 +175,9 @@ class _Bench:
         threads = serving.threads
         on_window = (lambda: None) if threads is None else threads.look
         vocab_size = await serving.target.prepare() or DEFAULT_VOCAB_SIZE
-        log = await run_phase(serving.target, self._options.load, phase, seed, vocab_size, on_window)
+        log = await run_phase(serving.target, self._load, phase, seed, vocab_size, on_window)
         steps = read_steps(serving.steps) if serving.steps else ()
-        return figures_of(log, self._options.objectives, steps, threads.busiest() if threads else None)
+        return figures_of(log, self._objectives, steps, threads.busiest() if threads else None)
 
     @asynccontextmanager
     async def _serving(self, variant: Variant, number: int) -> AsyncIterator[Serving]:
@@ -193,7 +191,7 @@ class _Bench:
         steps = self._scratch / f"{name}.steps"
         flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
         flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")
-        flags += (*self._options.up_flags, *(["--colocated"] if variant is Variant.COLOCATED else []))
+        flags += (*self._options.more_up_flags, *(["--colocated"] if variant is Variant.COLOCATED else []))
         writing = {"BATON_STEP_FILE": str(steps)}  # of the decode worker
         program = our_program(name, self._scratch, "baton.cli", *flags, cores=self._cores, environment=writing)
         async with RunningProgram(program) as running:
@@ -208,7 +206,7 @@ class _Bench:
 
     @asynccontextmanager
     async def _vllm(self, name: str) -> AsyncIterator[Serving]:
-        load, port = self._options.load, free_port()
+        load, port = self._load, free_port()
         longest = max(load.answer_prompt_tokens + load.answer_tokens, load.prompt_tokens + 1)
         python = self._options.vllm_python
         if python is None:

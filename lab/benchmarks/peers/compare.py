@@ -31,6 +31,7 @@ from baton.lab.benchmarks.peers.process import (
     find_python,
     start_peer,
 )
+from baton.lab.commands.bench import PeersOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, describe_machine, table
 from baton.lab.report.statistics import MeanEstimate, mean_ratio
@@ -166,20 +167,7 @@ def as_json(
     }
 
 
-@dataclass(frozen=True, slots=True)
-class PeersOptions:
-    model: str | None
-    prompt_tokens: int
-    new_tokens: int
-    batches: tuple[int, ...]
-    threads: int
-    rounds: int
-    precisions: tuple[Precision, ...]
-    folder: Path  # with the peers' environments and converted checkpoints
-    only: tuple[str, ...]  # names of peers; empty: all
-
-
-def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | None) -> int:
+def run_peers_bench(options: PeersOptions) -> int:
     """Run the benchmark and print it. Raises: CommandFailed."""
     note = Console(stderr=True, highlight=False).print
     with ExitStack() as stack:
@@ -189,11 +177,11 @@ def run_peers_bench(options: PeersOptions, as_json_text: bool, picture: Path | N
         contest.start(options, checkpoint, scratch)
         rounds = contest.measure(options, vocab_size(checkpoint))
     rows = make_rows(rounds, options.prompt_tokens)
-    if picture is not None and all(row.name == OURS for row in rows):
+    if options.picture is not None and all(row.name == OURS for row in rows):
         note("no peer was measured: there is no ratio to draw")
-    elif picture is not None:
-        picture.write_text(as_picture(rows, _title(options, checkpoint)))
-    if as_json_text:
+    elif options.picture is not None:
+        options.picture.write_text(as_picture(rows, _title(options, checkpoint)))
+    if options.json:
         report = as_json(describe_machine(), _work(options, checkpoint), contest.contestants, rows, rounds)
         print(json.dumps(report, indent=2))
     else:
@@ -213,8 +201,8 @@ class Contest:
     def start(self, options: PeersOptions, checkpoint: Path, scratch: Path) -> None:
         """Start the engine. Raises: CommandFailed if Baton itself cannot start."""
         tokens = options.prompt_tokens + options.new_tokens + max(options.batches)
-        room = Room(checkpoint, options.folder, scratch, options.threads, max(options.batches), tokens)
-        for precision in options.precisions:
+        room = Room(checkpoint, options.folder, scratch, options.thread_count, max(options.batches), tokens)
+        for precision in Precision if options.precision == "all" else (Precision(options.precision),):
             for peer in PEERS:
                 asked = peer.name == OURS or not options.only or peer.name in options.only
                 if asked and precision in peer.precisions:
@@ -297,7 +285,7 @@ def _ratio(ratio: MeanEstimate | None, rounds: int) -> str:
 
 
 def _title(options: PeersOptions, checkpoint: Path) -> str:
-    return f"{checkpoint.name}, prompts of {options.prompt_tokens} tokens, threads: {options.threads}"
+    return f"{checkpoint.name}, prompts of {options.prompt_tokens} tokens, threads: {options.thread_count}"
 
 
 def _work(options: PeersOptions, checkpoint: Path) -> dict[str, Any]:
@@ -305,7 +293,7 @@ def _work(options: PeersOptions, checkpoint: Path) -> dict[str, Any]:
         "model": checkpoint.name,
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": options.new_tokens,
-        "threads": options.threads,
+        "threads": options.thread_count,
     }
 
 

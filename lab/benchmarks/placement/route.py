@@ -8,7 +8,6 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from rich.console import Console
 
@@ -24,6 +23,7 @@ from baton.lab.benchmarks.placement.simulation import (
     pooled_hit_rate,
 )
 from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, make_trace, read_trace, total_blocks
+from baton.lab.commands.bench import FilesSeen, RouteOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, show, write_pictures
 from baton.lab.report.statistics import percentile
@@ -185,34 +185,20 @@ def pictures(figures: Sequence[RouteFigures], trace: str) -> dict[str, str]:
 POLICIES: tuple[str, ...] = (*(strategy.value for strategy in Strategy), *BASELINES)
 
 
-@dataclass(frozen=True, slots=True)
-class RouteOptions:
-    trace: Path | None
-    shape: str
-    seed: int
-    policies: tuple[str, ...]
-    workers: int
-    blocks_per_worker: int
-    speed: float
-    speeds: Speeds
-    files: FileOptions | None = None
+def policies_of(options: RouteOptions) -> Sequence[str]:
+    return POLICIES if options.policy == "all" else options.policy.split(",")
 
 
-def run_route(options: RouteOptions, folder: Path | None, as_json: bool) -> int:
+def run_route(options: RouteOptions) -> int:
     """Run the policies; prints one as an object, several as a list. Raises: CommandFailed."""
-    arrivals = load_arrivals(options)
-    note = Console(stderr=True, highlight=False).print
-    figures = simulate_all(arrivals, options, note)
-    write_pictures(folder, pictures(figures, trace_name(options)))
-    if as_json and len(figures) == 1:
+    figures = simulate_all(load_arrivals(options), options, Console(stderr=True, highlight=False).print)
+    name = options.trace.stem if options.trace is not None else options.shape
+    write_pictures(options.pictures, pictures(figures, name))
+    if options.json and len(figures) == 1:
         print(json.dumps(asdict(figures[0])))
     else:
-        show(figures, as_json, COLUMNS, note_of(figures))
+        show(figures, options.json, COLUMNS, note_of(figures))
     return 0
-
-
-def trace_name(options: RouteOptions) -> str:
-    return options.trace.stem if options.trace is not None else options.shape
 
 
 def load_arrivals(options: RouteOptions) -> list[TraceArrival]:
@@ -224,18 +210,17 @@ def load_arrivals(options: RouteOptions) -> list[TraceArrival]:
 def simulate_all(
     arrivals: Sequence[TraceArrival], options: RouteOptions, note: Callable[[str], None]
 ) -> list[RouteFigures]:
-    bounds = bounds_of(arrivals, options.workers, options.blocks_per_worker)
-    figures = []
-    for policy in options.policies:
-        figures.append(simulate(policy, arrivals, bounds, options))
+    bounds, files, figures = bounds_of(arrivals, options.workers, options.blocks_per_worker), None, []
+    speeds = Speeds(prefill_tokens_per_s=options.prefill_tokens_per_s, token_gap_ms=options.token_gap_ms)
+    if options.files is not FilesSeen.NONE:
+        known = options.files is FilesSeen.KNOWN
+        files = FileOptions(options.file_blocks, options.workers_per_directory, options.file_gb_per_s, known)
+    for policy in policies_of(options):
+        world = SimulatedWorkers.of(options.workers, options.blocks_per_worker, speeds, files)
+        run = Simulation(world, make_chooser(policy, options.workers)).run(arrivals)
+        figures.append(figures_of(policy, run, bounds, options.workers))
         note(f"{policy}: hit rate {figures[-1].hit_rate:.3f}, {figures[-1].ttft_mean_ms:,.0f} ms to first token")
     return figures
-
-
-def simulate(policy: str, arrivals: Sequence[TraceArrival], bounds: HitBounds, options: RouteOptions) -> RouteFigures:
-    world = SimulatedWorkers.of(options.workers, options.blocks_per_worker, options.speeds, options.files)
-    run = Simulation(world, make_chooser(policy, options.workers)).run(arrivals)
-    return figures_of(policy, run, bounds, options.workers)
 
 
 def make_chooser(policy: str, workers: int) -> Chooser:

@@ -31,22 +31,11 @@ from baton.lab.benchmarks.router.streams import (
     router_delays,
     serving,
 )
+from baton.lab.commands.bench import GatewayBenchOptions, RouterBenchOptions
 from baton.lab.harness.processes import tiny_model
 from baton.lab.report.result import Columns, describe_machine, table
 
 DELAY_INTERVAL_MS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class RouterBenchOptions:
-    streams: int = 256
-    interval_ms: float = 50.0  # of each stream's tokens
-    flood_ms: float = 12.8  # and at 20 000 tokens a second, which is all that one core is to do
-    seconds: float = 10.0  # of each window
-    workers: int = 16  # of the decision
-    prompt_tokens: int = 8192  # of the decision
-    decisions: int = 2000
-    delays: int = 1000  # tokens of which the delay is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +70,10 @@ class RouterReport:
         }
 
 
-def run_router_bench(options: RouterBenchOptions, as_json: bool) -> int:
+def run_router_bench(options: RouterBenchOptions) -> int:
     """Measure the router and print it. Raises: CommandFailed."""
     report = asyncio.run(measure_all(options))
-    print(json.dumps(report.as_json(), indent=2) if as_json else "\n".join(as_lines(report)))
+    print(json.dumps(report.as_json(), indent=2) if options.json else "\n".join(as_lines(report)))
     return 0
 
 
@@ -137,15 +126,6 @@ BATCH = 10  # first tokens in a row, before it is another way's turn
 
 
 @dataclass(frozen=True, slots=True)
-class GatewayBenchOptions:
-    streams: int = 64
-    interval_ms: float = 50.0  # of each stream's tokens
-    seconds: float = 5.0  # of each window
-    rounds: int = 5
-    requests: int = 200  # of which the first token is timed, each way
-
-
-@dataclass(frozen=True, slots=True)
 class CallWay:
     """Medians of the rounds."""
 
@@ -155,10 +135,10 @@ class CallWay:
     first_token_ms: float
 
 
-def run_gateway_bench(options: GatewayBenchOptions, as_json: bool) -> int:
+def run_gateway_bench(options: GatewayBenchOptions) -> int:
     """Measure HTTP next to gRPC and print it. Raises: CommandFailed."""
     ways = asyncio.run(measure_ways(options))
-    print(json.dumps(as_json_object(ways), indent=2) if as_json else as_table(ways))
+    print(json.dumps(as_json_object(ways), indent=2) if options.json else as_table(ways))
     return 0
 
 

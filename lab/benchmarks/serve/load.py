@@ -230,9 +230,6 @@ class ServiceLoad:
         )
 
 
-OBJECTIVES = ("ttft", "tpot", "e2el")
-
-
 @dataclass(frozen=True, slots=True)
 class Spread:
     """Milliseconds. All 0 where there was nothing to measure."""
@@ -278,7 +275,7 @@ ERRORS_SHOWN = 5
 
 
 def measure(target: str, run: LoadRun, objectives_ms: Mapping[str, float]) -> Metrics:
-    """Compute metrics. `objectives_ms`: those of OBJECTIVES that a good request meets."""
+    """Compute metrics. `objectives_ms`: upper bounds of a good request: ttft, tpot, e2el."""
     good = [outcome for outcome in run.outcomes if not outcome.error]
     input_tokens = sum(outcome.prompt_tokens for outcome in good)
     output_tokens = sum(outcome.output_tokens for outcome in good)

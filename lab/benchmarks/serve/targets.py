@@ -15,6 +15,7 @@ import httpx2
 
 from baton.client import AsyncBatonClient, BatonClientError, Delta, RetryPolicy
 from baton.lab.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
+from baton.lab.commands.bench import ServeBenchOptions
 from baton.launch import CommandFailed
 
 TextOf = Callable[[tuple[int, ...]], str]
@@ -159,36 +160,23 @@ DEFAULT_VOCAB_SIZE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Servers:
-    urls: tuple[str, ...]
-    models: tuple[str, ...]  # as requests name them: one for each URL, one for all of them, or none
-    vocab_size: int | None  # None: as the server reports
-    tokenizer: Path | None  # prompts go to HTTP servers as text
-    api_key: str
-    timeout_s: float  # of each request
-
-    def model_of(self, index: int) -> str:
-        """Return the model of a target. Raises: CommandFailed."""
-        if len(self.models) not in (0, 1, len(self.urls)):
-            raise CommandFailed(f"{len(self.models)} models for {len(self.urls)} targets: give one for each, or one")
-        return self.models[index if len(self.models) > 1 else 0] if self.models else ""
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     target: Target
     vocab_size: int
 
 
 @asynccontextmanager
-async def opened(servers: Servers) -> AsyncIterator[list[Server]]:
+async def opened(options: ServeBenchOptions) -> AsyncIterator[list[Server]]:
     """Open and warm up all servers. Raises: CommandFailed."""
+    urls, models = options.targets, options.model or [""]
+    if len(models) not in (1, len(urls)):
+        raise CommandFailed(f"{len(models)} models for {len(urls)} targets: give one for each, or one")
     async with AsyncExitStack() as undo:
         ready = []
-        for index, url in enumerate(servers.urls):
-            target = make_target(url, servers.model_of(index), servers.api_key, servers.timeout_s, servers.tokenizer)
+        for url, model in zip(urls, models if len(models) > 1 else models * len(urls), strict=True):
+            target = make_target(url, model, options.api_key, options.timeout, options.tokenizer)
             undo.push_async_callback(target.close)
-            ready.append(await _warm(target, servers.vocab_size))
+            ready.append(await _warm(target, options.vocab_size))
         yield ready
 
 

@@ -1,1 +1,1 @@
-"""Faults on real processes under load, and a checker of what every client saw. Knows no protobuf and no scheduler."""
+"""Fault injection into real processes under load, and a checker of every client's stream."""

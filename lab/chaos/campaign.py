@@ -1,7 +1,7 @@
-"""Carries out a plan of faults on a running stack, and notes which processes serve meanwhile.
+"""Inject a plan of faults into a running stack while observing which processes serve.
 
-A fault that finds nothing to break is reported as not made, one that was made and left no mark as not proven. Either
-comes again later, a few times, on what is in use then.
+A fault that finds nothing to break is reported as not made; one without evidence as not proven. Both are retried later
+on whatever is in use then, up to TRIES times.
 """
 
 import asyncio
@@ -11,16 +11,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from baton.lab.chaos.checker import Injected
+from baton.lab.chaos.disk.injections import FILE_KINDS, SHIM_KINDS, disk_injection
 from baton.lab.chaos.faults import Fault, FaultKind, FaultTurns, Planned
-from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, in_use
+from baton.lab.chaos.hosts.injections import HOST_KINDS, host_injection
+from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, in_use, injection_of
 from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import Background
 
 PERIOD_S = 0.15
-WHOLE_S = 60.0  # from the end of a fault until what it disturbed serves again
-AHEAD = 8  # faults of the plan that are looked at for one whose turn it is
-TRIES = 4  # of one that finds nothing to break, or is not proven
-BACK = 3  # places in the plan until it is tried again
+WHOLE_S = 60.0  # bound from the end of a fault until the disturbed processes serve again
+AHEAD = 8  # planned faults among which the next one is chosen
+TRIES = 4  # attempts for a fault that finds nothing to break or is not proven
+BACK = 3  # faults of the plan that come before a retry
 
 
 class Soundness(Background):
@@ -30,11 +32,11 @@ class Soundness(Background):
         super().__init__()
         self._stack = stack
         self._looked = asyncio.Condition()
-        self._began_s = float("-inf")  # of the last look that has ended
-        self.unsound: dict[str, str] = {"the stack": "was not looked at"}
+        self._began_s = float("-inf")  # start of the last completed poll
+        self.unsound: dict[str, str] = {"the stack": "has not been polled yet"}
 
     async def next_look(self) -> None:
-        """Returns after a look that began after this call."""
+        """Wait for the end of a poll that began after this call."""
         since_s = time.monotonic()
         async with self._looked:
             await self._looked.wait_for(lambda: self._began_s >= since_s)
@@ -61,6 +63,15 @@ class Soundness(Background):
 Make = Callable[[Fault, Scene], Injection]
 
 
+def make_injection(fault: Fault, scene: Scene) -> Injection:
+    """Create the injection of any fault of the catalogue. Raises: NotMade if the stack lacks what it needs."""
+    if fault.kind in HOST_KINDS:
+        return host_injection(fault, scene)
+    if fault.kind in FILE_KINDS | SHIM_KINDS:
+        return disk_injection(fault, scene)
+    return injection_of(fault, scene)
+
+
 @dataclass(frozen=True, slots=True)
 class Unmade:
     """A fault that found nothing to break."""
@@ -72,8 +83,8 @@ class Unmade:
 
 @dataclass
 class FaultCampaign:
-    """Faults of a run, in order. `began_s`: origin of all times. `wanted`: number of proofs after which it ends; None:
-    at the end of the plan.
+    """Faults of a run, in order. `began_s`: origin of all times. `wanted`: number of proven faults that ends the
+    campaign; None: it ends with the plan.
     """
 
     scene: Scene
@@ -92,7 +103,7 @@ class FaultCampaign:
         self._number = 0
 
     async def run(self, until_s: float) -> None:
-        """Returns when everything that was begun has recovered, or has failed to.
+        """Inject the plan until `until_s`; return once every injected fault has recovered or timed out.
 
         Raises: ExceptionGroup, of errors of injections other than NotMade, NotProven and OSError.
         """
@@ -114,7 +125,7 @@ class FaultCampaign:
         return self.wanted is not None and sum(each.proof is not None for each in self.injected) >= self.wanted
 
     def _next(self) -> Planned | None:
-        """The first of the next few whose turn it is, taken from the plan, with the link that it now is for."""
+        """Remove and return the first of the next AHEAD faults that may start now; a link fault gets a link in use."""
         for place, planned in enumerate(list(self._left)[:AHEAD]):
 
             def may_begin(fault: Fault, planned: Planned = planned) -> bool:
@@ -169,17 +180,17 @@ class FaultCampaign:
 
 
 def never_made(injected: Sequence[Injected], unmade: Sequence[Unmade]) -> list[FaultKind]:
-    """Kinds that were tried again and again and found nothing to break: they tested nothing."""
+    """Return the kinds that found nothing to break in any attempt: they tested nothing."""
     proven = {each.fault.kind for each in injected if each.proof is not None}
     tried = [each.fault.kind for each in unmade]
     return sorted(kind for kind in set(tried) - proven if tried.count(kind) >= TRIES)
 
 
-LEAST_PROVEN = 0.5  # of the faults of a kind that were made, and at least one of them
+LEAST_PROVEN = 0.5  # share of the made faults of a kind, and at least one of them
 
 
 def too_few_proven(injected: Sequence[Injected]) -> list[FaultKind]:
-    """Kinds of which so few left their mark that what they test is in doubt."""
+    """Return the kinds with fewer proofs than LEAST_PROVEN demands."""
     made = Counter(each.fault.kind for each in injected)
     proven = Counter(each.fault.kind for each in injected if each.proof is not None)
     return sorted(kind for kind, count in made.items() if proven[kind] < max(1.0, LEAST_PROVEN * count))

@@ -1,8 +1,7 @@
-"""Compares the stream that a client saw with an undisturbed model's answer, and how long streams stood still. Pure.
+"""Compare a client's stream with the undisturbed answer, and measure gaps between its tokens. Pure.
 
-A stream that its client gave up is judged as far as it came. Where the undisturbed choice itself was close (within 1e-4
-of another token), a different token is counted apart and the rest of that choice is not compared: from there on it is
-another answer.
+A cancelled stream is judged up to its last token. Where the undisturbed choice was close (another token within 1e-4), a
+different token counts as CLOSE and the rest of that choice is not compared, since it is a different answer from there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,8 +27,8 @@ class FindingKind(StrEnum):
     TWO_ENDS = "two ends"
     NO_END = "no end"
     HANG = "hang"
-    FAILED = "failed"  # the stream ended with a status that is not OK
-    CLOSE = "close"  # not a fault: see above
+    FAILED = "failed"  # status other than OK
+    CLOSE = "close"  # different token where two were within 1e-4: not a fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +37,8 @@ class ExpectedChoice:
     text: str
     reason: str
     matched_stop: str | int | None = None
-    logprobs: tuple[float, ...] = ()  # none: they are not asked for
-    close: frozenset[int] = frozenset()  # offsets where another token was as good
+    logprobs: tuple[float, ...] = ()  # empty if not requested
+    close: frozenset[int] = frozenset()  # offsets where another token was within 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,21 +46,21 @@ class Finding:
     stream: int
     kind: FindingKind
     choice: int
-    offset: int  # in the choice, where it is known; else 0
+    offset: int  # token offset in the choice; 0 if unknown
     detail: str
 
 
 def check(history: StreamHistory, expected: Sequence[ExpectedChoice], bound_s: float) -> list[Finding]:
-    """Return every broken promise of one stream. `bound_s`: maximum duration."""
+    """Return every finding of one stream. `bound_s`: maximum duration."""
     number, whole = history.number, history.behaviour is not Behaviour.CANCELS
     if history.closed_s is None or history.closed_s - history.began_s > bound_s:
-        took = "for ever" if history.closed_s is None else f"{history.closed_s - history.began_s:.1f} s"
-        return [Finding(number, FindingKind.HANG, 0, 0, f"it took {took}, {bound_s:g} s are allowed")]
+        took = "is still open" if history.closed_s is None else f"took {history.closed_s - history.began_s:.1f} s"
+        return [Finding(number, FindingKind.HANG, 0, 0, f"stream {took}; at most {bound_s:g} s are allowed")]
     found: list[Finding] = []
     if history.failure is not None and whole:
         found.append(Finding(number, FindingKind.FAILED, 0, 0, history.failure))
     elif whole and history.starts != 1:
-        found.append(Finding(number, FindingKind.WRONG_END, 0, 0, f"it was started {history.starts} times"))
+        found.append(Finding(number, FindingKind.WRONG_END, 0, 0, f"stream has {history.starts} start events, not 1"))
     for choice, wanted in enumerate(expected):
         pieces = [piece for piece in history.pieces if piece.choice == choice]
         ends = [end for end in history.ends if end.choice == choice]
@@ -72,7 +71,7 @@ def check(history: StreamHistory, expected: Sequence[ExpectedChoice], bound_s: f
         ]
     unasked = {piece.choice for piece in history.pieces} - set(range(len(expected)))
     return found + [
-        Finding(number, FindingKind.WRONG_TOKEN, choice, 0, "no request asked for it") for choice in sorted(unasked)
+        Finding(number, FindingKind.WRONG_TOKEN, choice, 0, "choice was not requested") for choice in sorted(unasked)
     ]
 
 
@@ -83,7 +82,7 @@ def _of(
     pieces: Sequence[StreamPiece], ends: Sequence[StreamEnd], wanted: ExpectedChoice, must_end: bool
 ) -> Iterator[_Fault]:
     if len(ends) > 1 or (ends and pieces and pieces[-1].at_s > ends[0].at_s):
-        yield FindingKind.TWO_ENDS, 0, f"{len(ends)} ends, or tokens after one"
+        yield FindingKind.TWO_ENDS, 0, f"{len(ends)} end events, or tokens after one"
     unlike = _order(pieces) or _tokens(pieces, wanted)
     if unlike is not None:
         yield unlike
@@ -92,9 +91,9 @@ def _of(
     yield from _logprob_faults(pieces, wanted, is_whole=bool(ends) and count == whole)
     if not ends:
         if must_end:
-            yield FindingKind.NO_END, count, "the stream ended with OK, this choice did not end"
+            yield FindingKind.NO_END, count, "stream closed with OK, but this choice has no end event"
     elif count < whole:
-        yield FindingKind.LOST, count, f"{whole - count} tokens before the end"
+        yield FindingKind.LOST, count, f"{whole - count} tokens missing before the end"
     elif (ends[0].reason, ends[0].matched_stop) != (wanted.reason, wanted.matched_stop):
         yield FindingKind.WRONG_END, count, f"{ends[0].reason}, {ends[0].matched_stop!r}"
 
@@ -105,7 +104,7 @@ def _order(pieces: Sequence[StreamPiece]) -> _Fault | None:
     for piece in pieces:
         covered = range(piece.offset, piece.offset + len(piece.token_ids))
         if not seen.isdisjoint(covered):
-            return FindingKind.REPEATED, piece.offset, f"offset {piece.offset} came again, {following} was next"
+            return FindingKind.REPEATED, piece.offset, f"offset {piece.offset} repeated, expected {following}"
         if piece.offset > following and early is None:
             early = piece.offset
         seen.update(covered)
@@ -114,24 +113,24 @@ def _order(pieces: Sequence[StreamPiece]) -> _Fault | None:
         return None
     missing = [offset for offset in range(max(seen, default=0) + 1) if offset not in seen]
     if missing:
-        return FindingKind.LOST, missing[0], f"{len(missing)} tokens, from offset {missing[0]} on"
-    return FindingKind.REORDERED, early, f"offset {early} came too early"
+        return FindingKind.LOST, missing[0], f"{len(missing)} tokens missing from offset {missing[0]}"
+    return FindingKind.REORDERED, early, f"offset {early} arrived too early"
 
 
 def _tokens(pieces: Sequence[StreamPiece], wanted: ExpectedChoice) -> _Fault | None:
-    """The first token that is not the expected one."""
+    """Return the fault of the first unexpected token; None if all are expected."""
     token_ids = chain.from_iterable(piece.token_ids for piece in pieces)
     for offset, token_id in enumerate(token_ids):
         if offset >= len(wanted.token_ids):
-            return FindingKind.WRONG_TOKEN, offset, "the answer should have ended"
+            return FindingKind.WRONG_TOKEN, offset, "token after the expected end"
         if token_id != wanted.token_ids[offset]:
             kind = FindingKind.CLOSE if offset in wanted.close else FindingKind.WRONG_TOKEN
-            return kind, offset, f"{token_id} in place of {wanted.token_ids[offset]}"
+            return kind, offset, f"token {token_id} instead of {wanted.token_ids[offset]}"
     return None
 
 
 def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
-    """Text and log-probabilities of tokens that are right. Text may lag, until the end."""
+    """Yield faults in text and log-probabilities of a choice with the right tokens. Text may lag behind its tokens."""
     text = "".join(piece.text for piece in pieces)
     if text != wanted.text if is_whole else not wanted.text.startswith(text):
         at = next((at for at, pair in enumerate(zip(text, wanted.text, strict=False)) if pair[0] != pair[1]), 0)
@@ -140,34 +139,34 @@ def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_wh
         return
     received = list(chain.from_iterable(piece.logprobs for piece in pieces))
     if len(received) != sum(len(piece.token_ids) for piece in pieces):
-        yield FindingKind.WRONG_LOGPROB, 0, "not one for each token"
+        yield FindingKind.WRONG_LOGPROB, 0, f"{len(received)} log-probabilities, not one per token"
         return
     for offset, (logprob, right) in enumerate(zip(received, wanted.logprobs, strict=False)):
         if not abs(logprob - right) <= LOGPROB_TOLERANCE:
-            yield FindingKind.WRONG_LOGPROB, offset, f"{logprob:.6f} in place of {right:.6f}"
+            yield FindingKind.WRONG_LOGPROB, offset, f"log-probability {logprob:.6f} instead of {right:.6f}"
             return
 
 
-SOON_S = 0.5  # a stream's last token before it stood still comes at most so long after the fault
+SOON_S = 0.5  # maximum time from a fault to the last token before the gap that it caused
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault that was done, with the times and the proof. `proof` is None where it could not be shown."""
+    """Injected fault with its times and evidence. `proof`: None if there is no evidence."""
 
     fault: Fault
-    at_s: float  # when its injection was over
+    at_s: float  # end of the injection
     healed_s: float
     proof: str | None
-    trouble: str = ""  # why there is no proof, or what did not recover in time
+    trouble: str = ""  # reason for the missing proof, or processes that did not recover in time
 
 
 @dataclass(frozen=True, slots=True)
 class StreamGap:
     stream: int
-    fault: int  # place in the list
+    fault: int  # index in the list of injected faults
     seconds: float
-    meanwhile: tuple[str, ...]  # the other faults that began or lasted while it stood still
+    meanwhile: tuple[str, ...]  # other faults during the gap
 
 
 class Pause(NamedTuple):
@@ -216,8 +215,8 @@ def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[StreamHisto
 
 
 def pause_around(times: Sequence[float], at_s: float) -> Pause | None:
-    """The longest pause that had begun by `SOON_S` after `at_s` and ended after it; None for a stream that had not
-    begun by then, or was over.
+    """Return the longest pause that began by `at_s` + SOON_S and ended after `at_s`; None if the stream had no token
+    before it or none after it.
     """
     pauses = (Pause(before, after) for before, after in pairwise(times) if before <= at_s + SOON_S and after > at_s)
     return max(pauses, key=lambda each: each.seconds, default=None) if times and times[0] <= at_s else None

@@ -1,39 +1,47 @@
-"""Faults of a run, their order, and which may overlap. Pure: a seed in, a plan out."""
+"""Catalogue of faults, their order in a run, and which may overlap. Pure: a seed in, a plan out."""
 
 import random
-from collections.abc import Callable, Collection, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 SHORT_S, LONG_S = 1.0, 4.0
-DISK = "disk"  # of all workers
+OVERLAP = 0.15  # share of faults that may hit a process that is still recovering
+DISK = "disk"  # target: the KV files of all workers
 ROUTERS, PREFILL, DECODE = ("router-0", "router-1"), ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
 WORKERS = (*PREFILL, *DECODE)
+FIRST_HOST = "host-0"  # runs the routers and Redis; faults leave it and its link alone
+LEAST_HOSTS, MOST_HOSTS = 3, 1 + len(WORKERS)
+LOSSES = (0.02, 0.1, 0.3)  # shares of packets
+RATES = (1e6, 4e6, 20e6)  # bits per second
+DELAYS_S = (0.005, 0.05, 0.2)
+CLOCK_JUMPS_S = (-3600.0, 3600.0, 86_400.0)
 
 
 class FaultKind(StrEnum):
     KILL = "kill -9"
-    STOP = "SIGSTOP"  # and SIGCONT later
-    RESTART = "SIGTERM"  # drain, end, be started again
+    STOP = "SIGSTOP"  # followed by SIGCONT
+    RESTART = "SIGTERM"  # drain, exit, restart by the supervisor
     CUT = "connections cut"
-    PARTITION = "partition"  # nothing passes, either way
+    PARTITION = "partition"  # both directions
     ONE_WAY = "one-way partition"
     DELAY = "delay"
     BIT_FLIP = "bit flip"
     FLUSH = "FLUSHALL"
     CLOCK = "clock jump"
-    READ_ERROR = "EIO on read"  # these and the following are of the files below the pools
+    READ_ERROR = "EIO on read"  # KV files, like all kinds down to FOLDER_TAKEN
     WRITE_ERROR = "EIO on write"
     DISK_FULL = "disk full"
-    DISK_HANGS = "disk hangs"  # on read
+    DISK_HANGS = "disk hangs"
     SHORT_WRITES = "short writes"
     KILL_WRITING = "kill -9 in a write"
-    FILE_FLIP = "bits flip in files"  # while all run, or while the owner is down; so with the following two
+    FILE_FLIP = "bits flip in files"
     FILE_CUT = "files cut off"
     FILE_GARBAGE = "garbage in files"
     OTHER_MODEL = "another model's files"
-    FOLDER_TAKEN = "folder taken"  # by another process, while the owner is started again
-    LINK_CUT = "link cut"  # of a host, as are the following: see hosts/
+    FOLDER_TAKEN = "folder taken"
+    LINK_CUT = "link cut"  # network link of a host, like the next two
     LINK_SLOW = "link slow"
     LINK_LOSSY = "packets lost"
     HOST_LOST = "host lost"
@@ -41,36 +49,36 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Fault. `source`: the process whose connections to `target` are disturbed; empty for faults of a process
-    itself.
+    """Fault of a process, host, link or disk. `source`: process whose connections to `target` are disturbed; empty for
+    faults of the target itself.
     """
 
     kind: FaultKind
     target: str
     source: str = ""
     lasts_s: float = 0.0
-    amount: float = 0.0  # seconds of delay, or of a clock's jump; the share of packets that are lost; bits per second
-    on_host: frozenset[str] = frozenset()  # the processes of a target that is a host
+    amount: float = 0.0  # delay in seconds, clock jump in seconds, share of lost packets, or bits per second
+    on_host: frozenset[str] = frozenset()  # processes of the host, if the target is a host
 
     @property
     def disturbs(self) -> frozenset[str]:
-        """The processes that somebody may have to do without meanwhile."""
+        """Processes that may be unavailable during the fault."""
         if self.kind is FaultKind.BIT_FLIP:
-            return frozenset((self.target, *DECODE))  # these stand still for a moment
+            return frozenset((self.target, *DECODE))  # decode workers are stopped for a moment
         if self.kind is FaultKind.FOLDER_TAKEN:
-            return frozenset((self.target, DISK))  # which does without files meanwhile
+            return frozenset((self.target, DISK))  # the target serves without KV files
         if self.on_host:
             return self.on_host
         return frozenset((self.target,)) if self.target else frozenset()
 
     @property
     def restarts(self) -> bool:
-        """A process is started again."""
+        """Return whether a process is restarted because of the fault."""
         return self.kind in _RESTARTED or (self.kind in _OF_FILES and self.target in WORKERS)
 
     @property
     def hits_process(self) -> bool:
-        """A process itself, not its connections or memory."""
+        """Return whether the fault signals a process, rather than disturbing its connections or memory."""
         return self.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
 
     def __str__(self) -> str:
@@ -83,12 +91,32 @@ class Planned:
     """Planned fault. `at_once`: inject it even if its target has not recovered from the fault before."""
 
     fault: Fault
-    pause_s: float  # before it
+    pause_s: float  # wait before the next fault of the plan
     at_once: bool
-    tries: int = 0  # that found nothing to break
+    tries: int = 0  # earlier attempts that found nothing to break or had no proof
 
 
-def _workers(kind: FaultKind, names: tuple[str, ...], draw: random.Random) -> Fault:
+Hosts = Mapping[str, tuple[str, ...]]
+"""Processes by host; empty if all run on this machine."""
+
+
+def spread(hosts: int) -> Hosts:
+    """Spread the processes over hosts so that a worker of each role survives the loss of any one host.
+
+    Raises: ValueError.
+    """
+    if not LEAST_HOSTS <= hosts <= MOST_HOSTS:
+        limits = f"from {LEAST_HOSTS} to {MOST_HOSTS}"
+        raise ValueError(f"{hosts} hosts: {limits}, so that each role is on two and no host is empty")
+    names = [f"host-{number}" for number in range(1, hosts)]
+    placed: dict[str, tuple[str, ...]] = {FIRST_HOST: ("redis", *ROUTERS), **dict.fromkeys(names, ())}
+    for number, worker in enumerate(WORKERS):
+        name = names[number % len(names)]
+        placed[name] = (*placed[name], worker)
+    return placed
+
+
+def _process(kind: FaultKind, names: tuple[str, ...], draw: random.Random) -> Fault:
     return Fault(kind, draw.choice(names), lasts_s=draw.uniform(SHORT_S, LONG_S))
 
 
@@ -98,7 +126,7 @@ def _link(kind: FaultKind, draw: random.Random) -> Fault:
         source, target = draw.choice(ROUTERS), draw.choice(WORKERS)
     else:
         source, target = draw.choice(DECODE), draw.choice(PREFILL)
-    amount = draw.choice((0.005, 0.05, 0.2)) if kind is FaultKind.DELAY else 0.0
+    amount = draw.choice(DELAYS_S) if kind is FaultKind.DELAY else 0.0
     return Fault(kind, target, source, draw.uniform(SHORT_S, LONG_S), amount)
 
 
@@ -112,65 +140,77 @@ def _disk(kind: FaultKind, draw: random.Random) -> Fault:
 
 
 def _files(kind: FaultKind, draw: random.Random) -> Fault:
-    """Draw the files of all running workers, or of one that is down."""
+    """Draw the files of all running workers, or of one worker that is killed for it."""
     return Fault(kind, DISK if draw.random() < 0.6 else draw.choice(WORKERS))
 
 
-def _clients(draw: random.Random) -> Fault:
-    return Fault(FaultKind.CUT, draw.choice(ROUTERS), "others")
+def _host(kind: FaultKind, draw: random.Random, hosts: Hosts) -> Fault:
+    name = draw.choice([each for each in hosts if each != FIRST_HOST])
+    amounts = {FaultKind.LINK_SLOW: RATES, FaultKind.LINK_LOSSY: LOSSES}.get(kind, (0.0,))
+    return Fault(kind, name, "", draw.uniform(SHORT_S, LONG_S), draw.choice(amounts), frozenset(hosts[name]))
 
 
-_Make = Callable[[random.Random], Fault]
-_KINDS: tuple[tuple[int, _Make], ...] = (
-    # how often, in parts of the whole, and how one is drawn
-    (18, lambda draw: _workers(FaultKind.KILL, DECODE, draw)),
-    (10, lambda draw: _workers(FaultKind.KILL, PREFILL, draw)),
-    (7, lambda draw: _workers(FaultKind.KILL, ROUTERS, draw)),
-    (9, lambda draw: _workers(FaultKind.STOP, DECODE, draw)),
-    (5, lambda draw: _workers(FaultKind.STOP, PREFILL, draw)),
-    (3, lambda draw: _workers(FaultKind.STOP, ROUTERS, draw)),
-    (6, lambda draw: _workers(FaultKind.RESTART, (*WORKERS, *ROUTERS), draw)),
-    (6, lambda draw: _link(FaultKind.CUT, draw)),
-    (5, lambda draw: _clients(draw)),
-    (7, lambda draw: _link(FaultKind.PARTITION, draw)),
-    (5, lambda draw: _link(FaultKind.ONE_WAY, draw)),
-    (4, lambda draw: _link(FaultKind.DELAY, draw)),
-    (3, lambda draw: _redis(FaultKind.KILL, draw)),
-    (3, lambda draw: _redis(FaultKind.STOP, draw)),
-    (3, lambda draw: _redis(FaultKind.FLUSH, draw)),
-    (3, lambda draw: _redis(FaultKind.PARTITION, draw)),
-    (3, lambda draw: Fault(FaultKind.BIT_FLIP, draw.choice(PREFILL))),
-    (3, lambda draw: Fault(FaultKind.CLOCK, "", lasts_s=SHORT_S, amount=draw.choice((-3600.0, 3600.0, 86_400.0)))),
-    (3, lambda draw: _disk(FaultKind.READ_ERROR, draw)),
-    (3, lambda draw: _disk(FaultKind.WRITE_ERROR, draw)),
-    (3, lambda draw: _disk(FaultKind.DISK_FULL, draw)),
-    (3, lambda draw: _disk(FaultKind.DISK_HANGS, draw)),
-    (2, lambda draw: _disk(FaultKind.SHORT_WRITES, draw)),
-    (5, lambda draw: _workers(FaultKind.KILL_WRITING, WORKERS, draw)),
-    (4, lambda draw: _files(FaultKind.FILE_FLIP, draw)),
-    (3, lambda draw: _files(FaultKind.FILE_CUT, draw)),
-    (3, lambda draw: _files(FaultKind.FILE_GARBAGE, draw)),
-    (3, lambda draw: Fault(FaultKind.OTHER_MODEL, DISK)),
-    (3, lambda draw: _workers(FaultKind.FOLDER_TAKEN, WORKERS, draw)),
+class FaultRule(NamedTuple):
+    """Entry of the catalogue: relative frequency on one machine and on hosts, and how a fault is drawn."""
+
+    weight: int
+    weight_on_hosts: int
+    draw: Callable[[random.Random, Hosts], Fault]
+
+
+CATALOGUE = (
+    FaultRule(18, 8, lambda draw, _: _process(FaultKind.KILL, DECODE, draw)),
+    FaultRule(10, 6, lambda draw, _: _process(FaultKind.KILL, PREFILL, draw)),
+    FaultRule(7, 4, lambda draw, _: _process(FaultKind.KILL, ROUTERS, draw)),
+    FaultRule(9, 3, lambda draw, _: _process(FaultKind.STOP, DECODE, draw)),
+    FaultRule(5, 3, lambda draw, _: _process(FaultKind.STOP, PREFILL, draw)),
+    FaultRule(3, 0, lambda draw, _: _process(FaultKind.STOP, ROUTERS, draw)),
+    FaultRule(6, 4, lambda draw, _: _process(FaultKind.RESTART, (*WORKERS, *ROUTERS), draw)),
+    FaultRule(6, 0, lambda draw, _: _link(FaultKind.CUT, draw)),
+    FaultRule(5, 0, lambda draw, _: Fault(FaultKind.CUT, draw.choice(ROUTERS), "others")),
+    FaultRule(7, 0, lambda draw, _: _link(FaultKind.PARTITION, draw)),
+    FaultRule(5, 0, lambda draw, _: _link(FaultKind.ONE_WAY, draw)),
+    FaultRule(4, 0, lambda draw, _: _link(FaultKind.DELAY, draw)),
+    FaultRule(3, 0, lambda draw, _: _redis(FaultKind.KILL, draw)),
+    FaultRule(3, 0, lambda draw, _: _redis(FaultKind.STOP, draw)),
+    FaultRule(3, 0, lambda draw, _: _redis(FaultKind.FLUSH, draw)),
+    FaultRule(3, 0, lambda draw, _: _redis(FaultKind.PARTITION, draw)),
+    FaultRule(3, 0, lambda draw, _: Fault(FaultKind.BIT_FLIP, draw.choice(PREFILL))),
+    FaultRule(3, 0, lambda draw, _: Fault(FaultKind.CLOCK, "", "", SHORT_S, draw.choice(CLOCK_JUMPS_S))),
+    FaultRule(3, 0, lambda draw, _: _disk(FaultKind.READ_ERROR, draw)),
+    FaultRule(3, 0, lambda draw, _: _disk(FaultKind.WRITE_ERROR, draw)),
+    FaultRule(3, 0, lambda draw, _: _disk(FaultKind.DISK_FULL, draw)),
+    FaultRule(3, 0, lambda draw, _: _disk(FaultKind.DISK_HANGS, draw)),
+    FaultRule(2, 0, lambda draw, _: _disk(FaultKind.SHORT_WRITES, draw)),
+    FaultRule(5, 0, lambda draw, _: _process(FaultKind.KILL_WRITING, WORKERS, draw)),
+    FaultRule(4, 0, lambda draw, _: _files(FaultKind.FILE_FLIP, draw)),
+    FaultRule(3, 0, lambda draw, _: _files(FaultKind.FILE_CUT, draw)),
+    FaultRule(3, 0, lambda draw, _: _files(FaultKind.FILE_GARBAGE, draw)),
+    FaultRule(3, 0, lambda draw, _: Fault(FaultKind.OTHER_MODEL, DISK)),
+    FaultRule(3, 0, lambda draw, _: _process(FaultKind.FOLDER_TAKEN, WORKERS, draw)),
+    FaultRule(0, 22, lambda draw, hosts: _host(FaultKind.LINK_CUT, draw, hosts)),
+    FaultRule(0, 22, lambda draw, hosts: _host(FaultKind.HOST_LOST, draw, hosts)),
+    FaultRule(0, 14, lambda draw, hosts: _host(FaultKind.LINK_LOSSY, draw, hosts)),
+    FaultRule(0, 14, lambda draw, hosts: _host(FaultKind.LINK_SLOW, draw, hosts)),
 )
 
 
 def plan_faults(
-    seed: int, count: int, overlap: float = 0.15, without: frozenset[FaultKind] = frozenset()
+    seed: int, count: int, hosts: int | None = None, without: frozenset[FaultKind] = frozenset()
 ) -> list[Planned]:
-    """Plan `count` faults. `overlap`: share that may hit a process that is still recovering."""
-    draw = random.Random(f"faults {seed}")
-    weights = [weight for weight, _ in _KINDS]
+    """Plan `count` faults. `hosts`: number of hosts; None: all processes run on this machine. Raises: ValueError."""
+    draw, placed = random.Random(f"faults {seed}"), {} if hosts is None else spread(hosts)
+    weights = [rule.weight_on_hosts if placed else rule.weight for rule in CATALOGUE]
     plan: list[Planned] = []
     while len(plan) < count:
-        [(_, make)] = draw.choices(_KINDS, weights)
-        fault = make(draw)
+        [rule] = draw.choices(CATALOGUE, weights)
+        fault = rule.draw(draw, placed)
         if fault.kind not in without:
-            plan.append(Planned(fault, draw.uniform(0.2, 1.5), draw.random() < overlap))
+            plan.append(Planned(fault, draw.uniform(0.2, 1.5), draw.random() < OVERLAP))
     return plan
 
 
-STARTS = 2  # processes that are being started again at a time: each takes seconds of a core
+STARTS = 2  # processes that may start concurrently: each takes seconds of a core
 _RESTARTED = frozenset(
     {FaultKind.KILL, FaultKind.RESTART, FaultKind.KILL_WRITING, FaultKind.FOLDER_TAKEN, FaultKind.HOST_LOST}
 )

@@ -1,4 +1,4 @@
-"""Requests of a run, and what a client saw of each stream, with times. Plain values."""
+"""Requests of a run, and the events that a client observed of each stream. Plain values."""
 
 import json
 import random
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-FIRST_TOKEN, LAST_TOKEN = 3, 258  # of the tiny checkpoint: its bytes
-LENGTHS = (5, 31, 33, 64, 150, 400)
+FIRST_TOKEN, LAST_TOKEN = 3, 258  # byte tokens of the tiny checkpoint
+LENGTHS = (5, 31, 33, 64, 150, 400)  # prompt tokens
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -36,7 +36,7 @@ class ChaosCase:
 
 
 def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[ChaosCase]:
-    """The same for the same numbers. Some prompts share their first blocks."""
+    """Generate the cases of a seed. Some prompts share their first blocks."""
     draw = random.Random(f"cases {seed}")
     shared = _prompt(draw, 130)
     kinds: dict[str, dict[str, Any]] = {
@@ -83,20 +83,20 @@ class Behaviour(StrEnum):
     """Behaviour of a client with its stream."""
 
     READS = "reads"
-    SLOW = "slow"  # takes its time between events
-    CANCELS = "cancels"  # goes away on purpose
+    SLOW = "slow"  # waits between events
+    CANCELS = "cancels"
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPiece:
-    """Tokens of one choice that came together."""
+    """Tokens of one choice in one message."""
 
-    at_s: float  # monotonic, as all times here
+    at_s: float  # monotonic clock, like all times of this module
     choice: int
     offset: int
     token_ids: tuple[int, ...]
     text: str
-    logprobs: tuple[float, ...] = ()  # of these tokens; none where they were not asked for
+    logprobs: tuple[float, ...] = ()  # one per token; empty if not requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +109,16 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAttempt:
-    """Placement of a request, as the router explains it afterwards."""
+    """Placement of an attempt, from the router's `why`."""
 
-    prefill: str  # worker ids; empty where none was chosen
-    decode: str
-    failure: str  # empty for the attempt that held
+    prefill: str  # worker id; empty if none was chosen
+    decode: str  # worker id; empty if none was chosen
+    failure: str  # empty if the attempt succeeded
 
 
 @dataclass(slots=True)
 class StreamHistory:
-    """Observed stream. `closed_s` is None while it is open: after a run that is a hang."""
+    """Observed stream. `closed_s`: None while it is open; an open stream after a run is a hang."""
 
     number: int
     case: str
@@ -129,9 +129,9 @@ class StreamHistory:
     pieces: list[StreamPiece] = field(default_factory=list)
     ends: list[StreamEnd] = field(default_factory=list)
     closed_s: float | None = None
-    failure: str | None = None  # status and reason the stream ended with; None: OK, or given up by the client
+    failure: str | None = None  # status and reason; None: OK or cancelled
     attempts: list[ObservedAttempt] = field(default_factory=list)
-    drafted_tokens: int = 0  # as far as a router that still knows of it says
+    drafted_tokens: int = 0  # as reported by the routers that still know the request
     accepted_tokens: int = 0
     packed_times: "array[float] | None" = None
     packed_tokens: int = 0
@@ -148,6 +148,6 @@ class StreamHistory:
         return self.packed_tokens + sum(len(piece.token_ids) for piece in self.pieces)
 
     def pack(self) -> None:
-        """Keeps times and counts alone: what was said has been judged."""
+        """Reduce the pieces, which have been judged, to times and a count."""
         self.packed_times, self.packed_tokens = array("d", self.token_times), self.tokens
         self.pieces = []

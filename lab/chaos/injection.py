@@ -20,16 +20,16 @@ from baton.lab.chaos.watch import Life, is_alive, pool_range, read_memory, state
 if TYPE_CHECKING:
     from baton.lab.chaos.disk.injections import TierScene
 
-PROOF_S = 90.0  # only against waiting for ever: what was made is seen as soon as the machine has come to it
-MADE_S = 8.0  # until somebody meets the fault; else there was nothing to break
+PROOF_S = 90.0  # bound for the evidence of a fault on a slow machine
+MADE_S = 8.0  # bound until a process is affected; otherwise there was nothing to break
 POLL_S = 0.01
 EVERYONE = (*ROUTERS, *WORKERS)
-IN_USE_S = 1.5  # since something was said there; workers renew their keys in Redis every second
+IN_USE_S = 1.5  # maximum age of the last byte on a link in use; workers renew their keys in Redis every second
 _LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
 
 class NotProven(Exception):
-    """The fault left no mark where it must have: nothing was tested."""
+    """Error: the fault left no evidence, so nothing was tested."""
 
 
 class NotMade(Exception):
@@ -44,7 +44,7 @@ class Injection(Protocol):
         """Return the evidence that it happened. Raises: NotProven, NotMade."""
 
     async def heal(self) -> None:
-        """Undo it; processes restart by themselves. Called even if `prove` failed."""
+        """Undo the fault; the supervisor restarts processes. Called even if `prove` failed."""
 
 
 async def shown(condition: Callable[[], bool], what: str, within_s: float | None = None) -> None:
@@ -59,7 +59,7 @@ async def shown(condition: Callable[[], bool], what: str, within_s: float | None
 
 
 class Signalled:
-    """A process gets a signal that ends it."""
+    """Signal that ends a process."""
 
     def __init__(self, stack: ChaosStack, life: Life, number: signal.Signals) -> None:
         self._stack = stack
@@ -78,7 +78,7 @@ class Signalled:
 
 
 class Stopped:
-    """A process stands still for a while: it keeps its connections and answers nothing."""
+    """SIGSTOP of a process for a while: it keeps its connections and answers nothing."""
 
     def __init__(self, stack: ChaosStack, life: Life, lasts_s: float) -> None:
         self._stack = stack
@@ -116,13 +116,13 @@ class CutConnections:
         return f"{cut} connections cut"
 
     async def heal(self) -> None:
-        """The process that was cut off connects again."""
+        """Do nothing: the process reconnects by itself."""
 
 
 class Ruled:
-    """A link has a rule for a while. `mark` reads from the counts how often the rule had something to do.
+    """Temporary rule on links. `mark`: number of chunks that the rule affected, from a link's counters.
 
-    Where no process sent anything meanwhile it was not made. Where something went by all the same, it does not work.
+    Raises NotMade if nothing was sent meanwhile, and NotProven if chunks passed that the rule should have affected.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Ruled:
             await shown(lambda: self._marked() > self._before, f"something {self._what}", MADE_S)
         except NotProven as error:
             if self._went_by() > self._passed:
-                raise NotProven(f"{error}, and {self._went_by() - self._passed} pieces went by") from error
+                raise NotProven(f"{error}; {self._went_by() - self._passed} chunks passed") from error
             raise NotMade("no process sent anything on that link") from error
         await asyncio.sleep(self._lasts_s)
-        return f"{self._marked() - self._before} pieces {self._what} in {self._lasts_s:.1f} s"
+        return f"{self._marked() - self._before} chunks {self._what} in {self._lasts_s:.1f} s"
 
     async def heal(self) -> None:
         for proxy, source in self._links:
@@ -159,13 +159,13 @@ class Ruled:
         return sum(self._mark(proxy.counts(source)) for proxy, source in self._links)
 
     def _went_by(self) -> int:
-        """Pieces that should have met the rule and did not."""
+        """Return the number of chunks that passed in a direction of the rule."""
         ways = self._rule.held or frozenset(LinkWay)
         return sum(proxy.counts(source).passed(way) for proxy, source in self._links for way in ways)
 
 
 class Flushed:
-    """Redis forgets everything."""
+    """FLUSHALL of Redis."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -173,7 +173,7 @@ class Flushed:
         self._said: list[bytes] = []
 
     async def inject(self) -> None:
-        """Kill all at the same moment, so that no worker can announce itself in between."""
+        """Send the three commands together, so that no worker can announce itself between them."""
         self._said = await redis_says(self._port, [b"DBSIZE", b"FLUSHALL", b"DBSIZE"])
 
     async def prove(self) -> str:
@@ -182,7 +182,7 @@ class Flushed:
         return f"{int(self._said[0][1:])} keys before, none after"
 
     async def heal(self) -> None:
-        """A sender that has something to say sends it again."""
+        """Do nothing: routers and workers write their keys again."""
 
 
 class ClockJump:
@@ -198,7 +198,7 @@ class ClockJump:
     async def prove(self) -> str:
         await shown(lambda: self._clock.wrong_reads > self._before, "someone asking the time")
         await asyncio.sleep(self._lasts_s)
-        return f"off by {self._seconds} s, {self._clock.wrong_reads - self._before} times read so"
+        return f"wall clock off by {self._seconds} s, read {self._clock.wrong_reads - self._before} times"
 
     async def heal(self) -> None:
         self._clock.jump(0)
@@ -218,24 +218,24 @@ async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
         raise NotProven(f"Redis does not answer: {error}") from error
 
 
-TRIES = 25  # about three in four find that no process had something left to read, and show nothing
-PROMPTS = 8  # that are asked for in each try
-OPENED_S = (0.02, 0.15)  # from asking until readers stand still: some have opened, not all is computed
-UNREAD_S = 0.5  # that they stand still at most: routers give them up after 1.2 s
-READ_S = 0.5  # that the source does
-PAUSE_S = 0.2  # between tries
+TRIES = 25  # three of four attempts find no unread blocks
+PROMPTS = 8  # extra prompts sent for each attempt
+OPENED_S = (0.02, 0.15)  # delay from sending prompts to stopping the readers, while prompts are being computed
+UNREAD_S = 0.5  # maximum stop of the readers: routers give workers up after 1.2 s
+READ_S = 0.5  # stop of the source, during which readers copy flipped bits
+PAUSE_S = 0.2  # between attempts
 PAGE_BYTES = 4096
-NOTICED_S = 0.8  # after a try: readers report five times a second
+NOTICED_S = 0.8  # wait for reports after an attempt: readers report five times a second
 FLIP_POLL_S = 0.02
 
 
 class FlippedOnTheWay:
-    """Bits of KV turn over between the prefill worker `target` and its readers: every block that is being read is hit.
+    """Flipped KV bits between the prefill worker `target` and its readers, in every block that is being transferred.
 
-    Prompts are asked for; a moment later decode workers, which have opened them by then, stand still while they are
-    computed. Then the source stands still too, and a bit in each page of its pool is turned over through its own map
-    (no other may write it). The readers go on, and copy what is wrong. Before the source goes on, its memory is as it
-    was: nothing but what was on its way has changed. Proved by the bytes that changed and by readers that found it out.
+    Sends prompts, then stops (SIGSTOP) the decode workers once they have opened their transfers, and the source once
+    it has computed blocks that are unread. Flips a bit in each page of the source's pool through /proc/PID/mem, lets
+    the readers copy, and restores the memory before the source continues: only copies are wrong. Evidence: changed
+    bytes, and checksum mismatches that readers report.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class FlippedOnTheWay:
         self._turned_over = False
 
     async def inject(self) -> None:
-        """Flip bits until a reader was hit, several times at most. Raises: NotMade, NotProven."""
+        """Flip bits until a reader reports a mismatch, at most TRIES times. Raises: NotMade, NotProven."""
         self._found_before = await self._found_out()
         for _ in range(TRIES):
             await self._try()
@@ -261,21 +261,21 @@ class FlippedOnTheWay:
                 return
             await asyncio.sleep(PAUSE_S)
         if not self._turned_over:
-            raise NotMade("no prompt was on its way")
+            raise NotMade("no transfer was in progress")
 
     async def prove(self) -> str:
         if not self._flipped:
-            raise NotProven("no bit of what was on its way turned over")
+            raise NotProven("no bit of a block in transfer was flipped")
         await self._notice(PROOF_S)
         if not self._differing:
-            raise NotProven(f"{self._flipped} bits were turned over, no reader found a checksum that differs")
-        return f"{self._flipped} bits turned over, {self._differing} checksums differ"
+            raise NotProven(f"{self._flipped} bits flipped, but no reader reported a checksum mismatch")
+        return f"{self._flipped} bits flipped, {self._differing} checksum mismatches"
 
     async def heal(self) -> None:
         """Do nothing: `inject` leaves nothing behind."""
 
     async def _notice(self, within_s: float) -> None:
-        """Counts checksums that differ since the first try, as soon as there are any."""
+        """Wait for checksum mismatches since the first attempt, at most `within_s`."""
         until_s = time.monotonic() + within_s
         while not self._differing and time.monotonic() < until_s:
             await asyncio.sleep(FLIP_POLL_S)
@@ -297,7 +297,7 @@ class FlippedOnTheWay:
         except OSError as error:
             if is_alive(source):
                 raise
-            raise NotMade(f"another fault ended {self._target} meanwhile: {error}") from error
+            raise NotMade(f"another fault ended {self._target}: {error}") from error
         finally:
             for life in (*readers, source):
                 self._stack.send(life, signal.SIGCONT)
@@ -323,7 +323,7 @@ class FlippedOnTheWay:
             write_memory(source.pid, pool.start, before)
 
     async def _has_unread(self) -> bool:
-        """Return whether the source has a prompt that no reader has taken, within the time that readers may stall."""
+        """Wait up to UNREAD_S for computed blocks on the source that no reader has copied."""
         until_s = time.monotonic() + UNREAD_S
         while time.monotonic() < until_s:
             await asyncio.sleep(FLIP_POLL_S)
@@ -335,7 +335,7 @@ class FlippedOnTheWay:
         return False
 
     async def _found_out(self) -> int:
-        """Checksums that differed, by all readers, as the router knows that has heard most."""
+        """Return the checksum mismatches of all readers: the largest sum that a router reports."""
         mismatches = [
             sum(worker.load.checksum_mismatches for worker in status.workers if worker.load)
             for status in await self._stack.statuses()
@@ -360,7 +360,7 @@ class Scene:
 
 
 def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
-    """The fault, on its link or on another one of that kind that somebody uses now; None where no process does."""
+    """Return the fault on its own link, or on another of that kind that is in use; None if none is in use."""
     if fault.kind not in _LINKED or not fault.source:
         return fault
     others = [each for each in _alike(fault) if each != fault]
@@ -369,7 +369,7 @@ def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fa
 
 
 def _alike(fault: Fault) -> list[Fault]:
-    """The same on every link between such processes."""
+    """Return the same fault on every link between processes of the same roles."""
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     if fault.target == "redis":
@@ -391,14 +391,14 @@ def _is_used(fault: Fault, stack: ChaosStack) -> bool:
 
 
 def injection_of(fault: Fault, scene: Scene) -> Injection:
-    """Create the injection of any fault except those of files (`disk/injections.py`). Raises: NotMade if the stack
-    lacks what it needs.
+    """Create the injection of a fault of processes, links, Redis or clocks. Raises: NotMade if the stack lacks what it
+    needs.
     """
     stack, draw = scene.stack, scene.draw
     match fault.kind:
         case FaultKind.CLOCK:
             if scene.clock is None:
-                raise NotMade("no C compiler, so that no clock can jump")
+                raise NotMade("clock jumps need a C compiler")
             return ClockJump(scene.clock, fault.amount, fault.lasts_s)
         case FaultKind.FLUSH:
             return Flushed(stack.redis.port)
@@ -424,7 +424,8 @@ def _on_link(fault: Fault, stack: ChaosStack, draw: random.Random) -> Injection:
         return CutConnections(proxy, fault.source)
     if fault.kind is FaultKind.DELAY:
         rule = Rule(delay_s=fault.amount)
-        return Ruled(links, rule, fault.lasts_s, lambda counts: counts.delayed, f"{fault.amount * 1e3:.0f} ms late")
+        what = f"delayed by {fault.amount * 1e3:.0f} ms"
+        return Ruled(links, rule, fault.lasts_s, lambda counts: counts.delayed, what)
     held = frozenset(LinkWay) if fault.kind is FaultKind.PARTITION else frozenset((draw.choice(list(LinkWay)),))
     what = "held" if len(held) > 1 else f"held {next(iter(held)).value}"
     return Ruled(links, Rule(held=held), fault.lasts_s, lambda counts: counts.held, what)

@@ -1,4 +1,4 @@
-"""Clients under load, and streams that their clients give up, in any phase and in bursts."""
+"""Concurrent clients of a chaos run, and the measurement of cancelled streams."""
 
 import asyncio
 import random
@@ -36,23 +36,23 @@ from baton.lab.chaos.stack import ChaosStack, Layout, PageWatch
 from baton.lab.report.statistics import percentile
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
-TIMEOUT_S = 60.0  # of a stream: what a client asks for
-PAUSE_S = 0.4  # the longest between two streams of one client
-MOST_EXTRA = 24  # streams beside those that clients always have
-EXTRA_EVENTS = 20  # of one of them, at most
-SLOW_S = 0.02  # between two events, of a slow client
+TIMEOUT_S = 60.0  # deadline of a stream
+PAUSE_S = 0.4  # longest pause between two streams of one client
+MOST_EXTRA = 24  # maximum number of extra streams, which `ask` starts
+EXTRA_EVENTS = 20  # events after which an extra stream is cancelled, at most
+SLOW_S = 0.02  # pause of a slow client between two events
 EXPLAIN_S = 1.0
-HISTORY_BYTES = 1500  # beside the times of its tokens: names, end, attempts
+HISTORY_BYTES = 1500  # size of a history without its token times
 START_S = 120.0
 REPORT_PERIOD_S = 0.02
-SETTLED_S = 0.2  # without a page, nothing was on its way any more
-WATCHED_S = 5.0  # after a cancel; what is held at the end is counted as held for so long
-LONGEST_S = 0.5  # of a stream before it is given up
-MOST_BEGUN = 0.6  # of a burst, as a share of its streams, when it is given up
-BEGIN_S = 5.0  # until so many have, at most
+SETTLED_S = 0.2  # time without held blocks after which a worker counts as free
+WATCHED_S = 5.0  # observation after a cancel; blocks held at its end count as held for that long
+LONGEST_S = 0.5  # longest stream before its cancel
+MOST_BEGUN = 0.6  # largest share of a burst's streams that have begun when it is cancelled
+BEGIN_S = 5.0  # bound until that share has begun
 POLL_S = 0.005
-BOUND_S = 0.1  # and a step of the engine
-AFTER = 20  # cancels between two requests that must be exact
+BOUND_S = 0.1  # allowed time until blocks are free, in addition to an engine step and a report period
+AFTER = 20  # cancels between two requests whose answers are checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,11 @@ class ChaosLoad:
         self._tasks: list[asyncio.Task[None]] = []
         self._explaining: set[asyncio.Task[None]] = set()
         self._extra: set[asyncio.Task[None]] = set()
-        self._batons: list[AsyncBatonClient] = []  # of the clients, while they are there
+        self._batons: list[AsyncBatonClient] = []  # connections of the running clients
         self._admins: list[AsyncAdminClient] = []
         self._ending = asyncio.Event()
         self._begun = 0
-        self.written_bytes = 0  # in histories, about
+        self.written_bytes = 0  # approximate size of the histories
         self.histories: list[StreamHistory] = []
         self.open: dict[int, StreamHistory] = {}
 
@@ -109,9 +109,7 @@ class ChaosLoad:
             task.add_done_callback(self._extra.discard)
 
     async def finish(self, within_s: float) -> None:
-        """Stop starting streams and wait for the open ones. A stream that does not end stays open in its history: it
-        hangs.
-        """
+        """Stop starting streams and wait for the open ones. A stream that hangs stays open in its history."""
         self._ending.set()
         tasks = [*self._extra, *self._tasks]
         _, hanging = await asyncio.wait(tasks, timeout=within_s)
@@ -138,7 +136,7 @@ class ChaosLoad:
                     async with asyncio.timeout(self._draw.uniform(0.0, PAUSE_S)):
                         await self._ending.wait()
             self._batons.remove(baton)
-            while self._extra:  # some of them may be this client's
+            while self._extra:  # extra streams may use this client's connection
                 await asyncio.wait(self._extra)
 
     async def _stream(self, baton: AsyncBatonClient, case: ChaosCase, extra: bool = False) -> None:
@@ -152,7 +150,7 @@ class ChaosLoad:
         self.open[number] = history
         most_events = EXTRA_EVENTS if extra else 80
         patience = self._draw.randrange(1, most_events) if behaviour is Behaviour.CANCELS else None
-        # Half of them find what others left in the caches.
+        # Half of the streams may hit the prefix caches.
         salt = f"salt {number}" if extra else self._draw.choice(("", f"salt {number}"))
         await read_stream(baton, case, history, patience, salt)
         del self.open[number]
@@ -171,7 +169,7 @@ class ChaosLoad:
 async def read_stream(
     baton: AsyncBatonClient, case: ChaosCase, history: StreamHistory, patience: int | None = None, salt: str = ""
 ) -> None:
-    """Fills in `history`. `patience`: the client leaves after so many events; None: it stays to the end."""
+    """Read a stream into `history`. `patience`: number of events after which the client cancels; None: never."""
     options: dict[str, Any] = {**case.options, "request_id": history.request_id, "cache_salt": salt}
     events = baton.generate(case.prompt, **options)
     seen = 0
@@ -229,16 +227,16 @@ def _attempts(explanation: RequestExplanation) -> list[ObservedAttempt]:
 
 @dataclass
 class Cancels:
-    """Seconds from the client's cancel until a side held no page; one for each stream alone, one for each burst."""
+    """Seconds from the client's cancel until a role holds no block, for each single stream and for each burst."""
 
-    burst: int = 0  # streams in each
+    burst: int = 0  # streams of a burst
     single_s: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
     burst_s: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
     before_first_token: int = 0
     exact: int = 0
     inexact: int = 0
-    longest_step_s: dict[str, float] = field(default_factory=dict)  # of a role, while streams were given up
-    nothing_held: int = 0  # singles and bursts after which no worker held a page: they show nothing
+    longest_step_s: dict[str, float] = field(default_factory=dict)  # longest engine step during the run, by role
+    nothing_held: int = 0  # cancels after which no worker held a block: they show nothing
 
     @property
     def count(self) -> int:
@@ -258,10 +256,10 @@ class Cancels:
 async def run_cancels(
     singles: int, bursts: int, burst: int, seed: int, layout: Layout, say: Callable[[str], None]
 ) -> Cancels:
-    """Gives up one stream, or one burst, at a time, so that all that is held after the cancel is held for it.
+    """Cancel one stream or one burst at a time, so that all blocks held afterwards belong to it.
 
-    Workers report every 20 ms here, to this process too: figures are too long by that much at most. Prompts are new
-    every time. Raises: NotWhole where the stack does not come up.
+    Workers report every 20 ms, by which figures are too long at most. Every prompt is new. Raises: NotWhole if the
+    stack does not become ready.
     """
     with tempfile.TemporaryDirectory(prefix="baton-cancels-") as name:
         folder = Path(name)
@@ -274,7 +272,7 @@ async def run_cancels(
             await stack.wait_whole(START_S)
             stack.mark_ready()
             watch.start()
-            say("stack whole")
+            say("stack ready")
             began_s = time.monotonic()
             found = await _cancel(stack, watch, singles, bursts, burst, random.Random(f"cancels {seed}"), say)
             for role in found.single_s:
@@ -317,7 +315,7 @@ async def _cancel(
 async def _give_up(
     watch: PageWatch, baton: AsyncBatonClient, prompts: Sequence[list[int]], draw: random.Random, found: Cancels
 ) -> dict[str, float]:
-    """Begins streams, gives all of them up at once, and says how long each role still held pages."""
+    """Start streams, cancel all of them together, and return how long each role held blocks afterwards, in seconds."""
     tokens = [0] * len(prompts)
 
     async def stream(place: int) -> None:
@@ -344,7 +342,7 @@ async def _give_up(
 
 
 async def _begun(tokens: Sequence[int], share: float) -> None:
-    """Wait until that share of a burst has a token; the others queue or are computed."""
+    """Wait until that share of a burst's streams has a token, at most BEGIN_S."""
     until_s = time.monotonic() + BEGIN_S
     while sum(map(bool, tokens)) <= share * len(tokens) and time.monotonic() < until_s:  # noqa: ASYNC110 -- counts notify nothing
         await asyncio.sleep(POLL_S)

@@ -14,9 +14,18 @@ from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 from baton.client import AsyncBatonClient, Completion
-from baton.lab.chaos.campaign import WHOLE_S, FaultCampaign, Make, Soundness, Unmade, never_made, too_few_proven
+from baton.lab.chaos.campaign import (
+    WHOLE_S,
+    FaultCampaign,
+    Make,
+    Soundness,
+    Unmade,
+    make_injection,
+    never_made,
+    too_few_proven,
+)
 from baton.lab.chaos.checker import ExpectedChoice, Finding, FindingKind, Injected, check
-from baton.lab.chaos.disk.injections import TierScene, injection_with_files
+from baton.lab.chaos.disk.injections import TierScene
 from baton.lab.chaos.disk.shim import make_disk_shim
 from baton.lab.chaos.faults import FaultKind, Planned
 from baton.lab.chaos.history import Behaviour, ChaosCase, StreamHistory, make_cases, stopped
@@ -133,14 +142,12 @@ class ChaosOutcome:
 
 
 class ChaosRun:
-    """Chaos run. Tests replace `make_injection`, to show that a fault without effect is found out."""
+    """Chaos run. Tests replace `make`, to show that a fault without effect is reported as not proven."""
 
-    def __init__(
-        self, options: ChaosOptions, say: Callable[[str], None], make_injection: Make = injection_with_files
-    ) -> None:
+    def __init__(self, options: ChaosOptions, say: Callable[[str], None], make: Make = make_injection) -> None:
         self._options = options
         self._say = say
-        self._make_injection = make_injection
+        self._make = make
         self._outcome = ChaosOutcome(options)
         self._draw = random.Random(f"run {options.seed}")
 
@@ -254,9 +261,7 @@ class ChaosRun:
         options, outcome = self._options, self._outcome
         until_s = outcome.began_s + 60 * options.minutes
         soundness = Soundness(scene.stack)
-        campaign = FaultCampaign(
-            scene, soundness, options.plan, self._make_injection, self._say, outcome.began_s, options.wanted
-        )
+        campaign = FaultCampaign(scene, soundness, options.plan, self._make, self._say, outcome.began_s, options.wanted)
         soundness.start()
         try:
             await campaign.run(until_s)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 if TYPE_CHECKING:
-    from baton.lab.chaos.faults import Planned
     from baton.lab.simulation.campaign import FoundViolation
 
 
@@ -140,22 +139,22 @@ def chaos(
     import shutil
     import tempfile
 
-    from baton.lab.chaos.disk.injections import injection_with_files
-    from baton.lab.chaos.hosts.injections import injection_on_hosts
-    from baton.lab.chaos.hosts.plan import plan_host_faults
+    from baton.lab.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
+    from baton.lab.chaos.faults import FaultKind, plan_faults
     from baton.lab.chaos.report import markdown, summary, write
     from baton.lab.chaos.run import ChaosOptions, ChaosRun
+    from baton.lab.chaos.stack import find_compiler
 
-    count = int(minutes * FAULTS_PER_MINUTE) + 1
-    plan = _faults_of_processes(seed, count, tier) if hosts is None else plan_host_faults(seed, count, hosts)
+    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
+    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
+    plan = plan_faults(seed, int(minutes * FAULTS_PER_MINUTE) + 1, hosts, without)
     in_files = tier and hosts is None
     asked = ChaosOptions(
         minutes, seed, streams, tuple(plan), wanted=faults, speculate=speculate, tier=in_files, hosts=hosts
     )
     kept = out or Path(tempfile.mkdtemp(prefix="baton-chaos-"))
     (kept / "logs").mkdir(parents=True, exist_ok=True)
-    make = injection_with_files if hosts is None else injection_on_hosts
-    outcome = asyncio.run(ChaosRun(asked, lambda line: print(line, flush=True), make).run(kept / "logs"))
+    outcome = asyncio.run(ChaosRun(asked, lambda line: print(line, flush=True)).run(kept / "logs"))
     write(outcome, kept)
     print(markdown(summary(outcome)))
     if out is None and outcome.is_good:
@@ -163,17 +162,6 @@ def chaos(
     else:
         print(f"report, streams and logs: {kept}")
     raise typer.Exit(0 if outcome.is_good else 1)
-
-
-def _faults_of_processes(seed: int, count: int, tier: bool) -> "list[Planned]":
-    """Plan the faults that this machine and these options allow."""
-    from baton.lab.chaos.disk.injections import FILE_KINDS, SHIM_KINDS
-    from baton.lab.chaos.faults import FaultKind, plan_faults
-    from baton.lab.chaos.stack import find_compiler
-
-    without = frozenset[FaultKind]() if find_compiler() else frozenset({FaultKind.CLOCK}) | SHIM_KINDS
-    without |= frozenset[FaultKind]() if tier else FILE_KINDS | SHIM_KINDS
-    return plan_faults(seed, count, without=without)
 
 
 @chaos_app.command()

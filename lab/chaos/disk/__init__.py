@@ -1,1 +1,1 @@
-"""KV in files under faults: a disk that fails, files that are damaged, and what workers say they found there."""
+"""Faults of KV files: a failing disk, damaged files, and the counters in which workers report them."""

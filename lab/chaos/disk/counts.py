@@ -1,4 +1,4 @@
-"""Counters of KV files as routers show them to an operator, summed over all lives of each worker."""
+"""Counters of KV files from a router's /metrics, summed over all restarts of each worker."""
 
 import asyncio
 import re
@@ -26,12 +26,12 @@ def read_metrics(text: str) -> dict[str, dict[str, float]]:
 
 
 class TierCounts:
-    """Sums over lives: a worker that was started again counts from nought. Pure."""
+    """Sums of counters over restarts: the counters of a restarted worker begin at 0. Pure."""
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self.latest: Mapping[str, Mapping[str, float]] = {}
-        self.turned_off: Counter[str] = Counter()  # reads and writes: how often a worker's were seen to have gone off
+        self.turned_off: Counter[str] = Counter()  # transitions from on to off, by `reads` and `writes`
         self._last: dict[tuple[str, str], float] = {}
         self._off: set[tuple[str, str]] = set()
 
@@ -52,7 +52,7 @@ class TierCounts:
 
     @property
     def off(self) -> dict[str, str]:
-        """Workers whose files are not read or not written now, and which."""
+        """Directions that are off now (`reads`, `writes`), by worker."""
         found: dict[str, str] = {}
         for worker, way in sorted(self._off):
             found[worker] = f"{found[worker]}, {way}" if worker in found else way

@@ -1,4 +1,4 @@
-"""Damage to files behind their owners' backs: flipped bits, cuts, garbage, another model's KV under our names."""
+"""Damage to KV files by another process: flipped bits, truncation, garbage, KV of another model under valid names."""
 
 import random
 from collections.abc import Iterator
@@ -18,21 +18,21 @@ OTHER_MODEL = b"another model, 32 bytes in all .."[:32]
 
 class Damage(NamedTuple):
     files: int
-    places: int  # bits, bytes or blocks
+    places: int  # number of bits, bytes or blocks
 
 
 def segment_paths(directory: Path, owner: str = "*") -> list[Path]:
-    """Return the segment files in arbitrary order. `owner`: empty for all."""
+    """Return the segment files in order of their names. `owner`: worker, or `*` for all."""
     return sorted(directory.glob(f"{owner}/*.kv"))
 
 
 def flip_bits(paths: list[Path], draw: random.Random) -> Damage:
-    """A bit in every few KiB, in place, so that a reader that has the file open meets it. Raises: OSError."""
+    """Flip a bit every EVERY_BYTES in place, so that readers with an open file see it. Raises: OSError."""
     files = places = 0
     for path in _there(paths):
         with path.open("r+b") as file:
             raw = bytearray(file.read())
-            at = HEADER_BYTES + draw.randrange(EVERY_BYTES)  # the segment stays one: its blocks are to be found
+            at = HEADER_BYTES + draw.randrange(EVERY_BYTES)  # leaves the segment header valid
             for place in range(at, len(raw), EVERY_BYTES):
                 file.seek(place)
                 file.write(bytes((raw[place] ^ 1 << draw.randrange(8),)))
@@ -65,9 +65,9 @@ def add_garbage(paths: list[Path], draw: random.Random) -> Damage:
 
 
 def add_other_model(directory: Path, draw: random.Random) -> Damage:
-    """A copy of some segments under another identity, whole in every way, with KV that would be wrong here.
+    """Write valid copies of some segments under another model's identity and with other KV.
 
-    In a folder of its own and in that of its owner: a reader that goes by names alone gets wrong tokens.
+    They go to a folder of their own and to the owner's: a reader that ignores the identity gets wrong tokens.
 
     Raises: OSError.
     """
@@ -84,7 +84,7 @@ def add_other_model(directory: Path, draw: random.Random) -> Damage:
         records = list(_rewritten(raw, ours, theirs, draw))
         for owner in (STRANGER, path.parent.name):
             number = max((each.segment.number for each in disk.segments(owner)), default=0)
-            file = disk.create(SegmentId(owner, number + 1))  # where the owner is about to make its next one
+            file = disk.create(SegmentId(owner, number + 1))  # the owner's next segment number
             try:
                 file.write([memoryview(each) for each in (theirs.header, *records)], 0)
             finally:
@@ -96,7 +96,7 @@ def add_other_model(directory: Path, draw: random.Random) -> Damage:
 
 
 def _rewritten(raw: bytes, ours: SegmentFormat, theirs: SegmentFormat, draw: random.Random) -> Iterator[bytes]:
-    """Records of the same names, with other bytes and the checksums of those."""
+    """Yield records with the same names, other bytes and the checksums of those bytes."""
     staging = Staging(1, ours.block_bytes)
     for slot in range(ours.slots(len(raw))):
         at = ours.offset(slot)
@@ -107,7 +107,7 @@ def _rewritten(raw: bytes, ours: SegmentFormat, theirs: SegmentFormat, draw: ran
 
 
 def _there(paths: list[Path]) -> Iterator[Path]:
-    """Owners remove files at any time."""
+    """Yield the files that still exist: owners remove files at any time."""
     for path in paths:
         if path.is_file():
             yield path

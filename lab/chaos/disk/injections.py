@@ -1,4 +1,4 @@
-"""Faults of the disk below the pools, and of what lies on it: done, proved, undone."""
+"""Injections of disk faults and of damage to KV files."""
 
 import asyncio
 import errno
@@ -14,7 +14,7 @@ from baton.lab.chaos.disk import damage
 from baton.lab.chaos.disk.counts import TierCounts
 from baton.lab.chaos.disk.shim import DiskShim
 from baton.lab.chaos.faults import WORKERS, Fault, FaultKind
-from baton.lab.chaos.injection import MADE_S, Injection, NotMade, NotProven, Scene, injection_of, shown
+from baton.lab.chaos.injection import MADE_S, Injection, NotMade, NotProven, Scene, shown
 from baton.lab.chaos.watch import Life, is_alive
 
 
@@ -37,7 +37,7 @@ class TierScene:
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """Setting of the failing disk, the counter that shows it, and what workers turn off because of it."""
+    """Setting of the preloaded disk library, the counter of affected calls, and the direction that workers turn off."""
 
     field: str
     value: int
@@ -79,7 +79,7 @@ class DiskFails:
             await shown(lambda: self._turned_off(way) > 0, f"a worker whose {way} are off")
         await asyncio.sleep(self._lasts_s)
         off = "" if way is None else f", {way} of {self._turned_off(way)} workers went off"
-        return f"{self._met} calls met it{off}"
+        return f"{self._met} calls affected{off}"
 
     async def heal(self) -> None:
         self._shim.set(self._fault.field, 0)
@@ -107,7 +107,7 @@ class KilledWriting:
             await shown(lambda: self._shim.get("torn_bytes") > 0, "a write", MADE_S)
         except NotProven as error:
             self._shim.set("torn_pid", 0)
-            raise NotMade("it wrote nothing just then") from error
+            raise NotMade("the worker wrote nothing") from error
         self._processes.send(self._life, signal.SIGKILL)
 
     async def prove(self) -> str:
@@ -121,14 +121,14 @@ class KilledWriting:
 
 Damaging = Callable[[list[Path], random.Random], damage.Damage]
 _DAMAGE: dict[FaultKind, tuple[Damaging, str]] = {
-    FaultKind.FILE_FLIP: (damage.flip_bits, "bits turned over"),
+    FaultKind.FILE_FLIP: (damage.flip_bits, "bits flipped"),
     FaultKind.FILE_CUT: (damage.cut_off, "bytes cut off"),
     FaultKind.FILE_GARBAGE: (damage.add_garbage, "bytes of garbage"),
 }
 
 
 class FilesDamaged:
-    """Damage to all files, or to those of a worker that is down. Flipped bits must be found when they are read."""
+    """Damage to all KV files, or to those of a killed worker. Workers must report blocks with flipped bits."""
 
     def __init__(
         self, processes: Processes, scene: TierScene, fault: Fault, life: Life | None, draw: random.Random
@@ -153,9 +153,9 @@ class FilesDamaged:
         try:
             self._done = await asyncio.to_thread(change, paths, self._draw)
         except FileNotFoundError as error:
-            raise NotMade("its owner removed a file meanwhile") from error
+            raise NotMade("the owner removed a file during the damage") from error
         if not self._done.places:
-            raise NotMade("there is nothing in files")
+            raise NotMade("no KV in files")
 
     async def prove(self) -> str:
         what = f"{self._done.places} {_DAMAGE[self._kind][1]} in {self._done.files} files"
@@ -183,9 +183,9 @@ class OtherModelPut:
         try:
             self._done = await asyncio.to_thread(damage.add_other_model, self._directory, self._draw)
         except (FileExistsError, FileNotFoundError) as error:
-            raise NotMade(f"its owner was quicker: {error}") from error
+            raise NotMade(f"the owner created or removed the same file: {error}") from error
         if not self._done.places:
-            raise NotMade("there is nothing in files")
+            raise NotMade("no KV in files")
 
     async def prove(self) -> str:
         return f"{self._done.places} blocks of another model under our names, in {self._done.files} files"
@@ -195,7 +195,7 @@ class OtherModelPut:
 
 
 class FolderTaken:
-    """A worker is killed, and when it comes back another process has its folder: it serves without files till then."""
+    """Lock of a killed worker's folder by another process: the restarted worker serves without files meanwhile."""
 
     def __init__(self, processes: Processes, scene: TierScene, name: str, life: Life, lasts_s: float) -> None:
         self._processes = processes
@@ -214,12 +214,12 @@ class FolderTaken:
             self._claim = RealDisk(self._scene.directory).claim(self._name)
         except OwnerBusy as error:
             if self._processes.life(self._name) not in (None, self._life):
-                raise NotMade(f"its successor was quicker: {error}") from error
+                raise NotMade(f"the restarted worker locked its folder first: {error}") from error
         return self._claim is not None
 
     async def prove(self) -> str:
         def serves_without() -> bool:
-            values = self._scene.counts.latest.get(self._name, {})  # some are missing until it is back
+            values = self._scene.counts.latest.get(self._name, {})  # incomplete until the worker is back
             return values.get("reads") == values.get("writes") == 0.0
 
         await shown(serves_without, f"{self._name} without files")
@@ -238,13 +238,11 @@ FILE_KINDS = frozenset(
 SHIM_KINDS = frozenset({*DISK_FAULTS, FaultKind.KILL_WRITING})
 
 
-def injection_with_files(fault: Fault, scene: Scene) -> Injection:
-    """Create the injection of any fault. Raises: NotMade if the stack lacks what it needs."""
-    if fault.kind not in FILE_KINDS | SHIM_KINDS:
-        return injection_of(fault, scene)
+def disk_injection(fault: Fault, scene: Scene) -> Injection:
+    """Create the injection of a fault of FILE_KINDS or SHIM_KINDS. Raises: NotMade if the stack lacks what it needs."""
     tier, life = scene.tier, scene.stack.life(fault.target) if fault.target in WORKERS else None
     if tier is None:
-        raise NotMade("nothing is kept in files")
+        raise NotMade("workers keep no KV in files")
     if fault.target in WORKERS and life is None:
         raise NotMade(f"{fault.target} is not running")
     match fault.kind:
@@ -255,7 +253,7 @@ def injection_with_files(fault: Fault, scene: Scene) -> Injection:
         case FaultKind.FOLDER_TAKEN if life is not None:
             return FolderTaken(scene.stack, tier, fault.target, life, fault.lasts_s)
     if tier.shim is None:
-        raise NotMade("no C compiler, so that no disk can fail")
+        raise NotMade("disk faults need a C compiler")
     if life is not None:
         return KilledWriting(scene.stack, tier.shim, life)
     return DiskFails(tier.shim, tier.counts, DISK_FAULTS[fault.kind], fault.lasts_s)

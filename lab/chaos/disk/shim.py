@@ -1,4 +1,4 @@
-"""The page that sets the preloaded disk, and counts its calls."""
+"""Shared page that controls the preloaded disk library and counts its calls."""
 
 import mmap
 import struct
@@ -41,7 +41,7 @@ class DiskShim:
 
 
 def make_disk_shim(scratch: Path, folder: Path) -> DiskShim | None:
-    """Build the shim; None without a C compiler, so that no disk fails in this run."""
+    """Build the disk library; None without a C compiler."""
     library = scratch / "disk.so"
     if not compile_library(Path(__file__).with_name("disk.c"), library):
         return None

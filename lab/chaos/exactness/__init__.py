@@ -1,1 +1,1 @@
-"""Checks that an answer is the same to the last bit, however it is computed."""
+"""Checks that answers are bit-identical however they are computed."""

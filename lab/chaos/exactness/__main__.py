@@ -47,7 +47,7 @@ class CourseResult:
 def compare(
     course: Course, asked: Sequence[ExactRequest], expected: Answers, made: CourseAnswers, seconds: float
 ) -> CourseResult:
-    """Prints each request that differs."""
+    """Compare the answers of a course with the expected ones; print each request that differs."""
     differing = 0
     for request, before, after in zip(asked, expected, made.answers, strict=True):
         if found := difference(before, after):
@@ -83,7 +83,7 @@ def measure(model: Path, dtype: str, asked: Sequence[ExactRequest], seed: int) -
     expected = alone(model, dtype, asked)
     print(f"{dtype}: {len(asked)} requests alone in {time.monotonic() - began_s:.0f} s", flush=True)
     if dtype == "float32":
-        print(f"{dtype}: they are right: {hold_against_oracle(model, asked, expected)}", flush=True)
+        print(f"{dtype}: answers match transformers: {hold_against_oracle(model, asked, expected)}", flush=True)
     outcomes = []
     for course in courses(dtype):
         began_s, draw = time.monotonic(), random.Random(f"{course.name} {seed}")

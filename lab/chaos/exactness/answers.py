@@ -1,4 +1,4 @@
-"""Answers as they are compared: tokens, texts, how they ended, and log-probabilities in the bits that the wire has."""
+"""Comparable form of answers: tokens, text, end reason, and log-probabilities as float32 bits."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from baton.engine import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class ExactChoice:
-    """One choice, without the last token if a stop string ended it: only the engine returns that.
+    """One choice, without the last token if a stop string ended it: only the engine returns that token.
 
-    `logprobs`: of its tokens and of the likeliest in their places, in the bits of the wire.
+    `logprobs`: for each position the token ids and float32 bits of the chosen and the likeliest tokens.
     """
 
     index: int
@@ -32,7 +32,7 @@ def first_tokens(answered: ExactChoice, count: int) -> ExactChoice:
 
 
 def difference(expected: tuple[ExactChoice, ...], made: tuple[ExactChoice, ...]) -> str:
-    """The first, in words; empty where all is equal."""
+    """Describe the first difference; empty if the answers are equal."""
     if len(expected) != len(made):
         return f"{len(made)} choices, not {len(expected)}"
     for number, (before, whole) in enumerate(zip(expected, made, strict=True)):

@@ -1,4 +1,4 @@
-"""The ways of computing the same requests: alone, all at once in one engine, and in stacks whose workers are killed."""
+"""Ways to compute the same requests: one by one, concurrently in one engine, and in stacks whose workers are killed."""
 
 import asyncio
 import random
@@ -16,8 +16,8 @@ from baton.lab.chaos.exactness.requests import ExactRequest, sampling_params
 from baton.lab.chaos.stack import HOST, ChaosStack, Layout
 
 MOST_AT_ONCE = 64
-CHUNKS = (16, 48, 160, 512)  # tokens of a step, at most
-KV_BYTES = 2 << 20  # of an engine: 64 blocks of the tiny model in float32, so that answers are preempted
+CHUNKS = (16, 48, 160, 512)  # maximum prompt tokens of a step
+KV_BYTES = 2 << 20  # KV pool: 64 blocks of the tiny model in float32, few enough for preemptions
 WHOLE_S = 60.0
 BETWEEN_KILLS_S = 1.0
 
@@ -28,21 +28,21 @@ class Course:
 
     name: str
     dtype: str
-    layout: Layout | None = None  # None: one engine in this process, all requests at once
+    layout: Layout | None = None  # None: one engine in this process
     speculates: bool = True
     kills: bool = False
 
 
 @dataclass(slots=True)
 class CourseAnswers:
-    """The answers of a course. What else happened shows that it was hard."""
+    """Answers of a course, with counters of the events that could have changed them."""
 
     answers: Answers
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    continued: int = 0  # requests that a second attempt went on with
+    continued: int = 0  # requests with more than one attempt
     kills: int = 0
-    preemptions: int = 0  # by workers that are there at the end
+    preemptions: int = 0  # of the workers that run at the end
 
     def note(self, ended: Sequence[RecentRequest]) -> None:
         drafts = [each.drafts for each in ended if each.drafts is not None]
@@ -121,7 +121,7 @@ async def in_stack(
 
 @asynccontextmanager
 async def killing(stack: ChaosStack, course: Course, draw: random.Random) -> AsyncIterator[list[str]]:
-    """Meanwhile one worker after another is killed, each when all are there again. Yields those that were."""
+    """Kill one worker after another inside the block, each once all are ready. Yields the list of killed workers."""
     killed: list[str] = []
 
     async def kill() -> None:
@@ -138,6 +138,6 @@ async def killing(stack: ChaosStack, course: Course, draw: random.Random) -> Asy
         yield killed
     finally:
         if task.done():
-            task.result()  # it ends by itself only where a worker did not come back
+            task.result()  # raises if a worker did not come back
         task.cancel()
         await asyncio.wait([task])

@@ -1,8 +1,8 @@
 """Judge of undisturbed answers: tokens, length, text and end reason. Independent of the service.
 
-An answer is fed to transformers in fp32 in one pass after its prompt. Each token of a plain greedy answer is
-transformers' own choice, and `generate` must return the same answer. Penalised and sampled tokens are what the second
-sampler draws from transformers' logits. An answer in a form is chosen by neither: it must match its form.
+transformers computes prompt and answer in one fp32 pass. Each token of a plain greedy answer must be its argmax, and
+`generate` must return the same answer. Penalised and sampled tokens must be what the second sampler draws from its
+logits. A structured answer must match its schema, regex or choice.
 """
 
 import json
@@ -25,13 +25,11 @@ CHANGES_OF_LOGITS = ("repetition_penalty", "frequency_penalty", "presence_penalt
 
 
 class OracleDisagrees(Exception):
-    """An undisturbed answer is not what it must be: no run can be judged by it."""
+    """Error: an undisturbed answer is wrong, so it cannot serve as the expected answer of a run."""
 
 
 class MadeChoice(Protocol):
-    """Choice as `baton.client` returns it. Tokens of a stop string, and the token that ends the answer, may be
-    missing.
-    """
+    """Choice as `baton.client` returns it: without the end token, and without tokens of the stop string."""
 
     @property
     def index(self) -> int: ...
@@ -47,7 +45,7 @@ class MadeChoice(Protocol):
 
 @dataclass(slots=True)
 class OracleTally:
-    """Tokens by who chose them, and those that were close: another one was as good as they, within 1e-4."""
+    """Number of judged tokens by judge, and of those the close ones: another token was within 1e-4."""
 
     tokens: Counter[str]
     close: Counter[str]
@@ -67,7 +65,7 @@ def chosen_by(options: Mapping[str, Any]) -> str:
 
 
 class Oracle:
-    """Oracle: transformers on the served checkpoint."""
+    """transformers on the served checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -77,11 +75,11 @@ class Oracle:
         self.tally = OracleTally(Counter(), Counter())
 
     def expect(self, case: ChaosCase, choices: Sequence[MadeChoice]) -> tuple[ExpectedChoice, ...]:
-        """The undisturbed `choices` as what every later answer has to equal. Raises: OracleDisagrees."""
+        """Check the undisturbed `choices` and return them as expected answers. Raises: OracleDisagrees."""
         if [each.index for each in choices] != list(range(case.choices)):
             raise OracleDisagrees(f"{case.name}: {len(choices)} choices, not {case.choices}")
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the model is tiny: more would mostly wait for each other
+        torch.set_num_threads(1)  # more threads slow a tiny model down
         try:
             expected = tuple(self._expect(case, choice) for choice in choices)
             if chosen_by(case.options) == "by transformers":
@@ -94,7 +92,7 @@ class Oracle:
     def _expect(self, case: ChaosCase, choice: MadeChoice) -> ExpectedChoice:
         token_ids = tuple(choice.token_ids)
         scores, kind = self._scores([*case.prompt, *token_ids])[len(case.prompt) - 1 :], chosen_by(case.options)
-        # What the form allows is not the model's to say: only this answer itself is known.
+        # The oracle does not know which tokens a form allows: it takes the answer's own tokens.
         draws = [
             SampledDraw(token_id, False)
             if kind == "by a form"
@@ -121,13 +119,13 @@ class Oracle:
         )
 
     def _scores(self, token_ids: Sequence[int]) -> Floats:
-        """Logits behind each token."""
+        """Return the logits after each token."""
         with torch.inference_mode():
             scores: Floats = self._model(torch.tensor([token_ids])).logits[0].double().numpy()
         return scores
 
     def _draw(self, case: ChaosCase, choice: int, answer: Sequence[int], scores: Floats) -> SampledDraw:
-        """The token behind the answer so far."""
+        """Draw the token that follows the answer so far."""
         number = uniform_number(int(case.options["seed"]), choice, len(case.prompt) + len(answer))
         return drawn(adjusted(scores, case.prompt, answer, case.options), Filters.of(case.options), number)
 
@@ -141,19 +139,20 @@ class Oracle:
         text, before = self._text(token_ids), self._text(token_ids[:-1])
         ends = frozenset() if options.get("ignore_eos", False) else self._ends
         if not ends.isdisjoint(token_ids[:-1]) or any(stop in before for stop in stops):
-            return "continues after its end"
+            return "continues after an end token or stop string"
         if reason == "length":
             if len(token_ids) != most or not ends.isdisjoint(token_ids) or any(stop in text for stop in stops):
-                return f"has {len(token_ids)} tokens and ended for its length, which is {most}"
+                return f"ended by length with {len(token_ids)} tokens; max_tokens is {most}"
             return "" if choice.text == text else f"has the text {choice.text!r}, not {text!r}"
         if reason != "stop" or len(token_ids) > most:
-            return f"ended with {reason} after {len(token_ids)} tokens of {most}"
+            return f"ended by {reason} with {len(token_ids)} tokens; max_tokens is {most}"
         if chosen_by(options) == "by a form":
             is_right = choice.text == text and _has_form(options, text)
-            return "" if is_right else f"has the text {choice.text!r}, which has not its form"
-        while ends.isdisjoint(token_ids) and not any(stop in text for stop in stops):  # its last tokens were left out
+            return "" if is_right else f"has the text {choice.text!r}, which does not match the requested form"
+        # The client gets no tokens of the stop: draw them again.
+        while ends.isdisjoint(token_ids) and not any(stop in text for stop in stops):
             if len(token_ids) - len(choice.token_ids) > max(map(len, stops), default=0):
-                return f"ended with {reason}, and its next tokens end nothing"
+                return f"ended by {reason}, but its next tokens are no stop"
             draw = self._draw(case, choice.index, token_ids, scores)
             if draw.is_close:
                 return ""
@@ -163,14 +162,14 @@ class Oracle:
         stop = _first(stops, text)
         right = text if stop is None else text[: text.find(stop)]
         if choice.text != right or (stop is not None and choice.matched_stop != stop):
-            return f"has the text {choice.text!r} and stopped at {choice.matched_stop!r}, not {right!r} at {stop!r}"
+            return f"has the text {choice.text!r} and matched {choice.matched_stop!r}, not {right!r} and {stop!r}"
         return ""
 
     def _text(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _generate(self, case: ChaosCase, expected: ExpectedChoice) -> None:
-        """Compares with the whole answer that `generate` makes. Raises: OracleDisagrees."""
+        """Compare with the answer of `generate`. Raises: OracleDisagrees."""
         tokens, options = torch.tensor([case.prompt]), case.options
         stopping = {"stop_strings": options["stop"], "tokenizer": self.tokenizer} if "stop" in options else {}
         with torch.inference_mode():
@@ -184,17 +183,17 @@ class Oracle:
                 **stopping,
             )
         made = answer[0, len(case.prompt) :].tolist()
-        if expected.reason == "stop":  # what ended it is not given out
+        if expected.reason == "stop":  # the client gets no tokens of the stop
             stop = _first(_stops(options), self._text(made))
             if stop is None and made[-1] not in self._ends:
-                raise OracleDisagrees(f"{case.name}: generate does not stop within {len(made)} tokens")
+                raise OracleDisagrees(f"{case.name}: `generate` does not stop within {len(made)} tokens")
             left_out = made[len(expected.token_ids) :]
             made = made[: len(expected.token_ids)] if len(left_out) <= len(stop or " ") else made
         pairs = enumerate(zip_longest(made, expected.token_ids))
         differs = next((offset for offset, pair in pairs if pair[0] != pair[1]), None)
         if differs is not None and differs not in expected.close:
             token = made[differs] if differs < len(made) else "no token"
-            raise OracleDisagrees(f"{case.name}: generate makes {token} at offset {differs}")
+            raise OracleDisagrees(f"{case.name}: `generate` returns {token} at offset {differs}")
 
 
 def _stops(options: Mapping[str, Any]) -> list[str]:
@@ -203,7 +202,7 @@ def _stops(options: Mapping[str, Any]) -> list[str]:
 
 
 def _first(stops: Sequence[str], text: str) -> str | None:
-    """The stop text that comes first."""
+    """Return the stop string that occurs first in `text`; None if none does."""
     found = [(text.find(stop), stop) for stop in stops if stop in text]
     return min(found)[1] if found else None
 

@@ -1,4 +1,4 @@
-"""Random requests of all kinds, as the client library and the engine take them. Pure."""
+"""Random requests of all kinds, for the client library and for the offline engine. Pure."""
 
 import json
 import random
@@ -10,8 +10,8 @@ from baton.engine import SamplingParams
 from baton.engine.offline.params import StructuredOutputsParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.0123456789"
-PROMPT_LETTERS, ANSWER_TOKENS = 300, 80  # at most
-SHARED = 4  # texts that prompts begin with
+PROMPT_LETTERS, ANSWER_TOKENS = 300, 80  # maximum lengths
+SHARED = 4  # number of shared prefixes
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -45,7 +45,7 @@ def random_requests(seed: int, count: int) -> list[ExactRequest]:
 
 def _prompt(draw: random.Random, shared: Sequence[str]) -> str:
     own = _text(draw, draw.randint(1, 60))
-    repeated = own * draw.choice((1, 1, 2, 4))  # drafts are found in what repeats itself
+    repeated = own * draw.choice((1, 1, 2, 4))  # n-gram drafts need repetition
     return ((draw.choice(shared) if draw.random() < 0.4 else "") + repeated)[:PROMPT_LETTERS]
 
 

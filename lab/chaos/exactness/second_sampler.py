@@ -1,6 +1,6 @@
-"""Second implementation of how a token is drawn from logits, from its documented definition (lab/chaos/README.md).
+"""Second implementation of sampling, written from the definition in lab/chaos/README.md. Pure; float64 numpy.
 
-Shares no code with the service, so that a mistake of one is not repeated by the other. numpy, in float64; pure.
+Shares no code with the service, so that both would have to make the same mistake.
 """
 
 from collections import Counter
@@ -12,12 +12,12 @@ import numpy
 from numpy.typing import NDArray
 
 Floats = NDArray[numpy.float64]
-CLOSE = 1e-4  # differences of logits, shares and uniform numbers that rounding may turn over
+CLOSE = 1e-4  # difference of logits, shares or uniform numbers within which rounding may change the token
 _MODULUS = 2**64
 
 
 def uniform_number(seed: int, choice: int, position: int) -> float:
-    """Number in [0, 1) of one token: SplitMix64's output function over seed, then choice, then position; 53 bits."""
+    """Return the uniform number in [0, 1) of a token: SplitMix64 over seed, choice and position; 53 bits."""
     state = 0
     for part in (seed, choice, position):
         state = ((state ^ part) + 0x9E3779B97F4A7C15) % _MODULUS
@@ -29,7 +29,7 @@ def uniform_number(seed: int, choice: int, position: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Temperature, and the filters in the order in which they apply; neutral values keep all tokens."""
+    """Temperature and the filters in the order of their application. Default values keep all tokens."""
 
     temperature: float
     top_k: int = 0
@@ -42,7 +42,7 @@ class Filters:
         return cls(**{name: options[name] for name in cls.__dataclass_fields__ if name in options})
 
     def neighbours(self) -> Iterator["Filters"]:
-        """The same with bounds that differ by what rounding may turn over."""
+        """Yield filters whose bounds differ by CLOSE."""
         for step in (-CLOSE, CLOSE):
             if self.top_p < 1.0:
                 yield replace(self, top_p=min(1.0, self.top_p + step))
@@ -61,7 +61,7 @@ class SampledDraw:
 
 
 def adjusted(scores: Floats, prompt: Sequence[int], answer: Sequence[int], options: Mapping[str, Any]) -> Floats:
-    """Logits after bias, repetition penalty (prompt and answer), then frequency and presence penalty (answer alone)."""
+    """Return logits after bias, repetition penalty (prompt and answer), frequency and presence penalty (answer)."""
     scores = scores.copy()
     for token_id, bias in options.get("logit_bias", {}).items():
         scores[token_id] += bias
@@ -87,7 +87,7 @@ def drawn(scores: Floats, filters: Filters, number: float) -> SampledDraw:
 
 
 def _picked(shares: Floats, number: float) -> int:
-    """The token whose part of the line from 0 to 1, all in order of their ids, has the number."""
+    """Return the token whose interval of the cumulative shares, in order of token ids, contains the number."""
     ends = numpy.cumsum(shares)
     return int(numpy.argmax(ends > number * ends[-1]))
 
@@ -109,7 +109,7 @@ def _shares(scores: Floats, filters: Filters) -> Floats:
 
 
 def _likeliest(shares: Floats, mass: float) -> Floats:
-    """The fewest of the likeliest tokens that have `mass`; of equal ones those with the higher ids."""
+    """Keep the fewest likeliest tokens whose shares reach `mass`; among equals those with higher ids."""
     order = numpy.lexsort((numpy.arange(len(shares)), shares))[::-1]
     before = numpy.concatenate(([0.0], numpy.cumsum(shares[order])[:-1]))
     result = numpy.zeros_like(shares)
@@ -119,7 +119,7 @@ def _likeliest(shares: Floats, mass: float) -> Floats:
 
 
 def _typical(shares: Floats, mass: float) -> Floats:
-    """The fewest tokens that have `mass`, those first whose information is closest to the entropy; ties stay."""
+    """Keep the fewest tokens whose shares reach `mass`, by distance of their information to the entropy; ties stay."""
     with numpy.errstate(divide="ignore"):
         information = -numpy.log(shares)
     entropy = float(numpy.sum(shares[shares > 0.0] * information[shares > 0.0]))

@@ -1,1 +1,1 @@
-"""The stack on hosts that share nothing, and the faults of hosts and of their links."""
+"""Stack on hosts in network namespaces, and faults of hosts and links."""

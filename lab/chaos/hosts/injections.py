@@ -1,24 +1,24 @@
-"""Faults of hosts and of their links: done, proved by what the kernel counted, undone."""
+"""Injections of host and link faults, proven by the kernel's packet counters."""
 
 import asyncio
 from dataclasses import dataclass
 
 from baton.lab.chaos.faults import Fault, FaultKind
 from baton.lab.chaos.hosts.stack import USUAL, HostedStack
-from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, injection_of, shown
+from baton.lab.chaos.injection import Injection, NotMade, NotProven, Scene, shown
 from baton.lab.chaos.watch import Life, is_alive, life_of
 from baton.lab.harness.hosts.network import HostsUnavailable, LinkCounts
 from baton.lab.harness.hosts.shaping import HostLink
 
-SLOW_DELAY_MS = 40.0  # each way, beside a low rate
-SEEN_S = 5.0  # within which some packet meets what a link was changed to
+SLOW_DELAY_MS = 40.0  # one way, in addition to the low rate
+SEEN_S = 5.0  # bound until a packet is affected by a changed link
 POLL_S = 0.05
 NONE = LinkCounts(0, 0, 0)
 
 
 @dataclass
 class LinkChanged:
-    """A link is another one for a while. `link` None: it passes nothing."""
+    """Temporary change of a host's link. `link`: None drops all packets."""
 
     stack: HostedStack
     host: str
@@ -37,16 +37,16 @@ class LinkChanged:
         until_s = asyncio.get_running_loop().time() + SEEN_S
         while (met := await self._met()) < 1:
             if asyncio.get_running_loop().time() > until_s:
-                raise NotMade("no packet met it")
+                raise NotMade("no packet used the changed link")
             await asyncio.sleep(POLL_S)
         await asyncio.sleep(self.lasts_s)
         met = await self._met()
         if met < 1:
-            raise NotProven("what was counted is gone")
+            raise NotProven("the kernel's packet counters were reset")
         if not self._is_slow:
             return f"{met} packets dropped in {self.lasts_s:.1f} s"
         waited = (await self._counts()).waited
-        return f"{met} packets late, {waited} times one waited for the rate, in {self.lasts_s:.1f} s"
+        return f"{met} packets delayed, {waited} waits for the rate, in {self.lasts_s:.1f} s"
 
     async def heal(self) -> None:
         await self.stack.change(self.stack.network.shape, self.host, USUAL)
@@ -57,7 +57,7 @@ class LinkChanged:
         return self.link is not None and self.link.bits_per_s is not None
 
     async def _met(self) -> int:
-        """Return how many packets met the change."""
+        """Return the number of affected packets."""
         counts = await self._counts()
         return counts.limited if self._is_slow else counts.dropped - self.before.dropped
 
@@ -88,25 +88,28 @@ class HostLost:
     async def prove(self) -> str:
         await shown(lambda: not any(map(is_alive, self.lives)), f"the end of all of {self.host}")
         await asyncio.sleep(self.lasts_s)
-        return f"{len(self.lives)} processes are gone, without a word, for {self.lasts_s:.1f} s"
+        return f"{len(self.lives)} processes gone, without closing connections, for {self.lasts_s:.1f} s"
 
     async def heal(self) -> None:
         if self.lives:
             await self.stack.bring_back(self.host)
 
 
-def injection_on_hosts(fault: Fault, scene: Scene) -> Injection:
-    """Create the injection of any fault of `plan_host_faults`. Raises: NotMade if the stack lacks what it needs."""
+HOST_KINDS = frozenset({FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY, FaultKind.HOST_LOST})
+
+
+def host_injection(fault: Fault, scene: Scene) -> Injection:
+    """Create the injection of a fault of HOST_KINDS. Raises: NotMade if the stack has no hosts."""
     stack = scene.stack
     if not isinstance(stack, HostedStack):
         raise NotMade("the stack has no hosts of its own")
     match fault.kind:
-        case FaultKind.LINK_CUT:
-            return LinkChanged(stack, fault.target, None, fault.lasts_s)
-        case FaultKind.LINK_SLOW:
-            return LinkChanged(stack, fault.target, HostLink(fault.amount, SLOW_DELAY_MS), fault.lasts_s)
-        case FaultKind.LINK_LOSSY:
-            return LinkChanged(stack, fault.target, HostLink(None, 0.0, fault.amount), fault.lasts_s)
         case FaultKind.HOST_LOST:
             return HostLost(stack, fault.target, fault.lasts_s)
-    return injection_of(fault, scene)
+        case FaultKind.LINK_SLOW:
+            link = HostLink(fault.amount, SLOW_DELAY_MS)
+        case FaultKind.LINK_LOSSY:
+            link = HostLink(None, 0.0, fault.amount)
+        case _:
+            link = None
+    return LinkChanged(stack, fault.target, link, fault.lasts_s)

@@ -1,6 +1,6 @@
-"""The service under test on hosts of its own: Redis and the routers on the first, workers spread over the others.
+"""Service under test on separate hosts: Redis and the routers on the first, workers spread over the others.
 
-Links take the place of proxies. Clients and the harness reach the routers through ports of loopback that lead there.
+Link faults replace proxies. Clients and the harness reach the routers through forwarded loopback ports.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from baton.lab.chaos.hosts.plan import FIRST, spread
+from baton.lab.chaos.faults import FIRST_HOST, spread
 from baton.lab.chaos.proxy import Proxy
 from baton.lab.chaos.stack import GRACE_S, HOST, WHOLE, ChaosStack, ProcessPlace
 from baton.lab.chaos.watch import children_of, life_of
@@ -21,40 +21,40 @@ from baton.lab.harness.hosts.shaping import HostLink
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_ports, redis_command
 
-USUAL = HostLink(delay_ms=0.0)  # which may be changed, as may all else
+USUAL = HostLink(delay_ms=0.0)  # a delay of 0, unlike none, can be changed later
 REDIS_PORT, ROUTER_PORT, WORKER_PORT, ADMIN_OFFSET, HTTP_OFFSET = 6379, 50_051, 50_071, 100, 200
 
 Result = TypeVar("Result")
 
 
 class HostedStack(ChaosStack):
-    """Owns the hosts, too."""
+    """Chaos stack that also owns its hosts."""
 
     def __init__(self, model: Path, folder: Path, hosts: int, worker_flags: Sequence[str] = ()) -> None:
         self.hosts = spread(hosts)
         self.network = HostNetwork(tuple(self.hosts), USUAL, visible=(model,))
         self._host_of = {name: host for host, names in self.hosts.items() for name in names}
         self._off: set[str] = set()
-        self._inside: dict[int, int] = {}  # a process on a host, by the one that waits for it
-        # one thread for every change: hosts end with the thread that made them
+        self._inside: dict[int, int] = {}  # pid of the process on the host, by pid of its wrapper
+        # One thread for all changes: hosts end with the thread that created them.
         self._changes = ThreadPoolExecutor(1, thread_name_prefix="hosts")
         self._open = AsyncExitStack()
         self._gate_ports = iter(free_ports(2 * WHOLE.routers))
         super().__init__(model, folder, None, WHOLE, worker_flags)
 
     async def change(self, call: Callable[..., Result], *arguments: object) -> Result:
-        """A call of the network's, which blocks: beside the event loop, and one at a time."""
+        """Run a blocking call of the network on the thread that owns the hosts, one call at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._changes, call, *arguments)
 
     async def start(self) -> None:
         """Start hosts and processes. Raises: OSError, RedisServerError, HostsUnavailable."""
         await self.change(self.network.__enter__)
         for number, router in enumerate(self.routers):
-            there = (self.network.address(FIRST), ROUTER_PORT + number)
+            there = (self.network.address(FIRST_HOST), ROUTER_PORT + number)
             admin = (HOST, ROUTER_PORT + ADMIN_OFFSET + number)
             await self._open.enter_async_context(forwarded(self.network.switch_process, *there, router.port))
             await self._open.enter_async_context(
-                forwarded(self.network.first_process(FIRST), *admin, router.admin_port)
+                forwarded(self.network.first_process(FIRST_HOST), *admin, router.admin_port)
             )
         await super().start()
 
@@ -73,14 +73,14 @@ class HostedStack(ChaosStack):
         self._off.discard(host)
 
     def pids(self) -> dict[str, int]:
-        """Return pids of the processes on the hosts, without those that wait for them."""
+        """Return the pids of the processes on the hosts, not of their wrappers."""
         return {name: inside for name, pid in super().pids().items() if (inside := self._find_inside(pid)) is not None}
 
     def _find_inside(self, pid: int) -> int | None:
         if pid not in self._inside:
             below = children_of(pid)
             if not below:
-                return None  # it is just being started, or has ended
+                return None  # starting, or exited
             self._inside[pid] = below[0]
         inside = self._inside[pid]
         return None if life_of(inside) is None else inside
@@ -91,11 +91,11 @@ class HostedStack(ChaosStack):
             raise OSError(f"{host} is off")
         command = self.network.command(host, spec.command)
         child = await super()._start_child(replace(spec, command=command), writer)
-        self._inside.pop(child.pid, None)  # of an earlier process with that number
+        self._inside.pop(child.pid, None)  # stale entry of a reused pid
         return child
 
     def _redis_place(self) -> ProcessPlace:
-        return ProcessPlace("redis", REDIS_PORT, self.network.address(FIRST))
+        return ProcessPlace("redis", REDIS_PORT, self.network.address(FIRST_HOST))
 
     def _worker_place(self, name: str, number: int) -> ProcessPlace:
         return ProcessPlace(name, WORKER_PORT + number, self.network.address(self._host_of[name]))
@@ -109,7 +109,7 @@ class HostedStack(ChaosStack):
 
     def _redis_spec(self) -> ProcessSpec:
         command = redis_command(find_redis_server(), self.redis.port)
-        command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # the latest holds
+        command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # Redis uses the last value
         return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
 
     def _worker_spec(self, place: ProcessPlace) -> ProcessSpec:
@@ -118,7 +118,7 @@ class HostedStack(ChaosStack):
 
     def _router_spec(self, place: ProcessPlace) -> ProcessSpec:
         number = self.routers.index(place)
-        arguments = ["--host", self.network.address(FIRST), "--port", ROUTER_PORT + number, "--insecure"]
+        arguments = ["--host", self.network.address(FIRST_HOST), "--port", ROUTER_PORT + number, "--insecure"]
         arguments += ["--admin-port", ROUTER_PORT + ADMIN_OFFSET + number]
         arguments += ["--http-port", ROUTER_PORT + HTTP_OFFSET + number, "--planner", "off"]
         return self._spec(place, "router", arguments, Stage.ROUTER)

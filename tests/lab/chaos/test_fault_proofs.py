@@ -134,7 +134,7 @@ async def test_bits_on_their_way_are_turned_over_found_out_and_turned_back(life:
     before = read_memory(life.pid, pool.start, len(pool))
     flip = FlippedOnTheWay(Transfers(source=life), "prefill-0", random.Random(1))  # type: ignore[arg-type]
     await flip.inject()
-    assert f"{len(pool) // 4096} bits turned over" in await flip.prove()
+    assert f"{len(pool) // 4096} bits flipped" in await flip.prove()
     assert read_memory(life.pid, pool.start, len(pool)) == before
     assert state_of(life.pid) != "T"
 
@@ -146,7 +146,7 @@ async def test_bits_of_nothing_that_is_being_read_are_not_turned_over(
     asked: list[int] = []
     stack = Transfers(source=life, unread=0)
     flip = FlippedOnTheWay(stack, "prefill-0", random.Random(1), asked.append)  # type: ignore[arg-type]
-    with pytest.raises(NotMade, match="on its way"):
+    with pytest.raises(NotMade, match="no transfer"):
         await flip.inject()
     assert asked == [corruption.PROMPTS] * 2
 
@@ -181,7 +181,7 @@ async def test_bits_that_do_not_change_are_no_proof(life: Life, monkeypatch: pyt
     monkeypatch.setattr(corruption, "TRIES", 1)
     flip = FlippedOnTheWay(Transfers(source=life), "prefill-0", random.Random(1))  # type: ignore[arg-type]
     await flip.inject()
-    with pytest.raises(NotProven, match="on its way"):
+    with pytest.raises(NotProven, match="no bit of a block"):
         await flip.prove()
 
 
@@ -219,7 +219,7 @@ async def test_a_partition_through_which_something_passes_is_found_out(way: Link
     await partition.inject()
     proxy.counts("router-0").there += way is LinkWay.THERE
     proxy.counts("router-0").back += way is LinkWay.BACK
-    with pytest.raises(NotProven, match="1 pieces went by"):
+    with pytest.raises(NotProven, match="1 chunks passed"):
         await partition.prove()
 
 

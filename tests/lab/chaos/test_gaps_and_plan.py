@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from baton.lab.chaos.campaign import make_injection
 from baton.lab.chaos.checker import Injected, Pause, gaps_at, pause_around
 from baton.lab.chaos.disk.counts import TierCounts
 from baton.lab.chaos.disk.injections import (
@@ -18,11 +19,11 @@ from baton.lab.chaos.disk.injections import (
     KilledWriting,
     OtherModelPut,
     TierScene,
-    injection_with_files,
 )
 from baton.lab.chaos.disk.shim import DiskShim
 from baton.lab.chaos.faults import WORKERS, Fault, FaultKind, plan_faults
 from baton.lab.chaos.history import Behaviour, ObservedAttempt, StreamHistory, StreamPiece
+from baton.lab.chaos.hosts.injections import HOST_KINDS
 from baton.lab.chaos.injection import (
     CutConnections,
     FlippedOnTheWay,
@@ -36,8 +37,6 @@ from baton.lab.chaos.injection import (
 )
 from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import life_of
-
-HOST_KINDS = {FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY, FaultKind.HOST_LOST}
 
 
 def test_a_gap_is_the_pause_that_the_fault_lies_in() -> None:
@@ -120,7 +119,7 @@ def test_every_fault_of_a_plan_is_an_injection_on_a_stack(tmp_path: Path) -> Non
     scene = Scene(stack, None, random.Random(1), tier=TierScene(tmp_path, shim, TierCounts()))
     with patch.object(stack, "life", lambda name: own):
         for planned in plan_faults(1, 400, without=frozenset({FaultKind.CLOCK})):
-            made[planned.fault.kind] = type(injection_with_files(planned.fault, scene))
+            made[planned.fault.kind] = type(make_injection(planned.fault, scene))
     assert made == {
         FaultKind.KILL: Signalled,
         FaultKind.STOP: Stopped,

@@ -68,7 +68,7 @@ def test_a_planted_fault_is_found_as_what_it_is(planted: StreamHistory, found: F
 
 def test_a_token_in_a_close_place_is_counted_apart_and_ends_the_comparison() -> None:
     other = history(piece(0), piece(1), piece(2, token_ids=(9,)), piece(3, token_ids=(11,)))
-    assert check(other, EXPECTED, BOUND_S) == [Finding(3, FindingKind.CLOSE, 0, 2, "9 in place of 7")]
+    assert check(other, EXPECTED, BOUND_S) == [Finding(3, FindingKind.CLOSE, 0, 2, "token 9 instead of 7")]
 
 
 def test_what_was_received_before_a_failure_is_checked_too() -> None:

@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 
 from baton.lab.chaos import injection
-from baton.lab.chaos.faults import DECODE, PREFILL, Fault, FaultKind, FaultTurns, Planned
+from baton.lab.chaos.campaign import make_injection
+from baton.lab.chaos.faults import (
+    DECODE,
+    FIRST_HOST,
+    PREFILL,
+    Fault,
+    FaultKind,
+    FaultTurns,
+    Planned,
+    plan_faults,
+    spread,
+)
 from baton.lab.chaos.hosts import injections
-from baton.lab.chaos.hosts.injections import HostLost, LinkChanged, injection_on_hosts
-from baton.lab.chaos.hosts.plan import FIRST, plan_host_faults, spread
+from baton.lab.chaos.hosts.injections import HOST_KINDS, HostLost, LinkChanged
 from baton.lab.chaos.hosts.stack import HostedStack
 from baton.lab.chaos.injection import NotMade, NotProven, Scene, Signalled, Stopped
 from baton.lab.chaos.stack import ChaosStack
@@ -28,7 +38,7 @@ LOST = Fault(FaultKind.HOST_LOST, "host-1", on_host=frozenset({"prefill-0", "dec
 def test_any_host_of_workers_may_be_lost_and_both_roles_go_on(hosts: int) -> None:
     placed = spread(hosts)
     assert len(placed) == hosts and all(placed.values())
-    for lost in set(placed) - {FIRST}:
+    for lost in set(placed) - {FIRST_HOST}:
         left = {name for host, names in placed.items() if host != lost for name in names}
         assert left & set(PREFILL) and left & set(DECODE)
 
@@ -40,11 +50,11 @@ def test_too_few_and_too_many_hosts_are_refused(hosts: int) -> None:
 
 
 def test_a_seed_makes_the_same_faults_of_every_kind_and_none_of_the_first_host() -> None:
-    plan = plan_host_faults(4, 300, hosts=3)
-    assert plan == plan_host_faults(4, 300, hosts=3) != plan_host_faults(5, 300, hosts=3)
+    plan = plan_faults(4, 300, hosts=3)
+    assert plan == plan_faults(4, 300, hosts=3) != plan_faults(5, 300, hosts=3)
     of_hosts = [each.fault for each in plan if each.fault.on_host]
     kinds = Counter(each.kind for each in of_hosts)
-    assert set(kinds) == {FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY, FaultKind.HOST_LOST}
+    assert set(kinds) == HOST_KINDS
     assert {each.target for each in of_hosts} == {"host-1", "host-2"}
     assert all(each.on_host == set(spread(3)[each.target]) for each in of_hosts)
 
@@ -150,11 +160,11 @@ async def test_a_host_whose_processes_live_on_was_not_lost_and_comes_back() -> N
 def test_every_fault_of_a_plan_is_an_injection_on_hosts_and_none_without(tmp_path: Path) -> None:
     stack = FakeStack(FakeNetwork())
     made = {
-        planned.fault.kind: type(injection_on_hosts(planned.fault, Scene(stack, None, None)))  # type: ignore[arg-type]
-        for planned in plan_host_faults(1, 200, hosts=4)
+        planned.fault.kind: type(make_injection(planned.fault, Scene(stack, None, None)))  # type: ignore[arg-type]
+        for planned in plan_faults(1, 200, hosts=4)
     }
     of_links = (FaultKind.LINK_CUT, FaultKind.LINK_SLOW, FaultKind.LINK_LOSSY)
     of_processes = {FaultKind.KILL: Signalled, FaultKind.STOP: Stopped, FaultKind.RESTART: Signalled}
     assert made == {**dict.fromkeys(of_links, LinkChanged), FaultKind.HOST_LOST: HostLost, **of_processes}
     with pytest.raises(NotMade, match="no hosts"):
-        injection_on_hosts(LOST, Scene(ChaosStack(tmp_path, tmp_path, None), None, None))  # type: ignore[arg-type]
+        make_injection(LOST, Scene(ChaosStack(tmp_path, tmp_path, None), None, None))  # type: ignore[arg-type]

@@ -165,7 +165,7 @@ async def test_files_of_a_worker_are_damaged_while_it_is_down(tmp_path: Path) ->
     assert processes.sent == [signal.SIGKILL]
     assert "bytes cut off" in await cut.prove()
     none = FilesDamaged(processes, scene, Fault(FaultKind.FILE_CUT, "worker-9"), NOBODY, random.Random(1))
-    with pytest.raises(NotMade, match="nothing in files"):
+    with pytest.raises(NotMade, match="no KV in files"):
         await none.inject()
 
 
@@ -194,6 +194,6 @@ async def test_a_folder_that_its_owner_keeps_was_not_taken(tmp_path: Path) -> No
     successor = FolderTaken(
         Processes(), TierScene(tmp_path, None, TierCounts()), "worker-0", replace(NOBODY, pid=1), 0.0
     )
-    with pytest.raises(NotMade, match="its successor was quicker"):
+    with pytest.raises(NotMade, match="the restarted worker locked its folder first"):
         await successor.inject()
     owner.close()

@@ -59,7 +59,7 @@ def test_answer_that_ends_one_token_early_is_refused(oracle: Oracle, name: str) 
     case = named(name)
     choice = answered(oracle, case)
     early = replace(choice, token_ids=choice.token_ids[:-1], text=oracle._text(choice.token_ids[:-1]))
-    with pytest.raises(OracleDisagrees, match=f"has {TOKENS - 1} tokens and ended for its length, which is {TOKENS}"):
+    with pytest.raises(OracleDisagrees, match=f"ended by length with {TOKENS - 1} tokens; max_tokens is {TOKENS}"):
         oracle.expect(case, [early])
 
 
@@ -67,7 +67,7 @@ def test_answer_that_ends_one_token_early_is_refused(oracle: Oracle, name: str) 
     ("change", "trouble"),
     [
         ({"text": "another"}, "has the text 'another'"),
-        ({"finish_reason": FinishReason.STOP}, "its next tokens end nothing"),
+        ({"finish_reason": FinishReason.STOP}, "but its next tokens are no stop"),
     ],
 )
 def test_answer_with_another_text_or_end_is_refused(oracle: Oracle, change: dict[str, Any], trouble: str) -> None:

@@ -1,8 +1,7 @@
-"""A TCP proxy before one process: which bytes pass, how late, and in which direction can be changed.
+"""TCP proxy in front of one process, which can hold, delay and cut connections by source.
 
-Rules are per link, which is (who connects, this process). Everything that a rule does is counted, so that a fault can
-prove that it happened. The proxy listens while the process does: a connection to a dead one is refused by the
-kernel, as it would be without a proxy.
+A link is a pair of connecting process and this process; each has a rule and counters, the evidence of a fault. The
+proxy listens only while the process does, so that the kernel refuses connections to a dead process as without a proxy.
 """
 
 import asyncio
@@ -16,25 +15,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-HOST = "127.0.0.1"  # that connections on loopback come from
+HOST = "127.0.0.1"  # source address of loopback connections
 SOCK_DIAG_BY_FAMILY, NETLINK_SOCK_DIAG = 20, 4
 ALL_STATES = NO_COOKIE = 0xFFFFFFFF
-INODE_AT = 16 + 68  # of an answer: behind netlink's header, struct inet_diag_msg up to idiag_inode
+INODE_AT = 16 + 68  # offset of idiag_inode in struct inet_diag_msg, after the netlink header
 TIMEOUT_S = 0.2
 
 
 class Owners:
-    """Map from a loopback TCP connection to the process at its other end, with a cache of sockets.
+    """Lookup of the process at the other end of a loopback connection, with a cache of sockets by pid.
 
-    The kernel is asked for that socket (sock_diag over netlink): reading all of /proc/net/tcp takes 10 ms, too long for
-    a proxy to which everybody reconnects at the same moment.
+    Uses sock_diag over netlink: reading /proc/net/tcp takes 10 ms, too long when all processes reconnect together.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, set[str]] = {}  # by pid
 
     def find(self, client_port: int, server: tuple[str, int], pids: Mapping[str, int]) -> str | None:
-        """Name of the process that connected from `client_port` to `server`; None where it is none of these."""
+        """Return the name of the process that connected from `client_port` to `server`; None if it is unknown."""
         inode = _inode(client_port, server)
         if inode is None:
             return None
@@ -47,7 +45,7 @@ class Owners:
 
 
 def listens(server: tuple[str, int]) -> bool:
-    """Return whether a process accepts connections there; the kernel looks for a listener if no connection matches."""
+    """Return whether a process listens at `server`."""
     return _ask(server, ("0.0.0.0", 0)) is not None
 
 
@@ -57,7 +55,7 @@ def _inode(client_port: int, server: tuple[str, int]) -> int | None:
 
 
 def _ask(own: tuple[str, int], other: tuple[str, int]) -> int | None:
-    """The inode of the socket with these ends; None where there is none."""
+    """Return the inode of the socket with these ends; None if there is none."""
     ends = struct.pack("!HH", own[1], other[1]) + _address(own[0]) + _address(other[0])
     asked = struct.pack("=BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
     asked += ends + struct.pack("=III", 0, NO_COOKIE, NO_COOKIE)
@@ -70,7 +68,7 @@ def _ask(own: tuple[str, int], other: tuple[str, int]) -> int | None:
     except OSError:
         return None
     if struct.unpack_from("=H", answer, 4)[0] != SOCK_DIAG_BY_FAMILY:
-        return None  # there is no such connection any more
+        return None  # the connection has closed
     return int(struct.unpack_from("=I", answer, INODE_AT)[0])
 
 
@@ -81,46 +79,46 @@ def _address(host: str) -> bytes:
 def _open_files(pid: int) -> set[str]:
     folder, found = f"/proc/{pid}/fd", set()
     try:
-        names = os.listdir(folder)  # noqa: PTH208 -- hundreds
+        names = os.listdir(folder)  # noqa: PTH208 -- faster for hundreds of files
     except OSError:
         return set()
     for name in names:
         try:
             found.add(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
         except OSError:
-            continue  # closed meanwhile
+            continue  # closed since listdir
     return found
 
 
 CHUNK_BYTES = 1 << 16
 CONNECT_S = 2.0
-FOLLOW_S = 0.02  # between two looks whether the process listens
+FOLLOW_S = 0.02  # poll period of the process's listening socket
 
 
 class LinkWay(Enum):
-    THERE = "there"  # from who connected
+    THERE = "there"  # from the connecting process
     BACK = "back"
 
 
 @dataclass(slots=True)
 class Rule:
-    """Rule for the bytes of a link. Held bytes are kept and delivered later, as if a network resent them."""
+    """Rule for the bytes of a link. Held bytes are delivered later, as if TCP retransmitted them."""
 
     held: frozenset[LinkWay] = frozenset()
     delay_s: float = 0.0
-    refuses: bool = False  # new connections are closed at once
+    refuses: bool = False  # close new connections
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    connections: int = 0  # open now
+    connections: int = 0  # open connections
     cut: int = 0
     refused: int = 0
-    held: int = 0  # pieces that met a closed way
+    held: int = 0  # chunks, like the next three
     delayed: int = 0
-    there: int = 0  # pieces that went on
+    there: int = 0
     back: int = 0
-    moved_s: float = float("-inf")  # when something last came from either side, monotonic
+    moved_s: float = float("-inf")  # time of the last received chunk, monotonic
 
     def passed(self, way: LinkWay) -> int:
         return self.there if way is LinkWay.THERE else self.back
@@ -135,7 +133,7 @@ class _Link:
 
 
 class Proxy:
-    """Listens on `listen` for the process at `target`. `who` names the process that connects from a port."""
+    """Proxy from `listen` to the process at `target`. `who`: name of the process that connects from a port."""
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int], who: Callable[[int], str | None]) -> None:
         self._listen = listen
@@ -164,11 +162,11 @@ class Proxy:
     async def _keep_following(self) -> None:
         while True:
             await asyncio.sleep(FOLLOW_S)
-            with contextlib.suppress(OSError):  # the address is still being given back: soon again
+            with contextlib.suppress(OSError):  # the address is not free yet; retried in FOLLOW_S
                 await self._follow()
 
     async def _follow(self) -> None:
-        """Listens where the process does, and only then."""
+        """Open or close the proxy's listening socket so that it follows the process's."""
         is_there = listens(self._target)
         if is_there and self._server is None:
             self._server = await asyncio.start_server(self._accept, *self._listen)
@@ -187,7 +185,7 @@ class Proxy:
         link.changed = asyncio.Event()
 
     def cut(self, source: str) -> int:
-        """Breaks every connection of the link; how many."""
+        """Abort every connection of the link; return their number."""
         link = self._links[source]
         ends = list(link.writers)
         for writer in ends:
@@ -209,7 +207,7 @@ class Proxy:
             async with asyncio.timeout(CONNECT_S):
                 inner_reader, inner_writer = await asyncio.open_connection(*self._target)
         except (OSError, TimeoutError):
-            writer.transport.abort()  # as the process itself would: no process listens
+            writer.transport.abort()  # the process does not listen any more
             return
         link.writers |= {writer, inner_writer}
         link.counts.connections += 1
@@ -230,7 +228,7 @@ class Proxy:
 
 
 async def _pump(link: _Link, way: LinkWay, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Forward bytes until one side ends; bytes read before are still delivered."""
+    """Forward bytes until the reader ends, then half-close the writer."""
     with contextlib.suppress(OSError):
         while data := await reader.read(CHUNK_BYTES):
             link.counts.moved_s = time.monotonic()
@@ -250,4 +248,4 @@ async def _pump(link: _Link, way: LinkWay, reader: asyncio.StreamReader, writer:
         await asyncio.sleep(0)
         if writer.can_write_eof():
             writer.write_eof()
-        await asyncio.sleep(0.05)  # lets what was written leave before both sides are closed
+        await asyncio.sleep(0.05)  # time for written bytes to leave before both sides are closed

@@ -1,4 +1,4 @@
-"""The results of a run, as JSON, Markdown and pictures. Pure but for `write`."""
+"""Report of a run as JSON, Markdown and charts. Pure except `write`."""
 
 import json
 from collections import Counter
@@ -16,11 +16,11 @@ from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.statistics import percentile
 
-POINTS = 160  # of a curve of memory
+POINTS = 160  # points of a memory curve
 
 
 def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
-    """The share of streams that stood still for at most so long. Raises: ValueError without a gap."""
+    """Draw the share of streams with at most a given gap. Raises: ValueError without a gap."""
     curves = []
     for name, seconds in gaps.items():
         shares = [(percentile(seconds, share), float(share)) for share in range(101)] if seconds else []
@@ -29,7 +29,7 @@ def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
 
 
 def draw_memory(looks: Sequence[Look], began_s: float, title: str) -> str:
-    """Resident memory of each process, over the lives that it had. Raises: ValueError without a look."""
+    """Draw the resident memory of each process over its restarts. Raises: ValueError without a sample."""
     curves = []
     for name in sorted({look.name for look in looks}):
         own = [look for look in looks if look.name == name]
@@ -50,15 +50,15 @@ DEATHS = {
 }
 LISTED = 40
 LISTS = {
-    "crashes": "Processes that ended and were not asked to:",
-    "not_recovered": "Not recovered from in time:",
-    "not_made": "Not made, since there was nothing to break just then; they do not count as faults:",
-    "never_made": "Tried and never made, so that nothing was tested:",
-    "too_few_proven": "Kinds of which fewer than half were proven, or none, so that they tested too little:",
-    "not_proven": "Not proven, with the reason; they do not count as faults:",
+    "crashes": "Unexpected exits of processes:",
+    "not_recovered": "Faults without recovery in time:",
+    "not_made": "Not made, because there was nothing to break at that time; not counted as faults:",
+    "never_made": "Kinds that were tried and never made, so that nothing was tested:",
+    "too_few_proven": "Kinds with fewer than half of their faults proven, or none, so that they tested too little:",
+    "not_proven": "Not proven, with the reason; not counted as faults:",
 }
 """Lists of a report that are shown if they have entries, with their headings."""
-LONGEST = 12  # gaps that are listed one by one
+LONGEST = 12  # number of listed gaps
 
 
 def summary(outcome: ChaosOutcome) -> dict[str, Any]:
@@ -160,9 +160,9 @@ def markdown(facts: dict[str, Any]) -> str:
         f"| {findings['lost']} | {findings['repeated']} | {findings['reordered']} | {wrong} | {findings['hang']} "
         f"| {findings['failed']} | {findings['close']} |",
         "",
-        f"All pages free after {_seconds_text(facts['pages_free_after_s'])}; left in /dev/shm: "
+        f"All blocks free after {_seconds_text(facts['pages_free_after_s'])}; left in /dev/shm: "
         f"{len(facts['left_in_shared_memory'])}, processes: {len(facts['left_processes'])}. "
-        f"The harness itself was late by {facts['harness_lag_s']:.2f} s at most, which is in all pauses below.",
+        f"The harness itself was late by {facts['harness_lag_s']:.2f} s at most; all pauses below include that.",
         "",
         *_gap_table(facts),
     ]
@@ -213,14 +213,14 @@ def _course(broken: dict[str, Any]) -> str:
 
 def _chosen(facts: dict[str, Any]) -> list[str]:
     kinds = [f"{each['tokens']} {kind} ({each['close']} close)" for kind, each in facts["undisturbed_tokens"].items()]
-    return [f"Tokens of the undisturbed answers were chosen: {', '.join(kinds)}."] if kinds else []
+    return [f"Tokens of the undisturbed answers were judged: {', '.join(kinds)}."] if kinds else []
 
 
 def _drafted(facts: dict[str, Any]) -> list[str]:
     if facts["speculate"] == "off":
         return []
-    drawn = f"{facts['accepted_tokens']} of {facts['drafted_tokens']} drafted tokens were drawn"
-    return [f"Workers had `--speculate {facts['speculate']}`: {drawn}, as far as routers lived to say so."]
+    accepted = f"{facts['accepted_tokens']} of {facts['drafted_tokens']} drafted tokens were accepted"
+    return [f"Workers had `--speculate {facts['speculate']}`: {accepted}, as reported by surviving routers."]
 
 
 def _in_files(facts: dict[str, Any]) -> list[str]:
@@ -228,12 +228,12 @@ def _in_files(facts: dict[str, Any]) -> list[str]:
     if facts["tier"] is None:
         return []
     if not found["hits"]:
-        return ["Workers kept KV in files, and NO block was read from there: nothing of that was tested."]
+        return ["Workers kept KV in files, but NO block was read from files: they were not tested."]
     return [
-        f"Workers kept KV in files: {found['hits']} blocks of prompts came back from there, of {found['queries']} that "
-        f"pools lacked; {found['corrupt_blocks']} damaged ones were found and computed, {found['evicted_blocks']} made "
-        f"room for others. Reading went off {off['reads']} times, writing {off['writes']} times, and on again. "
-        f"{found['at_rest_checked_blocks']} blocks in caches were compared before their use, of which "
+        f"KV files: {found['hits']} of {found['queries']} prompt blocks that pools lacked were loaded from files; "
+        f"{found['corrupt_blocks']} damaged blocks were detected and recomputed, {found['evicted_blocks']} evicted. "
+        f"Workers turned reads off {off['reads']} times and writes {off['writes']} times, and on again. "
+        f"{found['at_rest_checked_blocks']} cached blocks were compared before their use, of which "
         f"{found['at_rest_corrupt_blocks']} had changed."
     ]
 
@@ -318,9 +318,9 @@ def _memory(facts: dict[str, Any]) -> str:
     verdict = "flat" if facts["memory_flat"] else "NOT flat"
     longest = max((each["seconds"] for each in facts["processes"]), default=0.0)
     return (
-        f"Memory {verdict}: of {len(facts['processes'])} lives of {LEAST_S:g} s or more (the longest {longest:.0f} s), "
-        f"each may grow by {BOUND_BYTES >> 20} MiB of private memory in all after {WARM_UP_S:g} s of warm-up, a router "
-        f"by {BOUND_ROUTER_BYTES >> 20}, the bound of records and allocator (lab/chaos/watch.py)."
+        f"Memory {verdict}: {len(facts['processes'])} processes lived for {LEAST_S:g} s or more (at most {longest:.0f} "
+        f"s); each may grow by {BOUND_BYTES >> 20} MiB of private memory after {WARM_UP_S:g} s of warm-up, a router "
+        f"by {BOUND_ROUTER_BYTES >> 20} MiB: bounded records and the allocator (lab/chaos/watch.py)."
     )
 
 

@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from baton.lab.chaos.exactness.oracle import Oracle
 
 START_S = 120.0
-UNDISTURBED_S = 600.0  # of an answer: only against waiting for ever, since nothing is judged by it but the answer
-IDLE_S = 20.0  # how long pages are watched
+UNDISTURBED_S = 600.0  # generous timeout of an undisturbed answer, whose duration is not judged
+IDLE_S = 20.0  # observation of held blocks after the last stream
 POLL_S = 0.02
 _ENDED = re.compile(r"ended with exit code (\d+)")
-_CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # after a drain; on SIGTERM before the process served
-SPARE_S = 5.0  # beyond its deadline, before a stream counts as hanging
+_CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # after a drain; on SIGTERM during start-up
+SPARE_S = 5.0  # time after its deadline at which an open stream counts as hanging
 
 
 def is_crash(event: str) -> bool:
-    """Return whether a supervisor's event is an exit that no fault asked for."""
+    """Return whether a supervisor's event is an exit that no fault caused."""
     exited = _ENDED.search(event)
     return exited is not None and int(exited[1]) not in _CLEAN_EXITS
 
@@ -64,17 +64,17 @@ class ChaosOptions:
     plan: tuple[Planned, ...]
     max_tokens: int = 480
     per_kind: int = 3
-    wanted: int | None = None  # None: as many as there is time for
+    wanted: int | None = None  # None: as many as time allows
     layout: Layout = WHOLE
-    speculate: str = "off"  # as the flag of a worker
-    tier: bool = False  # KV in files below the pools
-    hosts: int | None = None  # that processes are spread over; None: all run on this machine
-    pages_free_s: float = 1.0  # within which all pages are to be free after the last answer
+    speculate: str = "off"  # a worker's --speculate
+    tier: bool = False  # KV in files below small pools
+    hosts: int | None = None  # number of hosts; None: all processes run on this machine
+    pages_free_s: float = 1.0  # bound from the last answer until all blocks are free
 
 
 @dataclass
 class ChaosOutcome:
-    """Everything that a run saw; times are monotonic and begin at `began_s`."""
+    """Observations of a run. Times are monotonic; `began_s` is their origin."""
 
     options: ChaosOptions
     began_s: float = 0.0
@@ -84,23 +84,23 @@ class ChaosOutcome:
     histories: list[StreamHistory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
-    pages_free_after_s: float | None = None  # None: not all of them within IDLE_S
-    held: str = ""  # by whom, where they are not
+    pages_free_after_s: float | None = None  # None: some blocks were held for longer than IDLE_S
+    held: str = ""  # workers that still hold blocks
     left_in_shared_memory: tuple[str, ...] = ()
     left_processes: tuple[int, ...] = ()
-    harness_lag_s: float = 0.0  # the longest that this process, proxies and clients included, was late
-    crashes: list[str] = field(default_factory=list)  # ends of processes that the plan did not ask for
-    after: list[Finding] = field(default_factory=list)  # of the undisturbed answers at the end
+    harness_lag_s: float = 0.0  # longest delay of this process, which runs proxies and clients
+    crashes: list[str] = field(default_factory=list)  # exits that no fault caused
+    after: list[Finding] = field(default_factory=list)  # findings of undisturbed answers after the faults
     unmade: list[Unmade] = field(default_factory=list)
-    missing: str = ""  # from the stack when all faults were over
-    tier: Counter[str] = field(default_factory=Counter)  # what workers said of their files, by its metric
-    tier_off: Counter[str] = field(default_factory=Counter)  # how often reading or writing them was turned off
-    chosen: Counter[str] = field(default_factory=Counter)  # tokens of undisturbed answers, by who chose them
-    close: Counter[str] = field(default_factory=Counter)  # of those, where another token was as good
+    missing: str = ""  # processes that do not serve after the faults
+    tier: Counter[str] = field(default_factory=Counter)  # counters of KV files by metric
+    tier_off: Counter[str] = field(default_factory=Counter)  # times that workers turned reads or writes off
+    chosen: Counter[str] = field(default_factory=Counter)  # tokens of undisturbed answers by judge
+    close: Counter[str] = field(default_factory=Counter)  # of these, tokens with another within 1e-4
 
     @property
     def faults(self) -> list[Finding]:
-        """Return findings that break a promise."""
+        """Return all findings except close tokens."""
         return [finding for finding in (*self.findings, *self.after) if finding.kind is not FindingKind.CLOSE]
 
     @property
@@ -125,7 +125,7 @@ class ChaosOutcome:
 
     @property
     def late(self) -> list[Injected]:
-        """Return faults that happened and were not recovered from in time."""
+        """Return proven faults without recovery in time."""
         return [each for each in self.injected if each.proof is not None and each.trouble]
 
     @property
@@ -137,7 +137,7 @@ class ChaosOutcome:
         speculated = self.options.speculate == "off" or any(each.accepted_tokens for each in self.histories)
         held = not self.faults and not self.crashes
         read = not self.options.tier or self.tier["hits"] > 0
-        same = not self.tier["at_rest_corrupt_blocks"]  # nothing has changed what lies in caches
+        same = not self.tier["at_rest_corrupt_blocks"]
         return proved and clean and freed and self.is_flat and speculated and read and same and held
 
 
@@ -166,7 +166,7 @@ class ChaosRun:
     async def _run(self, folder: Path) -> None:
         model = folder / "tiny"
         write_tiny_checkpoint(model)
-        # Before the stack: an import holds the interpreter for seconds, and the proxies are in this process.
+        # Before the stack: importing transformers blocks this process, which runs the proxies, for seconds.
         oracle = _open_oracle(model)
         clock = make_wall_clock(folder) if self._options.hosts is None else None
         shim, tier = None, None
@@ -183,7 +183,7 @@ class ChaosRun:
             await stack.start()
             took_s = await stack.wait_whole(START_S)
             stack.mark_ready()
-            self._say(f"stack of {len(stack.places)} processes whole after {took_s:.1f} s")
+            self._say(f"stack of {len(stack.places)} processes ready after {took_s:.1f} s")
             cases = await self._undisturbed(stack, oracle)
             scene = Scene(stack, clock, self._draw)
             if tier is not None and stack.tiers is not None:
@@ -200,7 +200,7 @@ class ChaosRun:
                     page.close()
 
     async def _undisturbed(self, stack: ChaosStack, oracle: "Oracle") -> list[ChaosCase]:
-        """Asks every case once, and makes sure that the answers are what transformers gives."""
+        """Send every case once without faults and check the answers with the oracle."""
         cases = make_cases(self._options.seed, self._options.max_tokens, self._options.per_kind)
         answers = await self._ask(stack, cases)
         plain = [case for case in cases if case.name.startswith("greedy")]
@@ -272,7 +272,7 @@ class ChaosRun:
             await asyncio.sleep(max(0.0, until_s - time.monotonic()))
 
     async def _pages(self, stack: ChaosStack) -> None:
-        """Measure how long after the last stream's end a worker still holds a block."""
+        """Measure the time from the end of the last stream until no worker holds a block."""
         while time.monotonic() - self._outcome.ended_s < IDLE_S:
             statuses = await stack.statuses()
             loads = [(worker.worker_id, worker.load) for each in statuses if each for worker in each.workers]
@@ -284,7 +284,7 @@ class ChaosRun:
             await asyncio.sleep(POLL_S)
 
     async def _aftermath(self, stack: ChaosStack, cases: list[ChaosCase]) -> None:
-        """Ask every case again, undisturbed: the answers must still be exact."""
+        """Send every case again after the faults: the answers must still be exact."""
         async with AsyncBatonClient(stack.routers[-1].advertised, timeout_s=TIMEOUT_S) as baton:
             for number, case in enumerate(cases):
                 history = StreamHistory(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())

@@ -1,7 +1,7 @@
-"""The service under test: Redis, routers and workers under `baton up`'s own supervisor, a proxy before each.
+"""Service under test: Redis, routers and workers under the supervisor of `baton up`, each behind a proxy.
 
-A process listens on 127.0.0.1 and is advertised as another address of loopback with the same port, where its proxy
-listens. Nothing in the processes knows of it.
+A process listens on 127.0.0.1 and advertises another loopback address with the same port, where its proxy listens. The
+processes do not know about proxies.
 """
 
 import asyncio
@@ -35,23 +35,23 @@ from baton.launch.supervisor import Supervisor
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_port, redis_command
 from baton.protos import session_pb2, session_pb2_grpc
 
-PAGE = struct.Struct("<qq")  # seconds off, how often a process read them
+PAGE = struct.Struct("<qq")  # clock offset in seconds, number of reads with an offset
 BUILD_S = 30.0
 HOST = "127.0.0.1"
 POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
-BACK_S = 0.2  # from an end to the next start, however often: here no process crashes by itself
-SUPERVISION = partial(Backoff, longest_s=BACK_S, max_deaths=math.inf)  # faults are more frequent than long lives
+BACK_S = 0.2  # delay of a restart, without back-off: all exits are caused by faults
+SUPERVISION = partial(Backoff, longest_s=BACK_S, max_deaths=math.inf)
 METRICS_S = 1.0
 KV_MEMORY = "16MiB"
-SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: above files, prompts are to come back
-TIER_SIZE = "32MiB"  # some hundred blocks, so that the oldest make room
+SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: so few that prompts load from files
+TIER_SIZE = "32MiB"  # some hundred blocks: so few that files evict
 MODEL_NAME = "tiny"
 
 
 class JumpingClock:
-    """Owns the page that the preloaded library reads."""
+    """Wall clock of the processes: owner of the page that the preloaded library reads."""
 
     def __init__(self, library: Path, page: Path) -> None:
         page.write_bytes(bytes(PAGE.size))
@@ -60,12 +60,12 @@ class JumpingClock:
         self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(page)}
 
     def jump(self, seconds: int) -> None:
-        """The wall clock is now off by so much, in all of the processes; 0 is right again."""
+        """Set the offset of the wall clock in all processes; 0 is the true time."""
         self._page[:8] = struct.pack("<q", seconds)
 
     @property
     def wrong_reads(self) -> int:
-        """Return how many times a process read the clock while it was off."""
+        """Return the number of clock reads with an offset."""
         return int(PAGE.unpack(self._page[: PAGE.size])[1])
 
     def close(self) -> None:
@@ -95,14 +95,14 @@ def make_wall_clock(folder: Path) -> JumpingClock | None:
 
 @dataclass(frozen=True, slots=True)
 class TierFolder:
-    """KV in files below all pools, which are then so small that prompts come back from files."""
+    """Directory of KV files; pools above it are so small that prompts load from files."""
 
     directory: Path
-    environment: Mapping[str, str] = field(default_factory=dict)  # of a preloaded disk
+    environment: Mapping[str, str] = field(default_factory=dict)  # variables of the preloaded disk library
 
 
 class NotWhole(Exception):
-    """The stack did not come together in time; the message says what is missing."""
+    """Error: the stack is not ready in time; the message names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class ProcessPlace:
     name: str
     port: int
     advertised_host: str
-    admin_port: int = 0  # of a router, as is the next
-    http_port: int = 0  # 0: any
+    admin_port: int = 0  # routers only
+    http_port: int = 0  # routers only; 0: any free port
 
     @property
     def advertised(self) -> str:
@@ -133,7 +133,7 @@ class ProcessPlace:
 
     @property
     def direct(self) -> str:
-        """Past the proxy."""
+        """Address behind the proxy."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -163,18 +163,18 @@ def unsound(
         if not status.ready:
             found[router] = status.detail or "is not ready"
         if not status.registry_connected:
-            found.setdefault(redis.name, f"{router} does not reach it")
+            found.setdefault(redis.name, f"is not reached by {router}")
         there = {worker.worker_id for worker in status.workers if worker.connected and worker.load is not None}
         for worker in workers:
             if worker.name not in there:
-                found.setdefault(worker.name, f"{router} does not have it")
+                found.setdefault(worker.name, f"is not connected to {router}")
     for worker_name, ways in tiers_off.items():
         found.setdefault(DISK, f"is not used by {worker_name}: {ways}")
     return found
 
 
 class ChaosStack:
-    """Owns processes and proxies from `start` to `stop`. `folder` gets their logs."""
+    """Processes and proxies from `start` to `stop`. `folder`: for their logs."""
 
     def __init__(
         self,
@@ -209,8 +209,8 @@ class ChaosStack:
         self.proxies = self._make_proxies()
         self._logs: list[TextIO] = []
         self._supervisor: Supervisor | None = None
-        self.events: list[str] = []  # what the supervisor had to say
-        self.code: dict[str, Path] = {}  # PYTHONPATH of processes that run other code, from their next start on
+        self.events: list[str] = []  # events of the supervisor
+        self.code: dict[str, Path] = {}  # PYTHONPATH of another release for the next start, by process
 
     async def start(self) -> None:
         """Start the stack. Raises: OSError, RedisServerError."""
@@ -257,7 +257,7 @@ class ChaosStack:
         return self._supervisor.pids() if self._supervisor is not None else {}
 
     def life(self, name: str) -> Life | None:
-        """Return the process that runs under this name now."""
+        """Return the identity of the process that runs under this name now."""
         pid = self.pids().get(name)
         return None if pid is None else life_of(pid)
 
@@ -278,7 +278,7 @@ class ChaosStack:
         return unsound(self.redis, statuses, self.workers, running, tiers_off)
 
     async def wait_whole(self, within_s: float) -> float:
-        """Seconds that it took. Raises: NotWhole."""
+        """Wait until all processes serve; return the seconds it took. Raises: NotWhole."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while wrong := await self.unsound():
@@ -382,12 +382,12 @@ PAGES_POLL_S = 0.002
 
 
 class PageWatch:
-    """Watch of held blocks from `start` to `stop`, over a link with each worker on which nothing is requested."""
+    """Observer of held blocks from `start` to `stop`, over a link of its own with each worker."""
 
     def __init__(self, workers: Sequence[ProcessPlace]) -> None:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
-        self._free_since_s: dict[str, float] = {}  # by worker; not of those that held pages in their latest report
+        self._free_since_s: dict[str, float] = {}  # by worker; absent while the latest report has held blocks
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._follow(worker)) for worker in self._workers]
@@ -398,7 +398,7 @@ class PageWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def free_since(self, settle_s: float, within_s: float) -> dict[str, float | None]:
-        """Return when each worker last released its last block, monotonic; None for one that holds some after
+        """Return when each worker last released its last block, monotonic; None if it still holds some after
         `within_s`.
 
         Returns as soon as all have been free for `settle_s`.

@@ -1,4 +1,4 @@
-"""Processes as Linux shows them: memory, descriptors and threads, once a second, and whether they stay as they are."""
+"""Observation of processes through /proc: memory, descriptors and threads once a second, and their growth."""
 
 import asyncio
 import os
@@ -13,22 +13,22 @@ from statistics import median
 POOL = "memfd:baton-kv-pool"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PERIOD_S = 1.0
-LOOK_BYTES = 320  # that one look takes here
-HARNESS = "harness"  # this process: supervisor, proxies, clients, and what they write down
+LOOK_BYTES = 320  # memory of one sample in this process
+HARNESS = "harness"  # name of this process: supervisor, proxies, clients and their records
 SHARED_MEMORY = Path("/dev/shm")
 WARM_UP_S = 30.0
-LEAST_S = 60.0  # of a life after that: a shorter one tells nothing
-ENDS = 6  # of so many parts of a life the first and the last are compared, by their medians
+LEAST_S = 60.0  # shortest judged life after its warm-up
+ENDS = 6  # parts of a life; the medians of the first and the last are compared
 BOUND_BYTES = 12 << 20
-BOUND_ROUTER_BYTES = 24 << 20  # 512 explanations of some 14 KiB and 256 timelines of some 28 fill within minutes
-BOUND_DESCRIPTORS = 32  # connections of others come and go
-BOUND_HARNESS_DESCRIPTORS = 128  # three for each connection of a client: its own, and both sides of the proxy's
+BOUND_ROUTER_BYTES = 24 << 20  # 512 explanations of about 14 KiB and 256 timelines of about 28 KiB fill within minutes
+BOUND_DESCRIPTORS = 32  # other processes connect and disconnect
+BOUND_HARNESS_DESCRIPTORS = 128  # three per client connection: the client's and both sides of the proxy's
 BOUND_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Process identity: a pid alone may be reused."""
+    """Identity of a process: a pid alone may be reused."""
 
     pid: int
     started_ticks: int  # since boot
@@ -37,13 +37,13 @@ class Life:
 @dataclass(frozen=True, slots=True)
 class Sizes:
     rss_bytes: int
-    private_bytes: int  # resident in no other process: without KV pools, which are shared, and files
+    private_bytes: int  # resident memory without shared memory (KV pools) and mapped files
     descriptors: int
     threads: int
 
 
 def life_of(pid: int) -> Life | None:
-    """Return the identity of a process; None if it is gone or only its exit code is left."""
+    """Return the identity of a process; None if it is gone or a zombie."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else Life(pid, int(fields[19]))
 
@@ -71,11 +71,11 @@ def sizes_of(pid: int) -> Sizes | None:
 def _descriptors(pid: int) -> int:
     """Count open descriptors, without those of existing KV files; removed files count."""
     folder, count = f"/proc/{pid}/fd", 0
-    for name in os.listdir(folder):  # noqa: PTH208 -- counted each second, for many
+    for name in os.listdir(folder):  # noqa: PTH208 -- called every second for many processes
         try:
             count += not os.readlink(f"{folder}/{name}").endswith(".kv")  # noqa: PTH115
         except FileNotFoundError:
-            continue  # closed meanwhile
+            continue  # closed since listdir
     return count
 
 
@@ -95,7 +95,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def pool_range(pid: int) -> range | None:
-    """The addresses of its own KV pool; None without one."""
+    """Return the addresses of the process's KV pool; None without one."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -119,7 +119,7 @@ def write_memory(pid: int, address: int, data: bytes) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Fields from the state on: names of programs may hold anything."""
+    """Return the fields of /proc/PID/stat from the state on; None if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -136,7 +136,7 @@ class Background(ABC):
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Changes nothing where it was never started."""
+        """Stop the task, if it was started."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -154,7 +154,7 @@ class Look:
     rss_bytes: int
     descriptors: int
     threads: int
-    private_bytes: int = 0  # see `Sizes`; without what the harness has written down
+    private_bytes: int = 0  # see `Sizes`; without the harness's records
 
 
 class ProcessWatch(Background):
@@ -167,7 +167,7 @@ class ProcessWatch(Background):
         self._pids = pids
         self._written_bytes = written_bytes
         self.looks: list[Look] = []
-        self.longest_lag_s = 0.0  # of this process itself: proxies and clients stood still as long
+        self.longest_lag_s = 0.0  # longest delay of this process's event loop, and so of proxies and clients
 
     async def _run(self) -> None:
         while True:
@@ -205,8 +205,8 @@ class MemoryGrowth:
     name: str
     pid: int
     seconds: float
-    rss_bytes: int  # at its end
-    private_bytes: tuple[int, int]  # at first and at last, as are the following
+    rss_bytes: int  # last sample
+    private_bytes: tuple[int, int]  # medians of the first and of the last part, like the next two
     descriptors: tuple[int, int]
     threads: tuple[int, int]
 
@@ -220,7 +220,7 @@ class MemoryGrowth:
 
     @property
     def per_minute(self) -> float:
-        """Bytes."""
+        """Growth per minute, in bytes."""
         return 60 * self.grown_bytes / (self.seconds * (1 - 1 / ENDS))
 
     @property

@@ -1,5 +1,4 @@
-"""Simulate some seeds, one after the other, and print a JSON object per line: `.venv/bin/python -m
-baton.lab.simulation`.
+"""Simulate seeds one after another and print a JSON object per line: `.venv/bin/python -m baton.lab.simulation`.
 
 A seed repeats only with a fixed PYTHONHASHSEED, which `campaign.py` sets.
 """
@@ -20,12 +19,12 @@ TELL_EVERY_S = 1.0
 
 
 def main() -> int:
-    """1 where an invariant did not hold."""
+    """Run the seeds; return 1 if an invariant was violated."""
     arguments = _parser().parse_args()
     options = WorldOptions(arguments.requests, arguments.faults)
     show = _show if arguments.trace else None
     gc.collect()
-    gc.freeze()  # imported objects stay: searching them after every seed would take longer than the seed
+    gc.freeze()  # else each collection after a seed would scan all imported objects
     tally, printed_s, violated = Tally(), time.monotonic(), False
     with planted(arguments.plant):
         for seed in range(arguments.first, arguments.first + arguments.count * arguments.stride, arguments.stride):
@@ -63,18 +62,17 @@ def _show(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=".venv/bin/python -m baton.lab.simulation", description=__doc__)
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--count", type=int, default=1, help="how many seeds")
-    parser.add_argument("--stride", type=int, default=1, help="from one seed to the next")
-    parser.add_argument("--requests", type=int, default=6, help="in each")
-    parser.add_argument("--faults", type=int, default=None, help="in each, if not as many as the seed says")
-    parser.add_argument("--go-on", action="store_true", help="after a violation too")
-    parser.add_argument("--trace", action="store_true", help="every event")
-    parser.add_argument("--plant", choices=sorted(PLANTS), default=None, help="a bug to be found")
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--count", type=int, default=1, help="number of seeds")
+    parser.add_argument("--stride", type=int, default=1, help="difference between two seeds")
+    parser.add_argument("--requests", type=int, default=6, help="requests per seed")
+    parser.add_argument("--faults", type=int, default=None, help="faults per seed; default: drawn from the seed")
+    parser.add_argument("--go-on", action="store_true", help="continue after a violation")
+    parser.add_argument("--trace", action="store_true", help="print every event")
+    parser.add_argument("--plant", choices=sorted(PLANTS), default=None, help="planted bug, which must be found")
     return parser
 
 
 if __name__ == "__main__":
-    # Not by way of the interpreter's own end, which would collect the rest of the last world in any order: in
-    # Python 3.11 a future that is collected after its loop crashes the process.
+    # Skips the interpreter's final collection: in Python 3.11 a future collected after its loop crashes the process.
     os._exit(main())

@@ -18,16 +18,16 @@ from baton.lab.simulation.world import WorldResult
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over seeds that held."""
+    """Sums over seeds without violation."""
 
     seeds: int = 0
     requests: int = 0
     faults: int = 0
-    resumed: int = 0  # streams that a client took up again
+    resumed: int = 0  # Resume calls of clients
     virtual_s: float = 0.0
-    ends: Counter[str] = field(default_factory=Counter)  # how requests ended
-    kinds: Counter[str] = field(default_factory=Counter)  # of faults
-    exercised: Counter[str] = field(default_factory=Counter)  # events that happened
+    ends: Counter[str] = field(default_factory=Counter)  # requests by result
+    kinds: Counter[str] = field(default_factory=Counter)  # faults by kind
+    exercised: Counter[str] = field(default_factory=Counter)  # events by description
 
     def add(self, result: WorldResult) -> None:
         kinds = Counter(fault.kind.name.lower() for fault in result.faults)
@@ -61,7 +61,7 @@ class Tally:
             f"{self.seeds:,} seeds, {self.requests:,} requests, {self.faults:,} faults, "
             f"{self.virtual_s / 3600:,.1f} hours of virtual time",
             f"requests: {ends}",
-            f"calls of clients that took a stream up again: {self.resumed:,}",
+            f"streams resumed by clients: {self.resumed:,}",
             f"faults: {kinds}",
             "exercised:",
             *(f"{count:12,}  {what}" for what, count in sorted(self.exercised.items())),
@@ -74,7 +74,7 @@ def _end_of(history: SimulatedHistory) -> str:
 
 
 HASH_SEED = "0"
-"""Sets are gone through in the order of hashes: the same seed would not be the same run otherwise."""
+"""PYTHONHASHSEED of the processes: sets iterate in the order of hashes, which a seed must repeat."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class SeedCampaign:
 
 @dataclass(frozen=True, slots=True)
 class FoundViolation:
-    """A seed in which an invariant did not hold."""
+    """Seed with a violated invariant."""
 
     seed: int
     violation: str
@@ -114,7 +114,7 @@ Report = Tally | FoundViolation | str
 
 
 def run(campaign: SeedCampaign) -> Generator[Report, None, None]:
-    """The reports of the processes, as they come; a text is an event. Ends with them; closing it ends them."""
+    """Yield the reports of all processes as they arrive; a text is a traced event. Closing it ends the processes."""
     environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
     processes = [
@@ -133,7 +133,7 @@ def run(campaign: SeedCampaign) -> Generator[Report, None, None]:
                 yield _report_of(json.loads(line))
         failed = [code for process in processes if (code := process.wait()) not in (0, 1)]
         if failed:
-            raise RuntimeError(f"a process of the simulation ended with {', '.join(map(str, failed))}")
+            raise RuntimeError(f"simulation processes failed with exit codes {', '.join(map(str, failed))}")
     finally:
         for process in processes:
             process.kill()

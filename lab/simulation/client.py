@@ -21,7 +21,7 @@ class SimulatedRequest:
     """Request of a simulated client. `cancel_after_s`: when the client disconnects, in any state of the answer."""
 
     number: int
-    at_s: float  # from the beginning
+    at_s: float  # time since the start of the load
     asked: ModelRequest
     choices: int
     logprobs: bool
@@ -29,11 +29,11 @@ class SimulatedRequest:
     cancel_after_s: float | None
     salt: str = ""
     stop: str | None = None
-    best_of: int = 0  # so many are made and the likeliest choices given out, all at the end; 0: all that are made
+    best_of: int = 0  # number of computed choices, of which the likeliest are returned; 0: all choices are returned
 
     @property
     def made(self) -> int:
-        """Choices that are computed."""
+        """Number of computed choices."""
         return max(self.best_of, self.choices)
 
     @property
@@ -66,7 +66,7 @@ class SimulatedRequest:
 
 
 def draw_requests(draw: random.Random, count: int, span_s: float, most_tokens: int) -> list[SimulatedRequest]:
-    """Prompts share prefixes, and conversations continue: caches and fetches have work."""
+    """Draw requests; many prompts share a prefix, so that caches and fetches have work."""
     stems = [_tokens(draw, draw.randint(4, most_tokens // 2)) for _ in range(2)]
     requests: list[SimulatedRequest] = []
     bursts = draw.random() < 0.3
@@ -125,10 +125,10 @@ class SimulatedHistory:
     begun_s: float = 0.0
     ended_s: float | None = None
     end: RequestEnding | None = None
-    cause: str = ""  # of a failure, in a word or two
+    cause: str = ""  # reason of a failure
     message: str = ""
     events: list[Event] = field(default_factory=list)
-    longest_gap_s: float = 0.0  # between two tokens
+    longest_gap_s: float = 0.0  # longest time between two tokens
 
 
 async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) -> None:
@@ -160,7 +160,7 @@ async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) ->
 
 
 def wrong_answer(history: SimulatedHistory) -> str | None:
-    """The error in the answer, be it whole or its beginning; None where all is well."""
+    """Describe the error in a complete or partial answer; None if it is right."""
     for choice in range(history.request.choices):
         fault = _wrong_choice(history, choice)
         if fault is not None:
@@ -190,7 +190,7 @@ def _wrong_choice(history: SimulatedHistory, choice: int) -> str | None:
     finished = next((each for each in history.events if isinstance(each, Finished) and each.index == choice), None)
     text = "".join(delta.text for delta in deltas)
     if finished is None:
-        return "the answer ended without an end" if history.end is RequestEnding.ANSWERED else None
+        return "the answer has no end event" if history.end is RequestEnding.ANSWERED else None
     if len(tokens) != len(wanted):
         return f"ended after {len(tokens)} of {len(wanted)} tokens"
     if text != expected.text:
@@ -203,7 +203,7 @@ def _expected(request: SimulatedRequest, choice: int) -> "_CutText":
     if not request.best_of:
         return _cut(expected_answer(request.asked, choice), request)
     made = [_cut(expected_answer(request.asked, each), request) for each in range(request.best_of)]
-    return sorted(made, key=lambda each: -each.mean_logprob)[choice]  # of equals the first
+    return sorted(made, key=lambda each: -each.mean_logprob)[choice]  # stable: the first among equals
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Drafts of simulated decode workers: right as often as their world says, for any kind of answer."""
+"""Draft tokens of simulated decode workers, with a given acceptance rate."""
 
 import random
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from functools import cached_property
 from baton.lab.simulation.client import SimulatedRequest
 from baton.lab.simulation.model import VOCABULARY, expected_answer
 
-MOST_DRAFTED = 6  # tokens
+MOST_DRAFTED = 6  # maximum number of draft tokens
 
 
 class SometimesRight:
-    """A `TextDrafter` of every answer of a world: it knows what they are going to be, and errs on purpose."""
+    """`TextDrafter` that knows every answer of a world and replaces some tokens on purpose."""
 
     def __init__(self, draw: random.Random, requests: Sequence[SimulatedRequest], right: float) -> None:
         """Create a drafter. `right`: share of drafted tokens that match the answer."""

@@ -1,4 +1,4 @@
-"""Faults, their times and durations: drawn from the seed, carried out by the injector, and counted."""
+"""Simulated faults: drawn from the seed, injected, and counted."""
 
 import asyncio
 import errno
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CALLS: tuple[tuple[type, str, str], ...] = (
     (Adoptions, "send_again", "answers taken over by another router"),
     (RunningBatch, "preempt", "sequences preempted"),
-    (PrefixFetcher, "fetch", "prefixes looked for at another worker"),
+    (PrefixFetcher, "fetch", "prefixes fetched from another worker"),
     (SessionHub, "end", "sessions ended by a worker"),
     (SourceTable, "confirm", "transfers confirmed"),
     (SourceTable, "drop", "transfers dropped by their source"),
@@ -49,7 +49,7 @@ def _counted(real: Callable[..., Any], counts: Counter[str], what: str) -> Calla
 
 
 def has_work(machine: "SimulatedMachine") -> bool:
-    """Return whether a fault of this machine would meet any work now."""
+    """Return whether the machine has requests now."""
     life = machine.life
     if life is None:
         return False
@@ -59,7 +59,7 @@ def has_work(machine: "SimulatedMachine") -> bool:
 
 
 def count_at_end(world: "World", counts: Counter[str]) -> None:
-    """Adds the counts that the parts of a world keep themselves."""
+    """Add the counters that the parts of a world keep."""
     counts["messages held back by a cut"] += world.network.cuts_felt
     counts["calls that a disk failed"] += world.disk.state.failed_calls
     counts["attempts that failed and were followed by another"] += len(world.trace.retried)
@@ -91,35 +91,35 @@ def count_at_end(world: "World", counts: Counter[str]) -> None:
 
 
 class SimulatedFaultKind(Enum):
-    KILL = auto()  # a process; it comes back a little later, a worker under a new epoch and with an empty cache
-    VANISH = auto()  # the same of a worker, and no kernel ends its connections
-    HANG = auto()  # for a while, then it continues where it was
-    CUT = auto()  # both ways between two processes
+    KILL = auto()  # SIGKILL; the process restarts, a worker with a new epoch and an empty cache
+    VANISH = auto()  # loss of a worker's machine: no kernel closes its connections
+    HANG = auto()  # SIGSTOP, then SIGCONT
+    CUT = auto()  # partition of two processes, both directions
     CUT_ONE_WAY = auto()
-    FLAP = auto()  # cut and mended, again and again
-    RESET = auto()  # connections between two processes end
-    SLOW = auto()  # a link
-    FLIP = auto()  # a bit of a block that a worker copies, where all copies are compared
-    POISON = auto()  # the next computations of a worker are not finite
-    DRAIN = auto()  # as SIGTERM; it comes back
-    DAWDLE = auto()  # an engine takes far longer for its steps
-    REDIS_GONE = auto()  # for a while it does not answer
-    REDIS_EMPTY = auto()  # it has lost everything
-    FILE_FLIP = auto()  # bits of KV in files; this and the following befall the files of all workers
-    FILE_CUT = auto()  # a file loses its end
-    FILES_GONE = auto()  # the directory is removed
-    DISK_BAD = auto()  # for a while every call fails
-    DISK_FULL = auto()  # for a while every write fails
-    DISK_SLOW = auto()  # for a while a read takes seconds
-    FORGET = auto()  # a worker's cached blocks are evicted, so that prompts come back from files
+    FLAP = auto()  # repeated partition
+    RESET = auto()  # reset of the connections between two processes
+    SLOW = auto()  # slow link between two processes
+    FLIP = auto()  # bit flip in a copied block
+    POISON = auto()  # NaN in a worker's next step
+    DRAIN = auto()  # SIGTERM, then a restart
+    DAWDLE = auto()  # slow engine steps
+    REDIS_GONE = auto()  # unreachable Redis
+    REDIS_EMPTY = auto()  # FLUSHALL
+    FILE_FLIP = auto()  # bit flips in KV files
+    FILE_CUT = auto()  # truncated KV file
+    FILES_GONE = auto()  # removed directory of KV files
+    DISK_BAD = auto()  # failing disk calls
+    DISK_FULL = auto()  # failing disk writes
+    DISK_SLOW = auto()  # reads that take seconds
+    FORGET = auto()  # eviction of a worker's cached blocks, so that prompts load from files
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
     kind: SimulatedFaultKind
-    at_s: float  # from the beginning of the load
+    at_s: float  # time since the start of the load
     target: str
-    other: str  # of faults between two processes
+    other: str  # second process of a fault between two
     lasts_s: float
 
     def __str__(self) -> str:
@@ -159,22 +159,22 @@ OF_FILES = frozenset(
         SimulatedFaultKind.FORGET,
     }
 )
-FLIPS = 12  # of one fault
+FLIPS = 12  # bits per fault
 SLOWEST_S = 8.0
-TORN = 0.3  # share of the workers killed that leave half a write
+TORN = 0.3  # share of killed workers that leave a torn write
 
 
 def draw_faults(
     draw: random.Random, world: "World", count: int | None, kinds: Sequence[SimulatedFaultKind]
 ) -> list[SimulatedFault]:
-    """Count None: as many as come up. Kinds empty: of all."""
+    """Draw faults. `count`: None for a drawn number. `kinds`: empty for all possible kinds."""
     count = draw.choice((0, 1, 1, 2, 2, 3, 4)) if count is None else count
     possible = kinds or _possible(world)
     return [_fault(draw, world, draw.choice(possible)) for _ in range(count)]
 
 
 def _possible(world: "World") -> list[SimulatedFaultKind]:
-    """Bits flip only where all blocks are compared: otherwise it is not promised that every flip is found."""
+    """Return the kinds by frequency. Bits flip only if all copies are checked: otherwise a flip may go unnoticed."""
     flips = [SimulatedFaultKind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
     of_files = [*(kind for kind in SimulatedFaultKind if kind in OF_FILES), *[SimulatedFaultKind.FORGET] * 5]
     of_files = of_files if world.shape.tier is not None else []
@@ -196,7 +196,7 @@ def _fault(draw: random.Random, world: "World", kind: SimulatedFaultKind) -> Sim
 
 
 class Injector:
-    """Carries faults out, and mends their damage."""
+    """Injector of faults, which it also heals."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

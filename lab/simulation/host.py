@@ -1,4 +1,4 @@
-"""A simulated worker's substitute for checkpoint, memory, threads and copies."""
+"""Substitutes for a worker's checkpoint, memory, threads and copies."""
 
 import asyncio
 import hashlib
@@ -83,7 +83,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 @cache
 def _reader() -> TokenizerWorker:
-    """The clients': it only makes text."""
+    """Return the tokenizer with which clients decode text."""
     return TokenizerWorker(tokenizer(), None)
 
 
@@ -94,7 +94,7 @@ def detokenizer() -> Detokenizer:
 def served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
     """Create the served model without reading files; replaces `load_served_model`.
 
-    The model has `Turns` of its own: a killed process never returns its turns.
+    Each model has a tokenizer worker of its own: a killed process never releases its turns.
     """
     model = description.model
     defaults = GenerationDefaults(eos_token_ids=frozenset({END_TOKEN}))
@@ -122,19 +122,19 @@ class Pace:
 
     fixed_s: float
     token_s: float
-    jitter: float  # share of the whole
+    jitter: float  # share of the duration
 
 
 @dataclass(slots=True)
 class Poison:
-    """Computations that come out not finite; armed by a fault."""
+    """Steps with NaN results, armed by a fault."""
 
-    steps: int = 0  # so many more
+    steps: int = 0  # remaining steps
     done: int = 0
 
 
 class SimulatedRunner:
-    """A `StepRunner` over `numbers`, the KV as [block][token]."""
+    """`StepRunner` over `numbers`, the KV by [block][token]."""
 
     launches_ahead = False
     other_ranks = None
@@ -201,7 +201,7 @@ class SimulatedRunner:
         return NonFinite() if poisoned else Computed(drawn)
 
     def _attended(self, chunk: Chunk, written: Mapping[tuple[int, int], int]) -> int:
-        """Hash the content of the blocks, and for a draft what this step wrote before it."""
+        """Hash the KV before the chunk: from the blocks, and for drafts from this step's writes."""
         if chunk.start == 0:
             return 0
         numbers = self._read(chunk, written, group=0)
@@ -210,7 +210,7 @@ class SimulatedRunner:
         for group in range(1, groups.count):
             seen = slice(0 if group < groups.whole else first_seen, None)
             if not np.array_equal(self._read(chunk, written, group)[seen] ^ np.uint64(group << 1), numbers[seen]):
-                return attended ^ POISON  # no layer may read anything else
+                return attended ^ POISON  # a group of layers would read other KV
         return attended
 
     def _read(self, chunk: Chunk, written: Mapping[tuple[int, int], int], group: int) -> KvNumbers:
@@ -251,7 +251,7 @@ class SimulatedPullThread:
         self._block_s = block_s
         self._numbers = numbers
         self._turn = asyncio.Lock()
-        self.flips = 0  # so many more copied blocks get a bit wrong; armed by a fault
+        self.flips = 0  # remaining bit flips, one per copied block; armed by a fault
         self.flipped = 0
 
     async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
@@ -304,7 +304,7 @@ async def _outlast(copying: "asyncio.Future[LinkRate]") -> None:
 
 
 class SharedMemories:
-    """The pools that may be mapped, by inode. A map outlives its owner, as a memfd does."""
+    """Pools that can be mapped, by inode. A mapping outlives its owner, like that of a memfd."""
 
     def __init__(self) -> None:
         self._pools: dict[int, KvNumbers] = {}
@@ -344,11 +344,11 @@ class SimulatedLink:
         return self._fetched
 
     def close(self) -> None:
-        """Calls that run are bounded by their timeout."""
+        """Do nothing: timeouts bound running calls."""
 
 
 class SimulatedLag:
-    """A simulated event loop is never late, and looks at it many times a second would take hours."""
+    """Lag meter of an event loop that is never late; sampling virtual time would be expensive."""
 
     def __init__(
         self,
@@ -440,14 +440,14 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Calls that were handed in, then a step; the next turn comes when the step has ended."""
+        """Run posted calls, then a step; schedule the next turn for the step's end."""
         if self._stopped:
             return
         try:
             self._carry_out_calls(wait=False)
             computes = self._step()
             self.observed = self._observe()
-        except Exception as fault:  # noqa: BLE001 -- as the real one
+        except Exception as fault:  # noqa: BLE001 -- reported like the real thread does
             self._on_fault(fault)
             self._stopped = True
             return
@@ -459,7 +459,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
 
 
 class SimulatedWatchdog(Watchdog):
-    """Watchdog without its thread. A stopped or hanging process does not look."""
+    """Watchdog without its thread, which does not run while its process hangs."""
 
     def __init__(self, bound_s: float, end_process: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -544,7 +544,7 @@ class SimulatedHost:
         sums = Checksums(storage, description.shape)
         self.at_rest = RestChecker(sums, kv_check_share, draws=draw) if kv_check_share else None
         self.tier = make_tier(self.memory, IGNORE_SUMS if self.at_rest is None else self.at_rest.take_sums)
-        self.flipped = 0  # bits of cached blocks
+        self.flipped = 0  # flipped bits in cached blocks
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> LoadedModel:
         if self.tier is not None:
@@ -559,7 +559,7 @@ class SimulatedHost:
             self.at_rest.close()
 
     def flip_cached(self, draw: random.Random) -> None:
-        """A bit each of some blocks that only the cache has, and that a check would find."""
+        """Flip a bit in some cached blocks that are held by no request and that a check would compare."""
         if self.at_rest is None or self.blocks.counts.held or self.blocks._watches:
             return
         for block, published in self.blocks._published.items():

@@ -1,4 +1,4 @@
-"""The invariants of every world: of clients' answers, of pages, of the content of caches, of books at the end."""
+"""Invariants of every world: answers, block ownership, contents of caches and files, released resources."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from baton.lab.simulation.processes import SimulatedMachine
     from baton.lab.simulation.world import World
 
-STUCK_S = 12.0  # after its beginning and the end of all faults: nothing can keep a request for longer
-HURRIED_S = 5.0  # a request whose deadline is nearer may be refused for it, or not be tried again
+STUCK_S = 12.0  # bound of a request from its start or the end of all faults
+HURRIED_S = 5.0  # with a nearer deadline a request may be refused or not be retried
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
 _SAYS_CORRUPT = re.compile(r"checksum mismatch reported by a reader|KV read from \S+ is corrupt")
 _SAYS_CHANGED = re.compile(r"cached KV is corrupt")
 _SAYS_DEADLY = re.compile(r"request \S+ is refused from now on, its workers died")
-LATE_S = 3.0  # after its deadline, within which a request must have ended
+LATE_S = 3.0  # bound from its deadline to the end of a request
 
 
 class Violation(Exception):
-    """An invariant does not hold."""
+    """Error: an invariant does not hold."""
 
 
 def check_all(world: "World", histories: Sequence[SimulatedHistory]) -> None:
@@ -42,9 +42,9 @@ def check_all(world: "World", histories: Sequence[SimulatedHistory]) -> None:
     nonfinite = sum(history.cause == "NONFINITE_LOGITS" for history in histories)
     poisoned = sum(fault.kind is SimulatedFaultKind.POISON for fault in world.faults)
     if nonfinite > poisoned:
-        raise Violation(f"{nonfinite} requests failed as not finite, {poisoned} computations were")
+        raise Violation(f"{nonfinite} requests failed as not finite, but only {poisoned} steps were poisoned")
     if not world.faults and world.trace.retried:
-        raise Violation(f"an attempt failed though nothing had gone wrong: {world.trace.retried[0]}")
+        raise Violation(f"an attempt failed without a fault: {world.trace.retried[0]}")
 
 
 def _wrong_end(world: "World", history: SimulatedHistory) -> str | None:
@@ -56,17 +56,17 @@ def _wrong_end(world: "World", history: SimulatedHistory) -> str | None:
         return f"it ended {took_s - request.deadline_s:.1f} s after its deadline"
     waited_s = history.ended_s - max(history.begun_s, world.mended_s)
     if waited_s > STUCK_S:
-        return f"it ended ({history.cause or history.end.name}) {waited_s:.1f} s after all was well"
+        return f"it ended ({history.cause or history.end.name}) {waited_s:.1f} s after the last fault"
     if history.end is not RequestEnding.FAILED or took_s >= request.deadline_s - 0.01:
         return None
     if history.cause == "NONFINITE_LOGITS":
-        return None  # counted above
+        return None  # counted by check_all
     if history.cause in _HURRY and min(request.deadline_s, request.deadline_s - took_s) < HURRIED_S:
         return None
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
-        return None  # after a stall requests seem to take long: one may be refused before anything is computed for it
+        return None  # after a stall, measured rates are low, so that a request may be refused by its deadline
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # known limit of `Tries` (router/request/attempt.py): a harmless request whose workers died
+        return None  # known limitation: a harmless request whose workers died (router/request/attempt.py)
     return f"it failed with {history.cause}: {history.message}"
 
 
@@ -87,7 +87,7 @@ def check_pages(world: "World") -> None:
 
 
 def unexpected_error_logs(world: "World") -> list[str]:
-    """Logged errors, without those that are expected after flipped bits or after several deaths of workers."""
+    """Return logged errors except those expected after bit flips or several deaths of workers."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is SimulatedFaultKind.FLIP for fault in world.faults) else []
     expected += [_SAYS_CHANGED] if any(host.flipped for host in _hosts(world)) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
@@ -100,7 +100,7 @@ def _hosts(world: "World") -> Iterator[SimulatedHost]:
 
 
 def check_quiet(world: "World") -> str | None:
-    """A resource that is still held though no request is left; None once all is given back."""
+    """Describe a resource that is still held without any request; None once all are released."""
     return next(_held(world), None)
 
 
@@ -142,7 +142,7 @@ def _held_by_router(machine: "SimulatedMachine") -> Iterator[str]:
 
 
 def _miscounted(world: "World", machine: "SimulatedMachine") -> Iterator[str]:
-    """Yield requests that a router or worker counted other than once."""
+    """Yield mismatches between started and ended requests, and between seen and real exits of workers."""
     router = None if machine.life is None else machine.life.router
     if router is None:
         return
@@ -169,11 +169,11 @@ def check_cache_contents(world: "World", histories: Sequence[SimulatedHistory]) 
 
 def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) -> None:
     if host.flipped:
-        return  # on purpose, and not all of them were to be used since
+        return  # bits were flipped on purpose, and unused blocks are not checked
     for block_hash, block in host.blocks._by_hash.items():
         wanted = known.get(block_hash)
         if wanted is not None and not np.array_equal(host.numbers[block], np.array(wanted, dtype=np.uint64)):
-            raise Violation(f"{name} has something else in block {block} than its hash says")
+            raise Violation(f"{name}: KV of block {block} does not match its hash")
 
 
 def check_files(world: "World", histories: Sequence[SimulatedHistory]) -> None:
@@ -191,11 +191,11 @@ def check_files(world: "World", histories: Sequence[SimulatedHistory]) -> None:
             wanted = known.get(header.name)
             found = np.frombuffer(record[HEADER_BYTES:], dtype=np.uint64)
             if wanted is not None and not np.array_equal(found, np.array(wanted, dtype=np.uint64)):
-                raise Violation(f"{segment} has something else in place {slot} than its name says")
+                raise Violation(f"{segment}: KV in slot {slot} does not match its name")
 
 
 def _known_blocks(world: "World", histories: Sequence[SimulatedHistory]) -> dict[bytes, list[int]]:
-    """The KV by hash of all prompts and answers of this world."""
+    """Return the KV of all prompts and answers of this world, by block hash."""
     size, groups = world.shape.block_tokens, world.shape.groups
     known: dict[bytes, list[int]] = {}
     for history in histories:

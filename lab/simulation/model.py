@@ -1,7 +1,7 @@
-"""A model whose every token depends on all of the KV before it, and its tokenizer: stale or lost KV shows.
+"""Model whose every token depends on all earlier KV, so that stale or lost KV changes the answer.
 
-The KV of a token is one number, made of the token and of the KV of all tokens before it. "Attention" is a sum over
-them, weighted by position. `expected_answer` computes the same from tokens alone: it is the oracle.
+The KV of a token is one number, a hash of the token and of all earlier KV. "Attention" is their sum, weighted by
+position. `expected_answer`, the oracle, computes the same from tokens alone.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ KvNumbers = npt.NDArray[np.uint64]
 
 
 def mix(value: int) -> int:
-    """The finaliser of SplitMix64."""
+    """Return the output of SplitMix64 for a state."""
     value = (value + 0x9E3779B97F4A7C15) & MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
@@ -36,17 +36,17 @@ _WEIGHTS: KvNumbers = np.array(WEIGHTS, dtype=np.uint64)
 
 
 def attend(numbers: KvNumbers) -> int:
-    """The weighted sum over the KV of positions [0, len(numbers))."""
+    """Return the weighted sum over the KV of positions [0, len(numbers))."""
     return int(np.dot(numbers, _WEIGHTS[: len(numbers)]))  # modulo 2**64
 
 
 def kv_number(attended: int, token_id: int, position: int) -> int:
-    """The KV of a token after the tokens that `attended` is of. Never 0, the content of fresh memory."""
+    """Return the KV of a token after the tokens summed up in `attended`. Never 0, the content of fresh memory."""
     return mix(attended ^ mix(token_id << 20 | position)) | 1
 
 
 def of_group(number: int, group: int) -> int:
-    """The same KV in another group of layers."""
+    """Return the KV as another group of layers stores it."""
     return number ^ group << 1
 
 
@@ -61,12 +61,12 @@ class ModelDraw:
     temperature: float
     seed: int
     choice: int
-    history: Sequence[int] | None  # None: not looked at
-    prompt_tokens: int  # of the history
+    history: Sequence[int] | None  # None: no penalties
+    prompt_tokens: int  # length of the prompt in the history
 
 
 def next_token(attended: int, position: int, draw: ModelDraw) -> tuple[int, float]:
-    """The token at `position`, and its log-probability, which a float32 holds exactly."""
+    """Return the token at `position` and its log-probability, which is exact in float32."""
     state = mix(attended ^ 0x5EED)
     if draw.temperature != 0.0:
         state = mix(state ^ int(uniform(draw.seed, draw.choice, position) * (1 << 53)))
@@ -86,7 +86,7 @@ def prompt_attended(token_ids: tuple[int, ...]) -> int:
 
 
 def kv_numbers(token_ids: Sequence[int]) -> list[int]:
-    """The KV of every token of a sequence."""
+    """Return the KV of every token of a sequence."""
     numbers, attended = [], 0
     for position, token_id in enumerate(token_ids):
         number = kv_number(attended, token_id, position)
@@ -97,21 +97,21 @@ def kv_numbers(token_ids: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A request, as far as the model sees it."""
+    """Request as the model sees it."""
 
     token_ids: tuple[int, ...]
     max_tokens: int
     temperature: float
     seed: int
     ignores_end: bool
-    looks_back: bool  # at the tokens before: as penalties do
+    looks_back: bool  # has penalties, which need earlier tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswer:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    stopped: bool  # by the end token, which is its last
+    stopped: bool  # ended by the end token
 
 
 @lru_cache(maxsize=256)

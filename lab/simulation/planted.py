@@ -1,4 +1,4 @@
-"""Bugs to be found: each is one that could be in our code, put there for the time of a run."""
+"""Planted bugs, which a simulation must find: each patches production code for the duration of a run."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from baton.worker.transfer.reader import ConfirmedBlocks, Progress, TransferRead
 
 
 def dropped_pin() -> AbstractContextManager[Any]:
-    """A computed prompt gives its pages back before a reader has read them, and its reader gets no error."""
+    """Plant: release the blocks of a computed prompt before its reader has copied them, without an error."""
     real = RunningBatch.pin
 
     def pin(self: RunningBatch, prompt: ScheduledSequence) -> None:
@@ -37,7 +37,7 @@ def dropped_pin() -> AbstractContextManager[Any]:
 
 
 def reused_transfer_id() -> AbstractContextManager[Any]:
-    """A router uses a transfer id twice: each second attempt has that of the one before."""
+    """Plant: use each transfer id for two attempts."""
     real, drawn = link_wire.Tag, dict[tuple[str, int], bytes]()
 
     def tag(**fields: Any) -> link_wire.Tag:
@@ -48,7 +48,7 @@ def reused_transfer_id() -> AbstractContextManager[Any]:
 
 
 def off_by_one_offset() -> AbstractContextManager[Any]:
-    """A decode worker that continues an answer reports its tokens one place before their own."""
+    """Plant: report the tokens of a continued answer one offset too low."""
     real = Answer.take
 
     def take(self: Answer, made: TokenMade) -> Any:
@@ -61,16 +61,16 @@ def off_by_one_offset() -> AbstractContextManager[Any]:
 
 
 def unseen_flip() -> AbstractContextManager[Any]:
-    """A worker does not compare its copied blocks with the source's checksums."""
+    """Plant: do not compare copied blocks with the source's checksums."""
 
     async def check(self: TransferReader, *what: object) -> None:
-        """Looks at nothing."""
+        """Do nothing."""
 
     return patch.object(TransferReader, "_check", check)
 
 
 def announced_once() -> AbstractContextManager[Any]:
-    """A worker announces itself in Redis once, and not again when the announcement has expired."""
+    """Plant: announce a worker in Redis once, and not again after the record has expired."""
     real = Registration._step
 
     async def step(self: Registration) -> bool:
@@ -89,7 +89,7 @@ def best_by_sum() -> AbstractContextManager[Any]:
 
 
 def kept_unconfirmed() -> AbstractContextManager[Any]:
-    """A reader takes its source's announced blocks for confirmed, whether or not they are."""
+    """Plant: treat the source's announced blocks as confirmed."""
 
     async def confirm(
         stub: object, transfer_id: bytes, progress: Progress, confirmed: ConfirmedBlocks, period_s: float
@@ -111,7 +111,7 @@ def kept_draft() -> AbstractContextManager[Any]:
 
 
 def published_draft() -> AbstractContextManager[Any]:
-    """An answer's last block is published with its last token, at whose place a step wrote only drafts, if anything."""
+    """Plant: publish an answer's last block with its last token, whose KV is a draft's or missing."""
     real = Scheduler._append
 
     def append(self: Scheduler, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
@@ -125,7 +125,7 @@ def published_draft() -> AbstractContextManager[Any]:
 
 
 def unseen_damage() -> AbstractContextManager[Any]:
-    """A block from files is taken as it was read, whatever its checksum says."""
+    """Plant: accept blocks from files without checking their checksums."""
 
     def verify(self: TierStore, names: Sequence[bytes], staging: Staging) -> int:
         self.counters.loaded_blocks += len(names)
@@ -135,7 +135,7 @@ def unseen_damage() -> AbstractContextManager[Any]:
 
 
 def wrong_place() -> AbstractContextManager[Any]:
-    """Blocks from files land in each other's places, and so under each other's names."""
+    """Plant: load blocks from files into each other's slots."""
     real = TierLoader.load
 
     def load(self: TierLoader, names: Sequence[bytes], blocks: Sequence[int], *more: Any) -> int:
@@ -157,7 +157,7 @@ def stale_copy() -> AbstractContextManager[Any]:
 
 
 def unseen_change() -> AbstractContextManager[Any]:
-    """A cached block that has changed is taken for a right one."""
+    """Plant: accept cached blocks that have changed."""
     return patch.object(KnownSums, "matches", lambda self, name, checksum: True)
 
 

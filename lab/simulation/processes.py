@@ -1,4 +1,4 @@
-"""Simulated routers and workers: the real processes, started, killed, hung, drained and started again."""
+"""Simulated routers and workers: the real processes, which can be started, killed, hung and drained."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerShape:
-    """The settings of the workers of one role."""
+    """Settings of all workers of a world."""
 
     total_blocks: int
     block_tokens: int
@@ -59,13 +59,13 @@ class WorkerShape:
     max_sequences: int
     swap_blocks: int
     pace: Pace
-    copy_s: float  # of a block
-    transport: str  # as in a worker's configuration
-    checksum_share: float  # of the blocks that are read elsewhere
-    announced: bool  # workers announce themselves in Redis; else routers have a fixed list
-    kv_check_share: float  # of cached blocks
-    tier: TierShape | None  # files below the pools; None: there are none
-    right_drafts: float | None  # share of the tokens that decode workers draft; None: they draft none
+    copy_s: float  # duration of a block's copy
+    transport: str  # a worker's --transport
+    checksum_share: float  # share of transferred blocks with a checksum
+    announced: bool  # workers announce themselves in Redis; otherwise routers have a static list
+    kv_check_share: float  # share of cached blocks that are compared
+    tier: TierShape | None  # KV files; None: no files
+    right_drafts: float | None  # acceptance rate of draft tokens; None: no speculation
     groups: BlockGroups = ONE_GROUP
 
 
@@ -76,7 +76,7 @@ class SimulatedLife:
     process: SimulatedProcess
     task: "asyncio.Task[Any]"
     running: Running | None = None
-    role: ServingRole | None = None  # of a worker, once its engine is constructed
+    role: ServingRole | None = None  # role of a worker, set when its engine is constructed
     host: SimulatedHost | None = None
     pulls: SimulatedPullThread | None = None
     router: RouterProcess | None = None
@@ -84,7 +84,7 @@ class SimulatedLife:
 
 @dataclass(eq=False)
 class SimulatedMachine:
-    """A name that processes come and go under; at most one at a time."""
+    """Name under which at most one process runs at a time."""
 
     name: str
     begin: Callable[["SimulatedMachine"], Coroutine[Any, Any, int]]
@@ -103,7 +103,7 @@ class SimulatedMachine:
         return self.life is not None and not self.life.task.done()
 
     def start(self) -> None:
-        """Changes nothing where it runs."""
+        """Start a process unless one runs."""
         if self.is_up:
             return
         process = SimulatedProcess(self.name)
@@ -136,7 +136,7 @@ class SimulatedMachine:
             self.loop.call_soon(self.life.running.on_signal, "SIGTERM", context=self.life.process.context)
 
     def _ended(self, task: "asyncio.Task[int]") -> None:
-        """Record the end of a process after a drain or a fault."""
+        """Record the exit of a process."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             logger.error("%s ended with %r", self.name, error)
@@ -148,7 +148,7 @@ class SimulatedMachine:
 
 
 class Factory:
-    """Makes the processes that the machines run."""
+    """Factory of the processes that machines run."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class Factory:
     ) -> int:
         life = machine.life
         if life is None:
-            raise RuntimeError("no process runs here")
+            raise RuntimeError(f"{machine.name} runs no process")
 
         def make_noted(context: RoleContext) -> ServingRole:
             life.role = make(context)
@@ -208,7 +208,7 @@ class Factory:
         async def begin(machine: SimulatedMachine) -> int:
             life = machine.life
             if life is None:
-                raise RuntimeError("no process runs here")
+                raise RuntimeError(f"{machine.name} runs no process")
             config = _router_config(machine.name, () if self._shape.announced else workers)
             life.router = RouterProcess(config, NoTelemetry())
             return await serve(_Observed(life.router, life), DRAIN_S)
@@ -267,7 +267,7 @@ _prepared = cache(prepared_model)
 
 @cache
 def _base_config(config_type: type[Any], transport: str) -> Any:
-    """Reading flags takes as long as a good part of a world: differing values are put in afterwards."""
+    """Return the cached base configuration: reading flags takes long compared with a world."""
     model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
     return read_config(config_type, ("--worker-id", "named-later", *model))
 

@@ -1,7 +1,4 @@
-"""Redis's keys for routers and workers, and the routers' journal, without Redis: they expire.
-
-While it is `gone` every call fails, after a while. Emptied, it continues as a restarted server does.
-"""
+"""In-memory substitute of Redis for registry, shares, journals and the adapter list; keys expire in virtual time."""
 
 import asyncio
 import random
@@ -20,12 +17,12 @@ _NEVER_S = float("inf")
 
 
 class SimulatedRedis:
-    """Values by key. Keys of different kinds begin differently."""
+    """Values by key, prefixed by kind. Every call fails while it is `gone`."""
 
     def __init__(self, loop: SimulatedLoop, draw: random.Random) -> None:
         self._loop = loop
         self._draw = draw
-        self._values: dict[str, tuple[Any, float]] = {}  # with the time at which they expire
+        self._values: dict[str, tuple[Any, float]] = {}  # value and expiry time by key
         self.gone = False
 
     async def answer(self) -> None:
@@ -157,7 +154,7 @@ class SimulatedJournal:
         self._router_id = router_id
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """The keys of records that are another router's."""
+        """Write the changes; return the keys of records that another router owns."""
         await self._redis.answer()
         return tuple(change.key for change in changes if not self._change(change))
 
@@ -170,7 +167,7 @@ class SimulatedJournal:
         """Do nothing."""
 
     def _change(self, change: JournalChange) -> bool:
-        """False: the record is another router's."""
+        """Write one change; return False if another router owns the record."""
         key, ttl_s = f"journal:{change.key}", change.ttl_ms / 1e3
         value: _Value | None = self._redis.get(key)
         if value is not None and value.router_id != self._router_id and not change.seize:

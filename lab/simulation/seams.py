@@ -1,8 +1,7 @@
-"""The simulated surroundings of our code: the one list. All other code is the same as in production.
+"""List of everything that the simulation replaces; all other code is production code.
 
-Clock, randomness, gRPC's channels and servers, threads, shared memory, Redis, the tokenizer's files, what is drafted,
-the disk and the threads of the files below the pools, and the collection of garbage at the start of a process. (And the
-host that `processes.py` gives a worker in place of checkpoint and pool.)
+Clock, randomness, gRPC channels and servers, threads, shared memory, Redis, tokenizer files, drafts, disk and threads
+of KV files, and garbage collection at process start. `processes.py` passes workers a simulated host.
 """
 
 import asyncio
@@ -50,10 +49,10 @@ from baton.lab.simulation.redis import SimulatedRedis
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
-"""Prompts are short here: with the usual one hardly any would be pulled for so long."""
+"""Period of confirmations, shorter than in production: prompts are short, so that pulls take little time."""
 
 StandIn = tuple[Any, str, Any]
-"""An owner, the name of one of its attributes, and what stands there meanwhile."""
+"""Owner, name of its attribute, and the replacement."""
 
 
 @contextmanager

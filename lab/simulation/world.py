@@ -47,7 +47,7 @@ from baton.lab.simulation.seams import installed
 from baton.process.registry.worker_record import WorkerRole
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-KEPT = 120  # of the last events
+KEPT = 120  # number of last events in a report
 
 
 class Trace:
@@ -59,9 +59,9 @@ class Trace:
         self._digest = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=KEPT)
         self.error_logs: list[str] = []
-        """Our code's log lines of level error."""
+        """Log lines of level error."""
         self.retried: list[str] = []
-        """A router's log lines of attempts that failed."""
+        """Routers' log lines of failed attempts."""
 
     def note(self, who: str, what: str) -> None:
         line = f"{self._now() - 1000.0:9.4f} {who:<10} {what}"
@@ -71,7 +71,7 @@ class Trace:
             self._show(line)
 
     def close(self) -> None:
-        """Lets go of its world."""
+        """Release the references to the world."""
         self._now, self._show = _never, None
 
     @property
@@ -84,7 +84,7 @@ def _never() -> float:
 
 
 class TraceHandler(logging.Handler):
-    """Log records become events; errors are remembered apart."""
+    """Handler that traces log records as events and collects errors."""
 
     def __init__(self, trace: Trace, who: Callable[[], str]) -> None:
         super().__init__()
@@ -103,12 +103,12 @@ class TraceHandler(logging.Handler):
         self._trace.note(who, line)
 
 
-START_S = 10.0  # longest until the routers are ready
-QUIET_S = 16.0  # longest until nothing is held any more, once all is over: the grace of a session, and a lease
+START_S = 10.0  # bound until the routers are ready
+QUIET_S = 16.0  # bound from the last request until all resources are released: grace of a link, and a lease
 WATCH_S = 0.25
-ASKED_AGAIN = 3  # requests, where files are kept
-LONGEST_DRAIN_S = 60.0  # hung or cut off for a while, a process takes no longer to end
-LONGEST_S = 400.0  # of virtual time
+ASKED_AGAIN = 3  # requests that are repeated after an eviction or bit flips
+LONGEST_DRAIN_S = 60.0  # bound of all faults after the last request, drains of hung processes included
+LONGEST_S = 400.0  # bound of all requests, virtual time
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class WorldResult:
     violation: str | None = None
     histories: list[SimulatedHistory] = field(default_factory=list)
     faults: list[SimulatedFault] = field(default_factory=list)
-    resumed: int = 0  # streams that a client took up again
+    resumed: int = 0  # Resume calls of clients
     virtual_s: float = 0.0
     callbacks: int = 0
     trace: Trace | None = None
@@ -134,7 +134,7 @@ class WorldResult:
 
 
 def draw_tier(draw: random.Random, kinds: Sequence[SimulatedFaultKind]) -> TierShape | None:
-    """Half of all worlds keep KV in files; all do whose faults are of files alone."""
+    """Draw the KV files: for half of all worlds, and for every world with file faults only."""
     shape = TierShape(draw.choice((24, 200, 2000)), always=draw.random() < 0.9)
     return shape if draw.random() < 0.5 or (kinds and OF_FILES.issuperset(kinds)) else None
 
@@ -157,11 +157,11 @@ class World:
         self.internet = Internet(loop, self.network)
         self.memories = SharedMemories()
         self.redis = SimulatedRedis(loop, random.Random(draw.random()))
-        self.disk_draw = random.Random(f"disk {seed}")  # of its own: worlds without files are as they were before
+        self.disk_draw = random.Random(f"disk {seed}")  # separate: files change nothing else of a seed
         tier = draw_tier(self.disk_draw, options.kinds)
         self.disk = SimulatedDisk(self.disk_draw, self.disk_draw.choice((1 << 14, 1 << 30)))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
-        # Of their own: worlds without windows are as they were before.
+        # Separate: windows change nothing else of a seed.
         groups = draw_groups(random.Random(f"windows {seed}"), block_tokens)
         self.shape = WorkerShape(
             # A router's share of a worker must be enough for the largest request: otherwise no router can place it.
@@ -192,7 +192,7 @@ class World:
         begin = self.factory.router(records)
         self.routers = [self.factory.machine(f"router-{index}", begin) for index in range(routers)]
         self.clients = SimulatedProcess("client")
-        self.mended_s = 0.0  # when the last fault was over, monotonic
+        self.mended_s = 0.0  # end of the last fault, monotonic
         self.span_s = draw.choice((0.3, 1.0, 3.0))
         self.requests = draw_requests(draw, options.requests, self.span_s, CONTEXT_TOKENS // 2)
         self.faults = draw_faults(draw, self, options.faults, options.kinds)
@@ -209,8 +209,8 @@ class World:
         return [*self.workers, *self.routers]
 
     def stalled(self, what: str, still_s: float) -> None:
-        """A watchdog ends its process, which begins anew."""
-        self.trace.note(self.now_in(), f"the {what} stood still for {still_s:.1f} s")
+        """Kill the process whose watchdog has fired, and restart it."""
+        self.trace.note(self.now_in(), f"watchdog: {what} stalled for {still_s:.1f} s")
         for machine in self.machines:
             if machine.life is not None and machine.life.process is CURRENT.get():
                 machine.kill(peers_notice=True)
@@ -222,7 +222,7 @@ class World:
 
 
 async def live(world: World, result: WorldResult) -> None:
-    """The whole life of a world. Raises: Violation."""
+    """Run a world from start to final checks. Raises: Violation."""
     draw = world.draw
     for machine in draw.sample(world.machines, len(world.machines)):
         machine.start()
@@ -237,7 +237,7 @@ async def live(world: World, result: WorldResult) -> None:
     await _all_ended(tasks)
     await asyncio.wait([befalling], timeout=LONGEST_DRAIN_S)
     if not befalling.done():
-        raise Violation("a process that was to drain is still there")
+        raise Violation("a draining process did not exit")
     befalling.result()
     await _until(world, lambda: all(_ready(router) for router in world.routers), START_S, "a router is not ready again")
     probes = [_ask_later(world, [client], _probe(world, 1000 + n), result) for n, client in enumerate(clients)]
@@ -254,11 +254,11 @@ async def live(world: World, result: WorldResult) -> None:
 
 
 def run_seed(seed: int, options: WorldOptions, show: Callable[[str], None] | None = None) -> WorldResult:
-    """Never raises for errors of the simulated processes: they are in the result."""
+    """Simulate one seed. Errors of simulated processes are in the result."""
     collects = gc.isenabled()
-    gc.disable()  # it would close a world's dropped objects at any time
+    gc.disable()  # a collection would close dropped coroutines at a random time
     result = _run(World(seed, options, show), seed)
-    # The rest of the world is closed now: the clean-up of its coroutines must not reach the next one.
+    # Collect the world's coroutines now, without their errors: their clean-up must not reach the next world.
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     silenced = logging.root.manager.disable
     logging.disable()
@@ -332,7 +332,7 @@ def _ask_later(
 
 
 def _probe(world: World, number: int) -> SimulatedRequest:
-    """An ordinary request, when all is well again."""
+    """Draw an ordinary request for the time after all faults."""
     request = draw_requests(world.draw, 1, 0.0, 40)[0]
     return SimulatedRequest(number, 0.0, request.asked, request.choices, request.logprobs, 30.0, None)
 
@@ -363,11 +363,11 @@ async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:
     for task in ended:
         task.result()
     if pending:
-        raise Violation(f"{len(pending)} requests never ended, the first is {next(iter(pending)).get_name()}")
+        raise Violation(f"{len(pending)} requests never ended; the first is {next(iter(pending)).get_name()}")
 
 
 async def _watch(world: World) -> None:
-    """Checks the invariants that hold at any time. Raises: Violation."""
+    """Check the invariants that hold at any time, periodically. Raises: Violation."""
     while True:
         check_pages(world)
         await asyncio.sleep(WATCH_S)

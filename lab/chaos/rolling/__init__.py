@@ -1,1 +1,1 @@
-"""Processes of the last release and of this tree in one service."""
+"""Rolling upgrade between the last release and this tree."""

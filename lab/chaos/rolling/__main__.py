@@ -1,9 +1,9 @@
-"""Rolls a cluster from the last release to this tree and back, under load: `python -m baton.lab.chaos.rolling`.
+"""Roll a cluster from the last release to this tree and back, under load: `python -m baton.lab.chaos.rolling`.
 
-2 routers, 2 prefill and 2 decode workers and Redis on a tiny model of random weights. Each process in turn gets
-SIGTERM, drains, and comes back with the other release's code, while clients read and cancel streams. With --abruptly it
-gets SIGKILL: its streams go on elsewhere, at processes of either release. Every token is compared with transformers'.
-Exit code 0 where no stream failed and no token was lost, repeated or wrong.
+2 routers, 2 prefill and 2 decode workers and Redis serve a tiny random model. Each process in turn gets SIGTERM,
+drains, and restarts with the other release's code, while clients read and cancel streams. With --abruptly it gets
+SIGKILL, and its streams continue on processes of either release. Every token is compared with transformers. Exit code
+0 if no stream failed and no token was lost, repeated or wrong.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ def show(outcome: RollingOutcome) -> None:
     print(f"{table(outcome.rolled, rolled)}\n\n{table(outcome.mixtures, mixtures)}\n")
     found = figures(outcome)
     counts = ", ".join(f"{found[name]} {name}" for name in ("failed", "lost", "repeated", "wrong"))
-    moved = f"{found['went_on_elsewhere']} of them went on at another worker"
+    moved = f"{found['went_on_elsewhere']} of them continued on another worker"
     print(f"{found['streams']} streams, {moved}, {found['tokens']:,} tokens: {counts}")
     for finding in outcome.faults:
         print(f"  stream {finding.stream}: {finding.kind}, {finding.detail}")
@@ -88,11 +88,11 @@ def main() -> None:
     usual = RollingOptions()
     given = read_arguments(
         __doc__,
-        dwell_s=(usual.dwell_s, "how long the load goes on after each process"),
-        clients=(usual.clients, "streams at once"),
+        dwell_s=(usual.dwell_s, "seconds of load between two restarts"),
+        clients=(usual.clients, "number of concurrent streams"),
         seed=usual.seed,
         abruptly=(False, "end processes by SIGKILL"),
-        commit=("", "of another release than pyproject.toml names"),
+        commit=("", "commit of the old release; default: the one that pyproject.toml names"),
         logs=(None, "folder for the logs of all processes"),
     )
     named = last_release()
@@ -109,7 +109,7 @@ def main() -> None:
     show(outcome)
     write_result(given.json, {"options": asdict(options), **figures(outcome)})
     if not outcome.is_good:
-        raise CommandFailed("the roll was not clean")
+        raise CommandFailed("the rolling upgrade failed: see the findings above")
 
 
 if __name__ == "__main__":

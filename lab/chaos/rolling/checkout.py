@@ -1,6 +1,6 @@
-"""The code of the last release, taken from this repository's history into a folder beside this tree's.
+"""Code of the last release, extracted from the git history.
 
-`pyproject.toml` names its version and its commit (`tool.baton.last-release`).
+`pyproject.toml` names its version and commit (`tool.baton.last-release`).
 """
 
 import io
@@ -28,7 +28,7 @@ class ReleaseMissing(Exception):
 
 
 FORMER_MODULES = {"baton.router": "baton.gateway", "baton.elastic_worker": "baton.worker"}
-"""Modules that processes of release 0.1.0 are started by."""
+"""Entry modules of release 0.1.0 by today's entry modules."""
 
 
 def command_of(code: Path, command: Sequence[str]) -> tuple[str, ...]:
@@ -53,10 +53,10 @@ def last_release(root: Path = ROOT) -> PastRelease:
 def check_out(
     release: PastRelease, releases: Path = RELEASES, repository: Path = ROOT, has_native_kernels: bool = True
 ) -> Path:
-    """The PYTHONPATH of that release's code, made on first use and kept. Blocks. Raises: ReleaseMissing.
+    """Return the PYTHONPATH of that release's code, extracted on first use. Blocks. Raises: ReleaseMissing.
 
-    Native kernels: those of this tree that were built from the same sources, else they are built, which takes most of a
-    minute; without them, or without a compiler, the release computes with PyTorch.
+    Native kernels are copied from this tree if their sources are equal, else built, which takes most of a minute.
+    Without them the release computes with PyTorch.
     """
     folder = releases / (release.commit[:12] + ("" if has_native_kernels else "-pytorch"))
     if not folder.exists():
@@ -66,9 +66,9 @@ def check_out(
                 files.extractall(scratch, filter="data")
             if has_native_kernels:
                 _take_kernels(Path(scratch))
-            if not folder.exists():  # else another process made it meanwhile
+            if not folder.exists():  # another process may have created it
                 Path(scratch).replace(folder)
-                Path(scratch).mkdir()  # for the one that removes it
+                Path(scratch).mkdir()  # TemporaryDirectory removes it
     return folder / "src"
 
 
@@ -77,7 +77,7 @@ def _archive(release: PastRelease, repository: Path) -> bytes:
     try:
         done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False)
     except FileNotFoundError as error:
-        raise ReleaseMissing(f"git is not on PATH, and release {release.version} comes from the history") from error
+        raise ReleaseMissing(f"git is not on PATH; it is needed for the code of release {release.version}") from error
     if done.returncode:
         why = done.stderr.decode(errors="replace").strip()
         raise ReleaseMissing(
@@ -88,7 +88,7 @@ def _archive(release: PastRelease, repository: Path) -> bytes:
 
 
 def _take_kernels(folder: Path) -> None:
-    """Libraries are named by a digest of their sources, so that one of other sources is never loaded."""
+    """Copy this tree's kernel libraries, which are named by a digest of their sources, and build what is missing."""
     built = folder / "kernels" / "native" / "built"
     built.mkdir(exist_ok=True)
     for library in BUILT.glob("*.so"):

@@ -1,7 +1,7 @@
-"""A cluster of one release becomes one of another, process by process, under load, and goes back again.
+"""Upgrade of a cluster to another release and back, process by process, under load.
 
-Forward and back together pass through every mixture: routers of one release above workers of the other, prefill of one
-beside decode of the other. Clients see whole and exact answers all the while, or the run is not good.
+Both ways together pass through every mixture of releases of routers, prefill and decode workers. Clients must get
+complete and exact answers all the time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from baton.lab.chaos.watch import Life
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 START_S = 180.0
-ROLL_S = 90.0  # from SIGTERM until all routers have the process again
+ROLL_S = 90.0  # bound from SIGTERM until all routers are connected to the restarted process
 SPARE_S = 5.0
 POLL_S = 0.05
 CLEAN_END, KILLED = "ended with exit code 0", "was ended by SIGKILL"
@@ -34,7 +34,7 @@ KINDS = ("router", *ROLES)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A release: its version, and the PYTHONPATH of its code."""
+    """Release with its version and the PYTHONPATH of its code."""
 
     version: str
     code: Path
@@ -42,24 +42,24 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class RollingOptions:
-    """Options of a run. `dwell_s`: duration of load after each process, before the next."""
+    """Options of a run. `dwell_s`: seconds of load between two restarts."""
 
     dwell_s: float = 3.0
     clients: int = 6
     seed: int = 1
     max_tokens: int = 160
     there_and_back: bool = True
-    abruptly: bool = False  # by SIGKILL, without a drain
+    abruptly: bool = False  # SIGKILL instead of SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
 class Rolled:
-    """Process that was ended and came back with other code. Times are monotonic."""
+    """Restart of a process with the other release's code. Times are monotonic."""
 
     process: str
     version: str
     began_s: float
-    whole_s: float  # when all routers were ready and had it
+    whole_s: float  # time at which all routers were ready and connected to it
 
     @property
     def seconds(self) -> float:
@@ -68,7 +68,7 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A time in which no process changed. Of each kind of process, the releases."""
+    """Interval between two restarts, with the releases of each kind of process."""
 
     routers: str
     prefill: str
@@ -86,7 +86,7 @@ class RollingOutcome:
     mixtures: list[Mixture] = field(default_factory=list)
     histories: list[StreamHistory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    unclean: list[str] = field(default_factory=list)  # ends of processes in another way than they were to end
+    unclean: list[str] = field(default_factory=list)  # unexpected exits
 
     def of_kind(self, *kinds: FindingKind) -> int:
         return sum(finding.kind in kinds for finding in self.findings)
@@ -101,7 +101,7 @@ class RollingOutcome:
 
     @property
     def went_on_elsewhere(self) -> int:
-        """Streams that another worker went on with. How many another router took over is not known."""
+        """Number of streams that continued on another worker; takeovers by another router are not counted."""
         return sum(len(each.attempts) > 1 for each in self.histories)
 
     def streams_in(self, mixture: Mixture) -> list[StreamHistory]:
@@ -109,17 +109,17 @@ class RollingOutcome:
         return [each for each in self.histories if mixture.began_s <= each.began_s < mixture.ended_s]
 
     def handed_over_in(self, mixture: Mixture) -> int:
-        """Streams that began in it whose KV went from a prefill to a decode worker, as far as routers still know."""
+        """Return the number of its streams whose KV was transferred, as far as routers still know them."""
         streams = self.streams_in(mixture)
         return sum(any(attempt.prefill and not attempt.failure for attempt in each.attempts) for each in streams)
 
     def open_at(self, rolled: Rolled) -> int:
-        """Streams that were open when the process got SIGTERM, or was killed."""
+        """Return the number of streams that were open when the process was signalled."""
         at_s = rolled.began_s
         return sum(each.began_s < at_s and (each.closed_s is None or each.closed_s > at_s) for each in self.histories)
 
     def longest_pause_s(self, rolled: Rolled) -> float:
-        """Return the longest pause between two tokens of a stream that was read meanwhile."""
+        """Return the longest pause between two tokens of a stream during the restart."""
         pauses = (
             after_s - before_s
             for history in self.histories
@@ -136,7 +136,7 @@ class RollingOutcome:
 
 
 class NotRolled(Exception):
-    """A process did not come back with the other code in time."""
+    """Error: a process did not restart with the other release's code in time."""
 
 
 class RollingRun:
@@ -153,14 +153,14 @@ class RollingRun:
             scratch = folder or Path(name)
             model = scratch / "tiny"
             write_tiny_checkpoint(model)
-            oracle = Oracle(model)  # before the stack: an import holds the interpreter for seconds
+            oracle = Oracle(model)  # before the stack: importing transformers blocks the event loop for seconds
             stack = ChaosStack(model, scratch, None, WHOLE)
             stack.code = dict.fromkeys((place.name for place in (*stack.routers, *stack.workers)), self._before.code)
             try:
                 await stack.start()
                 took_s = await stack.wait_whole(START_S)
                 stack.mark_ready()
-                self._say(f"{len(stack.places)} processes of release {self._before.version} whole after {took_s:.1f} s")
+                self._say(f"{len(stack.places)} processes of release {self._before.version} ready after {took_s:.1f} s")
                 await self._under_load(stack, await self._undisturbed(stack, oracle))
             finally:
                 expected = KILLED if self._options.abruptly else CLEAN_END
@@ -204,7 +204,7 @@ class RollingRun:
             self._judge(history)
 
     async def _mix(self, versions: Mapping[str, str]) -> None:
-        """The load goes on for a while with the processes as they are."""
+        """Keep the load on the present mixture of releases for `dwell_s`."""
         began_s = time.monotonic()
         await asyncio.sleep(self._options.dwell_s)
         routers, prefill, decode = (
@@ -213,30 +213,30 @@ class RollingRun:
         self._outcome.mixtures.append(Mixture(routers, prefill, decode, began_s, time.monotonic()))
 
     async def _roll(self, stack: ChaosStack, name: str, side: Side) -> None:
-        """Ends a process as an operator does, and waits for the next one, of that code. Raises: NotRolled, NotWhole."""
+        """Signal a process and wait until its successor with the new code serves. Raises: NotRolled, NotWhole."""
         life = stack.life(name)
         if life is None:
-            raise NotRolled(f"{name} does not run")
+            raise NotRolled(f"{name} is not running")
         stack.code[name] = side.code
         began_s = time.monotonic()
         stack.send(life, SIGKILL if self._options.abruptly else SIGTERM)
         while (now := stack.life(name)) is None or now == life:
             if time.monotonic() - began_s > ROLL_S:
-                raise NotRolled(f"{name} did not end and come back within {ROLL_S:g} s")
+                raise NotRolled(f"{name} did not restart within {ROLL_S:g} s")
             await asyncio.sleep(POLL_S)
         await stack.wait_whole(ROLL_S)
         if str(side.code) not in environment_of(now):
-            raise NotRolled(f"{name} came back with other code than that of release {side.version}")
+            raise NotRolled(f"{name} restarted without the code of release {side.version}")
         rolled = Rolled(name, side.version, began_s, time.monotonic())
         self._outcome.rolled.append(rolled)
-        self._say(f"{name} is of release {side.version} after {rolled.seconds:.1f} s")
+        self._say(f"{name} runs release {side.version} after {rolled.seconds:.1f} s")
 
     def _judge(self, history: StreamHistory) -> None:
         self._outcome.findings += check(history, self._expected[history.case], TIMEOUT_S + SPARE_S)
 
 
 def environment_of(life: Life) -> list[str]:
-    """Paths of its PYTHONPATH; none of a process that has gone."""
+    """Return the entries of its PYTHONPATH; empty if the process is gone."""
     try:
         variables = Path(f"/proc/{life.pid}/environ").read_bytes().split(b"\0")
     except OSError:

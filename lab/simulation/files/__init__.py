@@ -1,1 +1,1 @@
-"""KV in files below simulated pools: the real store, writer and restorer on a disk of this process's memory."""
+"""KV files of simulated workers: the real store, writer and restorer on an in-memory disk."""

@@ -1,4 +1,4 @@
-"""The disk of the simulated machine: segments in memory, which outlive processes, fail and are damaged."""
+"""In-memory disk of simulated workers: segments outlive processes, fail and are damaged."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ class DiskState:
 
     read_error: int | None = None
     write_error: int | None = None
-    read_delay_s: float = 0.0  # of each load, beside the usual
+    read_delay_s: float = 0.0  # additional duration of each load
     failed_calls: int = 0
 
     def mend(self) -> None:
@@ -31,11 +31,11 @@ class DiskState:
             raise OSError(error, os.strerror(error))
 
 
-DIRECTORY_ID = b"one for a world."
+DIRECTORY_ID = b"one for a world."  # 16 bytes
 
 
 class SimulatedDisk:
-    """A `TierDisk` of all workers of a world. A folder's lock is that of the process that took it, while it lives."""
+    """`TierDisk` shared by all workers of a world. A lock belongs to its process until that dies."""
 
     def __init__(self, draw: random.Random, most_bytes: int) -> None:
         """Create a disk. `most_bytes`: capacity of all files together."""
@@ -50,9 +50,9 @@ class SimulatedDisk:
         self.state.check(self.state.write_error)
         holder, process = self._locks.get(owner), CURRENT.get()
         if process is None:
-            raise RuntimeError("no process asks")
+            raise RuntimeError("a lock can only be taken within a simulated process")
         if holder is not None and holder is not process and holder.state is not State.DEAD:
-            raise OwnerBusy(errno.EWOULDBLOCK, "another process that lives owns it", owner)
+            raise OwnerBusy(errno.EWOULDBLOCK, "another running process owns it", owner)
         self._owners.add(owner)
         self._locks[owner] = process
         return SimulatedLock(self._locks, owner)
@@ -91,7 +91,7 @@ class SimulatedDisk:
         return max(0, min(more_bytes, self._most_bytes - sum(map(len, self.contents.values()))))
 
     def flip(self) -> bool:
-        """A bit of some block's record; whether there was any."""
+        """Flip a bit in some block's record; return False if there is none."""
         whole = [each for each in sorted(self.contents) if len(self.contents[each]) > HEADER_BYTES]
         if not whole:
             return False
@@ -100,14 +100,14 @@ class SimulatedDisk:
         return True
 
     def cut(self, owner: str | None = None) -> None:
-        """The newest segment, of that owner if any is named, loses some of its end: as a write that was half done."""
+        """Truncate a segment: the newest of `owner`, as by a torn write, or any segment if `owner` is None."""
         some = [each for each in sorted(self.contents) if owner in (None, each.owner)]
         if some:
             content = self.contents[some[-1] if owner else self._draw.choice(some)]
             del content[self._draw.randint(0, len(content)) :]
 
     def wipe(self) -> None:
-        """The directory is removed; files that are open stay readable."""
+        """Remove the directory; open files stay readable."""
         self.contents.clear()
         self._owners.clear()
 

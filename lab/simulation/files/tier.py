@@ -1,4 +1,4 @@
-"""A simulated worker's files: all of the real tier but its threads, in place of which it takes turns of the loop."""
+"""KV files of a simulated worker: the real tier, with event-loop callbacks instead of threads."""
 
 import asyncio
 import random
@@ -20,8 +20,8 @@ from baton.worker.transfer.pool import PoolMemory
 
 Result = TypeVar("Result")
 IDENTITY = b"simulated identity, 32 bytes too"
-READ_S = 0.002  # most that a load takes on a good disk
-COPY_S = 0.2  # from a watch to the copy, at most: mostly far less
+READ_S = 0.002  # longest load on a healthy disk
+COPY_S = 0.2  # longest delay from a watch to the copy
 PAUSE_S = 0.01
 
 
@@ -29,8 +29,8 @@ PAUSE_S = 0.01
 class TierShape:
     """KV tier of each worker in a world."""
 
-    blocks: int  # that its files hold, about
-    always: bool  # loads where computing seems cheaper
+    blocks: int  # approximate capacity of the files
+    always: bool  # loads even if computing seems cheaper
 
 
 class SimulatedTierWriter(TierWriter):
@@ -84,7 +84,7 @@ class SimulatedTierWriter(TierWriter):
         self._trying(lambda: self._store_watched(blocks, names, watches))
 
     def _work(self) -> bool:
-        """Opens the store and looks around, where it is time; whether there is one to write to."""
+        """Open or refresh the store if it is due; return whether it can be written."""
         return self.health.allows(self._clock()) and self._trying(self._scan)
 
     def _trying(self, work: Callable[[], bool]) -> bool:
@@ -136,7 +136,7 @@ def _carry_out(future: "Future[Result]", function: Callable[..., Result], argume
         return
     try:
         future.set_result(function(*arguments))
-    except Exception as error:  # noqa: BLE001 -- it belongs to the caller that waits
+    except Exception as error:  # noqa: BLE001 -- delivered to the waiting caller
         future.set_exception(error)
 
 

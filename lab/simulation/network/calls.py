@@ -1,7 +1,7 @@
 """Simulated gRPC: channels, servers, calls and their statuses.
 
-Messages are bytes, through the serializers of stubs and handlers. A handler runs in the process of its server; a call
-that breaks cancels it, as grpc.aio does.
+Messages are serialized by stubs and handlers as usual. A handler runs in its server's process and is cancelled when its
+call breaks, like in grpc.aio.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class Internet:
         self.network = network
         self._listening: dict[str, SimulatedServer] = {}
         self.made: Counter[str] = Counter()
-        """Calls, by method."""
+        """Number of calls by method."""
 
     def channel(self, endpoint: str, options: Iterable[tuple[str, int]] = ()) -> "SimulatedChannel":
         """Create a channel; replaces grpc.aio.insecure_channel."""
@@ -52,7 +52,7 @@ class Internet:
         """Connect to a port, to find out whether a process listens; replaces asyncio.open_connection."""
         here = current_process().name
         if self.network.silent(here, host):
-            await asyncio.sleep(60.0)  # longer than any caller waits
+            await asyncio.sleep(60.0)  # longer than the timeout of any caller
         await asyncio.sleep(self.network.draw.random() * 0.002)
         if self.at(f"{host}:{port}") is None:
             raise ConnectionRefusedError(f"no process listens at {host}:{port}")
@@ -76,7 +76,7 @@ def current_process() -> SimulatedProcess:
 
 
 def host_of(endpoint: str) -> str:
-    """The name of the process at an endpoint: names are hosts here."""
+    """Return the name of the process at an endpoint: each process is its own host."""
     return endpoint.rpartition(":")[0]
 
 
@@ -88,7 +88,7 @@ class SimulatedChannel:
         self._keepalive_s = sum(options.get(f"grpc.keepalive_{part}_ms", 20_000) for part in ("time", "timeout")) / 1e3
         self._endpoint = endpoint
         self._calls: dict[SimulatedCall, None] = {}
-        self._server: SimulatedServer | None = None  # that the first call went to
+        self._server: SimulatedServer | None = None  # server of the first call
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,7 +128,7 @@ class SimulatedChannel:
 
         return start
 
-    stream_unary = unary_unary  # of the stubs that are made and never called
+    stream_unary = unary_unary  # created by stubs, never called
 
     def _call(self, method: str, serialize: Any, parse: Any, timeout: float | None, metadata: Any) -> "SimulatedCall":
         self._server = self._server or self._internet.at(self._endpoint)
@@ -140,7 +140,7 @@ class SimulatedChannel:
 
 
 class SimulatedCall:
-    """The caller's end, and the way to the other one."""
+    """Caller's end of a call."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class SimulatedCall:
             self._deadline: PlannedCall | None = loop.call_later(max(0.0, timeout_s), self._end_here, late)
         else:
             self._deadline = None
-        if network.silent(self._process.name, host_of(endpoint)):  # it cannot connect
+        if network.silent(self._process.name, host_of(endpoint)):  # the connection times out
             patience_s = network.draw.uniform(0.1, 2.2)
             loop.call_later(patience_s, self._give_up_connecting, context=network.process.context)
 
@@ -202,7 +202,7 @@ class SimulatedCall:
             try:
                 await self._reader
             except asyncio.CancelledError:
-                self.cancel()  # as grpc.aio does: a caller that stops waiting ends the call
+                self.cancel()  # like grpc.aio: cancelling a read cancels the call
                 raise
             finally:
                 self._reader = None
@@ -234,7 +234,7 @@ class SimulatedCall:
             self._there.send(lambda: self._to_server(END))
 
     def _end_here(self, ended: grpc.aio.AioRpcError) -> None:
-        """The caller has done with it; the server learns that in time."""
+        """End the call at the caller; the server is told over the network."""
         if self._ended is None:
             self._there.send(self._cancel_server)
             self._finish(ended)
@@ -253,7 +253,7 @@ class SimulatedCall:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # Arrivals: a task that waits for one is woken in its own context.
+    # Deliveries, in the context of the receiving process.
 
     def take(self, data: bytes) -> None:
         if self._ended is None:
@@ -290,7 +290,7 @@ class SimulatedCall:
             return
         server = self._internet.at(endpoint)
         if server is None and host_of(endpoint) in self._internet.network.gone:
-            return  # there is no answer, not even a refusal
+            return  # a vanished machine does not even refuse
         if server is None:
             refused = failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
             self.back.send(lambda: self.finish(refused))
@@ -330,7 +330,7 @@ class Served:
         self._requests: asyncio.Queue[object] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
-        self.stopping = False  # it is the server that ends the call
+        self.stopping = False  # the server ends the call
         self._status: grpc.aio.AioRpcError | None = None
         self._deadline_s = None if call.timeout_s is None else loop.time() + call.timeout_s
         loop.call_soon(self._start, context=self.process.context)
@@ -342,7 +342,7 @@ class Served:
 
     def take(self, data: object) -> None:
         """Deliver a message from the network."""
-        self._requests.put_nowait(data)  # a task that waits for it is woken in its own context
+        self._requests.put_nowait(data)
 
     def cancel(self) -> None:
         """Cancel the call: the caller disconnected, or the server stops."""
@@ -388,7 +388,7 @@ class Served:
     async def _message(self) -> Any:
         return self._handler.request_deserializer(await self._requests.get())
 
-    # grpc.aio.ServicerContext, as far as it is used.
+    # The used part of grpc.aio.ServicerContext.
 
     async def write(self, message: Any) -> None:
         self._send(message)
@@ -418,7 +418,7 @@ class SimulatedServer:
         self._generic += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """The same ones again."""
+        """Do nothing: `add_generic_rpc_handlers` has got the same handlers."""
 
     def add_insecure_port(self, address: str) -> int:
         self._endpoints.append(address)
@@ -457,7 +457,7 @@ def _intercepted(handler: Any, details: Any) -> Any:
 
     work = CallInterceptor().intercept_service(found, details)
     try:
-        work.send(None)  # it waits for nothing
+        work.send(None)  # runs to its end without awaiting
     except StopIteration as result:
         return result.value
     raise RuntimeError("the interceptor waits")

@@ -1,7 +1,7 @@
 """Links between simulated processes: delays, partitions, and their effect on connections. Knows no gRPC.
 
-Of two processes each direction is a link of its own. Messages of one pipe keep their order, those of different pipes
-need not. A link that is cut holds back its messages; if it is cut for long, keepalive ends the connections.
+Each direction between two processes is a link. Messages of one pipe keep their order, those of different pipes need
+not. A cut link holds its messages; a long cut ends connections by keepalive.
 """
 
 import random
@@ -12,25 +12,25 @@ from typing import Protocol
 
 from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, State
 
-GAP_S = 1e-6  # between two messages of a pipe
+GAP_S = 1e-6  # minimum time between two messages of a pipe
 
 
 class SimulatedConnection(Protocol):
-    """A call under way between two processes."""
+    """Call in progress between two processes."""
 
     @property
     def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
-        """The caller and the server; None before the call arrived."""
+        """Caller and server; None before the call arrived."""
 
     @property
     def keepalive_s(self) -> float:
-        """Time without a sign of life after which the other end is given up, at the latest."""
+        """Maximum time without a sign of life from the other end."""
 
     def break_off(self, why: str) -> None:
         """Break the connection; each end learns of it separately."""
 
     def peer_died(self, dead: SimulatedProcess) -> None:
-        """The other end learns of it after the messages that the dead one had sent, if they arrive."""
+        """Tell the other end, after the messages that the dead process had sent."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Pipe:
     def send(self, arrive: Callable[[], None]) -> None:
         """Send a message; `arrive` is called when it has arrived."""
         network, link = self._network, self._link
-        delay_s = link.base_s + link.jitter_s * network.draw.random() ** 3  # mostly short
+        delay_s = link.base_s + link.jitter_s * network.draw.random() ** 3
         self._last_s = max(self._last_s + GAP_S, network.loop.time() + delay_s)
         network.loop.call_at(self._last_s, self._arrive, arrive, context=network.process.context)
 
@@ -78,11 +78,11 @@ class Network:
         self.process = SimulatedProcess("network")
         self._base_s, self._jitter_s = base_s, jitter_s
         self._links: dict[tuple[str, str], SimulatedWire] = {}
-        self._connections: dict[SimulatedConnection, None] = {}  # in their order
+        self._connections: dict[SimulatedConnection, None] = {}  # ordered set
         self.gone: set[str] = set()
-        """Hosts that have vanished: no kernel answers for them."""
+        """Vanished hosts, whose kernel does not answer."""
         self.cuts_felt = 0
-        """Messages that a cut link held back."""
+        """Number of messages that cut links have held."""
 
     def link(self, sender: str, receiver: str) -> SimulatedWire:
         link = self._links.get((sender, receiver))
@@ -110,7 +110,7 @@ class Network:
             self._watch(connection, lambda: link.cut)
 
     def heal(self, sender: str, receiver: str) -> None:
-        """Messages that were held back arrive, if a receiver still waits for them."""
+        """Deliver the held messages."""
         link = self.link(sender, receiver)
         link.cut = False
         held, link.held = deque(link.held), []
@@ -149,7 +149,7 @@ class Network:
             self._watch(connection, lambda: process.state is State.HANGS)
 
     def _watch(self, connection: SimulatedConnection, silent: Callable[[], bool]) -> None:
-        """Ends it unless the other end is heard again in time."""
+        """End the connection by keepalive if it is still silent after its patience."""
         patience_s = connection.keepalive_s * self.draw.uniform(0.5, 1.1)
         self.loop.call_later(patience_s, _give_up, connection, silent, context=self.process.context)
 

@@ -1,8 +1,7 @@
-"""An event loop for several simulated processes: virtual time, and an order of things that a seed decides.
+"""Event loop of several simulated processes in virtual time; a seed decides which process runs next.
 
-Within one process callbacks run in their order, as asyncio promises; between processes, the next one is drawn. When
-nothing is ready the clock jumps to the next timer. A process that was killed runs nothing any more, not even its
-clean-up; one that hangs runs nothing until it continues.
+Callbacks of one process keep their order, as in asyncio. When none is ready, the clock jumps to the next timer. A
+killed process runs nothing any more, not even its clean-up; a hanging one runs nothing until it continues.
 """
 
 import asyncio
@@ -16,8 +15,8 @@ from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-MOST_CALLBACKS_AT_ONCE = 100_000  # at one reading of the clock: beyond, something turns in circles
-THREAD_DELAY_S = 0.002  # most that work on a thread of a pool takes
+MOST_CALLBACKS_AT_ONCE = 100_000  # maximum number of callbacks without a step of the clock
+THREAD_DELAY_S = 0.002  # longest duration of work in an executor
 
 
 class State(Enum):
@@ -26,28 +25,28 @@ class State(Enum):
     DEAD = auto()
 
 
-RUNS, DEAD = State.RUNS, State.DEAD  # members of an Enum are found slowly, and these are asked for at every callback
+RUNS, DEAD = State.RUNS, State.DEAD  # faster than the lookup of an Enum member at every callback
 
 
 class SimulatedProcess:
-    """The callbacks that run together and die together. `context` is that of all of them."""
+    """Callbacks that run and die together, in one `context`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = State.RUNS
         self.ready: deque[PlannedCall] = deque()
-        self.listed = False  # among those whose turn it may be
+        self.listed = False  # is in the loop's list of ready processes
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
 
 
 CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", default=None)
-"""The process that the running callback belongs to; None: the harness."""
-_CURRENT: ContextVar[Any] = CURRENT  # as contexts are asked for it
+"""Process of the running callback; None: the harness."""
+_CURRENT: ContextVar[Any] = CURRENT  # typed for Context.get
 
 
 class PlannedCall:
-    """A planned call and its process: a handle as asyncio knows them, without the parts that are not needed here."""
+    """Handle of a planned call, with the methods of asyncio's handles that are used here."""
 
     __slots__ = ("arguments", "callback", "context", "process", "when_s")
 
@@ -79,7 +78,7 @@ class PlannedCall:
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    """Task whose hash is its number: groups cancel tasks in the order of a set, which must repeat."""
+    """Task whose hash is its number, so that task groups cancel in a repeatable order."""
 
     def __init__(self, *arguments: Any, number: int, **more: Any) -> None:
         self._number = number
@@ -90,7 +89,7 @@ class SimulatedTask(asyncio.Task[Any]):
 
 
 class OutOfTurns(Exception):
-    """Callbacks follow one another without end while no time passes, or nothing will ever happen again."""
+    """Error: callbacks run endlessly without a step of the clock, or no callback is left."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
@@ -98,7 +97,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
-        self.now_s = 1000.0  # of the monotonic clock; not 0, which some take for never
+        self.now_s = 1000.0  # monotonic clock; not 0, which some code uses for "never"
         self.ahead_s = 0.0
         self.callbacks = 0
         self._draw = draw
@@ -108,7 +107,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timer_number = 0
         self._task_number = 0
         self._at_once = 0
-        self._kept: list[object] = []  # of processes that died: their generators must not be closed while others run
+        self._kept: list[object] = []  # objects of dead processes, whose generators must not be closed while others run
 
     def time(self) -> float:
         return self.now_s + self.ahead_s
@@ -138,7 +137,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # The interface of an asyncio loop.
 
-    get_debug = staticmethod(bool)  # asked for every future: no frame of Python for a no
+    get_debug = staticmethod(bool)  # returns False without a Python frame: called for every future
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -192,7 +191,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def add_signal_handler(  # type: ignore[override]
         self, sig: int, callback: Callable[..., object], *args: Any
     ) -> None:
-        """Simulated processes are stopped by other means."""
+        """Do nothing: simulated processes are stopped by `Running.on_signal`."""
 
     def remove_signal_handler(self, sig: int) -> bool:
         return False
@@ -225,7 +224,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {planned}")
                 try:
                     planned.context.run(callback, *planned.arguments)
-                except Exception as error:  # noqa: BLE001 -- as asyncio's own loop: it reports the error and continues
+                except Exception as error:  # noqa: BLE001 -- like asyncio: report the error and continue
                     self.call_exception_handler({"message": f"Exception in callback of {planned}", "exception": error})
 
     def _advance(self) -> None:
@@ -258,7 +257,7 @@ def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arg
         return
     try:
         result = function(*arguments)
-    except Exception as error:  # noqa: BLE001 -- it belongs to the caller that waits
+    except Exception as error:  # noqa: BLE001 -- delivered to the waiting caller
         future.set_exception(error)
     else:
         future.set_result(result)
@@ -267,5 +266,5 @@ def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arg
 def spawn(
     loop: SimulatedLoop, process: SimulatedProcess, work: Coroutine[Any, Any, Result], name: str
 ) -> asyncio.Task[Result]:
-    """A task of that process."""
+    """Create a task of that process."""
     return loop.create_task(work, name=name, context=process.context)

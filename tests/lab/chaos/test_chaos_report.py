@@ -100,7 +100,7 @@ def test_drafts_of_a_run_that_speculates_are_counted() -> None:
     speculating = replace(outcome(), options=ChaosOptions(1.0, 7, 2, (), speculate="ngram"))
     speculating.histories[0].drafted_tokens, speculating.histories[0].accepted_tokens = 9, 4
     assert speculating.is_good
-    assert "`--speculate ngram`: 4 of 9 drafted tokens were drawn" in markdown(summary(speculating))
+    assert "`--speculate ngram`: 4 of 9 drafted tokens were accepted" in markdown(summary(speculating))
     assert "--speculate" not in markdown(summary(outcome()))
 
 
@@ -146,10 +146,10 @@ def life(times: range, private: Sequence[int] = (), descriptors: float = 0) -> l
 
 def test_a_run_with_files_says_what_came_back_from_them() -> None:
     with_files = replace(outcome(), options=ChaosOptions(1.0, 7, 2, (), tier=True))
-    assert "NO block was read from there" in markdown(summary(with_files))
+    assert "NO block was read from files" in markdown(summary(with_files))
     told = Counter({"hits": 40, "queries": 90, "corrupt_blocks": 3, "evicted_blocks": 7})
     read = replace(with_files, tier=told, tier_off=Counter({"writes": 2}))
     assert read.is_good
-    assert "40 blocks of prompts came back from there, of 90" in markdown(summary(read))
-    assert "Reading went off 0 times, writing 2 times" in markdown(summary(read))
-    assert "in files" not in markdown(summary(outcome()))
+    assert "40 of 90 prompt blocks that pools lacked were loaded from files" in markdown(summary(read))
+    assert "turned reads off 0 times and writes 2 times" in markdown(summary(read))
+    assert "KV files" not in markdown(summary(outcome()))

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from baton.lab.benchmarks.serve.load import LoadRun, RandomJobs, RequestOutcome, measure, poisson_arrivals_s, spread
+from baton.lab.benchmarks.serve.load import LoadOutcome, LoadRun, RandomJobs, measure, poisson_arrivals_s, spread
 
 
-def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> RequestOutcome:
-    return RequestOutcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
+def outcome(sent_s: float, pieces_s: list[float], output_tokens: int, error: str = "") -> LoadOutcome:
+    return LoadOutcome(10, output_tokens, sent_s, 0.0, tuple(pieces_s), error)
 
 
 def test_the_last_arrival_is_at_requests_over_rate() -> None:

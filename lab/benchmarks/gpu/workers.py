@@ -112,7 +112,7 @@ def hand_over(setting: Setting) -> list[Figure]:
     ]
 
 
-class WorkerLoad(NamedTuple):
+class PairLoad(NamedTuple):
     answers: int
     answer_tokens: int
     prompt_tokens: int
@@ -125,7 +125,7 @@ class Beside(NamedTuple):
     prompts: int  # computed beside them
 
 
-async def _beside_prompts(workers: WorkerPair, load: WorkerLoad, in_flight: int) -> Beside:
+async def _beside_prompts(workers: WorkerPair, load: PairLoad, in_flight: int) -> Beside:
     asked = [workers.answer(BLOCK_TOKENS, load.answer_tokens) for _ in range(load.answers)]
     running, prompts = [asyncio.create_task(answer) for answer in asked], 0
 
@@ -149,7 +149,7 @@ def said_mps() -> str:
 def one_gpu(setting: Setting) -> list[Figure]:
     """Answers alone and beside as many prompts as the GPU takes, in turns."""
     require_packages()
-    load = setting.size(WorkerLoad(16, 512, 4096, 4, 3), WorkerLoad(2, 6, 100, 2, 1))
+    load = setting.size(PairLoad(16, 512, 4096, 4, 3), PairLoad(2, 6, 100, 2, 1))
 
     async def apart(workers: WorkerPair) -> tuple[list[tuple[Beside, Beside]], str]:
         first = await workers.answer(load.prompt_tokens, 2)

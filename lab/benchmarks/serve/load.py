@@ -128,7 +128,7 @@ RESULTS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "late"}
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOutcome:
+class LoadOutcome:
     """The outcome of one request. Seconds."""
 
     prompt_tokens: int
@@ -163,7 +163,7 @@ class RequestOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    outcomes: tuple[RequestOutcome, ...]  # in the order of the jobs
+    outcomes: tuple[LoadOutcome, ...]  # in the order of the jobs
     duration_s: float  # until the last answer
 
 
@@ -192,7 +192,7 @@ class ServiceLoad:
     async def closed_loop(self, jobs: Iterable[Job], concurrency: int, seconds: float = math.inf) -> LoadRun:
         """The next job whenever one of `concurrency` is answered; none begins later than `seconds` after the start."""
         started = self._clock()
-        found: dict[int, RequestOutcome] = {}
+        found: dict[int, LoadOutcome] = {}
         numbered = enumerate(jobs)
 
         async def lane() -> None:
@@ -206,7 +206,7 @@ class ServiceLoad:
                 group.create_task(lane())
         return LoadRun(tuple(outcome for _, outcome in sorted(found.items())), self._clock() - started)
 
-    async def _one(self, job: Job, started: float, due: float) -> RequestOutcome:
+    async def _one(self, job: Job, started: float, due: float) -> LoadOutcome:
         pieces: list[float] = []
         sent = self._clock()
         output_tokens, error, code, retry_after_s = 0, "", "", None
@@ -217,7 +217,7 @@ class ServiceLoad:
         if not pieces and not error:
             error = "the answer had no tokens"
         self._on_done()
-        return RequestOutcome(
+        return LoadOutcome(
             len(job.prompt),
             0 if error else output_tokens,
             sent - started,
@@ -301,14 +301,14 @@ def measure(target: str, run: LoadRun, objectives_ms: Mapping[str, float]) -> Me
     )
 
 
-def tpot_s(outcome: RequestOutcome) -> float:
+def tpot_s(outcome: LoadOutcome) -> float:
     """Seconds per token after the first; 0 where there is none."""
     if outcome.output_tokens <= 1:
         return 0.0
     return (outcome.latency_s - outcome.ttft_s) / (outcome.output_tokens - 1)
 
 
-def is_good(outcome: RequestOutcome, objectives_ms: Mapping[str, float]) -> bool:
+def is_good(outcome: LoadOutcome, objectives_ms: Mapping[str, float]) -> bool:
     values_s = {"ttft": outcome.ttft_s, "tpot": tpot_s(outcome), "e2el": outcome.latency_s}
     return all(values_s[name] * 1e3 <= most_ms for name, most_ms in objectives_ms.items())
 

@@ -103,6 +103,7 @@ def host_injection(fault: Fault, scene: Scene) -> Injection:
     stack = scene.stack
     if not isinstance(stack, HostedStack):
         raise NotMade("the stack has no hosts of its own")
+    link: HostLink | None = None
     match fault.kind:
         case FaultKind.HOST_LOST:
             return HostLost(stack, fault.target, fault.lasts_s)
@@ -110,6 +111,4 @@ def host_injection(fault: Fault, scene: Scene) -> Injection:
             link = HostLink(fault.amount, SLOW_DELAY_MS)
         case FaultKind.LINK_LOSSY:
             link = HostLink(None, 0.0, fault.amount)
-        case _:
-            link = None
     return LinkChanged(stack, fault.target, link, fault.lasts_s)

@@ -1,1 +1,1 @@
-"""Measurements and fault injection: benchmarks, chaos, simulation, and the training of the demo model."""
+"""Benchmarks, fault injection, simulation, sizing, and the training of the demo model."""

@@ -1,4 +1,4 @@
-"""What `baton test` runs, in which order and beside what; and which tests were skipped, and why."""
+"""Stages of `baton test`, and the report on skipped tests."""
 
 import os
 import subprocess
@@ -18,12 +18,12 @@ HARDWARE_REASONS = frozenset({"needs a GPU", "needs two GPUs", "needs a processo
 
 
 def noting_skips(report: Path) -> list[str]:
-    """Arguments that have pytest write the file for `read_skips`."""
+    """Return pytest arguments that write the report for `read_skips`."""
     return [f"--junit-xml={report}"]
 
 
 def read_skips(report: Path) -> Counter[str]:
-    """Skipped tests by reason; none where pytest ended before it wrote a report."""
+    """Count skipped tests by reason; empty if pytest wrote no report."""
     if not report.exists():
         return Counter()
     skipped = ElementTree.parse(report).iter("skipped")
@@ -31,31 +31,31 @@ def read_skips(report: Path) -> Counter[str]:
 
 
 def avoidable(skips: Mapping[str, int]) -> list[str]:
-    """Reasons that an installation on the same hardware would remove."""
+    """Return the skip reasons that are not missing hardware."""
     return sorted(skips.keys() - HARDWARE_REASONS)
 
 
 def summary(skips: Mapping[str, int]) -> str:
-    """One line, the most frequent reason first."""
+    """Format skipped tests as one line, the most frequent reason first."""
     by_number = sorted(skips.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{number} ({reason})" for reason, number in by_number) or "none"
 
 
-# Tiny models gain nothing from more threads, and spinning ones take the cores from the processes under test.
+# One thread: tiny models gain nothing from more, and spinning threads take cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-# Images of containers often set it: each of some hundred processes would then compile all of our modules anew.
+# Container images often set it; each of some hundred processes would then compile every module again.
 ONE_THREAD.pop("PYTHONDONTWRITEBYTECODE", None)
 END_TO_END = "tests/e2e"
 SEEDS = "100"  # about 40 s of a core
-# In their order: by the number of tests, the longest of all, alone in its file, would come last.
+# Keeps the order of files: xdist would run the longest test, alone in its file, last.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
-# tests/e2e/conftest.py defines the groups
+# tests/e2e/conftest.py defines the groups.
 TWO_AT_ONCE = ("--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A module of Python's, with its arguments."""
+    """Python module with its arguments."""
 
     name: str
     command: Sequence[str]
@@ -65,9 +65,9 @@ class Check:
 class CheckVerdict:
     name: str
     took_s: float
-    output: str  # empty where it was shown while it was written
+    output: str  # empty if it was printed while the check ran
     status: int
-    skips: Counter[str] = field(default_factory=Counter)  # tests by reason
+    skips: Counter[str] = field(default_factory=Counter)  # skipped tests by reason
 
     @property
     def passed(self) -> bool:
@@ -78,15 +78,15 @@ class CheckVerdict:
 
 
 def all_checks() -> list[list[Check]]:
-    """One stage after another; the last check of a stage runs beside those before it."""
+    """Return the stages, which run one after another; the last check of a stage runs in parallel to the others."""
     cores = len(os.sched_getaffinity(0))
     return [
         [Check("style", ["ruff", "check", "."])],
         [Check("format", ["ruff", "format", "--check", "."])],
-        # Collection compiles all modules once: else each process of the tests would, at the same time.
+        # Collection compiles all modules once, before the many processes of the tests.
         [Check("collection", ["pytest", "--collect-only", "-q"]), Check("types", ["mypy", "-p", "baton"])],
         [
-            # Unit tests leave cores idle while they wait, some for seconds: there is one more of them than cores.
+            # One process more than cores: unit tests leave cores idle while they wait.
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, "--ignore", END_TO_END]),
         ],
@@ -96,9 +96,9 @@ def all_checks() -> list[list[Check]]:
 
 
 def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
-    """0 where everything passed, else 1. With arguments for pytest only pytest runs: someone looks for one thing.
+    """Run all checks, or only pytest if it has arguments; return 0 if everything passed, else 1.
 
-    `no_skips`: a test that was skipped for anything but missing hardware fails the run.
+    `no_skips`: skips for other reasons than missing hardware fail the run.
     """
     stages = [[Check("tests", ["pytest", *pytest_arguments])]] if pytest_arguments else all_checks()
     with tempfile.TemporaryDirectory() as scratch:
@@ -106,7 +106,7 @@ def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
 
 
 def conclude(verdicts: Sequence[CheckVerdict], no_skips: bool = False) -> int:
-    """Prints the results, with the number of skipped tests by reason; returns the exit status."""
+    """Print results and skipped tests by reason; return the exit status."""
     failed = [verdict.name for verdict in verdicts if not verdict.passed]
     skips = sum((verdict.skips for verdict in verdicts), Counter[str]())
     if no_skips and avoidable(skips):
@@ -118,8 +118,10 @@ def conclude(verdicts: Sequence[CheckVerdict], no_skips: bool = False) -> int:
 
 
 def run_stage(checks: Sequence[Check], scratch: Path) -> list[CheckVerdict]:
-    """The last one's output is shown as it comes. The others take turns beside it; after it the last line of each is
-    shown, or all where it failed."""
+    """Run the last check with its output shown, and the others one after another in parallel to it.
+
+    Afterwards the last line of each other check is printed, or its complete output if it failed.
+    """
     for check in checks:
         print(f"== {check.name}: {' '.join(check.command)}", flush=True)
     *aside, shown = checks
@@ -134,7 +136,7 @@ def run_stage(checks: Sequence[Check], scratch: Path) -> list[CheckVerdict]:
 
 
 def run_check(check: Check, output: int | None, scratch: Path) -> CheckVerdict:
-    """`output` as subprocess takes it. In `scratch` pytest notes which tests it skipped."""
+    """Run one check. `output`: stdout argument of subprocess. `scratch`: folder for pytest's report."""
     start = time.monotonic()
     report = scratch / f"{check.name}.xml"
     noted = noting_skips(report) if check.command[0] == "pytest" else []

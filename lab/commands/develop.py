@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 def test(
     context: typer.Context,
     no_skips: Annotated[
-        bool, typer.Option("--no-skips", help="Fail where a test was skipped but for want of a GPU or AVX-512.")
+        bool, typer.Option("--no-skips", help="Fail if a test is skipped, except for lack of a GPU or AVX-512.")
     ] = False,
 ) -> None:
-    """Check style and types and run the tests. Arguments go to pytest, which then runs alone."""
+    """Check style and types and run the tests. With arguments, only pytest runs, and gets them."""
     from baton.lab.checks import run_checks
 
     raise typer.Exit(run_checks(context.args, no_skips))
@@ -50,12 +50,12 @@ def simulate(
     trace: Annotated[bool, typer.Option("--trace", help="Print every event, in order.")] = False,
     plant: Annotated[str | None, typer.Option(help=f"Plant a bug, which must be found: {', '.join(PLANTS)}.")] = None,
     go_on: Annotated[bool, typer.Option("--go-on", help="Continue after a violation.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Processes at once.")] = 2,
+    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel processes.")] = 2,
 ) -> None:
-    """Runs routers, workers and clients in virtual time, with faults, and holds them to their promises.
+    """Simulate routers, workers and clients in virtual time, with faults, and check their invariants.
 
-    A seed decides everything: when messages arrive, who goes first, what breaks. Exits with 1 where a promise was
-    broken, and names the seed that does it again.
+    A seed decides everything: when messages arrive, which process runs next, what breaks. Exits with 1 if an invariant
+    was violated, and names the seed that reproduces it.
     """
     from baton.lab.simulation.campaign import Clock, SeedCampaign, Tally, run
 
@@ -96,7 +96,7 @@ def _print_found(found: "FoundViolation", requests: int, faults: int | None, pla
 
 
 chaos_app = typer.Typer(invoke_without_command=True)
-FAULTS_PER_MINUTE = 60  # more than fit: processes take seconds to come back
+FAULTS_PER_MINUTE = 60  # length of the plan: more faults than fit, since processes take seconds to restart
 
 
 @chaos_app.callback()
@@ -106,32 +106,32 @@ def chaos(
     seed: Annotated[int, typer.Option(help="Seed of faults and requests.")] = 0,
     streams: Annotated[int, typer.Option(min=1, max=256, help="Clients, each with one stream at a time.")] = 12,
     faults: Annotated[
-        int | None, typer.Option(min=1, help="Faults after which it ends, and which it needs; default: as time allows.")
+        int | None, typer.Option(min=1, help="Number of proven faults to reach, then stop; default: as time allows.")
     ] = None,
     speculate: Annotated[
         Literal["off", "ngram"], typer.Option(help="Speculative decoding in the workers, as with `baton up`.")
     ] = "off",
     tier: Annotated[
-        bool, typer.Option(help="Keep KV in files below small pools, and have disk and files fail too.")
+        bool, typer.Option(help="Keep KV in files below small pools, and inject disk and file faults.")
     ] = True,
     hosts: Annotated[
         int | None,
         typer.Option(
             min=3,
             max=5,
-            help="Spread the processes over so many hosts that share nothing (namespaces; needs root); links and hosts "
-            "fail too. Then nothing is kept in files, and clocks do not jump.",
+            help="Number of hosts (network namespaces; needs root) that run the processes; links and hosts fail too. "
+            "Without KV files and clock jumps.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for report, pictures and logs; default: a new one, kept if the run is not good."),
+        typer.Option(help="Folder for report, charts and logs; default: a new one, kept if the run fails."),
     ] = None,
 ) -> None:
-    """Kill, stop, cut off and confuse the processes of a real stack under load, and check every token that clients saw.
+    """Inject faults into the processes of a real stack under load, and check every token that clients received.
 
-    2 routers, 2 prefill and 2 decode workers and Redis on a tiny model of random weights; every answer is known from
-    transformers beforehand. Exit code 0 where nothing was lost, repeated or wrong and every fault really happened.
+    2 routers, 2 prefill and 2 decode workers and Redis serve a tiny random model; transformers computes every answer
+    beforehand. Exit code 0 if nothing was lost, repeated or wrong and every kind of fault was proven.
     """
     if context.invoked_subcommand is not None:
         return
@@ -166,14 +166,14 @@ def chaos(
 
 @chaos_app.command()
 def cancels(
-    singles: Annotated[int, typer.Option(min=1, help="Streams cancelled one by one, each at a random moment.")] = 700,
-    bursts: Annotated[int, typer.Option(min=0, help="How often many are cancelled at once.")] = 10,
-    burst: Annotated[int, typer.Option(min=2, max=512, help="Streams of each such burst.")] = 30,
-    prefill: Annotated[int, typer.Option(min=1, max=8, help="Prefill workers.")] = 1,
-    decode: Annotated[int, typer.Option(min=1, max=8, help="Decode workers.")] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the moments.")] = 0,
+    singles: Annotated[int, typer.Option(min=1, help="Streams cancelled one by one, each at a random time.")] = 700,
+    bursts: Annotated[int, typer.Option(min=0, help="Number of bursts, each cancelled together.")] = 10,
+    burst: Annotated[int, typer.Option(min=2, max=512, help="Streams per burst.")] = 30,
+    prefill: Annotated[int, typer.Option(min=1, max=8, help="Number of prefill workers.")] = 1,
+    decode: Annotated[int, typer.Option(min=1, max=8, help="Number of decode workers.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of prompts and cancel times.")] = 0,
 ) -> None:
-    """Cancel streams in any phase: how long blocks stay in use, and whether later answers are exact."""
+    """Cancel streams in any phase; measure how long blocks stay in use, and check later answers."""
     import asyncio
 
     from baton.lab.chaos.load import run_cancels
@@ -182,14 +182,16 @@ def cancels(
 
     layout = Layout(routers=1, prefill=prefill, decode=decode)
     found = asyncio.run(run_cancels(singles, bursts, burst, seed, layout, lambda line: print(line, flush=True)))
-    print(f"{found.count} streams given up, {found.before_first_token} of them before their first token")
+    print(f"{found.count} streams cancelled, {found.before_first_token} of them before their first token")
     for name, sides in (("one by one", found.single_s), (f"bursts of {found.burst}", found.burst_s)):
         for role, seconds in sides.items():
             if seconds:
                 p50, p99, longest = (1e3 * percentile(seconds, share) for share in (50, 99, 100))
-                print(f"{name}, {role}: pages free after {p50:.0f} ms (p50), {p99:.0f} (p99), {longest:.0f} (longest)")
+                print(f"{name}, {role}: blocks free after {p50:.0f} ms (p50), {p99:.0f} (p99), {longest:.0f} (longest)")
     for role, step_s in found.longest_step_s.items():
-        print(f"{role}: longest step {1e3 * step_s:.0f} ms, so that {1e3 * found.bound_s(role):.0f} ms are allowed")
-    print(f"{found.nothing_held} times no worker held a page after the cancel")
-    print(f"{found.exact} requests in between exact, {found.inexact} not")
+        print(
+            f"{role}: longest step {1e3 * step_s:.0f} ms; bound until blocks are free {1e3 * found.bound_s(role):.0f}"
+        )
+    print(f"{found.nothing_held} cancels after which no worker held a block")
+    print(f"{found.exact} checked answers exact, {found.inexact} wrong")
     raise typer.Exit(0 if found.is_good else 1)

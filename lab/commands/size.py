@@ -14,13 +14,13 @@ class SizeOptions:
     ttft_slo_ms: Annotated[float, typer.Option(min=0.1, help="Longest time to the first token.")]
     tbt_slo_ms: Annotated[float, typer.Option(min=0.01, help="Longest mean time between the tokens of an answer.")]
     share: Annotated[
-        float, typer.Option(min=0.01, max=1.0, help="Share of requests that are to be within both, in every seed.")
+        float, typer.Option(min=0.01, max=1.0, help="Share of requests that must meet both SLOs, in every seed.")
     ] = 0.95
     trace: Annotated[
         Path | None, typer.Option(help="Requests of a Mooncake or Azure trace; its busiest stretches are simulated.")
     ] = None
-    speed: Annotated[float, typer.Option(min=0.001, help="So many times faster than the trace was recorded.")] = 1.0
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests a second, instead of a trace.")] = None
+    speed: Annotated[float, typer.Option(min=0.001, help="Speed-up of the trace.")] = 1.0
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second, instead of a trace.")] = None
     prompt: Annotated[int | None, typer.Option(min=1, help="Mean prompt tokens, with --rate.")] = None
     answer: Annotated[int | None, typer.Option(min=1, help="Mean answer tokens, with --rate.")] = None
     range_ratio: Annotated[
@@ -36,28 +36,30 @@ class SizeOptions:
         typer.Option(help="JSON file with the overheads around steps; default: those measured on two cores."),
     ] = None
     kv_bytes_per_token: Annotated[
-        float | None, typer.Option(min=1, help="KV of a token, which a decode worker copies.")
+        float | None, typer.Option(min=1, help="KV bytes per token that a decode worker copies.")
     ] = None
-    link_gb_per_s: Annotated[float | None, typer.Option(min=0.001, help="Rate of those copies.")] = None
+    link_gb_per_s: Annotated[float | None, typer.Option(min=0.001, help="Rate of KV transfers, in GB/s.")] = None
     kv_tokens: Annotated[
-        int, typer.Option(min=64, help="Tokens that the KV pool of a worker holds; `baton plan` computes it.")
+        int, typer.Option(min=64, help="Capacity of a worker's KV pool, in tokens; `baton plan` computes it.")
     ] = 100_000
-    max_sequences: Annotated[int, typer.Option(min=1, max=4096, help="Most sequences of a decode worker at once.")] = 64
-    requests: Annotated[int, typer.Option(min=10, help="Requests in each seed.")] = 200
-    seeds: Annotated[int, typer.Option(min=1, help="Simulations of each candidate: other arrivals each.")] = 5
-    most_workers: Annotated[int, typer.Option(min=2, help="Of both roles together.")] = 32
+    max_sequences: Annotated[
+        int, typer.Option(min=1, max=4096, help="Maximum number of concurrent sequences of a decode worker.")
+    ] = 64
+    requests: Annotated[int, typer.Option(min=10, help="Requests per seed.")] = 200
+    seeds: Annotated[int, typer.Option(min=1, help="Simulations per candidate, each with other arrivals.")] = 5
+    most_workers: Annotated[int, typer.Option(min=2, help="Maximum number of workers of both roles together.")] = 32
     prefill_price: Annotated[float, typer.Option(min=0.001, help="Price of a prefill worker, in any unit.")] = 1.0
-    decode_price: Annotated[float, typer.Option(min=0.001, help="Price of a decode worker.")] = 1.0
-    jobs: Annotated[int, typer.Option(min=1, help="Simulations at once.")] = 2
+    decode_price: Annotated[float, typer.Option(min=0.001, help="Price of a decode worker, in the same unit.")] = 1.0
+    jobs: Annotated[int, typer.Option(min=1, help="Number of parallel simulations.")] = 2
     json: Json = False
 
 
 @flags_of
 def size(options: SizeOptions) -> None:
-    """Say how many prefill and decode workers a load needs: the real router and schedulers run in a simulation, with
-    step costs that were measured on the device.
+    """Compute how many prefill and decode workers a load needs, by simulation of the real router and schedulers with
+    step costs measured on the device.
 
-    Exit code 1: not even --most-workers suffice.
+    Exit code 1 if even --most-workers do not suffice.
     """
     from baton.lab.sizing.command import run_size
 

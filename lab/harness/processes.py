@@ -1,4 +1,4 @@
-"""The processes that benchmarks measure, each from a command line of its own, and when they are ready."""
+"""Processes that benchmarks start, pin to cores, wait for and stop."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ Ready = Callable[[], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A process to measure beside; `log` is where all it prints goes. Without `cores` it may run on any."""
+    """Command with its environment. `cores`: empty for any. `log`: file for all output."""
 
     name: str
     command: tuple[str, ...]
@@ -45,14 +45,14 @@ def our_program(
     cores: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Program:
-    """A module of ours, computing on one thread where `environment` says nothing else; its log is in `folder`."""
+    """Return the program of a module of Baton; its log is in `folder`. `environment`: one thread by default."""
     command = (sys.executable, "-P", "-m", module, *map(str, flags))
     added = {"OMP_NUM_THREADS": "1"} if environment is None else environment
     return Program(name, command, tuple(cores), folder / f"{name}.log", {**child_environment(), **added})
 
 
 class RunningProgram:
-    """Started on entering; ended, by force if need be, on leaving."""
+    """Process that is started on entering; on leaving it gets SIGTERM, and SIGKILL after GRACE_S."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -90,12 +90,12 @@ class RunningProgram:
         return self._child.pid
 
     async def wait_until(self, is_ready: Ready, timeout_s: float = READY_S) -> None:
-        """Wait until `is_ready`. Raises: CommandFailed if the process ends first, or on timeout."""
+        """Wait until `is_ready`. Raises: CommandFailed if the process exits first, or on timeout."""
         loop, ended = asyncio.get_running_loop(), self._ended
         deadline = loop.time() + timeout_s
         while not await is_ready():
             if ended is None or ended.done() or loop.time() > deadline:
-                what = "ended" if ended is None or ended.done() else f"was not ready within {timeout_s:g} s"
+                what = "exited" if ended is None or ended.done() else f"was not ready within {timeout_s:g} s"
                 tail = self._program.log.read_text(errors="replace")[-LOG_TAIL_BYTES:]
                 raise CommandFailed(f"{self._program.name} {what}:\n{tail}")
             await asyncio.sleep(POLL_S)
@@ -103,7 +103,7 @@ class RunningProgram:
 
 @contextmanager
 def tiny_model() -> Iterator[Path]:
-    """A folder for logs and the like; in `tiny` it has a checkpoint of random weights."""
+    """Yield a temporary folder whose `tiny` is a checkpoint of random weights."""
     with TemporaryDirectory(prefix="baton-bench-") as name:
         folder = Path(name)
         write_tiny_checkpoint(folder / "tiny")
@@ -121,7 +121,7 @@ async def running(programs: Sequence[Program], is_ready: Ready) -> AsyncIterator
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """Addresses of a router; its status is None while it does not answer."""
+    """Addresses of a router, and the number of workers of its cluster."""
 
     target: str
     admin_target: str
@@ -135,7 +135,7 @@ class RunningCluster:
                 return None
 
     async def is_ready(self) -> bool:
-        """Whole, with every worker."""
+        """Return whether the router is ready and connected to every worker."""
         status = await self.status()
         if status is None or not status.ready or status.detail:
             return False
@@ -184,6 +184,6 @@ async def serves(target: str) -> bool:
 
 
 def split_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(of the measured process, of all others): apart where there are two."""
+    """Return the core of the measured process, and the cores of all others: different ones if there are two."""
     cores = sorted(os.sched_getaffinity(0))
     return (cores[0],), tuple(cores[1:]) or (cores[0],)

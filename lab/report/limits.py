@@ -1,4 +1,4 @@
-"""Limits of this machine, measured in the same run as the figures, and the work of a step."""
+"""Limits of this machine, measured in the same run as the figures, and the minimum work of a step."""
 
 import time
 from collections.abc import Callable
@@ -10,15 +10,15 @@ import torch
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.engine.prepare import PreparedModel
 
-READ_BYTES = 256 << 20  # past every cache
-ROW = 16384  # numbers; a matrix times a vector reads faster than most sums do
+READ_BYTES = 256 << 20  # larger than every cache
+ROW = 16384  # columns of the matrix; a matrix-vector product reads faster than most sums
 MATRIX_SIZE = 1024
 ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Measured limits with torch's threads, in the requested dtype, or in float32 where that dtype is emulated."""
+    """Measured limits with torch's threads; arithmetic in the requested dtype or float32, whichever is faster."""
 
     read_bytes_per_s: float
     flop_per_s: float
@@ -36,7 +36,7 @@ class Limits:
 
 
 def measure_limits(dtype: torch.dtype) -> Limits:
-    """The best of a few rounds each: other processes can only have slowed them down."""
+    """Measure the limits: the best of ROUNDS, because other processes can only slow a round down."""
     with torch.inference_mode():
         numbers, ones = torch.ones(READ_BYTES // 4 // ROW, ROW), torch.ones(ROW)
         left, right = torch.randn(MATRIX_SIZE, MATRIX_SIZE), torch.randn(MATRIX_SIZE, MATRIX_SIZE)
@@ -48,7 +48,7 @@ def measure_limits(dtype: torch.dtype) -> Limits:
 
 
 def shortest(run: Callable[[], object]) -> float:
-    """Seconds, after one run that is not counted."""
+    """Return the shortest of ROUNDS runs in seconds, after one warm-up."""
     run()
     return min(seconds_of(run) for _ in range(ROUNDS))
 
@@ -60,7 +60,7 @@ def seconds_of(run: Callable[[], object]) -> float:
 
 
 def decode_step_bytes(prepared: PreparedModel, batch: int, context_tokens: float) -> int:
-    """Read at least: every weight once, and the KV of each sequence. All experts count, though few may be asked."""
+    """Return the bytes that a decode step must read: every weight once (all experts), and the KV of each sequence."""
     weights = prepared.weight_bytes - prepared.looked_up_bytes
     return weights + int(batch * context_tokens * prepared.layout.token_bytes)
 

@@ -1,6 +1,6 @@
-"""Pictures of results as SVG text: grouped bars with whiskers, and lines. Pure: data in, text out.
+"""Charts as SVG text: grouped bars with whiskers, and lines. Pure.
 
-They have no background and no colour that needs one: every colour reads on white and on black.
+Charts have no background; every colour is readable on white and on black.
 """
 
 import math
@@ -17,7 +17,7 @@ AXIS_HEIGHT, LEGEND_ROW = 48, 22
 COLOURS = ("#2f7fd1", "#c8781a", "#2a9d6f", "#b4528a", "#8a6fd0", "#a08a1c", "#3f9fb0", "#c4554a")
 GREY = "#717d88"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
-LETTER = 7.6  # pixels of a letter of the legend, on average
+LETTER = 7.6  # average width of a letter in the legend, in pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Scale:
     ticks: tuple[float, ...]
 
     def place(self, value: float) -> float:
-        """Values beyond the ends are put at the ends."""
+        """Return the position of a value, clipped to the ends of the scale."""
         value = min(max(value, self.low), self.high)
         if self.is_log:
             share = math.log(value / self.low) / math.log(self.high / self.low)
@@ -69,7 +69,7 @@ def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) ->
 
 
 def tick_label(value: float) -> str:
-    """1500 -> 1,500; 0.25 -> 0.25; two digits are distinguished, three where they matter."""
+    """Format a value: 1500 -> 1,500; 0.25 -> 0.25; three significant digits below 100."""
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
@@ -84,7 +84,7 @@ def _linear_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """1, 2 and 5 times powers of ten; the powers alone where those were too many."""
+    """Return 1, 2 and 5 times powers of ten; only the powers if these were too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
     first = max(index for index, tick in enumerate(fine) if tick <= low * (1 + 1e-9))
@@ -95,7 +95,7 @@ def _log_ticks(low: float, high: float) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A series: one bar to a group, with a whisker from low to high; None where there is nothing to show."""
+    """Series of bars, one per group, with a whisker from low to high; None leaves a bar out."""
 
     name: str
     values: tuple[MeanEstimate | float | None, ...]
@@ -107,12 +107,12 @@ class BarChart:
     axis: Axis
     groups: tuple[str, ...]
     series: tuple[Bars, ...]
-    mark: float | None = None  # a dashed line across, such as the 1 of ratios or a limit
+    mark: float | None = None  # value of a dashed line, such as 1 for ratios
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnCurve:
-    """Points (x, y) in order of x. A fit or a limit is dashed and has no dots."""
+    """Curve of points (x, y) in order of x. A dashed curve has no dots."""
 
     name: str
     points: tuple[tuple[float, float], ...]

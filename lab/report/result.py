@@ -1,6 +1,6 @@
-"""The frame of every benchmark: its command line, its table, and its result in a file or on stdout.
+"""Command line, table and result file of benchmarks.
 
-A result in a file begins with date, machine and versions. It names no host and no path.
+A result file begins with date, machine and versions, and names no host or path.
 """
 
 import argparse
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 Record = TypeVar("Record", bound="DataclassInstance")
 Columns = Mapping[str, Callable[[Row], object]]
-"""The cells of a table's row, by the columns' names."""
+"""Functions that return the cells of a row, by column name."""
 
 DEMO = ROOT / "models" / "tableqa"
-"""The demo model, which the repository brings."""
+"""Folder of the demo model."""
 
 
 def make_parser(doc: str | None, /, **flags: object) -> argparse.ArgumentParser:
-    """Create a parser whose help is the benchmark's own description, with `--json FILE` for `write_result`.
+    """Create a parser with the description `doc` and `--json FILE` for `write_result`.
 
-    `flags`: each with its default, or a pair of default and help. A type as default: the flag is required; None: an
-    optional path; False: a switch; a list: several texts.
+    `flags`: default, or pair of default and help, by name. A type as default makes the flag required, None is an
+    optional path, False a switch, a list several texts.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, each in flags.items():
@@ -63,7 +63,7 @@ def write_result(path: Path | None, figures: Mapping[str, Any]) -> None:
 
 
 def write_pictures(folder: Path | None, pictures: Mapping[str, str]) -> None:
-    """SVG by name, in a folder that is made where it is missing. None: nowhere."""
+    """Write SVG texts by name into a folder, which is created if needed. None: write nothing."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, picture in pictures.items():
@@ -71,7 +71,7 @@ def write_pictures(folder: Path | None, pictures: Mapping[str, str]) -> None:
 
 
 def table(rows: Sequence[Row], columns: Columns[Row]) -> str:
-    """A line for each row; the first column begins at the left, the others end at the right."""
+    """Format rows as a text table; the first column is left-aligned, the others right-aligned."""
     lines = [list(columns), *([str(cell(row)) for cell in columns.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(

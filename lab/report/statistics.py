@@ -1,4 +1,4 @@
-"""Statistics of benchmarks: percentiles, worst parts, means of ratios, fitted lines. No I/O, no clock."""
+"""Statistics of benchmarks: percentiles, mean of the worst, mean ratios, fitted lines. Pure."""
 
 import math
 import random
@@ -13,7 +13,7 @@ RESAMPLES = 2000
 
 @dataclass(frozen=True, slots=True)
 class MeanEstimate:
-    """A figure and the interval that it lies in with 95 % confidence."""
+    """Estimate with its 95 % confidence interval."""
 
     middle: float
     low: float
@@ -48,10 +48,9 @@ def mean_of_worst(values: Sequence[float], share: float = 0.1) -> float:
 
 
 def mean_ratio(ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLES) -> MeanEstimate:
-    """Geometric mean; its interval by the bootstrap (percentiles of the means of resampled rounds), the same each time.
+    """Return the geometric mean with a bootstrap interval (seeded). The interval is narrow for few rounds.
 
-    Of few rounds the interval is on the narrow side, and of one round a point. Raises: ValueError without ratios, or
-    where one is not positive.
+    Raises: ValueError without ratios, or if one is not positive.
     """
     middle = statistics.geometric_mean(ratios)
     draw = random.Random(seed)

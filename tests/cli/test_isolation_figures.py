@@ -41,7 +41,7 @@ def test_only_gaps_that_end_while_it_counts_are_counted() -> None:
 
 def test_a_phase_in_which_no_answer_went_on_asks_for_more_time() -> None:
     log = PhaseLog(began=10.0, ended=15.0, answers=[StreamLog(9.0, [9.5])])
-    with pytest.raises(CommandFailed, match=r"in 5\.0 s no long answer .* more --seconds"):
+    with pytest.raises(CommandFailed, match=r"no long answer .* in 5\.0 s: increase --seconds"):
         figures_of(log, OBJECTIVES)
 
 

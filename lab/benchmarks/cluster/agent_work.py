@@ -1,12 +1,12 @@
-"""The conversations of agents: long contexts that grow by tool results, branch, and pause. Pure, drawn from a seed.
+"""Conversations of agents: long contexts that grow by tool results, branch, and pause. Pure, drawn from a seed.
 
-Shares and pauses are the published ones of a coding agent (Claude Code, llm-d blog of 22 July 2026): 96 % of turns
-reuse 90 % or more of their prompt, pauses between turns have a median of 2 s and a 99th percentile of 11.4 minutes.
-Its median prompt of 195 000 tokens, and its answers of 317, are scaled to the context of the model that is measured.
+Reuse and pauses follow published figures of a coding agent (Claude Code, llm-d blog of 22 July 2026): 96 % of turns
+reuse 90 % or more of their prompt; pauses between turns have a median of 2 s and a 99th percentile of 11.4 minutes.
+Its median prompt of 195 000 tokens and answers of 317 are scaled to the context of the measured model.
 
-An agent begins with the instructions of its kind, which all agents of that kind share, and a task. At each turn the
-tool's result follows the answer. Some turns start a sub-agent, which goes on from the conversation as it is, and whose
-last answer is the tool's result; some are taken back and done again. A context that is full is replaced by a summary.
+An agent begins with the instructions of its kind, shared by all agents of that kind, and a task. Each turn appends the
+answer and a tool result. Some turns start a sub-agent, which continues the conversation and whose last answer is the
+tool result; some turns are undone and repeated. A full context is replaced by a summary.
 """
 
 import math
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 Tokens = tuple[int, ...]
 
-KINDS = 4  # of agents: so many instructions
-SHARE_OF_INSTRUCTIONS = 0.1  # of the longest context, as the next two
-SHARES_OF_TASK = (0.02, 0.8)  # of an agent that is met in the middle of its work: any length in between
+KINDS = 4  # kinds of agents, each with its own instructions
+SHARE_OF_INSTRUCTIONS = 0.1  # share of the longest context, like the next two
+SHARES_OF_TASK = (0.02, 0.8)  # range: agents are measured from the middle of their work
 SHARE_OF_SUMMARY = 0.1
-MEDIAN_GROWTH, GROWTH_SPREAD = 0.02, 0.92  # new tokens by those reused, log-normal: above 0.1 in 4 % of turns
-MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal: 1 % are longer, and are cut
+MEDIAN_GROWTH, GROWTH_SPREAD = 0.02, 0.92  # new over reused tokens, log-normal: above 0.1 in 4 % of turns
+MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal; the longest 1 % are cut
 SUB_AGENT_SHARE, SUB_AGENT_TURNS = 0.05, (2, 5)
 TAKEN_BACK_SHARE = 0.03
 MEAN_TURNS = 60
@@ -34,7 +34,7 @@ FIRST_TOKEN_ID = 3
 class AgentWork:
     """Common properties of all agents. Token ids are from 3 to below `vocab_size`."""
 
-    context_tokens: int  # the longest prompt and its answer
+    context_tokens: int  # longest prompt with its answer
     vocab_size: int
     seed: int
 
@@ -55,11 +55,11 @@ class AgentWork:
 class AgentTurn:
     """Request of an agent, to be sent `pause_s` after the answer before."""
 
-    session: str  # a sub-agent has one of its own
+    session: str  # a sub-agent has its own
     prompt: Tokens
     answer_tokens: int
     pause_s: float
-    is_last: bool  # of its session
+    is_last: bool  # last turn of its session
 
 
 Turns = Generator[AgentTurn, Tokens, Tokens]
@@ -88,7 +88,7 @@ def _converse(
         pause_s = draw_pause_s(chance) if number else 0.0
         answer = yield AgentTurn(name, context, answer_tokens, pause_s, is_last=number == turns - 1)
         if chance.random() < TAKEN_BACK_SHARE:
-            continue  # the next turn is this one again, with another answer
+            continue  # undone: the next turn repeats this prompt
         context += answer
         result = work.text(chance, new_tokens(chance, len(context)))
         starts_another = not is_sub_agent and chance.random() < SUB_AGENT_SHARE
@@ -119,7 +119,7 @@ def _summarised(work: AgentWork, chance: random.Random, context: Tokens) -> Toke
 
 
 class IdealCache:
-    """A cache without bounds of all prompts and answers so far: what any other can find at most."""
+    """Unbounded cache of all prompts and answers so far: the upper bound of any other cache's hits."""
 
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens

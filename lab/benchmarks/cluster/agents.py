@@ -1,13 +1,12 @@
-"""Time to the first token of an agent's next turn: with pools alone, with files of KV, and with sessions too.
+"""Time to the first token of an agent's next turn: with KV pools alone, with KV files, and with sessions.
 
     .venv/bin/python -m baton.lab.benchmarks.cluster.agents [--sessions 20,60,200] [--seconds 120] [--variant files ...]
                                                [--json FILE] [--picture docs/performance/agents.svg]
 
-One prefill worker, one decode worker and a router, all real processes, on a tiny model whose contexts have up to 32 768
-tokens; the conversations are those of agent_work.py. Measuring begins once the first turn of every agent, from the
-middle of its task, was answered. Pauses are the published ones, not scaled. A turn that is unanswered at the end counts
-with the time that it has waited. The share of an ideal cache is the prompt tokens that came from a cache, divided by
-those of a cache without bounds.
+One prefill worker, one decode worker and a router run as real processes on a tiny model with contexts of up to 32 768
+tokens; agent_work.py generates the conversations. The measurement begins once every agent's first turn is answered. A
+turn without an answer at the end counts with its waiting time. "Of an ideal cache": prompt tokens served from a cache
+over those that an unbounded cache would serve.
 """
 
 import asyncio
@@ -29,27 +28,27 @@ from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32
-WARM_UP_S = 3600.0  # 200 first turns are some 10 minutes of a slow core
-ANSWER_S = 6 * 3600.0  # routers expect such a queue to last for an hour at first
+WARM_UP_S = 3600.0  # 200 first turns take some 10 minutes on a slow core
+ANSWER_S = 6 * 3600.0  # deadline and queue bound: routers first predict an hour of waiting
 VARIANTS = ("pools alone", "files", "files, sessions")
-KEPT_S = 684.0  # the longest pause of these agents
+KEPT_S = 684.0  # retention of a session: the longest pause of these agents
 
 
 @dataclass(frozen=True, slots=True)
 class AgentsSetup:
     work: AgentWork
     sessions: int
-    kv_memory: str  # of each worker
+    kv_memory: str  # KV pool of each worker
     seconds: float
 
 
 @dataclass(slots=True)
 class AskedTurn:
-    """A turn that was sent, and what has come of it."""
+    """Sent turn and its result."""
 
     sent_s: float
     prompt_tokens: int
-    ideal_tokens: int  # of the prompt, that were known when it was sent
+    ideal_tokens: int  # prompt tokens that an unbounded cache had when the turn was sent
     first_s: float | None = None
     ended_s: float | None = None
     cached_tokens: int = 0
@@ -69,7 +68,7 @@ class Log:
 class MeasuredAgents:
     variant: str
     sessions: int
-    turns: int  # answered
+    turns: int  # answered turns
     unanswered: int
     seconds: float
     prompt_tokens_p50: float
@@ -77,10 +76,10 @@ class MeasuredAgents:
     ttft_p99_ms: float
     prompt_tokens_per_s: float
     answer_tokens_per_s: float
-    cached_share: float | None  # of prompt tokens; None: no turn was answered
+    cached_share: float | None  # share of prompt tokens; None if no turn was answered
     ideal_share: float | None
     working_set_blocks: int
-    pool_blocks: int  # of each worker
+    pool_blocks: int  # KV pool of each worker
 
     @property
     def of_ideal(self) -> float | None:
@@ -88,7 +87,7 @@ class MeasuredAgents:
 
 
 class Agents:
-    """Agents that run at the same time; one that has finished its task is replaced."""
+    """Concurrent agents; an agent that has finished its task is replaced by a new one."""
 
     def __init__(self, setup: AgentsSetup, baton: AsyncBatonClient, ideal: IdealCache, names_sessions: bool) -> None:
         self._setup = setup
@@ -246,13 +245,13 @@ def as_picture(rows: Sequence[MeasuredAgents]) -> str:
 def main() -> None:
     options = read_arguments(
         __doc__,
-        sessions=("20,60,200", "agents at once"),
-        variant=([], f"of {', '.join(map(repr, VARIANTS))}; all of them where there is none"),
-        context=(32_768, "tokens"),
-        kv_memory=("256MiB", "of each worker"),
-        seconds=(120.0, "of each measurement"),
+        sessions=("20,60,200", "numbers of concurrent agents"),
+        variant=([], f"any of {', '.join(map(repr, VARIANTS))}; default: all"),
+        context=(32_768, "context length in tokens"),
+        kv_memory=("256MiB", "KV pool of each worker"),
+        seconds=(120.0, "seconds of each measurement"),
         seed=0,
-        picture=(None, "an SVG"),
+        picture=(None, "file for a chart (SVG)"),
     )
     work = AgentWork(options.context, VOCABULARY, options.seed)
     rows = []

@@ -54,10 +54,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Growth of one curve. Slopes are of straight lines through all points, by least squares.
+    """Growth of one curve, by least-squares lines through all points.
 
-    `growth` is the slope of measured times over the limit's times at the same points: 1 grows as fast as the limit;
-    constant parts do not count.
+    `growth`: slope of measured times over the limit's times at the same points; 1 grows as fast as the limit. Constant
+    parts do not count.
     """
 
     name: str
@@ -93,7 +93,7 @@ def make_growth(name: str, x_name: str, times: Sequence[tuple[int, Times]]) -> G
 
 
 def as_picture(growth: Growth, title: str) -> str:
-    """Logarithmic over x where it spans much, as prompt lengths do."""
+    """Draw a curve, on logarithmic axes if x spans a factor of more than 50."""
     xs = [point.x for point in growth.points]
     is_log = max(xs) / min(xs) > 50
     ticks = tuple(float(x) for x in xs) if len(xs) >= FEWEST_TICKS and is_log else ()

@@ -1,6 +1,6 @@
-"""Speed of one process's engine, scheduler and sampling included, next to the machine's limits: `baton bench engine`.
+"""Speed of the engine in one process, with scheduler and sampling, next to the machine's limits: `baton bench engine`.
 
-Prompts are random tokens, in chunks as the scheduler cuts them; answers are greedy and never end early.
+Prompts are random tokens, chunked by the scheduler; answers are greedy and ignore end tokens.
 """
 
 import random
@@ -29,9 +29,9 @@ from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
 
-BLOCK_TOKENS, STEP_TOKENS = 32, 512  # as `baton up` has them on a CPU
+BLOCK_TOKENS, STEP_TOKENS = 32, 512  # defaults of `baton up` on a CPU
 CACHE_ROOT = bytes(32)
-KV_MARGIN_TOKENS = 64  # per sequence: two blocks, for tokens that sequences make while others' prompts are computed
+KV_MARGIN_TOKENS = 64  # two blocks per sequence, for tokens generated while other prompts are computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class EngineSetup:
     dtype: str
     quantize: str
     kv_cache_dtype: str
-    batch: int  # sequences at once, at most
-    tokens: int  # of a sequence, prompt and answer, at most
+    batch: int  # maximum number of concurrent sequences
+    tokens: int  # maximum length of a sequence, prompt and answer
     step_tokens: int = STEP_TOKENS
 
 
@@ -82,7 +82,7 @@ class EngineRun:
 
     def __init__(self, loaded: LoadedEngine, batch: int) -> None:
         prepared = loaded.prepared
-        self.first_tokens: tuple[int, ...] = ()  # of the prompts of the last `prefill_s`
+        self.first_tokens: tuple[int, ...] = ()  # first tokens of the last `prefill_s`
         self._scheduler = Scheduler(
             BlockPool(prepared.total_blocks, prepared.layout.groups),
             prepared.layout.block_tokens,
@@ -143,9 +143,9 @@ PREFILL_ROUNDS = 3
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeed:
-    """Medians. `read_bandwidth_fraction`: bytes a decode step must read (weights once, KV once) per second of it, of
-    what this machine reads at most. `flop_fraction`: arithmetic of prefill per second, of what this machine does at
-    most in the dtype that the model computes in. Quantised weights may take either past 1.
+    """Median speeds. `read_bandwidth_fraction`: bytes that a decode step must read (weights and KV once) per second,
+    over the machine's read limit. `flop_fraction`: arithmetic of prefill per second, over the machine's limit in the
+    compute dtype. Either can exceed 1 with quantised weights.
     """
 
     batch: int
@@ -204,7 +204,7 @@ def _measure(loaded: LoadedEngine, options: EngineBenchOptions, batch: int) -> E
         random_prompts(prepared.config.vocab_size, batch, options.prompt_tokens, seed)
         for seed in range(1 + PREFILL_ROUNDS)
     ]
-    run.prefill_s(rounds[0])  # not counted: first steps allocate, and choose
+    run.prefill_s(rounds[0])  # warm-up: the first steps allocate memory and select kernels
     prefill_s = statistics.median(run.prefill_s(prompts) for prompts in rounds[1:])
     step_s = statistics.median(run.decode_steps_s(rounds[-1], options.new_tokens))
     step_bytes = decode_step_bytes(prepared, batch, options.prompt_tokens + options.new_tokens / 2)

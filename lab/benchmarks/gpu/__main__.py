@@ -3,8 +3,8 @@
     .venv/bin/python -m baton.lab.benchmarks.gpu [--tests FILE,FILE | --no-tests] [--rows NAME,NAME | --no-rows]
                                              [--out FOLDER] [--dry-run]
 
-Each row is written to FOLDER/ROW.json when it is done, the output of tests to FOLDER/tests-N.txt; the table comes last,
-also if a signal ends this. A row that takes too long is ended and does not affect others. Exit status 1 if a test or a
+Each row is written to FOLDER/ROW.json when it is measured, the output of tests to FOLDER/tests-N.txt; the table is
+printed last, even after a signal. A row that times out is killed without effect on others. Exit status 1 if a test or a
 row failed; a missed target is no failure.
 """
 
@@ -21,7 +21,7 @@ from baton.lab.benchmarks.gpu.row_processes import ALL_ROWS, run_rows, shared_ou
 from baton.lab.benchmarks.gpu.suite import ALL_FILES, TestOutcome, run_tests
 from baton.launch.paths import ROOT
 
-TOTAL_S = 540.0  # of everything: rows that would begin later do not. Processes that end, and the table, come on top
+TOTAL_S = 540.0  # time after which no row begins
 WIDTHS = (18, 26, 12, 17, 28, 5)
 
 
@@ -30,7 +30,7 @@ def table(out: Path, rows: Sequence[str]) -> str:
     for row in rows:
         path = out / f"{row}.json"
         if not path.exists():
-            lines.append(f"{row:{WIDTHS[0]}}did not end")
+            lines.append(f"{row:{WIDTHS[0]}}did not finish")
             continue
         found: dict[str, Any] = json.loads(path.read_text())
         if found["status"] != "measured":
@@ -63,18 +63,18 @@ def measure(files: Collection[str], rows: Collection[str], out: Path, dry: bool)
         print("", *tests, table(out, [row for row in ALL_ROWS if row in rows]), sep="\n")
         print(f"{time.monotonic() - started:.0f} s in all", flush=True)
         if dry:
-            print("a dry run: no figure above says anything about anything", flush=True)
+            print("dry run: the figures above are meaningless", flush=True)
     return 1 if any(codes) or any(test.code for test in tests) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tests", default=",".join(ALL_FILES), help="files of tests/gpu with commas between them")
+    parser.add_argument("--tests", default=",".join(ALL_FILES), help="files of tests/gpu, separated by commas")
     parser.add_argument("--no-tests", dest="tests", action="store_const", const="")
-    parser.add_argument("--rows", default=",".join(ALL_ROWS), help="names with commas between them")
+    parser.add_argument("--rows", default=",".join(ALL_ROWS), help="names of rows, separated by commas")
     parser.add_argument("--no-rows", dest="rows", action="store_const", const="")
     parser.add_argument("--out", type=Path, default=ROOT / "runtime" / "gpu")
-    parser.add_argument("--dry-run", action="store_true", help="on a CPU, at sizes of nothing: whether it all runs")
+    parser.add_argument("--dry-run", action="store_true", help="run everything on a CPU at tiny sizes")
     options = parser.parse_args(arguments)
     chosen = []
     for kind, text, known in (("test file", options.tests, ALL_FILES), ("row", options.rows, ALL_ROWS)):

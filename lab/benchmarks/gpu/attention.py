@@ -1,4 +1,4 @@
-"""Attention and shipping of pages, by themselves, at the shape of Llama-3.1-8B in bf16."""
+"""Rows of the GPU table: attention kernels and copies of KV blocks, at the shape of Llama-3.1-8B in bf16."""
 
 from dataclasses import dataclass
 
@@ -25,13 +25,13 @@ from baton.lab.benchmarks.gpu.row import (
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer
 SCORING = Scoring(HEAD_DIM**-0.5)
-COLD_BYTES = 256 << 20  # more than any cache holds
-ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # of a graph: its launch is next to nothing
+COLD_BYTES = 256 << 20  # larger than every cache
+ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # size of a graph, so that its launch is negligible
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Several sequences of one length over a pool of some layers, their blocks in a random order."""
+    """Sequences of one length over a pool of several layers, with their blocks in random order."""
 
     kv: KvPages
     query: torch.Tensor
@@ -53,7 +53,7 @@ def contexts(sequences: int, tokens: int, layers: int, setting: Setting) -> Cont
             torch.arange(sequences + 1, device=device) * each,
             torch.full((sequences,), tokens, device=device),
             tokens,
-            torch.zeros(sequences * HEADS, dtype=torch.int32, device=device),  # as a recorded step has them
+            torch.zeros(sequences * HEADS, dtype=torch.int32, device=device),  # like in a recorded step
         ),
     )
 
@@ -118,7 +118,7 @@ def prefill_seconds(tokens: int, start: int, layers: int, setting: Setting) -> f
 
 
 def sdpa_seconds(tokens: int, setting: Setting) -> float:
-    """PyTorch's own attention over keys and values gathered from the pages."""
+    """Return the time of PyTorch's SDPA over keys and values gathered from the blocks."""
     pool = random_pool(tokens // BLOCK_TOKENS, 1, setting)
     query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)
     block_ids = torch.randperm(tokens // BLOCK_TOKENS, device=setting.device)
@@ -126,7 +126,7 @@ def sdpa_seconds(tokens: int, setting: Setting) -> float:
 
 
 def pages(setting: Setting) -> list[Figure]:
-    """Whole blocks of all layers, which is how pages travel; and a half of the heads, as between two ranks."""
+    """Measure gather and scatter of complete blocks, and of half the heads, as transferred between two ranks."""
     blocks, layers = setting.size((1024, 32), (4, 2))
     pool = random_pool(blocks, layers, setting).data.view(torch.uint8)
     ids = torch.randperm(blocks, device=setting.device)[: blocks // 2]

@@ -1,4 +1,4 @@
-"""Kernels that Triton compiles, or loads from its cache, while something runs: a request would wait for them."""
+"""Detection of kernels that Triton compiles or loads during a run: in production a request would wait for them."""
 
 import importlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Their names, in order, until the block ends. Nothing is seen where there is no Triton."""
+    """Collect the names of compiled kernels inside the block; empty without Triton."""
     names: list[str] = []
     try:
         runtime: Any = importlib.import_module("triton").knobs.runtime

@@ -1,4 +1,4 @@
-"""Models of well-known shapes whose weights are drawn on the device: nothing is carried there."""
+"""Models of well-known shapes with random weights, generated on the device."""
 
 import json
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ STATED = {"eos_token_id": None, "bos_token_id": None, "hidden_act": "silu", "tor
 
 
 class DrawnTensors:
-    """A WeightSource: projections from a normal distribution that keeps activations in range, norms of ones."""
+    """`WeightSource` of random weights: projections scaled to keep activations in range, norms of ones."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         self._dtype = dtype
@@ -70,7 +70,7 @@ class DrawnTensors:
 
 
 class KeptTensors(DrawnTensors):
-    """The same, each projection by itself, kept by its name in a checkpoint."""
+    """Random weights, unfused, kept by their names in a checkpoint."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
@@ -83,7 +83,7 @@ class KeptTensors(DrawnTensors):
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         outputs = map(sum, parts_of(names, sizes))
         parts = [self.tensor(f"{name}.weight", size, inputs) for name, size in zip(names, outputs, strict=True)]
-        return PlainWeight(parts[0])  # of a model that is never run
+        return PlainWeight(parts[0])  # the model is never run
 
 
 def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderConfig:
@@ -106,7 +106,7 @@ def _drawn(source: DrawnTensors, config: DecoderConfig, device: torch.device) ->
 
 
 def write_checkpoint(folder: Path, shape: str, device: torch.device, dry: bool) -> Path:
-    """A checkpoint folder that any worker loads, and transformers."""
+    """Write a checkpoint with random weights for workers and transformers."""
     torch.manual_seed(0)
     drawn = KeptTensors(torch.bfloat16, device)
     _drawn(drawn, write_config(folder, shape, dry), device)

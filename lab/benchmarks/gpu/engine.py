@@ -1,4 +1,4 @@
-"""The engine by itself: what a step takes, how much of it the device waits, and many requests at once."""
+"""Rows of the GPU table: step time of the engine, idle share of the device, and throughput of many requests."""
 
 import math
 import random
@@ -36,12 +36,12 @@ from baton.lab.benchmarks.gpu.row import (
 )
 
 BLOCK_TOKENS = 32
-SKIPPED_STEPS = 16  # until everything is in its stride
+SKIPPED_STEPS = 16  # warm-up steps
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWork:
-    """Prompts and how many tokens each is answered with."""
+    """Prompts with the lengths of their answers."""
 
     prompts: Sequence[Sequence[int]]
     answer_tokens: Sequence[int]
@@ -57,7 +57,7 @@ class EngineWork:
 
 
 class DrawnEngine:
-    """A drawn model with a pool for the work, recorded, one step ahead of itself. No answer ends early."""
+    """Engine on a random model, with recorded steps and a pool for the work. Answers ignore end tokens."""
 
     def __init__(self, shape: str, work: EngineWork, setting: Setting, step_tokens: int = 8192) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +85,7 @@ class DrawnEngine:
             if tokens:
                 times.append(time.perf_counter() - started)
         if made != sum(work.answer_tokens):
-            raise RuntimeError(f"{made} tokens were made of {sum(work.answer_tokens)}: some were not finite")
+            raise RuntimeError(f"{made} of {sum(work.answer_tokens)} tokens generated: some logits were not finite")
         return times
 
 
@@ -139,7 +139,7 @@ def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of what any of the spans covers."""
+    """Return the length of the union of the spans."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))
@@ -159,9 +159,9 @@ NANO_VLLM = (256, 1024, 10000)
 
 
 def nano_work(requests: int, longest: int, highest: int) -> EngineWork:
-    """The benchmark of nano-vllm: lengths of prompts and answers uniform from 100 to 1024 tokens, ids up to `highest`.
+    """Draw the benchmark of nano-vllm in its order: prompts and answers of 100 to 1024 tokens, ids up to `highest`.
 
-    Drawn as there, in the same order: 256 requests have 142,827 tokens of prompts and 133,966 of answers.
+    256 requests have 142,827 prompt tokens and 133,966 output tokens.
     """
     chance = random.Random(0)
     shortest = min(100, longest)

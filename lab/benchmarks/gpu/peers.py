@@ -1,7 +1,7 @@
-"""Comparison with others on the same GPU.
+"""Rows of the GPU table: comparison with transformers' continuous batching and FlashInfer's attention.
 
-`generate_batch` of transformers, its own paged continuous batching: same weights, prompts and lengths. FlashInfer's
-attention, on the same numbers; its wheel compiles its kernels with nvcc at first.
+`generate_batch` gets the same weights, prompts and lengths, FlashInfer the same tensors; its wheel compiles its kernels
+with nvcc on first use.
 """
 
 import gc
@@ -31,13 +31,13 @@ from baton.lab.benchmarks.gpu.drawn import write_checkpoint
 from baton.lab.benchmarks.gpu.engine import DrawnEngine, EngineWork
 from baton.lab.benchmarks.gpu.row import AbsentError, Figure, GpuRow, Setting, at_least, seconds
 
-ATTENTION = ("flash_attention_2", "sdpa")  # the first that it takes
+ATTENTION = ("flash_attention_2", "sdpa")  # in order of preference
 WORKSPACE_BYTES = 256 << 20
-LAYOUT = "HND"  # [block][kv][head][token][dim], as ours
+LAYOUT = "HND"  # [block][kv][head][token][dim], Baton's layout
 
 
 def ours(work: EngineWork, setting: Setting) -> float:
-    """Output tokens per second, after a run that warms up."""
+    """Return Baton's output tokens per second, after a warm-up."""
     engine = DrawnEngine("qwen0.6b", work, setting)
     greedy = SamplingParams(max_tokens=1)
     engine.run(EngineWork(work.prompts[:2], [4, 4]), greedy)
@@ -45,7 +45,7 @@ def ours(work: EngineWork, setting: Setting) -> float:
 
 
 def theirs(folder: Path, work: EngineWork, setting: Setting) -> tuple[float, str]:
-    """The same of generate_batch, and its attention. Raises: AbsentError where it runs with none."""
+    """Return the output tokens per second of `generate_batch` and its attention. Raises: AbsentError if none works."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     answer = work.answer_tokens[0]
@@ -111,7 +111,7 @@ def workspace(setting: Setting) -> torch.Tensor:
 
 
 def decode_ratio(flashinfer: Any, asked: Contexts, setting: Setting) -> float:
-    """Their time over ours, in turns."""
+    """Return FlashInfer's decode time over Baton's."""
     wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(setting), LAYOUT, use_tensor_cores=True)
     indptr, ids = asked.rows.block_starts.int(), asked.rows.block_ids.int()
     last = torch.full_like(asked.rows.context_tokens, BLOCK_TOKENS, dtype=torch.int32)

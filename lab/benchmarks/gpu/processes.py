@@ -1,4 +1,4 @@
-"""Termination of processes that use a GPU: the complete group, within a bound, also when a signal ends this process."""
+"""Termination of processes that use a GPU, with their children, also when a signal ends this process."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 DEVICE_LOST = 75
-"""Exit status of a process whose CUDA context something has broken: after an illegal access every later call fails."""
-KILLED_S = 10.0  # that a killed process may take to be gone: the driver takes its memory back first
+"""Exit status of a process with a broken CUDA context: after an illegal access every later call fails."""
+KILLED_S = 10.0  # bound for the exit of a killed process: the driver frees its memory first
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """End a process that began a session of its own, with all its children."""
+    """Kill a session leader with all its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
@@ -25,16 +25,14 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def end_by_signals() -> None:
-    """A signal that ends this process unwinds it, so that nothing that it started stays behind."""
+    """Turn ending signals into SystemExit, so that context managers end all started processes."""
     for number in ENDING:
         signal.signal(number, _unwind)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Defer the signals that end this process to the end of the block, so that a child started in it is known and ended
-    too.
-    """
+    """Defer ending signals to the end of the block, so that a child started inside it is registered first."""
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
     try:
@@ -47,6 +45,6 @@ def signals_held() -> Iterator[None]:
 
 
 def _unwind(number: int, _: object) -> None:
-    for each in ENDING:  # a second one would interrupt that
+    for each in ENDING:  # a second signal would interrupt the clean-up
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

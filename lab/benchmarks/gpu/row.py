@@ -1,7 +1,4 @@
-"""Rows of the GPU table: figures with targets, timing, and the device's own speed.
-
-The device's own speed is measured in the same run as everything that is compared with it.
-"""
+"""Figures and targets of the GPU table, timing, and the device's own speed, measured in the same run."""
 
 import functools
 import statistics
@@ -20,7 +17,7 @@ Size = TypeVar("Size")
 @dataclass(frozen=True, slots=True)
 class Setting:
     device: torch.device
-    dry: bool  # on a CPU, at sizes of nothing: only whether it runs
+    dry: bool  # runs on a CPU at tiny sizes
 
     def size(self, real: Size, dry: Size) -> Size:
         return dry if self.dry else real
@@ -36,7 +33,7 @@ class DeviceRates(NamedTuple):
 
     gpu: str
     bytes_per_s: float
-    flop_per_s: float  # in bf16, dense
+    flop_per_s: float  # dense bf16
 
 
 H200 = DeviceRates("H200", 4.8e12, 989e12)
@@ -45,14 +42,14 @@ RATED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": DeviceRates("H100", 3.35e
 
 
 class Bound(StrEnum):
-    """Limit behind an absolute target; other targets are ratios of two figures of one run."""
+    """Hardware limit behind an absolute target; other targets are ratios of two figures of one run."""
 
     MEMORY = "memory"
     PRODUCTS = "products"
 
 
 class FigureTarget(NamedTuple):
-    """Target of a figure. With a limit it is an H200's: another GPU's differs as its data sheet does."""
+    """Target of a figure. A target with a bound is for an H200 and is scaled by the data sheet for other GPUs."""
 
     wanted: Wanted
     value: float
@@ -82,7 +79,7 @@ class Figure:
     value: float
     unit: str
     target: FigureTarget | None = None
-    limit: str = ""  # what the device itself does, measured in the same run
+    limit: str = ""  # speed of the device itself, measured in the same run
 
     def is_met(self, device: str) -> bool | None:
         """Return whether the target is met on the device of that name; None without a target for it."""
@@ -98,7 +95,7 @@ class Figure:
 
 
 class AbsentError(Exception):
-    """Something that a row is measured with, or against, is not here; the message says what."""
+    """Error: something that a row needs is not installed; the message names it."""
 
 
 class GpuRow(NamedTuple):
@@ -115,21 +112,21 @@ def at_most(value: float, bound: Bound | None = None) -> FigureTarget:
     return FigureTarget(Wanted.AT_MOST, value, bound)
 
 
-ROUNDS = 10  # at least
-WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # at least; an idle GPU has a fifth of its clock, and takes its time to raise it
+ROUNDS = 10  # minimum number
+WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # minimum durations; an idle GPU raises its clock slowly from a fifth
 
 
 def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> float:
-    """Return the median time of one of `calls`, recorded as one graph, so that nothing runs between them.
+    """Return the median time of one of `calls`, recorded together as one graph.
 
-    Calls that read different memory find the cache cold, as layers of a model do.
+    Calls that read different memory find a cold cache, like layers of a model.
     """
     if setting.device.type != "cuda":
         return _on_host(lambda: [call() for call in calls]) / len(calls)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        calls[0]()  # compiles
+        calls[0]()  # compiles the kernel before the recording
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -167,7 +164,7 @@ def _on_host(call: Callable[[], object]) -> float:
 
 @functools.cache
 def copy_bytes_per_s(setting: Setting) -> float:
-    """Read and written, by PyTorch's own copy of a large piece."""
+    """Measure bytes read and written per second by PyTorch's copy of a large tensor."""
     nbytes = setting.size(4 << 30, 1 << 20)
     source = torch.empty(nbytes, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)

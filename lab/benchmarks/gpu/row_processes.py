@@ -1,4 +1,4 @@
-"""Rows in processes of their own: which ones share one, and how long each may take."""
+"""Processes that measure the rows, and their time limits."""
 
 import contextlib
 import json
@@ -19,19 +19,17 @@ MODULES = {
     "workers": ("hand_over", "one_gpu"),
     "peers": ("transformers", "flashinfer"),
 }
-"""Names of rows by module; a test holds them equal to what the modules have."""
+"""Names of rows by module; a test compares them with the modules."""
 PROFILED = "engine"
-"""Row with a profiler: once a process was profiled its launches stay slower, so each of these rows has a new
-process.
-"""
+"""Module with a profiler, which slows down all later launches of its process: each of its rows has a new process."""
 ALL_ROWS = tuple(row for rows in MODULES.values() for row in rows)
 ROW_S = {"step_llama8b": 60.0, "step_qwen0.6b": 60.0, "throughput": 70.0, "hand_over": 120.0, "one_gpu": 150.0}
 ROW_S["transformers"] = 80.0
-OTHER_ROW_S = 40.0  # that a row may take, its process's start and kernels that are compiled first included
-LEAST_S = 10.0  # with less than that left a row does not begin
+OTHER_ROW_S = 40.0  # time limit of a row, including process start and compilation
+LEAST_S = 10.0  # remaining time below which no row begins
 
 Start = Callable[[Sequence[str]], "subprocess.Popen[bytes]"]
-"""Begins to measure rows, in their order, in a session of its own."""
+"""Function that starts a process, as a session leader, which measures rows in their order."""
 
 
 def shared_out(wanted: Collection[str]) -> Iterator[tuple[str, list[str]]]:
@@ -55,9 +53,9 @@ def starting(module: str, out: Path, dry: bool) -> Start:
 
 
 def run_rows(start: Start, rows: Sequence[str], out: Path, deadline: float) -> int:
-    """A process for all of the rows; after one that has used up its time, or died of it, another for those behind it.
+    """Measure rows in one process, and in a new one after a row that timed out or crashed.
 
-    What none of them wrote is written here: why.
+    Writes the reason for each row without a result.
     """
     left = list(rows)
     code = 0
@@ -68,7 +66,7 @@ def run_rows(start: Start, rows: Sequence[str], out: Path, deadline: float) -> i
                 undo.callback(end, process)
             code |= _watch(process, left, out, deadline)
     for row in left:
-        _note(out, row, "absent", "no time was left for it")
+        _note(out, row, "absent", "no time left")
     return code
 
 
@@ -82,10 +80,10 @@ def _watch(process: "subprocess.Popen[bytes]", left: list[str], out: Path, deadl
             time.sleep(POLL_S)
         ended = process.poll()
         if ended == DEVICE_LOST and not written.exists():
-            return 1  # the row before broke the device for this process; this one has not begun
+            return 1  # the row before broke the device; this row has not begun
         del left[0]
         if not written.exists():
-            _note(out, row, "failed", "took too long" if ended is None else f"its process ended with {ended}")
+            _note(out, row, "failed", "timed out" if ended is None else f"its process exited with {ended}")
             return 1
     with contextlib.suppress(subprocess.TimeoutExpired):
         return int(process.wait(EXIT_S) != 0)

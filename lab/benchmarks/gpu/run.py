@@ -1,4 +1,4 @@
-"""Rows of one module, in a process of its own: what one of them leaves broken harms no other module.
+"""Measure rows of one module in this process, so that a broken device context affects no other module.
 
 .venv/bin/python -m baton.lab.benchmarks.gpu.run MODULE --rows NAME,NAME --out FOLDER [--dry-run]
 """
@@ -41,7 +41,7 @@ def describe_gpu(device: torch.device) -> dict[str, str]:
 
 
 def measured(row: GpuRow, setting: Setting) -> dict[str, Any]:
-    """Status, and figures or why there are none."""
+    """Measure a row; return its status with figures or a reason."""
     started = time.monotonic()
     try:
         figures = row.measure(setting)
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report = {**found, "machine": machine, "command": "lab/benchmarks/gpu.sh", "dry_run": setting.dry}
             written = options.out / f"{row.name}.part"
             written.write_text(json.dumps(report, indent=1) + "\n")
-            written.replace(options.out / f"{row.name}.json")  # a reader that waits for it finds it whole
+            written.replace(options.out / f"{row.name}.json")  # atomically, for readers that wait for the file
             if not settled(setting.device):
                 return DEVICE_LOST
     return 1 if failed else 0

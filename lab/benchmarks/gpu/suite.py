@@ -1,7 +1,7 @@
-"""The tests of a GPU, in several processes at once where that is right: most of their time goes into compiling kernels.
+"""GPU tests: first in parallel processes, since most of their time is compilation, then one process at a time.
 
-Those that measure memory or time, or start workers, come after, one process at a time. A test that ends its process, or
-breaks the device for it, costs no other: those behind it run in a new one.
+The second group measures memory or time, or starts workers. After a test that kills its process or breaks the device,
+the remaining tests run in a new process.
 """
 
 import os
@@ -24,12 +24,12 @@ SHARED = (
 ALONE = ("test_memory_on_gpu.py", "test_cuda_ipc.py", "test_workers_on_gpu.py", "test_nccl.py")
 ALL_FILES = (*SHARED, *ALONE)
 MOST_PARTS = 10
-THREADS = 2  # of a process's arithmetic on the CPU
+THREADS = 2  # CPU threads of a process
 SHARED_S, EACH_ALONE_S = 150.0, 60.0
-ALONE_S = {"test_workers_on_gpu.py": 150.0}  # starts processes, and each compiles
-TEST_SHARE = 0.7  # of its process's time, that one test may take
-LINES = 60  # of a log, that are printed where something failed
-NO_TESTS, TIMED_OUT = 5, 124  # exit codes: pytest's where a part had none to run, and one of our own
+ALONE_S = {"test_workers_on_gpu.py": 150.0}  # starts workers, each of which compiles
+TEST_SHARE = 0.7  # largest share of its process's time limit for one test
+LINES = 60  # printed lines of a failed log
+NO_TESTS, TIMED_OUT = 5, 124  # exit codes: pytest without tests, and of our own
 POLL_S = 0.05
 
 
@@ -37,7 +37,7 @@ POLL_S = 0.05
 class TestOutcome:
     name: str
     code: int
-    summary: str  # last lines of pytest, and what ended its processes
+    summary: str  # last line of pytest, and the tests that ended processes
 
     def __str__(self) -> str:
         return f"tests {self.name}: {self.summary or f'exit code {self.code}'}"
@@ -53,11 +53,11 @@ class SuitePart:
     log: Path
     limit_s: float
     codes: list[int] = field(default_factory=list)
-    ended_by: list[str] = field(default_factory=list)  # tests
+    ended_by: list[str] = field(default_factory=list)  # tests that ended a process
 
     @property
     def running(self) -> Path:
-        """Names the test that runs; what follows says where it was when its time was up."""
+        """File with the name of the running test, followed by its stack if it timed out."""
         return self.log.with_suffix(".running")
 
     def has_ended(self, code: int) -> bool:

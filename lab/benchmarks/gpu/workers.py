@@ -1,4 +1,4 @@
-"""Prefill and decode as two processes on one GPU: real workers, and this process as their router."""
+"""Rows of the GPU table: prefill and decode workers on one GPU, with this process as their router."""
 
 import asyncio
 import importlib
@@ -25,7 +25,7 @@ from baton.lab.benchmarks.transfer.worker_pair import (
 from baton.launch.process_plan import GPU_CHUNK_TOKENS, PREFILL_GPU_PERCENT
 
 WARM_UP_ROUNDS = 3
-STOP_S = 10.0  # of workers without requests: what was measured is not to wait for them
+STOP_S = 10.0  # time limit for the exit of idle workers
 SHARED_GPU = {"prefill": {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(PREFILL_GPU_PERCENT)}}
 """Environment of workers on one GPU by their role, as `baton up` starts them."""
 
@@ -35,7 +35,7 @@ def require_packages() -> None:
         for role in ("prefill", "decode"):
             importlib.import_module(f"baton.{role}_worker.role")
     except ImportError as error:
-        raise AbsentError(f"the workers cannot be started here: {error}") from error
+        raise AbsentError(f"workers need packages that are missing: {error}") from error
 
 
 def with_workers(
@@ -83,7 +83,7 @@ async def _first_to_end(started: list[StartedWorker]) -> None:
     while True:
         for each in started:
             if (code := each.process.poll()) is not None:
-                raise RuntimeError(f"the {each.role} worker ended with exit code {code}: its log is above")
+                raise RuntimeError(f"the {each.role} worker exited with {code}: see its log above")
         await asyncio.sleep(0.1)
 
 
@@ -116,13 +116,13 @@ class PairLoad(NamedTuple):
     answers: int
     answer_tokens: int
     prompt_tokens: int
-    in_flight: int  # prompts: so many that the GPU never waits for one
+    in_flight: int  # concurrent prompts, enough to saturate the GPU
     rounds: int
 
 
 class Beside(NamedTuple):
-    p99_s: float  # between tokens of running answers
-    prompts: int  # computed beside them
+    p99_s: float  # p99 time between tokens of running answers
+    prompts: int  # prompts computed meanwhile
 
 
 async def _beside_prompts(workers: WorkerPair, load: PairLoad, in_flight: int) -> Beside:
@@ -147,7 +147,7 @@ def said_mps() -> str:
 
 
 def one_gpu(setting: Setting) -> list[Figure]:
-    """Answers alone and beside as many prompts as the GPU takes, in turns."""
+    """Measure the time between tokens alone and with saturating prompts, alternating."""
     require_packages()
     load = setting.size(PairLoad(16, 512, 4096, 4, 3), PairLoad(2, 6, 100, 2, 1))
 

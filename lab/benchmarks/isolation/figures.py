@@ -1,7 +1,4 @@
-"""The figures of `baton bench isolation`, of one phase and of rounds of them, and the report on them. Pure.
-
-A report is a table, JSON or a picture.
-"""
+"""Figures of `baton bench isolation`, per phase and over rounds, and the report as table, JSON or chart. Pure."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -29,15 +26,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EngineTime:
-    """The kernel's times of the engine's thread over the time that counts, in seconds."""
+    """Scheduling times of the engine's thread in the measured interval, in seconds."""
 
     on_core: float
-    waiting: float  # for its core, which someone else had
+    waiting: float  # runnable, but another thread had the core
 
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """The promises to a user: the longest time to first token, and between two tokens."""
+    """Objectives: longest time to first token, and longest time between two tokens."""
 
     ttft_ms: float
     tbt_ms: float
@@ -57,16 +54,16 @@ class TimeSpread:
 class Figures:
     """Figures of one phase, or the medians of several. Spreads in milliseconds, rates per second; None: no values."""
 
-    tbt: TimeSpread  # between two messages with tokens of a long answer, as the client sees it
-    step: TimeSpread | None  # between the ends of two steps of the decode worker
+    tbt: TimeSpread  # time between two messages of a long answer, at the client
+    step: TimeSpread | None  # time between the ends of two decode steps
     answer_ttft: TimeSpread | None
     prompt_ttft: TimeSpread | None
     answer_tokens_per_s: float
-    answer_goodput_per_s: float  # tokens that came in time
+    answer_goodput_per_s: float  # tokens within the TBT objective
     prompts_per_s: float
-    prompt_goodput_per_s: float  # prompts whose first token came in time
-    engine_cpu_ms: float | None  # of a step, on the decode worker's core
-    engine_wait_ms: float | None  # of a step: it could have run, and its core was taken
+    prompt_goodput_per_s: float  # prompts within the TTFT objective
+    engine_cpu_ms: float | None  # CPU time of a decode step
+    engine_wait_ms: float | None  # time in a decode step without the core
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ def figures_of(
     seconds = log.ended - log.began
     gaps = [gap for answer in log.answers for gap in _gaps_ms(answer.arrivals, log)]
     if not gaps:
-        raise CommandFailed(f"in {seconds:.1f} s no long answer went on by two tokens: give more --seconds")
+        raise CommandFailed(f"no long answer got two tokens in {seconds:.1f} s: increase --seconds")
     counted = [step for step in steps if log.began <= step.ended < log.ended]
     step_gaps = _gaps_ms([step.ended for step in steps], log)
     late = sum(gap > objectives.tbt_ms for gap in gaps)
@@ -146,7 +143,7 @@ def _throughput_ratio(loaded: Sequence[Figures], quiet: Sequence[Figures]) -> fl
 
 
 def _ratio(loaded: Sequence[Figures], quiet: Sequence[Figures], of_steps: bool) -> float:
-    """Median over rounds of p99 over that of the same round's quiet phase."""
+    """Return the median over rounds of p99 divided by that of the same round's quiet phase."""
     return median([_p99(a, of_steps) / _p99(b, of_steps) for a, b in zip(loaded, quiet, strict=True)])
 
 
@@ -162,7 +159,7 @@ def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
 
 
 def _middle(values: Sequence[Any]) -> Any:
-    """The median of numbers, or of each part of spreads; None where there are none."""
+    """Return the median of numbers, or of each part of spreads; None without values."""
     there = [value for value in values if value is not None]
     if not there or not isinstance(there[0], TimeSpread):
         return median(there) if there else None
@@ -183,7 +180,7 @@ class Report:
 
 
 def as_table(report: Report) -> str:
-    """Medians over rounds. Times between tokens: p50, p99, longest, mean of the worst 10 %, in milliseconds."""
+    """Format medians over rounds as a table, with the verdicts."""
     measured = [
         (f"{variant} {phase}", medians(rounds))
         for variant, phases in report.rounds.items()

@@ -1,8 +1,8 @@
-"""The matrix products of a prefill worker and nothing else: what another core's arithmetic costs a decode worker.
+"""Only the matrix products of a prefill worker: the cost of another core's arithmetic for a decode worker.
 
     .venv/bin/python -m baton.lab.benchmarks.isolation.floor --model FOLDER --rows 512 --ready FILE
 
-Runs until it is ended. Weights and kernels are those of the engine; inputs are random. FILE appears when it computes.
+Runs until it is killed. Weights and kernels are the engine's; inputs are random. Creates FILE when it computes.
 """
 
 import argparse
@@ -23,8 +23,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--quantize", default="none")
-    parser.add_argument("--rows", type=int, default=512, help="of each product: the tokens of a prefill step")
-    parser.add_argument("--nice", type=int, default=0, help="how far others go first")
+    parser.add_argument("--rows", type=int, default=512, help="rows of each product: the tokens of a prefill step")
+    parser.add_argument("--nice", type=int, default=0, help="niceness of this process")
     parser.add_argument("--ready", type=Path, required=True)
     arguments = parser.parse_args()
     os.nice(arguments.nice)
@@ -34,7 +34,7 @@ def main() -> None:
     dtype = resolve_dtype(options)
     model = load_model(options.folder, dtype, options.device, progress=False, quantize=options.quantize, packed=True)
     if not isinstance(model, DecoderModel):
-        raise SystemExit(f"{arguments.model}: only a decoder of our own shows its matrix products")
+        raise SystemExit(f"{arguments.model}: only models with Baton's own decoder are supported")
     with torch.inference_mode():
         run = products(model, arguments.rows)
         run()
@@ -56,7 +56,7 @@ def products(model: DecoderModel, rows: int) -> Callable[[], None]:
         for layer in model.layers:
             feed_forward = layer.feed_forward
             if not isinstance(feed_forward, Gated):
-                raise TypeError("experts choose their rows: their products cannot be repeated without a prompt")
+                raise TypeError("mixture-of-experts models are not supported: routing needs real inputs")
             layer.qkv(hidden)
             layer.output(attended)
             feed_forward.gate_up(hidden)

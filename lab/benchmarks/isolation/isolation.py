@@ -1,5 +1,5 @@
-"""Effect of prompts on running answers: `baton bench isolation`. Decode has a core of its own; router, Redis, prefill
-and the client share another. Rounds are interleaved, and each starts every server anew.
+"""Effect of prompts on running answers: `baton bench isolation`. Decode has its own core; router, Redis, prefill and
+the client share another. Variants alternate, and each round restarts the servers.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from baton.process.affinity import pin_process
 from baton.process.registry.redis_server import free_port, free_ports
 
 START_TIMEOUT_S, VLLM_START_TIMEOUT_S, FLOOR_START_TIMEOUT_S = 180.0, 600.0, 120.0
-CHUNK_ROWS = 512  # tokens of a prefill step, as `baton up` has it
+CHUNK_ROWS = 512  # tokens of a prefill step, the default of `baton up`
 
 
 WORKERS = {Variant.SPLIT: 2, Variant.COLOCATED: 1}
@@ -50,7 +50,7 @@ PHASES = {
 
 
 def read_steps(path: Path) -> list[Step]:
-    """The steps that a decode worker wrote so far, in order."""
+    """Read the steps that a decode worker has written, in order."""
     steps = []
     for line in path.read_text().splitlines() if path.exists() else ():
         started, ended, tokens = line.split()
@@ -78,23 +78,23 @@ class CoreTimes:
         return max(spent, key=lambda time: time.on_core, default=None)
 
     def _read(self) -> dict[str, tuple[int, int]]:
-        """Nanoseconds (on a core, waiting for one) by thread id."""
+        """Read nanoseconds on a core and waiting for one, by thread id."""
         found = {}
         for task in self._tasks.iterdir() if self._tasks.exists() else ():
             try:
                 on_core, waiting, _ = (task / "schedstat").read_text().split()
             except (OSError, ValueError):
-                continue  # a thread that has just ended, or a kernel without these counts
+                continue  # the thread has exited, or the kernel lacks schedstat
             found[task.name] = (int(on_core), int(waiting))
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A server that runs. Values that only a worker of ours reports are None for others."""
+    """Running server. `threads` and `steps` are None for vLLM."""
 
     target: Target
-    threads: CoreTimes | None  # of the process that decodes
+    threads: CoreTimes | None  # threads of the decode worker
     steps: Path | None
 
 
@@ -127,7 +127,7 @@ def run_isolation_bench(options: IsolationOptions) -> int:
 
 
 def phases_of_round(variant: Variant, number: int) -> Sequence[LoadPhase]:
-    """Return the phases of a round; each round begins with another, so that none always comes first."""
+    """Return the phases of a round; each round begins with another phase."""
     phases = PHASES[variant]
     first = number % len(phases)
     return (*phases[first:], *phases[:first])
@@ -210,7 +210,7 @@ class _Bench:
         longest = max(load.answer_prompt_tokens + load.answer_tokens, load.prompt_tokens + 1)
         python = self._options.vllm_python
         if python is None:
-            raise CommandFailed("vLLM's Python is not known")
+            raise CommandFailed("--variants vllm needs --vllm-python")
         log = self._scratch / f"{name}.log"
         program = vllm_server(python, self._source.folder, longest, self._cores, port, log)
         async with RunningProgram(program) as running:
@@ -226,14 +226,12 @@ async def _exists(path: Path) -> bool:
     return await asyncio.to_thread(path.exists)
 
 
-KV_GIB = "1"  # as `baton up` takes at most
+KV_GIB = "1"  # the maximum of `baton up`
 PROBE_TIMEOUT_S = 1.0
 
 
 def vllm_server(python: Path, model: Path, max_model_len: int, cores: Sequence[int], port: int, log: Path) -> Program:
-    """Return the vLLM server: one thread per core, bfloat16, no prefix cache (no prompt comes twice), defaults
-    otherwise.
-    """
+    """Return the vLLM server: one thread per core, bfloat16, no prefix cache (prompts are unique), other defaults."""
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", str(max_model_len)]
     command += ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--served-model-name", model.name]

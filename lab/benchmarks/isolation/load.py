@@ -1,4 +1,4 @@
-"""The requests of `baton bench isolation`, and when their tokens came back: long answers, beside prompts."""
+"""Load of `baton bench isolation`: long answers, prompts during them, and the arrival times of tokens."""
 
 import asyncio
 import gc
@@ -13,19 +13,19 @@ from baton.lab.benchmarks.serve import load as generator
 from baton.lab.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
 from baton.launch import CommandFailed
 
-WARM_PIECES = 8  # of each long answer, before anything counts
+WARM_PIECES = 8  # messages of each long answer before the measurement begins
 POLL_S = 0.02
-START_TIMEOUT_S = 180.0  # until every long answer has those
-SETTLE_S = 0.3  # after a phase: cancelled requests give back their resources
+START_TIMEOUT_S = 180.0  # bound until every long answer has them
+SETTLE_S = 0.3  # wait after a phase, until cancelled requests have released their resources
 
 
 class LoadPhase(StrEnum):
-    """The load beside the long answers."""
+    """Load in addition to the long answers."""
 
     QUIET = "quiet"
-    PACED = "paced"  # prompts at a fixed rate, even if they queue up
-    SATURATED = "saturated"  # a few prompts always in flight
-    FLOOR = "floor"  # no prompt: another process does a prefill worker's matrix products, and nothing else
+    PACED = "paced"  # prompts at a fixed rate, open loop
+    SATURATED = "saturated"  # a fixed number of prompts in flight
+    FLOOR = "floor"  # no prompts; another process computes a prefill worker's matrix products
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class PhaseLoad:
     seconds: float
     answers: int
     answer_prompt_tokens: int
-    answer_tokens: int  # most of each; it has to last
+    answer_tokens: int  # maximum length of a long answer, which must outlast the phase
     prompt_tokens: int
-    prompts_per_s: float  # of PACED
-    prompts_in_flight: int  # of SATURATED
+    prompts_per_s: float  # rate of PACED
+    prompts_in_flight: int  # concurrency of SATURATED
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class StreamLog:
     """Record of one request. All times in monotonic seconds."""
 
     asked: float
-    arrivals: list[float] = field(default_factory=list)  # of messages with tokens: one each, under way
+    arrivals: list[float] = field(default_factory=list)  # times of messages with tokens
     is_complete: bool = False
 
     @property
@@ -67,17 +67,17 @@ class PhaseLog:
 async def run_phase(
     target: Target, load: PhaseLoad, phase: LoadPhase, seed: int, vocab_size: int, on_window: Callable[[], None]
 ) -> PhaseLog:
-    """Run a phase. `on_window` is called when the measured time begins, and when it has ended.
+    """Run a phase. `on_window` is called at the start and at the end of the measured interval.
 
-    Prompts begin before the long answers do, whose time to first token is thus what a user meets under that load.
-    Raises: CommandFailed if an answer fails, does not begin in time, or ends early.
+    Prompts begin before the long answers, whose TTFT is thus measured under load. Raises: CommandFailed if an answer
+    fails, does not begin in time, or finishes early.
     """
     log = PhaseLog()
     chance = random.Random(f"{seed}/{phase}")
     tasks = [asyncio.create_task(_prompts(target, load, phase, log, chance, vocab_size))]
     tasks += [asyncio.create_task(_answers(target, load, log, chance, vocab_size))]
     gc.collect()
-    gc.disable()  # the client is the measuring device
+    gc.disable()  # collections would delay the measuring client
     try:
         await _until_warm(log, load, tasks)
         on_window()
@@ -92,13 +92,13 @@ async def run_phase(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     if log.ended - log.began < load.seconds or any(answer.is_complete for answer in log.answers):
-        raise CommandFailed("the long answers ended before the time was over: fewer --seconds, more --answer-tokens")
+        raise CommandFailed("a long answer finished before the phase: decrease --seconds or increase --answer-tokens")
     await asyncio.sleep(SETTLE_S)
     return log
 
 
 def _logged(target: Target, logs: list[StreamLog]) -> generator.Answer:
-    """Writes down each request as it goes on; one that fails ends the phase."""
+    """Return an answer function that logs each request; a failed request ends the phase."""
 
     async def answer(job: Job, on_piece: Callable[[], None]) -> int:
         log = StreamLog(time.monotonic())
@@ -142,7 +142,7 @@ async def _until_warm(log: PhaseLog, load: PhaseLoad, tasks: Sequence["asyncio.T
         await asyncio.wait(tasks, timeout=POLL_S, return_when=asyncio.FIRST_EXCEPTION)
         _raise_failure(tasks)
         if time.monotonic() > deadline:
-            raise CommandFailed(f"the long answers were not under way within {START_TIMEOUT_S:g} s")
+            raise CommandFailed(f"the long answers have not started within {START_TIMEOUT_S:g} s")
 
 
 def _raise_failure(tasks: Sequence["asyncio.Task[None]"]) -> None:

@@ -1,8 +1,8 @@
 """Comparison of the same checkpoint and work on Baton's engine and on others, in alternating rounds: `baton bench
 peers`.
 
-Each engine is a process of its own that loads once and is stopped while another is measured. Ratios are taken within a
-round, so that other load on the machine affects both. An engine that is not installed is absent, not beaten.
+Each engine is a process that loads once and is stopped (SIGSTOP) while another is measured. Ratios are computed within
+a round, so that other load on the machine affects both. An engine that is not installed is reported as absent.
 """
 
 import json
@@ -39,15 +39,15 @@ from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
 
-AHEAD, BEHIND = 1.03, 0.97  # between them two engines are on a par
+AHEAD, BEHIND = 1.03, 0.97  # ratios between which two engines are on a par
 
-FEWEST_ROUNDS = 3  # that are meaningful
+FEWEST_ROUNDS = 3  # minimum for a verdict
 Rounds = Mapping[tuple[str, Precision, int], Sequence[MeasuredRound]]
 
 
 class PeerState(StrEnum):
     MEASURED = "measured"
-    ABSENT = "absent"  # not installed: neither beaten nor ahead
+    ABSENT = "absent"  # not installed
     FAILED = "failed"
 
 
@@ -57,7 +57,7 @@ class Contestant:
     precision: Precision
     state: PeerState
     version: str = ""
-    reason: str = ""  # where it failed
+    reason: str = ""  # reason of a failure
 
     @property
     def label(self) -> str:
@@ -66,7 +66,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """Medians over rounds. Ratios: how many times as fast Baton is, of the rounds that both have; None of Baton."""
+    """Medians over rounds. Ratios: speed of Baton over the peer's in common rounds; None for Baton itself."""
 
     name: str
     precision: Precision
@@ -75,7 +75,7 @@ class PeerRow:
     decode_step_ms: float
     prefill_ratio: MeanEstimate | None
     decode_ratio: MeanEstimate | None
-    same_first_tokens: float  # share of the prompts after which it makes the token that Baton makes
+    same_first_tokens: float  # share of prompts with the same first token as Baton's
 
     @property
     def label(self) -> str:
@@ -83,7 +83,7 @@ class PeerRow:
 
 
 def order_of(contestants: Sequence[Contestant], round_number: int) -> list[Contestant]:
-    """Return the order of a round, back and forth, so that a drift affects all equally: A B C, C B A, A B C, ..."""
+    """Return the order of a round, alternating A B C and C B A, so that a drift affects all equally."""
     return list(reversed(contestants) if round_number % 2 else contestants)
 
 
@@ -148,7 +148,7 @@ def as_json(
     rows: Sequence[PeerRow],
     rounds: Rounds,
 ) -> dict[str, Any]:
-    """Rounds too, so that a reader can compute the ratios again."""
+    """Return all results, with rounds, from which ratios can be recomputed."""
     return {
         "machine": dict(machine),
         **work,
@@ -190,7 +190,7 @@ def run_peers_bench(options: PeersOptions) -> int:
 
 
 class Contest:
-    """The contestants, and their states; their processes end with `stack`."""
+    """Engines in the comparison with their states; `stack` ends their processes."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         self.contestants: list[Contestant] = []

@@ -30,11 +30,11 @@ class PeerLoad:
     threads: int
     precision: str
     max_batch: int
-    max_tokens: int  # of a sequence
+    max_tokens: int  # maximum length of a sequence
 
 
 def baton(load: PeerLoad) -> Driven:
-    """Our own engine, as `./baton bench engine` measures it."""
+    """Drive Baton's engine like `./baton bench engine`."""
     import torch
 
     from baton.engine.models.linear import packs
@@ -57,7 +57,7 @@ def baton(load: PeerLoad) -> Driven:
 
 
 def transformers(load: PeerLoad) -> Driven:
-    """Drive transformers' own forward and cache, without a server around."""
+    """Drive transformers' forward pass and cache, without a server."""
     import torch
     import transformers as library
 
@@ -83,7 +83,7 @@ def transformers(load: PeerLoad) -> Driven:
 
 
 class Stepped:
-    """An engine that is stepped in this process, and schedules its requests itself."""
+    """Driver of an engine that is stepped in this process and schedules its requests itself."""
 
     def __init__(
         self,
@@ -104,7 +104,8 @@ class Stepped:
             self._step()
         prefill_s = watch.lap()
         first_tokens = [self._first_token(handle) for handle in handles]
-        # The first to begin goes on until all have begun. OpenVINO drops a request with its handle: all are kept.
+        # Extra tokens: the first sequence runs until all have begun. All handles are kept: OpenVINO drops a request
+        # with its handle.
         added = self._add(work, work.new_tokens + work.batch)
         waiting: Collection[Any] = added
         steps_s: list[float] = []
@@ -122,11 +123,10 @@ class Stepped:
 
 
 def openvino(load: PeerLoad) -> Driven:
-    """OpenVINO GenAI's continuous batching, on a checkpoint that optimum-intel has exported.
+    """Drive OpenVINO GenAI's continuous batching on a checkpoint exported by optimum-intel.
 
-    bf16: products, KV and activations all in bf16; where the CPU has no instructions for bf16, weights in fp16 and all
-    else in fp32, since its attention takes nothing else there (its version says so then). int8 and int4: its own
-    defaults for such weights, which are activations and KV in 8 bits.
+    bf16: everything in bf16; on CPUs without bf16 instructions, weights in fp16 and all else in fp32, which its version
+    then says. int8 and int4: OpenVINO's defaults for such weights, with 8-bit activations and KV.
     """
     import numpy
     import openvino as library  # type: ignore[import-not-found]
@@ -209,12 +209,12 @@ def vllm(load: PeerLoad) -> Driven:
     return library.__version__, Stepped(add, step, engine.has_unfinished_requests, without_token, first_token).run
 
 
-LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE = 2048, 512  # its own defaults
-ROOM_TOKENS = 64  # per sequence: contexts are padded
+LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE = 2048, 512  # llama.cpp's defaults
+ROOM_TOKENS = 64  # padding of each sequence's context
 
 
 class LlamaCppContext:
-    """Sequences of one shape, whose KV is cleared for every round."""
+    """llama.cpp context for rounds of one shape; each round clears its KV."""
 
     def __init__(self, library: Any, model: Any, threads: int, work: RoundWork) -> None:
         self._library = library

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-RESERVED_TOKENS = 10  # the first few of most vocabularies mean something to an engine
+RESERVED_TOKENS = 10  # first ids of a vocabulary, which are often special tokens
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class RoundWork:
 
 @dataclass(frozen=True)
 class Round:
-    prefill_s: float  # until the last of the prompts has its first token
-    steps_s: Sequence[float]  # in which every sequence made a token
-    first_tokens: Sequence[int]  # of each prompt: engines that compute the same model mostly agree on them
+    prefill_s: float  # time until every prompt has its first token
+    steps_s: Sequence[float]  # durations of steps with a token for every sequence
+    first_tokens: Sequence[int]  # one per prompt; engines mostly agree on them
 
 
 class Stopwatch:
-    """Seconds since it was made, or since it was last read."""
+    """Stopwatch of laps in seconds."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

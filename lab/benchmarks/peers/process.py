@@ -1,6 +1,6 @@
-"""The engines that `./baton bench peers` knows, each in a process of its own, in an environment of its own.
+"""Engines of `./baton bench peers`, each in its own process and virtual environment.
 
-Converted and loaded once, asked for a round at a time, stopped in between.
+A process converts and loads the model once, measures one round per request, and is stopped in between.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ class Precision(StrEnum):
 
 
 class CheckpointForm(StrEnum):
-    """The form of a checkpoint that an engine reads; all but the first are converted, once."""
+    """Format of a checkpoint that an engine reads; other formats than CHECKPOINT are converted once."""
 
     CHECKPOINT = "checkpoint"
     GGUF = "gguf"
@@ -46,8 +46,8 @@ class CheckpointForm(StrEnum):
 @dataclass(frozen=True, slots=True)
 class PeerEngine:
     name: str
-    driver: str  # of DRIVERS in drivers.py
-    environment: str | None  # folder of its virtual environment; None: ours
+    driver: str  # key of DRIVERS in drivers.py
+    environment: str | None  # folder of its virtual environment; None: this process's
     form: CheckpointForm
     precisions: tuple[Precision, ...]
 
@@ -61,7 +61,7 @@ PEERS = (
 )
 GGUF_TYPES = {Precision.BF16: "bf16", Precision.INT8: "q8_0", Precision.INT4: "q4_0"}
 OPENVINO_FORMATS = {Precision.BF16: "fp16", Precision.INT8: "int8", Precision.INT4: "int4"}
-OPENVINO_GROUP = 64  # inputs of int4 that share a scale: its default, 128, divides fewer models' rows
+OPENVINO_GROUP = 64  # int4 inputs per scale; the default of 128 does not divide the rows of some models
 
 
 def find_python(peer: PeerEngine, folder: Path, ours: str) -> str | None:
@@ -104,21 +104,21 @@ def _fingerprint(checkpoint: Path) -> str:
 
 
 class PeerEngineFailed(Exception):
-    """Error: the peer did not load, ended, or timed out; the message says which, with the end of its output."""
+    """Error: the peer failed to load, exited or timed out; the message has the end of its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
     prefill_s: float
-    decode_step_s: float  # median of a round
+    decode_step_s: float  # median of the round
     first_tokens: tuple[int, ...]
 
 
 class PeerProcess:
-    """A group of processes that takes no time of the CPU but during `measure`: idle threads of some engines spin."""
+    """Process group of a peer, stopped except during `measure`, since idle threads of some engines spin."""
 
     def __init__(self, command: Sequence[str], environment: dict[str, str], cores: Sequence[int], log: Path) -> None:
-        """Starts loading. Raises: PeerFailed."""
+        """Start the process and wait until it has loaded. Raises: PeerEngineFailed."""
         self._log = log
         dying_with_us = [sys.executable, "-I", "-S", str(CHILD), str(os.getpid()), ",".join(map(str, cores))]
         with log.open("wb") as stderr:
@@ -142,7 +142,7 @@ class PeerProcess:
             unless_it_loads.pop_all()
 
     def measure(self, work: RoundWork, limit_s: float = ROUND_S) -> MeasuredRound:
-        """Measure one round. Raises: PeerFailed."""
+        """Measure one round. Raises: PeerEngineFailed."""
         self._signal(signal.SIGCONT)
         stdin = self._process.stdin
         if stdin is None:
@@ -157,7 +157,7 @@ class PeerProcess:
         return MeasuredRound(answer["prefill_s"], answer["decode_step_s"], tuple(answer["first_tokens"]))
 
     def close(self) -> None:
-        """Kills it: it holds nothing that would be lost."""
+        """Kill the process group."""
         self._signal(signal.SIGKILL)
         self._process.wait(ENDING_S)
         for pipe in (self._process.stdin, self._process.stdout):
@@ -189,7 +189,7 @@ class PeerProcess:
     def _signal(self, number: signal.Signals) -> None:
         try:
             os.killpg(self._process.pid, number)
-        except ProcessLookupError:  # it has ended; the caller that waits for an answer finds out
+        except ProcessLookupError:  # exited; reported when its answer is read
             return
 
     def _told(self, what: str) -> str:
@@ -199,20 +199,20 @@ class PeerProcess:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The load that an engine is to be made for."""
+    """Model and largest work that an engine is created for."""
 
     checkpoint: Path
-    folder: Path  # of environments and converted checkpoints
+    folder: Path  # environments and converted checkpoints
     logs: Path
     threads: int
-    batch: int  # sequences at once, at most
-    tokens: int  # of a sequence, at most
+    batch: int  # maximum number of concurrent sequences
+    tokens: int  # maximum length of a sequence
 
 
 def start_peer(
     peer: PeerEngine, precision: Precision, python: str, room: Room, note: Callable[[str], None]
 ) -> PeerProcess:
-    """Start a peer. Raises: PeerFailed."""
+    """Start a peer. Raises: PeerEngineFailed."""
     source = _converted(peer, precision, python, room, note)
     note(f"loading {peer.name} {precision}")
     sizes = map(str, (room.threads, precision, room.batch, room.tokens))
@@ -225,7 +225,7 @@ def start_peer(
 
 
 def _converted(peer: PeerEngine, precision: Precision, python: str, room: Room, note: Callable[[str], None]) -> Path:
-    """Convert the checkpoint if needed. Raises: PeerFailed."""
+    """Convert the checkpoint if needed. Raises: PeerEngineFailed."""
     output = converted_path(peer, precision, room.checkpoint, room.folder)
     if peer.form is CheckpointForm.CHECKPOINT or output.exists():
         return output

@@ -1,9 +1,9 @@
-"""Writes a GGUF file from a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family, whatever its tokenizer.
+"""Write a GGUF file from a checkpoint of the Llama, Mistral, Qwen2 or Qwen3 family with any tokenizer.
 
     python -m baton.lab.benchmarks.peers.to_gguf CHECKPOINT OUTPUT bf16|q8_0|q4_0
 
-Runs in llama.cpp's environment. llama.cpp's own converter knows tokenizers by their hash and refuses all others, such
-as that of a checkpoint with random weights. Tokens are written as their names: only ids are ever used.
+Runs in llama.cpp's environment, whose own converter accepts only tokenizers with a known hash. Tokens are written by
+name; only ids are used.
 """
 
 import json
@@ -100,7 +100,7 @@ def _write_tokens(writer: Any, tokenizer: dict[str, Any], vocab_size: int) -> No
 
 
 def _interleaved(numbers: Any, heads: int) -> Any:
-    """Rows of each head: 0, 1, ..., h-1 and h, ... to 0, h, 1, h+1, ..."""
+    """Reorder the rows of each head from 0, 1, 2, ... to 0, h, 1, h+1, ..., where h is half of the head."""
     rows = numbers.shape[0] // heads
     return numbers.reshape(heads, 2, rows // 2, *numbers.shape[1:]).swapaxes(1, 2).reshape(numbers.shape)
 

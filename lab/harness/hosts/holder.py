@@ -1,9 +1,8 @@
-"""Holds the namespaces of one host: `holder.py HOST_NAME HOSTS_FILE VISIBLE...`.
+"""Create the namespaces of one host and keep them: `holder.py HOST_NAME HOSTS_FILE VISIBLE...`.
 
-Prints the PID of the host's first process, which ends all others of the host when it ends. HOSTS_FILE is the text of
-/etc/hosts. The host sees the machine's files and may not change them. /tmp and /dev/shm are its own and empty, but for
-VISIBLE, which are paths of the machine.
-Only the standard library: run with `-I -S`.
+Prints the PID of the host's first process; when it exits, the kernel kills all processes of the host. HOSTS_FILE is the
+text of /etc/hosts. The host can read the machine's files. Its /tmp and /dev/shm are empty except for VISIBLE, paths of
+the machine. Standard library only: run with `-I -S`.
 """
 
 import contextlib
@@ -71,7 +70,7 @@ def own_files(hosts_file: str, visible: list[str]) -> None:
 
 
 def reap_for_ever() -> None:
-    """Reap orphans for ever, as the first process of a host must."""
+    """Reap orphans, the duty of the first process of a PID namespace."""
     while True:
         signal.sigwait({signal.SIGCHLD})
         with contextlib.suppress(ChildProcessError):
@@ -94,7 +93,7 @@ def main(arguments: list[str]) -> None:
         reap_for_ever()
     os.close(writer)
     if not os.read(reader, 5):
-        sys.exit(1)  # it has said why
+        sys.exit(1)  # the child has printed the reason
     sys.stdout.write(f"{first}\n")
     sys.stdout.flush()
     os.waitpid(first, 0)

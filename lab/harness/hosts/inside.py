@@ -1,7 +1,7 @@
-"""Runs a command on a host: `inside.py PID COMMAND...`, PID of the host's first process. Ends as the command ends.
+"""Run a command on a host: `inside.py PID COMMAND...`; PID: the host's first process. Exits as the command exits.
 
-Only a child can be in another namespace of PIDs, so there are two processes. Signals to this one go on to the command,
-which is killed when this one is. Only the standard library: run with `-I -S`.
+Only a child can enter another PID namespace, so there are two processes. This one forwards signals to the command and
+takes it along when killed. Standard library only: run with `-I -S`.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def go_inside(pid: int) -> None:
-    """Returns in a child on the host. The process that called passes signals on to it and ends as it ends.
+    """Fork a child on the host and return in it. The parent forwards signals and exits as the child exits.
 
-    Raises: OSError where that host is not there.
+    Raises: OSError if the host does not exist.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    folder = os.getcwd()  # noqa: PTH109 -- a text is enough
+    folder = os.getcwd()  # noqa: PTH109
     if libc.setns(os.pidfd_open(pid), ALL) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with contextlib.suppress(OSError):  # a folder of /tmp is not there
+    with contextlib.suppress(OSError):  # folders of /tmp do not exist on the host
         os.chdir(folder)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a child to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until the child exists
     child = os.fork()
     if child == 0:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

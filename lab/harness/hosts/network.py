@@ -1,4 +1,4 @@
-"""Makes hosts and their links, changes links, ends and boots hosts. Each call takes some milliseconds and blocks."""
+"""Network of hosts: creation, link changes, power-off and boot. Each call blocks for some milliseconds."""
 
 import json
 import os
@@ -27,9 +27,9 @@ from baton.lab.harness.hosts.shaping import (
 from baton.launch import child
 
 FOLDER = Path(__file__).parent
-HOST_NAME = "host"  # of every host: nothing may depend on it
+HOST_NAME = "host"  # the same for every host, so that no code can depend on it
 PACKAGES = {"ip": "iproute2", "tc": "iproute2", "cc": "gcc"}
-STEP_S = 20.0  # of one command of these; a machine that is busy takes a second
+STEP_S = 20.0  # timeout of one command
 PLAIN = HostLink()
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21  # linux/capability.h
 
@@ -69,14 +69,14 @@ class _Host:
 
 class LinkCounts(NamedTuple):
     dropped: int  # packets, by loss or a cut
-    limited: int  # packets sent under a rate
-    waited: int  # how often one of them had to wait since the rate was used up
+    limited: int  # packets sent under a rate limit
+    waited: int  # waits for the rate limit
 
 
 class HostNetwork:
-    """Owns everything from entering to leaving. `visible`: further paths of /tmp or /dev/shm that hosts may read.
+    """Hosts and links from entering to leaving. `visible`: more paths of /tmp or /dev/shm that hosts can read.
 
-    The switch is a host too, with the bridge that joins the others: outside reaches them from there.
+    The switch is a namespace with the bridge that joins all hosts; connections from outside start there.
     """
 
     def __init__(self, names: Sequence[str], link: HostLink = PLAIN, visible: Sequence[Path] = ()) -> None:
@@ -117,7 +117,7 @@ class HostNetwork:
         return f"fd77::{2 + self.names.index(name):x}"
 
     def name6(self, name: str) -> str:
-        """A name that every host finds in /etc/hosts, of the IPv6 address; the host's own name is of the other one."""
+        """Return the name of the host's IPv6 address in /etc/hosts; the host's plain name has the IPv4 address."""
         return f"{name}-six"
 
     def first_process(self, name: str) -> int:
@@ -126,11 +126,11 @@ class HostNetwork:
 
     @property
     def switch_process(self) -> int:
-        """The same of the switch, from where all hosts are reached."""
+        """PID of the switch's first process; from there all hosts are reachable."""
         return _running(self._switch).first
 
     def command(self, name: str, command: Sequence[object]) -> tuple[str, ...]:
-        """A command of the machine that runs the given one on the host. It takes signals for it and ends as it ends."""
+        """Return a command that runs `command` on the host, forwards signals to it and exits as it exits."""
         program = str(FOLDER / "inside.py")
         return (sys.executable, "-I", "-S", program, str(self.first_process(name)), *map(str, command))
 
@@ -138,7 +138,7 @@ class HostNetwork:
         """Change the link of a host, for open connections too."""
         relay = self._hosts[name].relay if name in self._hosts else None
         if (link.delay_ms is None) != (self._links[name].delay_ms is None):
-            raise ValueError(f"{name}: a link has a delay from its start, or never")
+            raise ValueError(f"{name}: a delay can only be changed if the link was created with one")
         self._links[name] = link
         if relay is not None and relay.stdin is not None:
             relay.stdin.write(f"{1000 * (link.delay_ms or 0):.0f}\n")
@@ -146,7 +146,7 @@ class HostNetwork:
         self._apply(name)
 
     def counts(self, name: str) -> LinkCounts:
-        """Return the packet counts at both ends of a host's link. A change of the link resets those of a rate."""
+        """Return the packet counts at both ends of a host's link. `shape` resets those of the rate limit."""
         ends = ((_running(self._switch), self._device(name)), (self._hosts[name], HOST_DEVICE))
         found = [each for host, device in ends for each in json.loads(_tc_shows(host, device))]
         dropped = sum(each["drops"] for each in found if each["kind"] == "clsact")
@@ -164,7 +164,7 @@ class HostNetwork:
         self._apply(name)
 
     def power_off(self, name: str) -> None:
-        """The host is gone at once, with all its processes; no other host gets a packet that says so."""
+        """Kill the host with all its processes, without a packet to other hosts."""
         self.cut(name)
         host = self._hosts.pop(name)
         self._end(host)
@@ -172,7 +172,7 @@ class HostNetwork:
             _batch(_running(self._switch), "ip", [f"link delete dev {self._device(name)}"])
 
     def boot(self, name: str) -> None:
-        """A host that is off, with its address and link as before, and nothing running."""
+        """Boot a host that is off: same address and link, no processes."""
         if name in self._hosts:
             raise ValueError(f"{name} is running")
         switch, device, host = _running(self._switch), self._device(name), self._hold()

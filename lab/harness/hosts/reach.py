@@ -1,4 +1,4 @@
-"""Connections from outside to the hosts, and a port of loopback for programs that make connections themselves."""
+"""Connections from outside to hosts, and loopback ports that forward to them."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ CONNECT_S = 5.0
 
 
 def socket_in(first_process: int, family: socket.AddressFamily = socket.AF_INET) -> socket.socket:
-    """A TCP socket of the network that this process is in; any thread may use it. Raises: OSError."""
+    """Return a TCP socket in the network namespace of that process. Raises: OSError."""
     made: list[socket.socket] = []
     failed: list[OSError] = []
 
@@ -33,7 +33,7 @@ def socket_in(first_process: int, family: socket.AddressFamily = socket.AF_INET)
         except OSError as error:
             failed.append(error)
 
-    thread = threading.Thread(target=make)  # it ends in that network: no other thread goes there
+    thread = threading.Thread(target=make)  # setns affects only this thread, which then ends
     thread.start()
     thread.join()
     if failed:
@@ -43,9 +43,9 @@ def socket_in(first_process: int, family: socket.AddressFamily = socket.AF_INET)
 
 @asynccontextmanager
 async def forwarded(first_process: int, address: str, port: int, listen_port: int = 0) -> AsyncIterator[str]:
-    """An address of loopback whose connections go on to this one, from the network of that process.
+    """Yield a loopback address that forwards to `address` and `port` in the network of that process.
 
-    Without `listen_port` the kernel chooses one. Raises: OSError where that port is taken.
+    `listen_port`: 0 for any free port. Raises: OSError if it is in use.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     open_ones: set[asyncio.StreamWriter] = set()

@@ -1,9 +1,9 @@
-"""Properties of links, and the lines for `ip` and `tc` that create them. Pure."""
+"""Properties of links, and their `ip` and `tc` commands. Pure."""
 
 from dataclasses import dataclass
 
 HOST_DEVICE, BRIDGE = "eth0", "bridge"
-QUEUE_MS = 50  # that packets wait at most for their turn; then they are dropped
+QUEUE_MS = 50  # longest wait of a packet in the rate limiter's queue
 BURST_S, LEAST_BURST_BYTES = 0.001, 16 << 10
 RANDOM = 0xFFFFF038  # SKF_AD_OFF + SKF_AD_RANDOM of linux/filter.h: loads a random word
 DROP, PASS = 2, 0xFFFFFFFF  # TC_ACT_SHOT, TC_ACT_UNSPEC
@@ -17,8 +17,8 @@ class HostLink:
     `loss`: share of lost packets, which are segments of up to 64 KiB unless a rate cuts them into smaller ones.
     """
 
-    bits_per_s: float | None = None  # None: as fast as the machine
-    delay_ms: float | None = None  # None: as short as the machine can; 0 may be changed later
+    bits_per_s: float | None = None  # None: unlimited
+    delay_ms: float | None = None  # None: no relay; 0: a delay can be set later
     loss: float = 0.0
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ def shape_lines(device: str, link: HostLink) -> list[str]:
 
 
 def drop_program(loss: float) -> str:
-    """Classic BPF, as `tc` reads it: a random word decides. Received packets are dropped, so that no sender notices."""
+    """Return classic BPF for `tc` that drops received packets at random, unnoticed by the sender."""
     if loss in (0, 1):
         return f"1,6 0 0 {DROP if loss else PASS}"
     least_passed = int(loss * WORDS)
@@ -59,14 +59,14 @@ def bridge_lines(address: str, address6: str) -> list[str]:
     """Return lines for `ip -batch` in the switch."""
     return [
         "link set dev lo up",
-        # an address of its own: else it takes that of a port, and another one when a host is lost
+        # A fixed MAC address: otherwise the bridge takes that of a port and changes it when a host is lost.
         f"link add name {BRIDGE} address {mac(0)} type bridge mcast_snooping 0",
         *_addressed(BRIDGE, address, address6),
     ]
 
 
 def host_lines(number: int, address: str, address6: str) -> list[str]:
-    """Return lines for `ip -batch` in the host with `number` hosts before it. The host keeps its card over a reboot."""
+    """Return lines for `ip -batch` in host `number`, whose MAC address survives a reboot."""
     card = f"link set dev {HOST_DEVICE} address {mac(1 + number)}"
     return ["link set dev lo up", card, *_addressed(HOST_DEVICE, address, address6)]
 

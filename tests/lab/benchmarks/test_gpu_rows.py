@@ -185,7 +185,7 @@ def test_a_row_that_hangs_or_dies_costs_no_other(tmp_path: Path, monkeypatch: py
     assert started[1:] == [["second", "dies", "third"], ["third"]]
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.iterdir()}
     assert {row for row, each in found.items() if each["status"] == "measured"} == {"first", "second", "third"}
-    assert (found["hangs"]["reason"], found["dies"]["reason"]) == ("took too long", "its process ended with 7")
+    assert (found["hangs"]["reason"], found["dies"]["reason"]) == ("timed out", "its process exited with 7")
 
 
 def test_a_row_that_breaks_the_device_is_the_only_one_that_fails(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_row_ends_with_all_that_it_started_where_a_signal_ends_measuring(comes
             measuring.terminate()
         said, _ = measuring.communicate(timeout=30)
     assert measuring.returncode == 128 + signal.SIGTERM
-    assert "hand_over         did not end" in said
+    assert "hand_over         did not finish" in said
     end = time.monotonic() + 30
     while not has_ended(int(note.read_text())):
         assert time.monotonic() < end, "a process that the row started is still there"

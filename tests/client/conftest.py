@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -40,9 +41,10 @@ class Events:
 
 @dataclass
 class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminServiceServicer):
-    """Each call takes the next of `answers`; the last one stays."""
+    """Each call takes the next of `answers`, a Resume the next of `resumed`; the last one stays."""
 
     answers: list[Answer]
+    resumed: list[Answer] = field(default_factory=list)  # none: it cannot be reached for that
     target: str = ""
     requests: list[Any] = field(default_factory=list)
     metadata: list[dict[str, str | bytes]] = field(default_factory=list)
@@ -56,8 +58,11 @@ class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminService
             yield baton_pb2.ChatResponse.FromString(response.SerializeToString())
 
     def Resume(self, request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
-        """Nobody is there any more."""
-        abort(context, grpc.StatusCode.UNAVAILABLE, "gone")
+        if not self.resumed:
+            abort(context, grpc.StatusCode.UNAVAILABLE, "gone")
+        self.requests.append(request)
+        for response in _next(self.resumed)(request, context):
+            yield baton_pb2.ResumeResponse.FromString(response.SerializeToString())
 
     def Tokenize(self, request: Any, context: grpc.ServicerContext) -> baton_pb2.TokenizeResponse:
         for _ in self._answer(request, context):
@@ -94,7 +99,22 @@ class FakeBaton(baton_pb2_grpc.BatonServiceServicer, admin_pb2_grpc.AdminService
         self.requests.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         context.add_callback(self.ended.set)
-        return (self.answers.pop(0) if len(self.answers) > 1 else self.answers[0])(request, context)
+        return _next(self.answers)(request, context)
+
+
+def _next(answers: list[Answer]) -> Answer:
+    return answers.pop(0) if len(answers) > 1 else answers[0]
+
+
+@contextmanager
+def serving(fake: FakeBaton, address: str = "127.0.0.1:0") -> Iterator[grpc.Server]:
+    server = grpc.server(ThreadPoolExecutor(max_workers=8))
+    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
+    fake.target = f"{address.partition(':')[0]}:{server.add_insecure_port(address)}"
+    server.start()
+    yield server
+    server.stop(grace=0).wait(timeout=5)
 
 
 def abort(context: grpc.ServicerContext, code: grpc.StatusCode, message: str, *details: Message) -> NoReturn:
@@ -140,28 +160,8 @@ def hello(events: Events) -> Answer:
 @pytest.fixture
 def baton(hello: Answer) -> Iterator[FakeBaton]:
     fake = FakeBaton([hello])
-    server = grpc.server(ThreadPoolExecutor(max_workers=8))
-    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(fake, server)
-    fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield fake
-    server.stop(grace=0).wait(timeout=5)
-
-
-class ResumingBaton(baton_pb2_grpc.BatonServiceServicer):
-    """Each Resume takes the next of `answers`; the last one stays."""
-
-    def __init__(self, answers: list[Answer]) -> None:
-        self.answers = answers
-        self.requests: list[baton_pb2.ResumeRequest] = []
-        self.target = ""
-
-    def Resume(self, request: baton_pb2.ResumeRequest, context: grpc.ServicerContext) -> Iterator[Any]:
-        self.requests.append(request)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        for response in answer(request, context):
-            yield baton_pb2.ResumeResponse.FromString(response.SerializeToString())
+    with serving(fake):
+        yield fake
 
 
 @pytest.fixture
@@ -177,15 +177,11 @@ def rest(events: Events) -> Answer:
 
 
 @pytest.fixture
-def other(rest: Answer) -> Iterator[ResumingBaton]:
-    """Another router, which knows nothing but how to resume."""
-    fake = ResumingBaton([rest])
-    server = grpc.server(ThreadPoolExecutor(max_workers=4))
-    baton_pb2_grpc.add_BatonServiceServicer_to_server(fake, server)
-    fake.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    yield fake
-    server.stop(grace=0).wait(timeout=5)
+def other(hello: Answer, rest: Answer) -> Iterator[FakeBaton]:
+    """Another router, which can resume streams of the first one."""
+    fake = FakeBaton([hello], resumed=[rest])
+    with serving(fake):
+        yield fake
 
 
 @pytest.fixture

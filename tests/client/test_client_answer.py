@@ -1,3 +1,5 @@
+"""Events of an answer: their order, what is put together from them, and broken promises."""
+
 from collections.abc import Sequence
 
 import pytest
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 
 from baton.client.answer import Continuity, completion_from
 from baton.client.errors import ProtocolError
-from baton.client.types import Delta, Event, Finished, FinishReason, Started, Timings, TokenLogprob, Usage
+from baton.client.types import Delta, Event, Finished, FinishReason, PromptPart, Started, Timings, TokenLogprob, Usage
 
 STARTED = Started("r", "tiny", 3, 11)
 USAGE = Usage(3, 3, 0)
@@ -115,3 +117,41 @@ def test_logprobs_of_some_tokens_only_are_no_whole_answer() -> None:
     deltas = [Delta(0, 0, (0,), "a", (TokenLogprob(0, -0.5, ()),)), Delta(0, 1, (1,), "b")]
     with pytest.raises(ProtocolError, match="log-probabilities are missing"):
         completion_from([STARTED, *deltas, finished(0)])
+
+
+SCORES = (TokenLogprob(6, -0.5, ()), TokenLogprob(7, -1.5, ()))
+
+
+def test_parts_become_the_prompt_and_begin_every_text() -> None:
+    parts = [PromptPart(0, (5,), "say"), PromptPart(1, (6, 7), "", SCORES)]
+    events: list[Event] = [STARTED, *parts, Delta(0, 0, (8,), " hi"), finished(0)]
+    check(events)
+    answer = completion_from(events)
+    assert answer.prompt is not None
+    assert (answer.prompt.token_ids, answer.prompt.text, answer.prompt.logprobs) == ((5, 6, 7), "say", SCORES)
+    assert answer.text == "say hi"
+
+
+def test_an_answer_without_parts_has_no_prompt() -> None:
+    answer = completion_from([STARTED, Delta(0, 0, (8,), "hi"), finished(0)])
+    assert (answer.prompt, answer.text) == (None, "hi")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [PromptPart(0, (5,), "")],
+        [STARTED, PromptPart(1, (5,), "")],
+        [STARTED, PromptPart(0, (5, 6), ""), PromptPart(1, (6,), "")],
+        [STARTED, Delta(0, 0, (8,), "hi"), PromptPart(0, (5,), "")],
+    ],
+)
+def test_parts_out_of_place_are_noticed(events: list[Event]) -> None:
+    with pytest.raises(ProtocolError):
+        check(events)
+
+
+def test_scores_of_some_tokens_only_are_no_whole_prompt() -> None:
+    parts = [PromptPart(0, (5,), ""), PromptPart(1, (6, 7), "", SCORES), PromptPart(3, (9,), "")]
+    with pytest.raises(ProtocolError, match="log-probabilities are missing"):
+        completion_from([STARTED, *parts, finished(0)])

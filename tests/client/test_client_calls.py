@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -15,7 +15,6 @@ from baton.client import (
     AsyncAdminClient,
     AsyncBatonClient,
     BatonClient,
-    Busy,
     Cancelled,
     DeadlineExceeded,
     Delta,
@@ -29,9 +28,7 @@ from baton.client import (
     Started,
     Unavailable,
 )
-
-if TYPE_CHECKING:
-    from tests.client.conftest import Answer, Events, FakeBaton
+from tests.client.conftest import Answer, Events, FakeBaton
 
 QUICK = RetryPolicy(attempts=3, first_wait_s=0.001, longest_wait_s=0.5)
 
@@ -77,7 +74,7 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
         client.close()
 
 
-def test_events_come_typed_and_in_order(baton: "FakeBaton", connect: Any) -> None:
+def test_events_come_typed_and_in_order(baton: FakeBaton, connect: Any) -> None:
     started, first, second, finished = connect(baton.target).generate("hi", max_tokens=3)
     assert started == Started("r-1", "tiny", 3, 2**63 + 1)
     assert (first, second) == (Delta(0, 0, (5,), "he"), Delta(0, 1, (6, 7), "llo"))
@@ -86,21 +83,21 @@ def test_events_come_typed_and_in_order(baton: "FakeBaton", connect: Any) -> Non
     assert (baton.requests[0].text, baton.requests[0].sampling.max_tokens) == ("hi", 3)
 
 
-def test_complete_collects(baton: "FakeBaton", connect: Any) -> None:
+def test_complete_collects(baton: FakeBaton, connect: Any) -> None:
     completion = connect(baton.target).complete([1, 2, 3])
     assert (completion.text, completion.choices[0].token_ids) == ("hello", (5, 6, 7))
     assert completion.usage.completion_tokens == 3
     assert list(baton.requests[0].token_ids.ids) == [1, 2, 3]
 
 
-def test_chat_sends_the_conversation(baton: "FakeBaton", connect: Any) -> None:
+def test_chat_sends_the_conversation(baton: FakeBaton, connect: Any) -> None:
     client = connect(baton.target)
     assert [type(event) for event in client.chat([Message("user", "hi")])] == [Started, Delta, Delta, Finished]
     assert client.complete_chat([{"role": "user", "content": "hi"}]).text == "hello"
     assert baton.requests[0] == baton.requests[1]
 
 
-def test_the_small_calls(baton: "FakeBaton", connect: Any) -> None:
+def test_the_small_calls(baton: FakeBaton, connect: Any) -> None:
     client = connect(baton.target)
     assert client.embed(["ab", [5, 6, 7]], dimensions=2, model="m").vectors == ((2.0, 2.0), (3.0, 3.0))
     named = client.embed("ab", prompt_name="query")
@@ -118,7 +115,7 @@ def test_the_small_calls(baton: "FakeBaton", connect: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [AdminClient, lambda target: Blocking(AsyncAdminClient(target))])
-def test_the_operator_sees_the_status(baton: "FakeBaton", kind: Any) -> None:
+def test_the_operator_sees_the_status(baton: FakeBaton, kind: Any) -> None:
     admin = kind(baton.target)
     try:
         assert (admin.status().ready, admin.status().active_requests) == (True, 2)
@@ -126,7 +123,7 @@ def test_the_operator_sees_the_status(baton: "FakeBaton", kind: Any) -> None:
         admin.close()
 
 
-def test_the_trace_context_travels(baton: "FakeBaton", connect: Any) -> None:
+def test_the_trace_context_travels(baton: FakeBaton, connect: Any) -> None:
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     connect(baton.target).complete("hi", traceparent=traceparent)
     assert baton.metadata[0]["traceparent"] == traceparent
@@ -134,7 +131,7 @@ def test_the_trace_context_travels(baton: "FakeBaton", connect: Any) -> None:
 
 @pytest.mark.parametrize("call", ["complete", "tokenize"])
 def test_a_server_that_is_away_for_a_moment_is_tried_again(
-    baton: "FakeBaton", connect: Any, aborting: Any, hello: "Answer", call: str
+    baton: FakeBaton, connect: Any, aborting: Any, hello: Answer, call: str
 ) -> None:
     away = aborting(grpc.StatusCode.UNAVAILABLE, "not ready")
     baton.answers = [away, away, hello]
@@ -143,7 +140,7 @@ def test_a_server_that_is_away_for_a_moment_is_tried_again(
 
 
 @pytest.mark.parametrize("call", ["complete", "tokenize"])
-def test_trying_again_ends(baton: "FakeBaton", connect: Any, aborting: Any, call: str) -> None:
+def test_trying_again_ends(baton: FakeBaton, connect: Any, aborting: Any, call: str) -> None:
     baton.answers = [aborting(grpc.StatusCode.UNAVAILABLE, "not ready")]
     with pytest.raises(Unavailable, match="not ready"):
         getattr(connect(baton.target), call)("hi")
@@ -151,7 +148,7 @@ def test_trying_again_ends(baton: "FakeBaton", connect: Any, aborting: Any, call
 
 
 def test_a_busy_server_is_tried_again_when_it_says_when(
-    baton: "FakeBaton", connect: Any, aborting: Any, hello: "Answer"
+    baton: FakeBaton, connect: Any, aborting: Any, hello: Answer
 ) -> None:
     retry = error_details_pb2.RetryInfo(retry_delay=Duration(nanos=150_000_000))
     baton.answers = [aborting(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", retry), hello]
@@ -160,14 +157,7 @@ def test_a_busy_server_is_tried_again_when_it_says_when(
     assert time.monotonic() - began >= 0.15
 
 
-def test_a_limit_is_not_tried_again(baton: "FakeBaton", connect: Any, aborting: Any) -> None:
-    baton.answers = [aborting(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large")]
-    with pytest.raises(Busy):
-        connect(baton.target).complete("hi")
-    assert len(baton.requests) == 1
-
-
-def test_bad_input_is_not_tried_again_and_names_the_field(baton: "FakeBaton", connect: Any, aborting: Any) -> None:
+def test_bad_input_is_not_tried_again_and_names_the_field(baton: FakeBaton, connect: Any, aborting: Any) -> None:
     violation = error_details_pb2.BadRequest.FieldViolation(field="sampling.top_p", description="not in (0, 1]")
     bad = error_details_pb2.BadRequest(field_violations=[violation])
     baton.answers = [aborting(grpc.StatusCode.INVALID_ARGUMENT, "sampling.top_p: not in (0, 1]", bad)]
@@ -178,7 +168,7 @@ def test_bad_input_is_not_tried_again_and_names_the_field(baton: "FakeBaton", co
 
 
 def test_an_answer_that_has_begun_is_never_repeated(
-    baton: "FakeBaton", connect: Any, events: "Events", aborting: Any
+    baton: FakeBaton, connect: Any, events: Events, aborting: Any
 ) -> None:
     lost = aborting(grpc.StatusCode.UNAVAILABLE, "worker lost")
 
@@ -192,7 +182,7 @@ def test_an_answer_that_has_begun_is_never_repeated(
     assert len(baton.requests) == 1
 
 
-def test_a_gap_in_the_answer_is_an_error_and_ends_the_call(baton: "FakeBaton", connect: Any, events: "Events") -> None:
+def test_a_gap_in_the_answer_is_an_error_and_ends_the_call(baton: FakeBaton, connect: Any, events: Events) -> None:
     def skips(request: Any, context: grpc.ServicerContext) -> Any:
         yield events.started()
         yield events.delta(1, [6], "llo")
@@ -204,13 +194,13 @@ def test_a_gap_in_the_answer_is_an_error_and_ends_the_call(baton: "FakeBaton", c
     assert baton.ended.wait(timeout=20)
 
 
-def test_an_answer_that_stops_short_is_an_error(baton: "FakeBaton", connect: Any, events: "Events") -> None:
+def test_an_answer_that_stops_short_is_an_error(baton: FakeBaton, connect: Any, events: Events) -> None:
     baton.answers = [lambda request, context: iter([events.started(), events.delta(0, [5], "he")])]
     with pytest.raises(ProtocolError, match="0 of 1"):
         list(connect(baton.target).generate("hi"))
 
 
-def test_the_clients_deadline_ends_a_call_and_reaches_the_server(baton: "FakeBaton", connect: Any) -> None:
+def test_the_clients_deadline_ends_a_call_and_reaches_the_server(baton: FakeBaton, connect: Any) -> None:
     def silent(request: Any, context: grpc.ServicerContext) -> Any:
         assert context.time_remaining() < 2.0
         baton.ended.wait(timeout=20)
@@ -223,7 +213,7 @@ def test_the_clients_deadline_ends_a_call_and_reaches_the_server(baton: "FakeBat
     assert baton.ended.wait(timeout=20)
 
 
-def test_retries_end_with_the_deadline(baton: "FakeBaton", connect: Any, aborting: Any) -> None:
+def test_retries_end_with_the_deadline(baton: FakeBaton, connect: Any, aborting: Any) -> None:
     baton.answers = [aborting(grpc.StatusCode.UNAVAILABLE, "not ready")]
     client = connect(baton.target, retry=RetryPolicy(attempts=1000, first_wait_s=0.05, longest_wait_s=0.05))
     began = time.monotonic()
@@ -232,7 +222,7 @@ def test_retries_end_with_the_deadline(baton: "FakeBaton", connect: Any, abortin
     assert time.monotonic() - began < 10.0
 
 
-def test_a_call_that_the_server_cancels_says_so(baton: "FakeBaton", connect: Any, aborting: Any) -> None:
+def test_a_call_that_the_server_cancels_says_so(baton: FakeBaton, connect: Any, aborting: Any) -> None:
     baton.answers = [aborting(grpc.StatusCode.CANCELLED, "shutting down")]
     client = connect(baton.target)
     for call in (client.complete, client.tokenize):

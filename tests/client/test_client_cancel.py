@@ -5,19 +5,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
 
 from baton.client import AsyncBatonClient, BatonClient, Cancelled, Started
-
-if TYPE_CHECKING:
-    from tests.client.conftest import Answer, Events, FakeBaton
+from tests.client.conftest import Answer, Events, FakeBaton
 
 
 @pytest.fixture
-def endless(baton: "FakeBaton", events: "Events") -> "FakeBaton":
+def endless(baton: FakeBaton, events: Events) -> FakeBaton:
     """Starts its answer and then says nothing until the call is over."""
 
     def answer(request: Any, context: grpc.ServicerContext) -> Any:
@@ -28,11 +26,11 @@ def endless(baton: "FakeBaton", events: "Events") -> "FakeBaton":
     return baton
 
 
-async def ended(baton: "FakeBaton") -> bool:
+async def ended(baton: FakeBaton) -> bool:
     return await asyncio.to_thread(baton.ended.wait, 20)
 
 
-def test_closing_the_generator_cancels(endless: "FakeBaton") -> None:
+def test_closing_the_generator_cancels(endless: FakeBaton) -> None:
     with BatonClient(endless.target) as client:
         events = client.generate("hi")
         assert isinstance(next(events), Started)
@@ -41,7 +39,7 @@ def test_closing_the_generator_cancels(endless: "FakeBaton") -> None:
         assert endless.ended.wait(timeout=20)
 
 
-def test_closing_the_client_ends_its_readers(endless: "FakeBaton") -> None:
+def test_closing_the_client_ends_its_readers(endless: FakeBaton) -> None:
     client = BatonClient(endless.target)
     events = client.generate("hi")
     next(events)
@@ -53,7 +51,7 @@ def test_closing_the_client_ends_its_readers(endless: "FakeBaton") -> None:
 
 
 def test_ctrl_c_that_leaves_a_lock_taken_does_not_hang_the_next_call(
-    endless: "FakeBaton", hello: "Answer", monkeypatch: pytest.MonkeyPatch
+    endless: FakeBaton, hello: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python may raise KeyboardInterrupt when `Condition.__enter__` has taken the lock and `with` has not begun."""
     endless.answers.append(hello)
@@ -82,7 +80,7 @@ def test_ctrl_c_that_leaves_a_lock_taken_does_not_hang_the_next_call(
     client.close()
 
 
-async def test_leaving_the_loop_under_aclosing_cancels(endless: "FakeBaton") -> None:
+async def test_leaving_the_loop_under_aclosing_cancels(endless: FakeBaton) -> None:
     async with AsyncBatonClient(endless.target) as client:
         async with aclosing(client.generate("hi")) as events:
             async for _ in events:
@@ -90,7 +88,7 @@ async def test_leaving_the_loop_under_aclosing_cancels(endless: "FakeBaton") -> 
         assert await ended(endless)
 
 
-async def test_cancelling_the_reading_task_cancels(endless: "FakeBaton") -> None:
+async def test_cancelling_the_reading_task_cancels(endless: FakeBaton) -> None:
     async with AsyncBatonClient(endless.target) as client:
         began = asyncio.Event()
         reader = asyncio.create_task(read(client, began.set))
@@ -101,7 +99,7 @@ async def test_cancelling_the_reading_task_cancels(endless: "FakeBaton") -> None
         assert await ended(endless)
 
 
-async def test_a_timeout_around_the_reader_stays_a_timeout(endless: "FakeBaton") -> None:
+async def test_a_timeout_around_the_reader_stays_a_timeout(endless: FakeBaton) -> None:
     async with AsyncBatonClient(endless.target) as client:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(10) as bound:
@@ -109,7 +107,7 @@ async def test_a_timeout_around_the_reader_stays_a_timeout(endless: "FakeBaton")
         assert await ended(endless)
 
 
-async def test_closing_the_async_client_ends_its_readers(endless: "FakeBaton") -> None:
+async def test_closing_the_async_client_ends_its_readers(endless: FakeBaton) -> None:
     client = AsyncBatonClient(endless.target)
     began = asyncio.Event()
     reader = asyncio.create_task(read(client, began.set))

@@ -5,17 +5,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from baton.client import AsyncBatonClient, BatonClient, RetryPolicy
-from baton.protos import baton_pb2_grpc
-from tests.client.conftest import Answer, FakeBaton
+from tests.client.conftest import Answer, FakeBaton, serving
 
 ADDRESSES = ("127.0.0.2", "127.0.0.3")
 ONCE = RetryPolicy(attempts=1)
@@ -64,21 +61,16 @@ class Router:
 @pytest.fixture
 def routers(hello: Answer) -> Iterator[list[Router]]:
     """One on each of ADDRESSES, on the same port."""
-    started, port, made = [], 0, []
-    for address in ADDRESSES:
-        router = Router(FakeBaton([hello]), health.HealthServicer())
-        server = grpc.server(ThreadPoolExecutor(max_workers=8))
-        baton_pb2_grpc.add_BatonServiceServicer_to_server(router.baton, server)
-        health_pb2_grpc.add_HealthServicer_to_server(router.health, server)
-        port = server.add_insecure_port(f"{address}:{port}")
-        router.baton.target = f"{address}:{port}"
-        router.serves(True)
-        server.start()
-        started.append(server)
-        made.append(router)
-    yield made
-    for server in started:
-        server.stop(grace=0).wait(timeout=WAIT_S)
+    port, made = "0", list[Router]()
+    with ExitStack() as servers:
+        for address in ADDRESSES:
+            router = Router(FakeBaton([hello]), health.HealthServicer())
+            server = servers.enter_context(serving(router.baton, f"{address}:{port}"))
+            health_pb2_grpc.add_HealthServicer_to_server(router.health, server)
+            port = router.baton.target.rpartition(":")[2]
+            router.serves(True)
+            made.append(router)
+        yield made
 
 
 @pytest.fixture

@@ -149,21 +149,6 @@ def test_token_ids_are_a_prompt_even_when_empty() -> None:
     assert generate_request([], {}).WhichOneof("prompt") == "token_ids"
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
-        ({"allowed_token_ids": [2**40]}, "sampling.allowed_token_ids"),
-        ({"bad_words": ["ok", [5], [-1]]}, "sampling.bad_word_token_ids[1].ids"),
-        ({"logprobs": -1}, "sampling.logprobs"),
-    ],
-)
-def test_what_the_wire_cannot_carry_is_refused_by_field(options: Any, field: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        generate_request("hi", options)
-    assert caught.value.field == field
-
-
 def test_one_stop_text_is_not_taken_for_its_letters() -> None:
     assert list(generate_request("hi", {"stop": "END"}).sampling.stop) == ["END"]
 
@@ -186,6 +171,10 @@ def test_messages_may_be_values_or_mappings() -> None:
         ({"stop": 5}, "sampling.stop"),
         ({"stop_token_ids": [-1]}, "sampling.stop_token_ids"),
         ({"cache_salt": "\ud800"}, "cache_salt"),
+        ({"logit_bias": {-1: 1.0}}, "sampling.logit_bias"),
+        ({"allowed_token_ids": [2**40]}, "sampling.allowed_token_ids"),
+        ({"bad_words": ["ok", [5], [-1]]}, "sampling.bad_word_token_ids[1].ids"),
+        ({"logprobs": -1}, "sampling.logprobs"),
     ],
 )
 def test_what_protobuf_cannot_carry_is_refused_with_the_field(options: Any, field: str) -> None:
@@ -215,3 +204,26 @@ def test_a_bad_prompt_is_refused_with_its_place(build: Any, field: str) -> None:
 def test_an_unknown_option_is_a_programming_error() -> None:
     with pytest.raises(TypeError, match="temprature"):
         generate_request("hi", {"temprature": 0.5})  # type: ignore[typeddict-unknown-key]
+
+
+def test_a_conversation_is_not_told_back() -> None:
+    with pytest.raises(InvalidRequest, match="echo"):
+        chat_request([{"role": "user", "content": "hi"}], {"echo": True})
+
+
+@pytest.mark.parametrize(
+    ("given", "wire"),
+    [
+        (False, baton_pb2.EARLY_STOPPING_UNSPECIFIED),
+        (True, baton_pb2.EARLY_STOPPING_FULL),
+        ("never", baton_pb2.EARLY_STOPPING_NEVER),
+    ],
+)
+def test_early_stopping_is_that_of_transformers(given: Any, wire: int) -> None:
+    assert generate_request("hi", {"early_stopping": given}).sampling.early_stopping == wire
+
+
+@pytest.mark.parametrize("given", ["always", 2, None])
+def test_an_unknown_early_stopping_is_refused(given: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"sampling\.early_stopping"):
+        generate_request("hi", {"early_stopping": given})

@@ -15,7 +15,7 @@ from baton.client.cluster import (
 from baton.client.convert import value_from
 from baton.client.errors import ProtocolError
 from baton.client.responses import embeddings_from, event_from, timeline_from
-from baton.client.types import Alternative, Delta, FinishReason, Model, Scores, TokenLogprob
+from baton.client.types import Alternative, Delta, FinishReason, Model, PromptPart, Scores, TokenLogprob
 from baton.client.why import RequestWhy
 from baton.protos import admin_pb2, baton_pb2, report_pb2, session_pb2
 
@@ -177,3 +177,13 @@ def test_the_status_of_a_cluster_loses_nothing() -> None:
     assert decode.load.pages == PageCounts(5, 1, 1, 3, 2, 1)
     assert (decode.load.running_sequences, decode.load.draining, decode.load.steps) == (2, True, 9)
     assert (prefill.role, prefill.load) == ("prefill", None)
+
+
+def test_a_part_is_read_from_its_message() -> None:
+    logprobs = baton_pb2.Logprobs(chosen=[-1], top_token_ids=[5, 9], top_logprobs=[-1, -3])
+    part = baton_pb2.PromptPart(offset=1, token_ids=[5], text="x", logprobs=logprobs)
+    event = event_from(baton_pb2.GenerateResponse(prompt=part))
+    assert isinstance(event, PromptPart)
+    assert (event.offset, event.token_ids, event.text) == (1, (5,), "x")
+    assert event.logprobs is not None
+    assert [(each.token_id, each.logprob, len(each.top)) for each in event.logprobs] == [(5, -1.0, 2)]

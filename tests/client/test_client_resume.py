@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -18,10 +18,7 @@ from baton.client import (
 )
 from baton.client.channel import CHANNEL_OPTIONS, targets_of
 from baton.protos import baton_pb2
-from tests.client.conftest import TOKEN
-
-if TYPE_CHECKING:
-    from tests.client.conftest import Answer, Events, FakeBaton, ResumingBaton
+from tests.client.conftest import TOKEN, Answer, Events, FakeBaton
 
 QUICK = RetryPolicy(attempts=3, resumes=5, first_wait_s=0.001, longest_wait_s=0.01)
 Complete = Callable[..., Completion]
@@ -46,7 +43,7 @@ def complete(request: pytest.FixtureRequest) -> Complete:
 
 
 def test_a_broken_stream_goes_on_at_the_next_router_behind_what_came(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer"
+    complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer
 ) -> None:
     baton.answers = [breaks]
     answer = complete(f"{baton.target},{other.target}", "hi", max_tokens=3)
@@ -58,10 +55,10 @@ def test_a_broken_stream_goes_on_at_the_next_router_behind_what_came(
 
 
 def test_a_router_that_does_not_know_the_stream_is_told_the_request(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer", rest: "Answer", aborting: Any
+    complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, rest: Answer, aborting: Any
 ) -> None:
     baton.answers = [breaks]
-    other.answers = [aborting(grpc.StatusCode.NOT_FOUND, "no such stream"), rest]
+    other.resumed = [aborting(grpc.StatusCode.NOT_FOUND, "no such stream"), rest]
     assert complete([baton.target, other.target], "hi", max_tokens=3).text == "héllö"
     request = other.requests[1].generate
     assert (request.text, request.sampling.max_tokens, request.request_id) == ("hi", 3, "r-1")
@@ -69,24 +66,24 @@ def test_a_router_that_does_not_know_the_stream_is_told_the_request(
 
 
 def test_a_stream_that_nobody_knows_is_not_found(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer", aborting: Any
+    complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, aborting: Any
 ) -> None:
-    baton.answers, other.answers = [breaks], [aborting(grpc.StatusCode.NOT_FOUND, "no such stream")]
+    baton.answers, other.resumed = [breaks], [aborting(grpc.StatusCode.NOT_FOUND, "no such stream")]
     with pytest.raises(ModelNotFound, match="no such stream"):
         complete([baton.target, other.target], "hi")
     assert len(other.requests) == 2
 
 
 def test_resuming_ends_where_nothing_comes_any_more(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer", aborting: Any
+    complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, aborting: Any
 ) -> None:
-    baton.answers, other.answers = [breaks], [aborting(grpc.StatusCode.UNAVAILABLE, "gone")]
+    baton.answers, other.resumed = [breaks], [aborting(grpc.StatusCode.UNAVAILABLE, "gone")]
     with pytest.raises(Unavailable):
         complete([baton.target, other.target], "hi")
 
 
 def test_a_stream_may_break_any_number_of_times_while_something_comes(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", events: "Events", breaks: "Answer", aborting: Any
+    complete: Complete, baton: FakeBaton, other: FakeBaton, events: Events, breaks: Answer, aborting: Any
 ) -> None:
     def one_more(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
         have = len(request.choices[0].token_ids)
@@ -97,13 +94,13 @@ def test_a_stream_may_break_any_number_of_times_while_something_comes(
         else:
             yield from aborting(grpc.StatusCode.UNAVAILABLE, "gone again")(request, context)
 
-    baton.answers, other.answers = [breaks], [one_more]
+    baton.answers, other.resumed = [breaks], [one_more]
     answer = complete([baton.target, other.target], "hi")
     assert answer.choices[0].token_ids == (5, *range(1, 21))
 
 
 def test_an_answer_that_has_ended_is_whole_whatever_breaks_then(
-    complete: Complete, baton: "FakeBaton", hello: "Answer", aborting: Any
+    complete: Complete, baton: FakeBaton, hello: Answer, aborting: Any
 ) -> None:
     def broken_at_the_end(request: Any, context: grpc.ServicerContext) -> Iterable[baton_pb2.GenerateResponse]:
         yield from hello(request, context)
@@ -116,10 +113,10 @@ def test_an_answer_that_has_ended_is_whole_whatever_breaks_then(
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_call_that_a_stopping_router_cancels_goes_on_at_the_next(
     complete: Complete,
-    baton: "FakeBaton",
-    other: "ResumingBaton",
-    events: "Events",
-    hello: "Answer",
+    baton: FakeBaton,
+    other: FakeBaton,
+    events: Events,
+    hello: Answer,
     aborting: Any,
     begun: bool,
 ) -> None:
@@ -135,17 +132,17 @@ def test_a_call_that_a_stopping_router_cancels_goes_on_at_the_next(
 
 
 def test_another_answer_in_its_place_is_a_fault(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", events: "Events", breaks: "Answer"
+    complete: Complete, baton: FakeBaton, other: FakeBaton, events: Events, breaks: Answer
 ) -> None:
     baton.answers = [breaks]
-    other.answers = [lambda request, context: iter([events.started(resume_token=TOKEN, seed=1)])]
+    other.resumed = [lambda request, context: iter([events.started(resume_token=TOKEN, seed=1)])]
     with pytest.raises(ProtocolError, match="another answer"):
         complete([baton.target, other.target], "hi")
 
 
 @pytest.mark.parametrize("retry", [RetryPolicy(attempts=1), RetryPolicy(resumes=0, first_wait_s=0.001)])
 def test_who_wants_no_retry_gets_the_break_itself(
-    complete: Complete, baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer", retry: RetryPolicy
+    complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, retry: RetryPolicy
 ) -> None:
     baton.answers = [breaks]
     with pytest.raises(Unavailable, match="Socket closed"):
@@ -153,7 +150,7 @@ def test_who_wants_no_retry_gets_the_break_itself(
     assert other.requests == []
 
 
-def test_a_router_that_cannot_be_reached_is_left_for_the_next(complete: Complete, baton: "FakeBaton") -> None:
+def test_a_router_that_cannot_be_reached_is_left_for_the_next(complete: Complete, baton: FakeBaton) -> None:
     assert complete(f"127.0.0.1:1, {baton.target}", "hi").text == "hello"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import pytest
@@ -15,10 +15,8 @@ import pytest
 from baton.cli.keys import make_certificates
 from baton.process.security.tls import TlsFiles
 from baton.protos import baton_pb2_grpc
+from tests.client.conftest import Answer, Events, FakeBaton
 from tests.fixtures.tools import tool
-
-if TYPE_CHECKING:
-    from tests.client.conftest import Answer, Events, FakeBaton, ResumingBaton
 
 RUN_TIMEOUT_S = 30
 
@@ -26,7 +24,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def command(node_client: list[str], baton: "FakeBaton") -> list[str]:
+def command(node_client: list[str], baton: FakeBaton) -> list[str]:
     return [*node_client, "--target", baton.target]
 
 
@@ -38,7 +36,7 @@ def run(command: list[str]) -> Run:
     return run
 
 
-def test_the_text_streams_to_the_terminal(run: Run, baton: "FakeBaton") -> None:
+def test_the_text_streams_to_the_terminal(run: Run, baton: FakeBaton) -> None:
     done = run("--max-tokens", "3", "--temperature", "0.5", "--seed", str(2**64 - 1), "hi")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
     sampling = baton.requests[0].sampling
@@ -47,7 +45,7 @@ def test_the_text_streams_to_the_terminal(run: Run, baton: "FakeBaton") -> None:
     assert not sampling.HasField("top_p")
 
 
-def test_chat_sends_a_message_of_the_user(run: Run, baton: "FakeBaton") -> None:
+def test_chat_sends_a_message_of_the_user(run: Run, baton: FakeBaton) -> None:
     done = run("--chat", "--max-tokens", "3", "hi")
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
     (request,) = baton.requests
@@ -79,7 +77,7 @@ def test_a_misuse_is_said_with_the_usage(run: Run, arguments: list[str], complai
 
 
 def test_the_variable_is_the_default_of_the_target(
-    node_client: list[str], baton: "FakeBaton", monkeypatch: pytest.MonkeyPatch
+    node_client: list[str], baton: FakeBaton, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BATON_TARGET", baton.target)
     done = subprocess.run([*node_client, "hi"], capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
@@ -96,13 +94,13 @@ def test_json_has_one_object_per_event(run: Run) -> None:
     assert events[3]["timings"]["transfer_bytes"] == "4096"
 
 
-def test_a_refusal_is_printed_with_its_code(run: Run, baton: "FakeBaton", aborting: Any) -> None:
+def test_a_refusal_is_printed_with_its_code(run: Run, baton: FakeBaton, aborting: Any) -> None:
     baton.answers = [aborting(grpc.StatusCode.INVALID_ARGUMENT, "text: empty")]
     done = run("")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "INVALID_ARGUMENT: text: empty\n")
 
 
-def test_a_gap_in_the_answer_is_noticed(run: Run, baton: "FakeBaton", events: "Events") -> None:
+def test_a_gap_in_the_answer_is_noticed(run: Run, baton: FakeBaton, events: Events) -> None:
     baton.answers = [lambda request, context: iter([events.started(), events.delta(1, [6], "llo"), events.finished()])]
     done = run("hi")
     assert done.returncode == 1
@@ -110,10 +108,10 @@ def test_a_gap_in_the_answer_is_noticed(run: Run, baton: "FakeBaton", events: "E
 
 
 def test_a_broken_stream_goes_on_at_the_next_router(
-    node_client: list[str], baton: "FakeBaton", other: "ResumingBaton", breaks: "Answer", rest: "Answer", aborting: Any
+    node_client: list[str], baton: FakeBaton, other: FakeBaton, breaks: Answer, rest: Answer, aborting: Any
 ) -> None:
     baton.answers = [breaks]
-    other.answers = [aborting(grpc.StatusCode.NOT_FOUND, "no such stream"), rest]
+    other.resumed = [aborting(grpc.StatusCode.NOT_FOUND, "no such stream"), rest]
     command = [*node_client, "--target", f"{baton.target},{other.target}", "--max-tokens", "3", "hi"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "héllö\n", "")
@@ -124,7 +122,7 @@ def test_a_broken_stream_goes_on_at_the_next_router(
 
 
 @pytest.fixture
-def tls(baton: "FakeBaton", tmp_path: Path) -> Iterator[tuple[str, Path]]:
+def tls(baton: FakeBaton, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """The same service on a port with TLS, and the authority of its certificate."""
     make_certificates(tmp_path / "tls", (), days=1)
     server = grpc.server(ThreadPoolExecutor(max_workers=4))
@@ -137,7 +135,7 @@ def tls(baton: "FakeBaton", tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_a_key_of_the_environment_goes_with_the_call_over_tls(
-    node_client: list[str], baton: "FakeBaton", tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
+    node_client: list[str], baton: FakeBaton, tls: tuple[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, authority = tls
     monkeypatch.setenv("BATON_API_KEY", "baton-secret")
@@ -148,7 +146,7 @@ def test_a_key_of_the_environment_goes_with_the_call_over_tls(
 
 
 def test_an_authority_that_did_not_sign_the_certificate_is_not_enough(
-    node_client: list[str], baton: "FakeBaton", tls: tuple[str, Path]
+    node_client: list[str], baton: FakeBaton, tls: tuple[str, Path]
 ) -> None:
     target, authority = tls
     command = [*node_client, "--target", target, "--timeout-s", "5", "hi", "--ca"]
@@ -160,7 +158,7 @@ def test_an_authority_that_did_not_sign_the_certificate_is_not_enough(
     assert baton.requests == []
 
 
-def test_ctrl_c_cancels_the_call(command: list[str], baton: "FakeBaton", events: "Events") -> None:
+def test_ctrl_c_cancels_the_call(command: list[str], baton: FakeBaton, events: Events) -> None:
     def endless(request: Any, context: grpc.ServicerContext) -> Any:
         yield events.started()
         baton.ended.wait(timeout=RUN_TIMEOUT_S)

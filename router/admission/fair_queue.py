@@ -1,12 +1,11 @@
-"""Order of waiting requests: tenants share in tokens, priority classes follow one another. Pure.
+"""Order of pending requests: fair shares of tokens between tenants, strict order between priority classes. Pure.
 
 Within a class it is start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights: a tenant's virtual time
-is its served tokens, and the tenant with the least is next. A tenant that comes (back) begins at the time of the tenant
-that was served last, so that no tenant saves up. Two tenants that wait all the time differ by at most the largest
-request of each.
+is the number of its served tokens, and the tenant with the lowest is next. A tenant that becomes active starts at the
+time of the tenant that was served last, so that no tenant saves up credit. The service of two tenants that are always
+active differs by at most the largest request of each.
 
-Classes are strict except for SPARE_SHARE of the tokens: that goes to the class, other than the first, whose oldest
-request is the oldest. So no class and no request waits for ever.
+SPARE_SHARE of the tokens goes to later classes, first to the one with the oldest request, so no request starves.
 """
 
 import heapq
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 SPARE_SHARE = 0.1
-"""Share of the tokens that does not go to the first class while several classes wait."""
+"""Share of the tokens that later classes get while the first class has pending requests."""
 
 Item = TypeVar("Item")
 
@@ -28,32 +27,32 @@ class Entry(Generic[Item]):
     item: Item
     tenant: str
     priority: int  # lower is earlier
-    tokens: int  # what it takes of the service; at least 1
+    tokens: int  # cost, at least 1
     number: int
 
 
 @dataclass(slots=True)
 class _Tenant(Generic[Item]):
     start: float  # virtual time, in tokens
-    tokens: int = 0  # of those that wait
+    tokens: int = 0  # sum over pending requests
     entries: deque[Entry[Item]] = field(default_factory=deque)  # oldest first, never empty
 
 
 class _Class(Generic[Item]):
-    """The requests of one priority."""
+    """Pending requests of one priority."""
 
     def __init__(self) -> None:
-        self.tenants: dict[str, _Tenant[Item]] = {}  # that wait now
+        self.tenants: dict[str, _Tenant[Item]] = {}  # active tenants
         self.tokens = 0
-        self._clock = 0.0  # virtual time of the last one served
-        self._left: dict[str, float] = {}  # tenants that do not wait and are ahead of the clock
+        self._clock = 0.0  # virtual time of the tenant that was served last
+        self._left: dict[str, float] = {}  # virtual times of inactive tenants that are ahead of the clock
 
     @property
     def oldest(self) -> int:
         return min(tenant.entries[0].number for tenant in self.tenants.values())
 
     def start_of(self, name: str) -> float:
-        """Virtual time at which this tenant's next request would begin if it came now."""
+        """Return the virtual time at which a new request of this tenant would start."""
         tenant = self.tenants.get(name)
         return max(self._clock, self._left.get(name, 0.0)) if tenant is None else tenant.start + tenant.tokens
 
@@ -80,7 +79,7 @@ class _Class(Generic[Item]):
             self._left[entry.tenant] = tenant.start
 
     def order(self) -> Iterator[Entry[Item]]:
-        """Return the waiting requests in order of service, if none came or went. The class must stay the same."""
+        """Yield the pending requests in order of service. The class must not change meanwhile."""
         ahead = [(tenant.start, tenant.entries[0].number, 0, tenant.entries) for tenant in self.tenants.values()]
         heapq.heapify(ahead)
         while ahead:
@@ -95,13 +94,13 @@ class _Class(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """An added request leaves by `take`, in any order, or by `withdraw`, which costs its tenant nothing."""
+    """Fair queue. A request leaves by `take`, in any order, or by `withdraw`, which costs its tenant nothing."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, _Class[Item]] = {}  # by priority; only those with requests
+        self._classes: dict[int, _Class[Item]] = {}  # by priority, without empty ones
         self._by_tenant: Counter[str] = Counter()
         self._arrivals = 0
-        self._spare = 0.0  # tokens that are due to other classes than the first
+        self._spare = 0.0  # tokens that later classes are owed
 
     def __len__(self) -> int:
         return self._by_tenant.total()
@@ -117,7 +116,7 @@ class FairQueue(Generic[Item]):
         return entry
 
     def take(self, entry: Entry[Item]) -> None:
-        """Remove a request that is served, in or out of turn. Raises: KeyError, ValueError if it does not wait."""
+        """Remove a served request, in or out of turn. Raises: KeyError, ValueError if it is not pending."""
         if len(self._classes) == 1:
             self._spare = 0.0
         elif entry.priority == min(self._classes):
@@ -127,11 +126,11 @@ class FairQueue(Generic[Item]):
         self._remove(entry, served=True)
 
     def withdraw(self, entry: Entry[Item]) -> None:
-        """Remove a request that is not served. Raises: KeyError, ValueError if it does not wait."""
+        """Remove a request without serving it. Raises: KeyError, ValueError if it is not pending."""
         self._remove(entry, served=False)
 
     def order(self) -> Iterator[Entry[Item]]:
-        """First the entry whose turn it is, then those that follow it. The queue must not change while this is read."""
+        """Yield the entries in order of service. The queue must not change meanwhile."""
         due = self._due()
         if due is not None:
             yield due
@@ -139,7 +138,7 @@ class FairQueue(Generic[Item]):
             yield from (entry for entry in self._classes[priority].order() if entry is not due)
 
     def newest_of_largest(self) -> Entry[Item] | None:
-        """The last that came of the tenant with the most requests here."""
+        """Return the newest request of the tenant with most pending requests."""
         if not self._by_tenant:
             return None
         largest, _ = self._by_tenant.most_common(1)[0]
@@ -147,9 +146,7 @@ class FairQueue(Generic[Item]):
         return max((tenant.entries[-1] for tenant in waiting if tenant is not None), key=lambda entry: entry.number)
 
     def tokens_ahead(self, tenant: str, priority: int) -> float:
-        """Return the tokens that are probably served before a request that came now. One more waiting request never
-        lowers it.
-        """
+        """Estimate the tokens served before a new request. Further pending requests never lower the estimate."""
         ahead = float(sum(each.tokens for earlier, each in self._classes.items() if earlier < priority))
         own = self._classes.get(priority)
         if own is not None:
@@ -162,7 +159,7 @@ class FairQueue(Generic[Item]):
         return ahead / (1 - SPARE_SHARE) if any(later > priority for later in self._classes) else ahead
 
     def _due(self) -> Entry[Item] | None:
-        """The request of a later class whose turn it is, if it is."""
+        """Return the next request of a later class, if the spare tokens cover it."""
         if len(self._classes) < 2:
             return None
         first = min(self._classes)

@@ -1,10 +1,9 @@
-"""Use of the limits of each API key, here and at the other routers. Pure: `now` is in monotonic seconds.
+"""Limits of each API key and their use at all routers. Pure: `now` is in monotonic seconds.
 
-Requests and tokens have a token bucket each (Turner, "New directions in communications", 1986): it holds a minute's
-worth and fills evenly, so that an idle key may use a minute's worth immediately. Tokens of an answer are charged as
-they are generated; no answer is cut off for them, but the next request waits until the debt is paid. Use at other
-routers is charged when their report arrives (router/fleet/peers.py), as a debt if need be: over minutes, no more is
-admitted than at one router.
+Requests and tokens have a token bucket each (Turner, "New directions in communications", 1986) with a capacity of one
+minute's limit, so that an idle key may use it in a burst. Tokens of an answer are charged as they are generated; no
+answer is cut off, but the next request is rejected until the debt is paid. Use at other routers is charged when their
+share arrives (router/fleet/peers.py): averaged over minutes, all routers together admit what one would.
 """
 
 from collections import deque
@@ -13,11 +12,10 @@ from typing import NamedTuple
 
 from baton.process.errors import RateLimited
 from baton.process.security.api_keys import KeyLimits
+from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.placement.peer_load import KeyUse
 
 MINUTE_S = 60.0
-BUSY_RETRY_S = 1.0
-"""RetryInfo for a key with too many requests at once: it is not known when one of them ends."""
 
 
 class _PeerUse(NamedTuple):
@@ -29,7 +27,7 @@ class _PeerUse(NamedTuple):
 
 
 class Bucket:
-    """Holds at most `per_minute`; below zero is a debt."""
+    """Token bucket with a capacity of `per_minute`; a negative level is a debt."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._per_minute = per_minute
@@ -41,7 +39,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: int, now: float) -> float:
-        """Return the time until `amount` is there, 0 if it is. More than the capacity is there when full."""
+        """Return the time until the bucket has `amount`, or is full if that is less."""
         self._fill(now)
         missing = min(amount, self._per_minute) - self._level
         return max(0.0, missing * MINUTE_S / self._per_minute)
@@ -66,19 +64,19 @@ class KeyMeter:
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0
-        """Requests that have begun here and not ended."""
+        """In-flight requests at this router."""
         self.active_on_peers = 0
         self._begun = 0
         self._charged_tokens = 0
         self._tenant = tenant
         self._limits = KeyLimits()
-        self._peer_use: deque[_PeerUse] = deque()  # of a minute
+        self._peer_use: deque[_PeerUse] = deque()  # last minute
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.follow(limits, now)
 
     def follow(self, limits: KeyLimits, now: float) -> None:
-        """The key's limits are these by now; earlier use stays charged."""
+        """Apply the key's present limits; earlier use stays charged."""
         if limits != self._limits:
             self._forget_old(now)
             requests = sum(use.requests for use in self._peer_use)
@@ -109,27 +107,21 @@ class KeyMeter:
         """Charge one request. Raises: RateLimited, without a charge."""
         most = self._limits.concurrency
         if most is not None and self.active + self.active_on_peers >= most:
-            raise self._refusal("concurrency", f"{most} requests at once", BUSY_RETRY_S)
-        if self._tokens is not None and (wait_s := self._tokens.wait_s(1, now)) > 0:
-            raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
+            raise self._refusal("concurrency", f"{most} concurrent requests", RETRY_AFTER_S)
+        self._check_tokens(1, now)
         if self._requests is not None:
             wait_s = self._requests.wait_s(1, now)
             if wait_s > 0:
-                allowed = f"{self._limits.requests_per_minute} requests a minute"
+                allowed = f"{self._limits.requests_per_minute} requests per minute"
                 raise self._refusal("requests_per_minute", allowed, wait_s)
             self._requests.take(1, now)
         self.active += 1
         self._begun += 1
 
     def charge_prompt(self, tokens: int, now: float) -> None:
-        """Charge a prompt; one longer than a minute's worth needs a full bucket. Raises: RateLimited."""
-        if self._tokens is None:
-            return
-        wait_s = self._tokens.wait_s(tokens, now)
-        if wait_s > 0:
-            raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens a minute", wait_s)
-        self._tokens.take(tokens, now)
-        self._charged_tokens += tokens
+        """Charge a prompt; one longer than the limit needs a full bucket. Raises: RateLimited."""
+        self._check_tokens(tokens, now)
+        self.charge_answer(tokens, now)
 
     def charge_answer(self, tokens: int, now: float) -> None:
         if self._tokens is not None:
@@ -139,18 +131,23 @@ class KeyMeter:
     def end(self) -> None:
         self.active -= 1
 
+    def _check_tokens(self, tokens: int, now: float) -> None:
+        """Raise RateLimited if the bucket lacks `tokens`."""
+        if self._tokens is not None and (wait_s := self._tokens.wait_s(tokens, now)) > 0:
+            raise self._refusal("tokens_per_minute", f"{self._limits.tokens_per_minute} tokens per minute", wait_s)
+
     def _refusal(self, limit: str, allowed: str, retry_after_s: float) -> RateLimited:
         return RateLimited(f"the API key {self._tenant} allows {allowed}", limit, retry_after_s)
 
 
 class KeyMeters:
-    """The meters of all keys that have limits."""
+    """Meters of all keys with limits."""
 
     def __init__(self) -> None:
         self._meters: dict[str, KeyMeter] = {}
 
     def begin(self, tenant: str, limits: KeyLimits, now: float) -> KeyMeter:
-        """The meter on which this request has begun; call its `end` later. Raises: RateLimited."""
+        """Charge a new request and return its meter, whose `end` must be called later. Raises: RateLimited."""
         meter = self._meters.get(tenant)
         if meter is None:
             meter = self._meters[tenant] = KeyMeter(tenant, limits, now)
@@ -159,23 +156,23 @@ class KeyMeters:
         return meter
 
     def uses(self) -> dict[str, KeyUse]:
-        """Return the use of keys with limits at this router, by name."""
+        """Return the use of each key at this router."""
         return {tenant: use for tenant, meter in self._meters.items() if (use := meter.use).requests > 0}
 
     def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
-        """Charge what another router admitted, for a key that may be unknown here."""
+        """Charge a request that another router admitted; the key may be unknown here."""
         if tenant not in self._meters:
             self._meters[tenant] = KeyMeter(tenant, KeyLimits(), now)
         self._meters[tenant].taken_elsewhere(requests, tokens, now)
 
     def active_on_peers(self, active: Mapping[str, int]) -> None:
-        """Requests that are active at all other routers now, by name of the key."""
+        """Set the number of in-flight requests at all other routers, by key."""
         for tenant, meter in self._meters.items():
             meter.active_on_peers = active.get(tenant, 0)
 
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
-    """Return the bucket for a changed limit. `taken`: recent use elsewhere, which a new bucket has not seen."""
+    """Return the bucket for a changed limit. `taken`: recent use at other routers, charged to a new bucket."""
     if per_minute is None:
         return None
     if bucket is None:

@@ -1,13 +1,12 @@
-"""Requests that wait for room: the fair queue decides which is next, the placement whether there is room.
+"""Queue of requests that wait for capacity: the fair queue decides which is next, the placement whether it fits.
 
-A request that cannot be served in time is refused at once with the time to come back, before anything was computed
-for it. A placement is charged to the cluster as soon as it is made; its owner returns the charge, and reports here when
-the attempt has ended.
+A request that cannot be served in time is rejected immediately with a retry time, before anything is computed for it.
+A placement is charged to the cluster immediately; its owner releases the charge and reports the end of the attempt.
 
-How long a request will wait is estimated from the tokens ahead and the rate at which room became free while others
-waited. Tokens are what requests are charged: the uncached part of the prompt, and an answer of the usual length. Time
-in which no request waited does not show what the workers can do and is left out. Until enough time with waiting
-requests has passed, Little's law stands in: the tokens on the workers, by how long a request stays there.
+The wait is estimated from the tokens ahead and the rate at which capacity is released while requests are pending. A
+request's tokens are the uncached part of its prompt plus an answer of the usual length. Time without pending requests
+does not show the workers' capacity and is left out. Until enough time with pending requests has passed, Little's law
+gives the rate: tokens on the workers, divided by the service time of a request.
 """
 
 import asyncio
@@ -37,33 +36,34 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 
 RECENT_S = 10.0
-"""Minimum window of waiting time; older time decays by 1/e. See RECENT_ENDS."""
+"""Minimum time constant of the measured rate, in seconds with pending requests."""
 RECENT_ENDS = 4.0
-"""Requests may take minutes each. So many that ended are looked back on, however long ago they did."""
-_GAP_KEPT = 0.7  # of the earlier knowledge of the time between two ends, by each further one
+"""Minimum time constant of the measured rate, in completed requests, which may take minutes each."""
+_GAP_KEPT = 0.7  # decay of the mean time between two completions, per completion
 GUESS_S = 1.0
-"""The rate that Little's law gives counts as much as so many seconds of measurement."""
+"""Weight of the rate by Little's law, as seconds of measurement."""
 MOST_COUNTED_S = 1.0
-"""Maximum time counted at once. Workers report several times a second: a longer time is one in which this process stood
-still.
+"""Maximum time between two updates that counts: workers report several times per second, so in a longer time this
+process was stopped.
 """
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
-RETRY_UNKNOWN_S = 1.0
-_KEPT = 0.98  # of the earlier knowledge of stays, by each further one
+RETRY_AFTER_S = 1.0
+"""Retry time for clients if no better one is known."""
+_KEPT = 0.98  # decay of the mean service time, per completion
 
 
 class WaitEstimate:
-    """Notified of every request that is dispatched and that ends. `now` is a reading of the monotonic clock."""
+    """Estimate of waiting times, updated with every dispatched and completed request. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self._in_flight_tokens = 0
         self._some_wait = False
         self._counted_to_s = 0.0
-        self._freed_tokens = 0.0  # while some waited, the recent ones
-        self._waiting_s = 0.0  # and how long that was
-        self._since_end_s = 0.0  # of that, since the last request ended
-        self._gap_s = 0.0  # and usually, from one end to the next
-        # Of requests that were answered, decaying:
+        self._freed_tokens = 0.0  # decaying sum of tokens released while requests were pending
+        self._waiting_s = 0.0  # decaying sum of time with pending requests
+        self._since_end_s = 0.0  # time with pending requests since the last completion
+        self._gap_s = 0.0  # mean time between completions while requests were pending
+        # Decaying sums over completed requests:
         self._stays = 0.0
         self._stayed_s = 0.0
         self._stayed_tokens = 0.0
@@ -116,7 +116,7 @@ class WaitEstimate:
     def retry_after_s(self, tokens: float, now: float) -> float:
         """Return the time after which a client should retry while `tokens` wait: never shorter for more of them."""
         wait_s = self.wait_s(tokens, now)
-        return RETRY_UNKNOWN_S if wait_s is None else min(max(wait_s, RETRY_LEAST_S), RETRY_MOST_S)
+        return RETRY_AFTER_S if wait_s is None else min(max(wait_s, RETRY_LEAST_S), RETRY_MOST_S)
 
     def _count(self, now: float) -> None:
         passed_s, self._counted_to_s = max(0.0, now - self._counted_to_s), max(now, self._counted_to_s)
@@ -129,16 +129,14 @@ class WaitEstimate:
             self._since_end_s += passed_s
 
 
-RETRY_AFTER_S = 1.0
-"""RetryInfo's time where no better one is known."""
 BEGUN_PRIORITY = -1000
-"""Priority of a request that was dispatched before: ahead of all others, and never rejected for a long queue."""
+"""Priority of a retried request: ahead of all others, and never rejected for a long queue."""
 PLANNED_SHARE = 0.8
-"""The share of the time until a deadline that may be planned for. The rest is for errors of the estimates."""
+"""Share of the time until a deadline that may be planned; the rest covers errors of the estimates."""
 QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
-"""Causes of refusals, for counters."""
+"""Causes of rejections, as counted in metrics."""
 SURE_SHARE = 0.8
-"""Share of the usual service time: a request that has less time left does not overtake others that wait."""
+"""Share of the usual service time: with less time left, a pending request is rejected in favour of others."""
 
 
 ABSENT = {
@@ -146,7 +144,7 @@ ABSENT = {
     NoRoom.NO_DECODE_WORKER: "decode worker",
     NoRoom.NO_POOLING_WORKER: "prefill worker whose release makes vectors",
 }
-"""Missing workers by reason."""
+"""Missing kind of worker, by reason."""
 
 
 def no_workers(reason: NoRoom) -> Unavailable:
@@ -155,15 +153,15 @@ def no_workers(reason: NoRoom) -> Unavailable:
 
 def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
     if request.pooled:
-        what = f"the prompt needs {request.longest_blocks} KV blocks, more than any worker has that computes it"
+        what = f"needs {request.longest_blocks} KV blocks, more than the pool of any worker has; shorten it"
         return InvalidArgument("prompt", what, reason="NEVER_FITS")
     if reason is NoRoom.TOO_MANY_CHOICES:
         return InvalidArgument(
-            "sampling.n", f"no decode worker has batch slots for {request.choices} sequences", reason="NEVER_FITS"
+            "sampling.n", f"{request.choices} sequences exceed the batch of every decode worker", reason="NEVER_FITS"
         )
     return InvalidArgument(
         "sampling.max_tokens",
-        f"prompt and answer may need {request.longest_blocks} KV blocks, more than any decode worker has",
+        f"prompt and answer may need {request.longest_blocks} KV blocks, more than any decode worker has; lower it",
         reason="NEVER_FITS",
     )
 
@@ -178,7 +176,7 @@ class AdmissionLimits:
 
 @dataclass(frozen=True, slots=True)
 class RequestClass:
-    """The tenant, how early it would like to go (lower is earlier), and when it must have ended, monotonic."""
+    """Tenant, priority (lower is earlier) and deadline (monotonic seconds) of a request."""
 
     tenant: str = ""
     priority: int = 0
@@ -187,7 +185,7 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Result of an admission. `route_began_s`: start of the placement, in monotonic seconds."""
+    """Result of a successful admission. `route_began_s`: start of the placement, monotonic."""
 
     placement: Placement
     route_began_s: float
@@ -196,16 +194,16 @@ class Admitted:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """Request that waits, or has just been settled."""
+    """Attempt that waits for admission, or has just been settled."""
 
     attempt_id: int
     request: PlacementRequest
     block_hashes: Sequence[bytes]
     request_class: RequestClass
     on_settled: Callable[[Admitted | BatonError], None]
-    overtaken_tokens: int = 0  # of requests that went before it out of their turn
+    overtaken_tokens: int = 0  # tokens of requests that overtook it
     outcome: Admitted | BatonError | None = None
-    patience: asyncio.TimerHandle | None = None  # runs while it waits
+    patience: asyncio.TimerHandle | None = None  # maximum wait, while pending
 
     def settle(self, outcome: Admitted | BatonError) -> None:
         self.outcome = outcome
@@ -216,14 +214,14 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """A request that was dispatched and has not ended."""
+    """In-flight attempt."""
 
     tokens: int
     since_s: float
 
 
 class WaitForecast:
-    """Forecast of the waits in one queue, and of the requests that cannot be served in time."""
+    """Forecast of waiting times in one queue, by which requests that would be late are rejected."""
 
     def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
         self._queue = queue
@@ -238,14 +236,13 @@ class WaitForecast:
         return self._estimate.retry_after_s(ahead, self._clock())
 
     def refuse_late(self, request_class: RequestClass, tokens: int | None = None) -> None:
-        """Reject a new request that could not be served in time. `tokens`: its charge, if known. Raises:
-        ResourceExhausted.
-        """
+        """Reject a new request that would be late. `tokens`: its charge, if known. Raises: ResourceExhausted."""
         if not self._queue or request_class.priority == BEGUN_PRIORITY:
             return
         own = self._queue.waiting_of(request_class.tenant)
         if own >= self._limits.max_waiting_per_tenant:
-            raise self.refusal(f"{own} requests of this caller are pending already", request_class, QUEUE_FULL)
+            message = f"{own} requests of this caller are pending, the maximum; retry later"
+            raise self.refusal(message, request_class, QUEUE_FULL)
         now, tokens = self._clock(), self._estimate.usual_tokens if tokens is None else tokens
         ahead = self._queue.tokens_ahead(request_class.tenant, request_class.priority) + tokens
         wait_s = self._estimate.wait_s(ahead, now)
@@ -256,7 +253,7 @@ class WaitForecast:
             raise self.refusal(message, request_class, NO_TIME)
 
     def would_miss_deadline(self, entry: Entry[Ticket], now: float) -> bool:
-        """Return whether the deadline will pass before the answer, while others wait that can be answered."""
+        """Return whether the deadline will pass before the answer is complete, while other requests are pending."""
         needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
         return len(self._queue) > 1 and now + needed_s > entry.item.request_class.deadline_s
 
@@ -275,95 +272,17 @@ class WaitForecast:
         self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
 
     def some_wait(self, waits: bool) -> None:
-        """Record whether a request waits for capacity, and not for absent workers, which do not show how fast workers
-        are.
-        """
+        """Record whether requests wait for capacity. Waiting for absent workers does not count."""
         self._estimate.some_wait(waits, self._clock())
 
 
 OVERTAKING = 1.0
+"""Maximum tokens that may overtake a pending request, as a multiple of its own."""
 LOOK_AHEAD = 64
-"""Maximum number of entries searched for one that fits: a full queue is not scanned for each answer."""
+"""Maximum number of entries searched for one that fits."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Need:
-    fingerprint: bytes
-    adapter: Adapter | None
-    blocks: int
-    choices: int
-    pooled: bool
-
-    def covers(self, other: "_Need") -> bool:
-        """Return whether this request cannot fit if the other one did not."""
-        same = self.fingerprint == other.fingerprint and self.adapter == other.adapter and self.pooled == other.pooled
-        return same and self.blocks >= other.blocks and self.choices >= other.choices
-
-
-class AdmissionPass:
-    """One pass over the waiting requests: which is tried next, and which may overtake one that does not fit.
-
-    A request that does not fit lets smaller ones overtake it until they have taken OVERTAKING times its size. From then
-    on the capacity that running requests release is kept for it. So a large request delays small ones no longer than
-    the workers need to make room for it, and waits for them no longer than for another of its size.
-
-    An entry from `next` is then placed, removed for another reason, or reported as not fitting.
-    """
-
-    def __init__(self, queue: FairQueue[Ticket]) -> None:
-        self._queue = queue
-        self._held: dict[int, Entry[Ticket]] = {}  # without room, by number, in the order of their turn
-        self._unmet: list[_Need] = []
-        self._unserved: set[_Kind] = set()
-
-    @property
-    def some_without_workers(self) -> bool:
-        return bool(self._unserved)
-
-    def next(self) -> Entry[Ticket] | None:
-        is_kept = False  # room with decode workers, for a request that was overtaken
-        for entry in islice(self._queue.order(), LOOK_AHEAD):
-            request = entry.item.request
-            if _kind(request) in self._unserved or (is_kept and not request.pooled):
-                continue
-            if entry.number not in self._held:
-                need = _need(request)
-                if not any(need.covers(unmet) for unmet in self._unmet):
-                    return entry
-                self._held[entry.number] = entry
-            if entry.item.overtaken_tokens >= OVERTAKING * entry.tokens:
-                if request.pooled:
-                    return None
-                is_kept = True
-        return None
-
-    def without_room(self, entry: Entry[Ticket]) -> None:
-        self._held[entry.number] = entry
-        self._unmet.append(_need(entry.item.request))
-
-    def without_workers(self, entry: Entry[Ticket]) -> None:
-        """Skip a request that no worker could take: it delays no other request."""
-        self._unserved.add(_kind(entry.item.request))
-
-    def served(self, entry: Entry[Ticket]) -> None:
-        """Count a served request against those that it overtook, unless it has no answer and so takes no credit that
-        they need.
-        """
-        for held in self._held.values():
-            if held.item.request.pooled or not entry.item.request.pooled:
-                held.item.overtaken_tokens += entry.tokens
-
-
-def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
-    """The tokens that a request is charged: the uncached part of its prompt, and answers of the usual length."""
-    return request.prompt_tokens - cached_tokens + request.choices * request.charged_answer_tokens
-
-
-def _need(request: PlacementRequest) -> _Need:
-    return _Need(request.fingerprint, request.adapter, request.charged_blocks, request.choices, request.pooled)
-
-
-class _Kind(NamedTuple):
+class _RequestKind(NamedTuple):
     """Kind of requests that the same workers can serve."""
 
     fingerprint: bytes
@@ -371,19 +290,84 @@ class _Kind(NamedTuple):
     pooled: bool
 
 
-def _kind(request: PlacementRequest) -> _Kind:
-    return _Kind(request.fingerprint, request.adapter, request.pooled)
+def _kind(request: PlacementRequest) -> _RequestKind:
+    return _RequestKind(request.fingerprint, request.adapter, request.pooled)
+
+
+def _covers(request: PlacementRequest, unmet: PlacementRequest) -> bool:
+    """Return whether the request cannot fit because a smaller one of its kind did not."""
+    is_larger = request.charged_blocks >= unmet.charged_blocks and request.choices >= unmet.choices
+    return is_larger and _kind(request) == _kind(unmet)
+
+
+class AdmissionPass:
+    """One pass over the pending requests: which is tried next, and which may overtake one that does not fit.
+
+    Smaller requests overtake one that does not fit until their tokens are OVERTAKING times its own. From then on the
+    capacity that in-flight requests release is reserved for it. So a large request delays small ones no longer than the
+    workers need to make room for it, and waits for them no longer than for another request of its size.
+
+    The caller then places the entry from `next`, removes it, or reports that it does not fit.
+    """
+
+    def __init__(self, queue: FairQueue[Ticket]) -> None:
+        self._queue = queue
+        self._held: dict[int, Entry[Ticket]] = {}  # entries that do not fit, by number, in order of service
+        self._unmet: list[PlacementRequest] = []
+        self._unserved: set[_RequestKind] = set()
+
+    @property
+    def some_without_workers(self) -> bool:
+        return bool(self._unserved)
+
+    def next(self) -> Entry[Ticket] | None:
+        is_reserved = False  # capacity of decode workers is reserved for an overtaken request
+        for entry in islice(self._queue.order(), LOOK_AHEAD):
+            request = entry.item.request
+            if _kind(request) in self._unserved or (is_reserved and not request.pooled):
+                continue
+            if entry.number not in self._held:
+                if not any(_covers(request, unmet) for unmet in self._unmet):
+                    return entry
+                self._held[entry.number] = entry
+            if entry.item.overtaken_tokens >= OVERTAKING * entry.tokens:
+                if request.pooled:
+                    return None
+                is_reserved = True
+        return None
+
+    def without_room(self, entry: Entry[Ticket]) -> None:
+        self._held[entry.number] = entry
+        self._unmet.append(entry.item.request)
+
+    def without_workers(self, entry: Entry[Ticket]) -> None:
+        """Skip requests of a kind without workers: they delay no other request."""
+        self._unserved.add(_kind(entry.item.request))
+
+    def served(self, entry: Entry[Ticket]) -> None:
+        """Count a served request as overtaking the entries that do not fit.
+
+        A pooled request needs no credit, so it overtakes pooled requests only.
+        """
+        for held in self._held.values():
+            if held.item.request.pooled or not entry.item.request.pooled:
+                held.item.overtaken_tokens += entry.tokens
+
+
+def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
+    """Return the charge of a request: the uncached part of its prompt, and answers of the charged length."""
+    return request.prompt_tokens - cached_tokens + request.choices * request.charged_answer_tokens
 
 
 class Unmet(NamedTuple):
-    """A request that there is no room for, and the workers as they were when that was decided."""
+    """Request that does not fit, and the workers as its placement saw them."""
 
     request: PlacementRequest
     workers: Sequence[WorkerView]
 
 
 class CreditRequest(NamedTuple):
-    """The request's needs, beside this router's present charges on the worker."""
+    """Credit that a pending request needs on a worker, in addition to this router's charges there."""
 
     endpoint: str
     blocks: int
@@ -391,20 +375,15 @@ class CreditRequest(NamedTuple):
 
 
 class CreditRequester:
-    """Asks a decode worker to lend more where the first waiting request is larger than this router's share anywhere.
-
-    One worker at a time.
-    """
+    """Requests a credit loan from one decode worker if the first pending request exceeds this router's share on all."""
 
     def __init__(self, on_credit_request: Callable[[CreditRequest], None]) -> None:
-        """Create a requester. `on_credit_request` is called with 0 blocks and 0 slots when nothing more is wanted from
-        a worker.
-        """
+        """Create a requester. `on_credit_request` is called with 0 blocks and 0 slots to end a loan."""
         self._on_credit_request = on_credit_request
         self._wanted: CreditRequest | None = None
 
     def follow(self, unmet: Unmet | None) -> None:
-        """The first request that has no room now; None: all have been placed."""
+        """Update the loan. `unmet`: the first request that does not fit; None: all were placed."""
         wanted = (
             None if unmet is None else credit_request(unmet, None if self._wanted is None else self._wanted.endpoint)
         )
@@ -418,9 +397,7 @@ class CreditRequester:
 
 
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
-    """Return the credit to request; None if the request only waits for others of this router. `asked`: last worker
-    asked.
-    """
+    """Return the loan to request; None if this router's share suffices on some worker. `asked`: the present lender."""
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
     workers = [worker for worker in workers if ineligible(request, worker) not in NEVER]
@@ -432,7 +409,7 @@ def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
 
 
 def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
-    """Return the need beyond this router's maximum credit there, as a share of the worker."""
+    """Return the need beyond this router's share of the credit, relative to the worker's capacity."""
     blocks = (request.charged_on(worker) - worker.limit_blocks) / worker.total_blocks
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
@@ -442,7 +419,7 @@ def _raise(error: Exception) -> None:
 
 
 class AdmissionQueue:
-    """Requests that wait for their turn and for capacity. Call `pump` whenever capacity may have been released."""
+    """Queue of pending requests. Call `pump` whenever capacity may have been released."""
 
     def __init__(
         self,
@@ -460,8 +437,8 @@ class AdmissionQueue:
         self._clock = clock or time.monotonic
         self._queue: FairQueue[Ticket] = FairQueue()
         self.forecast = WaitForecast(self._queue, limits, self._clock)
-        self._patience: asyncio.TimerHandle | None = None  # runs while a role is absent
-        self._pumping: asyncio.Handle | None = None  # until the turn of the event loop is over
+        self._patience: asyncio.TimerHandle | None = None  # set while a role is absent
+        self._pumping: asyncio.Handle | None = None  # set while `pump` is scheduled
         self._on_fault = on_fault
         self._credit_requests = CreditRequester(on_credit_request)
 
@@ -479,14 +456,14 @@ class AdmissionQueue:
     ) -> Entry[Ticket]:
         """Queue a request. `on_settled` is called once, perhaps before this returns.
 
-        Then the attempt is charged on its workers, or refused with ResourceExhausted (no capacity in time), Unavailable
-        (no workers), or InvalidArgument (can never fit). Raises: ResourceExhausted if it cannot be queued.
+        The attempt is then charged on its workers, or rejected with ResourceExhausted (no capacity in time),
+        Unavailable (no workers), or InvalidArgument (never fits). Raises: ResourceExhausted if it cannot be queued.
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((known_tokens(request, view) for view in views), default=0))
         self.forecast.refuse_late(request_class, tokens)
         if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
-            self.pump()  # there may be room since this turn of the event loop began
+            self.pump()  # capacity may have been released in this event-loop iteration
             views = self._cluster.snapshot(block_hashes, request.turn)
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(request_class)
@@ -514,17 +491,17 @@ class AdmissionQueue:
     def adopted(
         self, attempt_id: int, placement: Placement, request: PlacementRequest, block_hashes: Sequence[bytes]
     ) -> None:
-        """An answer that its worker already makes continues here: it waits for no turn."""
+        """Charge an answer that its worker already generates for another router; it needs no admission."""
         self._cluster.charge(attempt_id, placement, request, block_hashes)
         tokens = charged_tokens(request, placement.decode_hit_tokens)
         self.forecast.dispatched(attempt_id, tokens, self._clock())
 
     def ended(self, attempt_id: int, answered: bool) -> None:
-        """An admitted attempt takes up no room any more. `answered`: to its end."""
+        """Record that an admitted attempt released its capacity. `answered`: it completed."""
         self.forecast.ended(attempt_id, answered)
 
     def pump(self) -> None:
-        """Place those whose turn it is, until the next must wait."""
+        """Place requests in turn until the next one must wait."""
         self._pump()
 
     def pump_soon(self) -> None:
@@ -543,14 +520,12 @@ class AdmissionQueue:
             self._on_fault(error)
 
     def _pump(self, newest: Ticket | None = None, seen: Sequence[WorkerView] | None = None) -> None:
-        """Place the requests whose turn it is. `seen`: snapshot for the newest request, valid until another one is
-        placed.
-        """
+        """Place requests in turn. `seen`: snapshot for the newest request, valid until another one is placed."""
         admission_pass, unmet = AdmissionPass(self._queue), None
         while (entry := admission_pass.next()) is not None:
             ticket, began_s = entry.item, self._clock()
             if self.forecast.would_miss_deadline(entry, began_s):
-                message = "the request can no longer finish before its deadline"
+                message = "the request can no longer complete before its deadline"
                 too_late = self.forecast.refusal(message, ticket.request_class, NO_TIME)
                 self._settle(entry, too_late, served=False)
                 continue
@@ -578,7 +553,7 @@ class AdmissionQueue:
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
     ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
-        """The workers that were considered, all of them where the shortlist has no room; and the decision."""
+        """Return the considered workers and the decision; all workers are considered if the shortlist has no room."""
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
         outcome = decide(request, views, self._policy)
@@ -588,10 +563,10 @@ class AdmissionQueue:
         return views, outcome
 
     def close(self) -> None:
-        """Requests that still wait fail with the error that the router is draining."""
+        """Fail all pending requests, since the router drains."""
         self._be_patient(False)
         for entry in tuple(self._queue.order()):
-            self._settle(entry, Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S), served=False)
+            self._settle(entry, Unavailable("the router is draining; retry", "DRAINING", RETRY_AFTER_S), served=False)
 
     def _dispatch(self, entry: Entry[Ticket], decision: Decision, began_s: float) -> None:
         ticket = entry.item
@@ -608,9 +583,9 @@ class AdmissionQueue:
         entry.item.settle(outcome)
 
     def _make_place(self, request_class: RequestClass) -> None:
-        """The queue is full: the tenant with most requests in it loses one, unless the new request is that tenant's."""
+        """Make room in a full queue: the tenant with most pending requests loses one, unless the new one is its own."""
         newest = self._queue.newest_of_largest()
-        message = f"{len(self._queue)} requests are pending already"
+        message = f"{len(self._queue)} requests are pending, the maximum; retry later"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(request_class.tenant) + 1:
             raise self.forecast.refusal(message, request_class, QUEUE_FULL)
         self._settle(newest, self.forecast.refusal(message, newest.item.request_class, QUEUE_FULL), served=False)
@@ -624,21 +599,21 @@ class AdmissionQueue:
             self._patience = None
 
     def _give_up(self) -> None:
-        """Refuse requests that still have no workers, except those that had workers and lost them."""
+        """Reject requests that still have no workers, except retried ones."""
         self._patience = None
         for entry in tuple(self._queue.order()):
             if entry.item.request_class.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:
                 self._settle(entry, absent, served=False)
 
     def _absent(self, ticket: Ticket) -> Unavailable | None:
-        """The error for a request that no worker can serve; None where there are workers for it."""
+        """Return the error for a request without workers; None if workers can serve it."""
         outcome = decide(ticket.request, self._cluster.snapshot(()), self._policy)
         return no_workers(outcome) if isinstance(outcome, NoRoom) and outcome in ABSENT else None
 
     def _waited_too_long(self, entry: Entry[Ticket]) -> None:
         ticket = entry.item
         self._queue.withdraw(entry)
-        message = f"no worker had room for the request within {self._limits.max_wait_s:g} s"
+        message = f"no worker had capacity for the request within {self._limits.max_wait_s:g} s; retry later"
         refusal = self.forecast.refusal(message, ticket.request_class, "no_room")
         ticket.settle(self._absent(ticket) or refusal)
         self.pump_soon()

@@ -1,11 +1,10 @@
 """Reasons why blocks of a prompt were not in the cache of the worker that computed it.
 
-Three things say that: the newest evictions of each worker (`Evictions` in router/cache/replica.py); the blocks of other
-workers, which the placement saw; and the names that blocks under a salt would have without it.
+The sources are the newest evictions of each worker (evictions.py), the blocks of other workers as the placement saw
+them, and the hashes that blocks under a salt would have without it.
 
-A worker's blocks are closed under parents: with a block goes everything behind it, which was used no later. What a
-worker had of a prompt and evicted therefore lies right behind what it has. The first missed block shows whether there
-is anything of that kind, which is one lookup for nearly all prompts.
+A block is evicted together with all blocks behind it. So the evicted blocks of a prompt are right behind those that
+are still cached, and one lookup shows whether there are any.
 """
 
 from collections import OrderedDict
@@ -16,24 +15,23 @@ from typing import NamedTuple
 
 
 class EvictedRun(NamedTuple):
-    """Blocks side by side, and how long ago the last and the first of them were evicted."""
+    """Adjacent evicted blocks, with the ages of the newest and the oldest eviction."""
 
     blocks: int
     least_age_s: float
     most_age_s: float
 
 
-SALT_BLOCKS = 128  # naming them takes 0.1 ms
-MOST_SALTED_BLOCKS = 65_536  # 14 MB
+SALT_BLOCKS = 128  # first blocks of a salted prompt that are hashed again without the salt, in 0.1 ms
+MOST_SALTED_BLOCKS = 65_536  # maximum number of remembered blocks, 14 MB
 
 
 class SaltedNames:
-    """The names of blocks that the newest prompts with a salt had, by the names that they would have without one.
+    """Salted hashes of the newest prompts' blocks, by the hashes that they would have without a salt.
 
-    A salt hides equal tokens from each other: only the tokens show that two prompts are equal, and those are kept
-    nowhere. So when a prompt with a salt has ended, its first SALT_BLOCKS blocks are named anew without it. That is
-    the name which a prompt without a salt has anyway; prompts under other salts are found through this table. Without
-    salts and API keys nothing is computed or kept.
+    Equal prompts under different salts have different hashes, and no tokens are kept to compare. So the first
+    SALT_BLOCKS blocks of a completed prompt are hashed again without its salt, by which prompts under other salts are
+    found. Without salts and API keys nothing is computed.
     """
 
     def __init__(self, most_blocks: int = MOST_SALTED_BLOCKS) -> None:
@@ -44,7 +42,7 @@ class SaltedNames:
         return len(self._salted)
 
     def add(self, plain_hashes: Iterable[bytes], block_hashes: Iterable[bytes]) -> None:
-        """A prompt under a salt; of each block the newest salt is kept."""
+        """Add a salted prompt; for each block the newest salt is kept."""
         for plain, salted in zip(plain_hashes, block_hashes, strict=False):
             self._salted[plain] = salted
             self._salted.move_to_end(plain)
@@ -52,13 +50,13 @@ class SaltedNames:
             self._salted.popitem(last=False)
 
     def others(self, plain: bytes, own: bytes) -> tuple[bytes, ...]:
-        """Return other names of a block that is called `own`."""
+        """Return the other hashes of a block: without a salt, and under the newest one."""
         salted = self._salted.get(plain)
         return tuple(name for name in (plain, salted) if name is not None and name != own)
 
 
 class Held(NamedTuple):
-    """Blocks of a prompt, from its beginning, that a worker has (host:port)."""
+    """First blocks of a prompt that a worker (host:port) has."""
 
     worker: str
     blocks: int
@@ -69,40 +67,42 @@ NOWHERE = Held("", 0)
 
 @dataclass(frozen=True, slots=True)
 class CacheLook:
-    """Knowledge about the cache of the worker that computes a prompt, at the placement."""
+    """View of the computing worker's cache at the placement of a prompt."""
 
     hit_blocks: int
     follows: bool  # the worker reports its cache
-    known_s: float  # all evictions of so long before are known
-    evicted: tuple[EvictedRun, ...] = ()  # right behind the hits
+    known_s: float  # duration before the placement for which all evictions are known
+    evicted: tuple[EvictedRun, ...] = ()  # evicted blocks right behind the hits
 
 
 class Found(NamedTuple):
-    """Blocks that the worker found when the prompt's turn came."""
+    """Blocks that the worker had when it began to compute the prompt."""
 
     cached_blocks: int
     fetched_blocks: int = 0
-    source: str = ""  # of the fetched ones (host:port)
-    loaded_blocks: int = 0  # behind those, from files
+    source: str = ""  # worker (host:port) of the fetched blocks
+    loaded_blocks: int = 0  # blocks behind those, loaded from files
 
 
 class Fate(StrEnum):
+    """Fate of a block of a prompt."""
+
     CACHED = auto()
-    EXPECTED = auto()  # known at the placement; it did not come to computing
+    EXPECTED = auto()  # in the view at the placement; the prompt was not computed
     FETCHED = auto()  # from another worker
     LOADED = auto()  # from files
-    GONE = auto()  # known at the placement, and not found
-    EVICTED = auto()  # there before, and evicted before the placement
-    ELSEWHERE = auto()  # on another worker, and not fetched
-    OTHER_SALT = auto()  # the same tokens are in a cache, under another salt or none
-    NEVER = auto()  # as far as known
+    GONE = auto()  # in the view at the placement, but not found
+    EVICTED = auto()  # evicted before the placement
+    ELSEWHERE = auto()  # on another worker, not fetched
+    OTHER_SALT = auto()  # cached under another salt, or without one
+    NEVER = auto()  # never cached, as far as known
     UNKNOWN = auto()  # the worker does not report its cache
-    UNUSED = auto()  # the prompt had to be computed as a whole
+    UNUSED = auto()  # the complete prompt had to be computed
 
 
 @dataclass(frozen=True, slots=True)
 class FateRun:
-    """Blocks of a prompt side by side that have one fate. `worker`: another one that has them (host:port)."""
+    """Adjacent blocks of a prompt with the same fate. `worker`: another worker (host:port) that has them."""
 
     first: int
     blocks: int
@@ -119,7 +119,7 @@ class _Runs:
         self.end = 0
 
     def up_to(self, end: int, fate: Fate, worker: str = "", ages: EvictedRun | None = None) -> None:
-        """The rest of those before number `end`."""
+        """Add a run from the last end to `end`."""
         end = min(end, self._blocks)
         if end > self.end:
             least_s, most_s = (ages.least_age_s, ages.most_age_s) if ages is not None else (0.0, 0.0)
@@ -130,10 +130,10 @@ class _Runs:
 def autopsy(
     blocks: int, look: CacheLook | None, found: Found | None, elsewhere: Held = NOWHERE, salted: Held = NOWHERE
 ) -> tuple[FateRun, ...]:
-    """The fates of the first `blocks` blocks of a prompt, in order and without gaps.
+    """Return the fates of the first `blocks` blocks of a prompt, in order and without gaps.
 
-    `look` None: the cache was not to be used. `found` None: it did not come to computing. `elsewhere`: the worker that
-    had most of the prompt, beside the one that computes it.
+    `look` None: the request excludes cached blocks. `found` None: the prompt was not computed. `elsewhere`: the other
+    worker with the longest prefix.
     """
     runs = _Runs(blocks)
     if look is None:

@@ -5,23 +5,23 @@ from itertools import islice
 
 from baton.router.cache.autopsy import EvictedRun
 
-KEPT_EVICTIONS = 16_384  # of one worker
-MOST_EVICTIONS = 1 << 20  # of all workers, 150 MB: of more than 64, each has fewer
+KEPT_EVICTIONS = 16_384  # maximum per worker
+MOST_EVICTIONS = 1 << 20  # maximum of all workers, 150 MB; it limits clusters of more than 64 workers
 MOST_RUNS = 16
 ALIKE_S, ALIKE_SHARE = 1.0, 0.1
-"""Blocks that lie side by side are shown as one run where their evictions lie no further apart."""
+"""Maximum difference of the eviction times within one run, in seconds and as a share of the age."""
 
 
 class EvictionLog:
-    """The newest evictions of one process, by block; of a block that went several times, the last.
+    """Last eviction of each block of one worker process, for the newest evictions.
 
-    Measured on two shared cores: an eviction costs 0.2 us here, beside 1.0 us in the index, and takes 146 bytes; a
-    placement that asks costs 1.2 us, or 34 us where 512 blocks were evicted.
+    Measured on two shared cores: an eviction costs 0.2 us, in addition to 1.0 us in the index, and takes 146 bytes; a
+    lookup costs 1.2 us, or 34 us if 512 blocks were evicted.
     """
 
     def __init__(self, most: int = KEPT_EVICTIONS) -> None:
         self.most = most
-        self._at_s: dict[bytes, float] = {}  # in order of time
+        self._at_s: dict[bytes, float] = {}  # eviction time by block, oldest first
         self._known_since_s: float | None = None
 
     def __len__(self) -> int:
@@ -33,7 +33,7 @@ class EvictionLog:
             self._known_since_s = now
 
     def add(self, block_hashes: Iterable[bytes], now: float) -> None:
-        """Keep at least the newest `most`, and at most an eighth more: the oldest are forgotten many at a time."""
+        """Add evictions. The oldest are dropped in batches: between `most` and 9/8 of it are kept."""
         at_s, most = self._at_s, self.most
         for block_hash in block_hashes:
             at_s.pop(block_hash, None)
@@ -47,14 +47,14 @@ class EvictionLog:
         return 0.0 if self._known_since_s is None else max(0.0, now - self._known_since_s)
 
     def runs(self, block_hashes: Sequence[bytes], first: int, now: float) -> tuple[EvictedRun, ...]:
-        """The blocks from number `first` on that were evicted, up to one that was not."""
+        """Return the runs of evicted blocks from index `first` on, up to the first block that was not evicted."""
         found: list[EvictedRun] = []
         get, blocks, oldest_s, newest_s = self._at_s.get, 0, 0.0, 0.0
-        for place in range(first, len(block_hashes)):
-            at_s = get(block_hashes[place])
+        for index in range(first, len(block_hashes)):
+            at_s = get(block_hashes[index])
             if at_s is None:
                 break
-            if oldest_s <= at_s <= newest_s:  # nearly always: many go at once, or one after another
+            if oldest_s <= at_s <= newest_s:  # the usual case: blocks are evicted together
                 blocks += 1
                 continue
             low_s, high_s = (min(oldest_s, at_s), max(newest_s, at_s)) if blocks else (at_s, at_s)

@@ -4,16 +4,16 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 MOST_BLOCKS = 131_072  # about 30 MB
-END_BLOCKS = 2  # the last one may have been cut short, and differs then in the next turn
+END_BLOCKS = 2  # recorded last blocks of a prompt; the very last may differ in the conversation's next turn
 MIDWAY = 4
-"""A prefix that ends inside of other prompts counts as one behind which so many prompts diverged."""
+"""Assumed number of diverging prompts behind a prefix that ends inside other prompts."""
 
 
 class PrefixFanOut:
-    """Count of prompts that continued behind a known prefix: where the newest prompts diverge.
+    """Number of prompts that diverged behind each known prefix.
 
-    The end of a prompt is continued by its conversation's next turn. A system prompt or a document is continued by many
-    prompts, each in its own way: a worker that computes it again has its blocks for all later prompts.
+    A conversation's prompt is continued by its next turn only. A system prompt or a document is continued by many
+    prompts, each differently: a second worker that computes it can serve all later ones.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
@@ -21,7 +21,7 @@ class PrefixFanOut:
         self._counts: OrderedDict[bytes, int] = OrderedDict()  # by block that was one of the last of a prompt
 
     def placed(self, block_hashes: Sequence[bytes], known_blocks: int) -> None:
-        """A prompt was placed of which so many blocks, from its beginning, were known."""
+        """Record a placed prompt of which the first `known_blocks` blocks were cached."""
         if 0 < known_blocks <= len(block_hashes):
             last = block_hashes[known_blocks - 1]
             self._counts[last] = self._counts.get(last, MIDWAY) + 1
@@ -29,12 +29,12 @@ class PrefixFanOut:
         self.ended(block_hashes)
 
     def ended(self, block_hashes: Sequence[bytes]) -> None:
-        """A prompt, or an answer, ends there."""
+        """Record the end of a prompt or an answer."""
         for block_hash in block_hashes[-END_BLOCKS:]:
             self._counts.setdefault(block_hash, 0)
         while len(self._counts) > self._most_blocks:
             self._counts.popitem(last=False)
 
     def behind(self, block_hashes: Sequence[bytes], known_blocks: int) -> int:
-        """Return the number of prompts that diverged there before; 0 if the prompt is unknown."""
+        """Return the number of prompts that diverged behind the first `known_blocks` blocks; 0 without known blocks."""
         return self._counts.get(block_hashes[known_blocks - 1], MIDWAY) if 0 < known_blocks <= len(block_hashes) else 0

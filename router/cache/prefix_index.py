@@ -1,13 +1,12 @@
 """Index of the blocks of all workers' prefix caches. Pure state; workers are named by endpoint.
 
-The index answers for all workers in one walk which of them hold how many of a prompt's blocks. Each worker has two
-lanes, bits of one number per block. *Ready*: the worker has reported the block. *Found*: a prompt that is sent now will
-find it there, which includes blocks that a prompt in flight is expected to make. A worker's blocks are closed under
-parents (with a block comes its whole prefix), so the walk can bisect: a few lookups for every place where lanes end,
-however long the prompt is.
+One walk finds how many of a prompt's first blocks each worker has. Each worker has two lanes, which are bits of one
+number per block. *Ready*: the worker has reported the block. *Found*: a prompt that is sent now will find the block,
+which includes blocks expected of prompts in flight. A worker that has a block has its complete prefix, so the walk can
+bisect: a few lookups for each position where lanes end, however long the prompt is.
 
-Memory, measured: 160 to 200 bytes per block that one worker has, as full as the tables happen to be; 32 more where over
-four workers make the number too large to be shared, and 40 to 105 for each further worker.
+Measured memory: 160 to 200 bytes per block on one worker, depending on the fill of the tables; 32 more with over four
+workers, and 40 to 105 for each further worker that has the block.
 """
 
 from collections import deque
@@ -17,20 +16,22 @@ from itertools import chain
 from typing import NamedTuple
 
 ELSEWHERE_CHAINS = 64
-"""Per worker, of prompts that other routers placed there: older ones are known from the worker by then, or failed."""
+"""Maximum number of prompts of other routers whose blocks are expected, per worker. Older ones have been reported, or
+have failed.
+"""
 
-MOST_ENDS = 4096  # sets of lanes whose workers are remembered
+MOST_ENDS = 4096  # maximum number of remembered sets of lanes
 
 
 class Hits(NamedTuple):
-    """Blocks of a prompt, from its beginning, by worker; a worker that has none is left out."""
+    """Number of a prompt's first blocks by worker, without zeros."""
 
-    found: dict[str, int]  # by the time that the prompt is computed there
-    ready: dict[str, int]  # now
+    found: dict[str, int]  # cached or expected of prompts in flight
+    ready: dict[str, int]  # cached now
 
 
 class _Ends(NamedTuple):
-    """Lanes of one set of workers."""
+    """Workers of one set of lanes."""
 
     found: tuple[str, ...]
     ready: tuple[str, ...]
@@ -38,12 +39,12 @@ class _Ends(NamedTuple):
 
 @dataclass(slots=True)
 class _Holder:
-    """The blocks of one worker. Its lanes are bits `2 * slot`, ready, and the one above it, found."""
+    """Blocks of one worker. Its lanes are bit `2 * slot` (ready) and the bit above it (found)."""
 
     slot: int
     ready: set[bytes] = field(default_factory=set)
-    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by owner; may have become ready since
-    elsewhere: deque[object] = field(default_factory=deque)  # the owners that are no attempts of ours
+    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by owner; some may be ready by now
+    elsewhere: deque[object] = field(default_factory=deque)  # owners for prompts of other routers
     digest: int = 0
 
     @property
@@ -56,16 +57,16 @@ class _Holder:
 
 
 class PrefixIndex:
-    """The blocks of all workers. Workers are named; an unknown one holds nothing."""
+    """Blocks of all workers; an unknown worker has none."""
 
     def __init__(self) -> None:
         self._lanes: dict[bytes, int] = {}  # by block
         self._holders: dict[str, _Holder] = {}
-        self._names: list[str | None] = []  # by slot; None: free
-        self._ends_of: dict[int, _Ends] = {}  # of lanes that were asked for; few of all there could be
+        self._names: list[str | None] = []  # worker by slot; None: free slot
+        self._ends_of: dict[int, _Ends] = {}  # remembered workers by lanes
 
     def __len__(self) -> int:
-        """Different blocks, on any worker."""
+        """Return the number of different blocks on all workers."""
         return len(self._lanes)
 
     def blocks(self, worker: str) -> int:
@@ -74,12 +75,12 @@ class PrefixIndex:
         return 0 if holder is None else len(holder.ready)
 
     def digest(self, worker: str) -> int:
-        """Exclusive or of the first 8 bytes, little-endian, of the hashes that are ready there."""
+        """Return the XOR of the first 8 bytes, little-endian, of the worker's ready block hashes."""
         holder = self._holders.get(worker)
         return 0 if holder is None else holder.digest
 
     def store(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """The worker has these blocks."""
+        """Add blocks of the worker."""
         holder, lanes = self._holder(worker), self._lanes
         ready, both = holder.ready, holder.lanes
         for block_hash in block_hashes:
@@ -89,7 +90,7 @@ class PrefixIndex:
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def evict(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """The worker has these no more; of those that it never had nothing changes."""
+        """Remove blocks of the worker; unknown ones are ignored."""
         holder = self._holder(worker)
         for block_hash in block_hashes:
             if block_hash in holder.ready:
@@ -98,9 +99,7 @@ class PrefixIndex:
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def replace(self, worker: str, block_hashes: Iterable[bytes]) -> Set[bytes]:
-        """The worker has these blocks and no others; expected blocks stay expected. Returns those that it had before
-        and has no more.
-        """
+        """Replace the worker's ready blocks and return the removed ones. Expected blocks stay expected."""
         wanted = set(block_hashes)
         gone = self._holder(worker).ready - wanted
         self.evict(worker, gone)
@@ -108,17 +107,17 @@ class PrefixIndex:
         return gone
 
     def ready(self, worker: str) -> Set[bytes]:
-        """The names of its blocks."""
+        """Return the worker's ready blocks."""
         holder = self._holders.get(worker)
         return set() if holder is None else holder.ready
 
     def holders(self, block_hash: bytes) -> tuple[str, ...]:
-        """The workers where this block is ready."""
+        """Return the workers where the block is ready."""
         lanes = self._lanes.get(block_hash, 0)
         return self._name(lanes).ready if lanes else ()
 
     def expect(self, worker: str, owner: object, block_hashes: Sequence[bytes]) -> None:
-        """A prompt in flight is to make these blocks there: they count as found until `settle`, and then if ready."""
+        """Expect blocks of a prompt in flight: they count as found until `settle`."""
         holder, lanes = self._holder(worker), self._lanes
         found, new = holder.found_lane, []
         for block_hash in block_hashes:
@@ -130,7 +129,7 @@ class PrefixIndex:
             holder.expected[owner] = new
 
     def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
-        """Expect the blocks of a prompt whose end is not reported to this router."""
+        """Expect blocks of another router's prompt, whose end is not reported here."""
         holder, owner = self._holder(worker), object()
         holder.elsewhere.append(owner)
         self.expect(worker, owner, block_hashes)
@@ -148,7 +147,7 @@ class PrefixIndex:
         return missing
 
     def forget(self, worker: str) -> None:
-        """The worker's process is gone, and its pool with it."""
+        """Remove all blocks of a worker whose process is gone."""
         holder = self._holders.pop(worker, None)
         if holder is None:
             return
@@ -158,7 +157,7 @@ class PrefixIndex:
         self._ends_of.clear()
 
     def hits(self, block_hashes: Sequence[bytes]) -> Hits:
-        """Return the number of blocks of this prompt, from its beginning, on each worker."""
+        """Return the number of the prompt's first blocks on each worker."""
         found: dict[str, int] = {}
         ready: dict[str, int] = {}
         for blocks, lanes in self._ends(block_hashes):
@@ -178,13 +177,13 @@ class PrefixIndex:
         return self._ends_of.setdefault(lanes, _Ends(found, ready))
 
     def _ends(self, block_hashes: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-        """(blocks, lanes): all these lanes end behind so many blocks, one at least. Each lane once."""
+        """Yield (blocks, lanes): the lanes that end behind `blocks` blocks, at least one. Each lane comes once."""
         if not block_hashes:
             return
         get = self._lanes.get
         held = get(block_hashes[0], 0)
         parts = [(1, len(block_hashes), held)] if held else []
-        while parts:  # lanes that end at `low`, at `high` or between them
+        while parts:  # each part: lanes that end from `low` to `high`
             low, high, held = parts.pop()
             while low < high:
                 middle = (low + high) // 2

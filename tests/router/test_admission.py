@@ -160,7 +160,7 @@ async def test_request_that_leaves_as_it_is_placed_returns_the_charge() -> None:
 async def test_a_full_queue_refuses() -> None:
     room = Room(slots=0)
     room.ask(1, 2, 3)
-    with pytest.raises(ResourceExhausted, match="pending already"):
+    with pytest.raises(ResourceExhausted, match="are pending, the maximum"):
         room.ask(4)
     room.queue.close()
     assert [type(room.outcomes[attempt_id]) for attempt_id in (1, 2, 3)] == [Unavailable] * 3
@@ -170,7 +170,7 @@ async def test_waiting_for_room_is_bounded() -> None:
     room = Room(slots=0)
     room.ask(1)
     await wait(5.1)
-    room.check_refused(1, ResourceExhausted, "no worker had room")
+    room.check_refused(1, ResourceExhausted, "no worker had capacity")
     assert room.queue.waiting == 0
 
 
@@ -271,7 +271,7 @@ async def test_a_full_queue_gives_up_a_request_of_whoever_has_most_in_it() -> No
     room.ask(0, 1, 2, tenant="noisy")
     room.ask(9, tenant="small")
     assert list(room.outcomes) == [2]
-    room.check_refused(2, ResourceExhausted, "pending already")
+    room.check_refused(2, ResourceExhausted, "are pending, the maximum")
     with pytest.raises(ResourceExhausted):  # they have one more than it has, and not two: it would be taking turns
         room.ask(10, tenant="small")
 

@@ -7,7 +7,8 @@ import pytest
 from baton.process.errors import RateLimited
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.security.api_keys import KeyLimits
-from baton.router.admission.key_limits import BUSY_RETRY_S, Bucket, KeyMeter, KeyMeters
+from baton.router.admission.key_limits import Bucket, KeyMeter, KeyMeters
+from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.fleet.peers import PERIOD_S, PeerRouters, SharedLimits
 from baton.router.placement.cluster import Cluster
 from baton.router.placement.peer_load import MAX_AGE_S, KeyUse
@@ -85,7 +86,7 @@ def test_as_many_at_once_as_allowed() -> None:
         meter.begin(0.0)
     for _ in range(500):
         error = refusal(meter, 0.0)
-        assert error is not None and (error.limit, error.retry_after_s) == ("concurrency", BUSY_RETRY_S)
+        assert error is not None and (error.limit, error.retry_after_s) == ("concurrency", RETRY_AFTER_S)
     meter.end()
     meter.begin(0.0)  # refusals have taken nothing of the minute
 
@@ -94,7 +95,7 @@ def test_keys_have_accounts_of_their_own_and_new_limits_hold_at_once() -> None:
     meters, tight = KeyMeters(), KeyLimits(requests_per_minute=1)
     for tenant in ("a", "b"):
         meters.begin(tenant, tight, 0.0)
-        with pytest.raises(RateLimited, match=f"the API key {tenant} allows 1 requests a minute"):
+        with pytest.raises(RateLimited, match=f"the API key {tenant} allows 1 requests per minute"):
             meters.begin(tenant, tight, 1.0)
     wide = KeyLimits(requests_per_minute=600)
     with pytest.raises(RateLimited):
@@ -139,7 +140,7 @@ def test_what_was_let_through_elsewhere_is_charged_here() -> None:
     for _ in range(2):
         meters.begin("a", LIMITED, 0.0)
     meters.taken_elsewhere("a", 28, 0, 0.0)
-    with pytest.raises(RateLimited, match="30 requests a minute"):
+    with pytest.raises(RateLimited, match="30 requests per minute"):
         meters.begin("a", LIMITED, 0.0)
     meters.taken_elsewhere("a", 0, 3500, 0.0)
     with pytest.raises(RateLimited) as refused:
@@ -163,7 +164,7 @@ def test_requests_that_are_active_elsewhere_count_as_long_as_they_are() -> None:
     meters = KeyMeters()
     meters.begin("a", LIMITED, 0.0)
     meters.active_on_peers({"a": 7})
-    with pytest.raises(RateLimited, match="8 requests at once"):
+    with pytest.raises(RateLimited, match="8 concurrent requests"):
         meters.begin("a", LIMITED, 0.0)
     meters.active_on_peers({})
     meters.begin("a", LIMITED, 0.0)

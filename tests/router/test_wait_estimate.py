@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.router.admission.queue import RETRY_LEAST_S, RETRY_MOST_S, RETRY_UNKNOWN_S, WaitEstimate
+from baton.router.admission.queue import RETRY_AFTER_S, RETRY_LEAST_S, RETRY_MOST_S, WaitEstimate
 
 
 def test_before_anything_is_known_nobody_is_refused_and_retries_take_the_usual_time() -> None:
     estimate = WaitEstimate()
     assert (estimate.wait_s(1000, 5.0), estimate.stay_s(10), estimate.usual_tokens) == (None, 0.0, 0)
-    assert estimate.retry_after_s(1000, 5.0) == RETRY_UNKNOWN_S
+    assert estimate.retry_after_s(1000, 5.0) == RETRY_AFTER_S
 
 
 def test_at_first_what_is_there_by_how_long_it_stays_says_the_rate() -> None:

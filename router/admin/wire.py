@@ -6,7 +6,7 @@ from dataclasses import asdict
 from baton.process.registry.worker_record import WorkerRole
 from baton.protos import admin_pb2, report_pb2, session_pb2, versions_pb2
 from baton.router.cache.replica import CacheStatus
-from baton.router.cache.tiers import Known
+from baton.router.cache.tiers import KnownFiles
 from baton.router.dispatcher import RequestCounts
 from baton.router.fleet.adapters import AdapterView
 from baton.router.fleet.wire import versions_message
@@ -21,7 +21,7 @@ ROLES = {WorkerRole.PREFILL: session_pb2.ROLE_PREFILL, WorkerRole.DECODE: sessio
 def worker_status(
     worker: Worker,
     cache: CacheStatus | None,
-    tier: Known | None,
+    tier: KnownFiles | None,
     departures: Departures,
     tbt: LatencyQuantiles | None,
     refused: str = "",

@@ -1,4 +1,4 @@
-"""Prefix caches of the workers as a router follows them, by numbered changes and snapshots. Pure state.
+"""Router's view of the workers' prefix caches, kept by snapshots and numbered changes. Pure state.
 
 Workers are named by endpoint. A method that returns true tells its caller to request a snapshot from the worker.
 """
@@ -11,16 +11,14 @@ from enum import StrEnum, auto
 from baton.router.cache.audit import CacheAudit
 from baton.router.cache.autopsy import NOWHERE, CacheLook, Held, SaltedNames
 from baton.router.cache.evictions import KEPT_EVICTIONS, MOST_EVICTIONS, EvictionLog
+from baton.router.cache.follower import ChangeFollower
 from baton.router.cache.prefix_index import PrefixIndex
 from baton.router.types.worker import CacheSum
-
-ASK_AGAIN_S = 1.0
-BEHIND_S = 1.0  # changes that a report counts may take so long to arrive; it may overtake them, but not by much
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUpdate:
-    """Changes in one message of a worker; `sequence` counts the messages from 1."""
+    """Changes in one message of a worker; `sequence` numbers the messages from 1."""
 
     sequence: int
     stored: tuple[bytes, ...]
@@ -29,7 +27,7 @@ class CacheUpdate:
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshotPart:
-    """Part of a snapshot after the changes of `sequence`; parts count from 0."""
+    """Part of a snapshot as of the changes up to `sequence`; parts are numbered from 0."""
 
     sequence: int
     part: int
@@ -38,61 +36,55 @@ class CacheSnapshotPart:
 
 
 class Wrong(StrEnum):
-    """Reason why a view cannot be right."""
+    """Reason why a view must be wrong."""
 
     GAP = auto()  # a change is missing
-    BEHIND = auto()  # changes that the worker has announced do not arrive
-    SUM = auto()  # the worker has other blocks
+    BEHIND = auto()  # announced changes do not arrive
+    SUM = auto()  # the worker's checksum differs
     DRIFT = auto()  # too many prompts found other blocks than predicted
 
 
-class CacheReplica:
-    """Keeps the worker's lane of the index right. Lives as long as the worker's process: a new epoch has a new one.
+class CacheReplica(ChangeFollower):
+    """View of one worker's cache in the index. It lives as long as the worker's process.
 
-    connected, and a snapshot asked for -> it arrives: from now on changes are followed
-    a change is missing, or the worker's own sum differs -> a snapshot is asked for, once a second at most
-
-    While nothing is followed, blocks are assumed: those that ended prompts should have left there.
+    Changes are followed from the first snapshot on. If a change is missing or the worker's checksum differs, another
+    snapshot is requested. While nothing is followed, completed prompts are assumed to have left their blocks.
     """
 
     def __init__(self, worker: str, index: PrefixIndex) -> None:
-        self.follows = False
-        self.exact = False  # when it was compared with the worker's own sum for the last time
-        self.sequence = 0  # of the changes that are in the index
-        self.resyncs = 0  # how often something was wrong
-        self.wrong: Wrong | None = None  # the reason of the last resync
+        super().__init__()
+        self.exact = False  # the last comparison with the worker's checksum succeeded
+        self.resyncs = 0
+        self.wrong: Wrong | None = None  # reason of the last resync
         self.audit = CacheAudit()
         self.evictions = EvictionLog()
         self._worker = worker
         self._index = index
-        self._asked_s: float | None = None  # for the last time; None: when it was connected, not known here yet
-        self._behind_s: float | None = None  # since when changes are due
         self._parts: dict[int, tuple[bytes, ...]] = {}
-        self._parts_of = (0, 0)  # sequence and number of parts
+        self._parts_of = (0, 0)  # sequence and number of parts of the incomplete snapshot
         self._assumed: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
 
     def connected(self) -> None:
-        """Handle a possible loss of changes: the caller requests a snapshot."""
+        """Handle a possible loss of changes; the caller requests a snapshot."""
         self.follows = self.exact = False
-        self._asked_s = None
+        self.asked_s = None
 
     def disconnected(self) -> None:
         self.follows = self.exact = False
 
     def take_changes(self, changes: CacheUpdate, now: float) -> bool:
-        if not self.follows or changes.sequence <= self.sequence:
-            return False  # the snapshot will have it, or it was here before
+        if self.is_ignored(changes.sequence):
+            return False
         if changes.sequence > self.sequence + 1:
             return self.resync(Wrong.GAP, now)
         self._index.evict(self._worker, changes.evicted)
         self._index.store(self._worker, changes.stored)
         self.evictions.add(changes.evicted, now)
-        self.sequence = changes.sequence
-        self._behind_s = None
+        self.applied(changes.sequence)
         return False
 
     def take_snapshot(self, part: CacheSnapshotPart, now: float) -> None:
-        """Replace the index by a complete snapshot. An old one of a view that is followed changes nothing."""
+        """Replace the worker's blocks once all parts have arrived. An outdated snapshot is ignored."""
         if self.follows and part.sequence < self.sequence:
             return
         if self._parts_of != (part.sequence, part.parts):
@@ -102,25 +94,24 @@ class CacheReplica:
             return
         gone = self._index.replace(self._worker, (each for hashes in self._parts.values() for each in hashes))
         self.evictions.begin(now)
-        self.evictions.add(gone - self._assumed.keys(), now)  # while it was not followed
+        self.evictions.add(gone - self._assumed.keys(), now)  # evicted while changes were not followed
         self._parts, self._parts_of = {}, (0, 0)
         self._assumed.clear()
-        self.follows, self.sequence = True, part.sequence
-        self._behind_s = None
+        self.follows = True
+        self.applied(part.sequence)
 
     def check(self, reported: CacheSum | None, now: float) -> bool:
-        """Compare with the worker's own sum in a report; None: it reports no changes, and cannot be followed."""
+        """Compare with the worker's checksum in a report; None: the worker reports no changes."""
         if self.follows and self.audit.wants_resync(now):
             return self.resync(Wrong.DRIFT, now)
         if reported is None:
             return False
         if not self.follows:
-            if self._asked_s is None:
-                self._asked_s = now
-            return self._ask(now)
+            if self.asked_s is None:
+                self.asked_s = now  # the snapshot was requested when the worker connected
+            return self.restart(now)
         if reported.sequence > self.sequence:
-            self._behind_s = now if self._behind_s is None else self._behind_s
-            return now - self._behind_s > BEHIND_S and self.resync(Wrong.BEHIND, now)
+            return self.is_behind(reported.sequence, now) and self.resync(Wrong.BEHIND, now)
         if reported.sequence == self.sequence:
             index, worker = self._index, self._worker
             self.exact = reported.digest == index.digest(worker) and reported.blocks == index.blocks(worker)
@@ -128,38 +119,27 @@ class CacheReplica:
         return False
 
     def resync(self, wrong: Wrong, now: float) -> bool:
-        """The view cannot be right."""
-        self.follows = self.exact = False
+        """Drop a wrong view."""
+        self.exact = False
         self.wrong = wrong
-        self._behind_s = None
         self.resyncs += 1
-        return self._ask(now)
+        return self.restart(now)
 
     def assume(self, block_hashes: Sequence[bytes], capacity_blocks: int) -> None:
-        """A prompt that has ended there should have left these blocks; no more of them than the worker has room for.
-
-        Nothing is assumed of a cache that is followed.
-        """
+        """Assume that a completed prompt left these blocks, within the worker's capacity. Ignored while following."""
         if self.follows:
             return
-        for block_hash in reversed(block_hashes):  # the ends of prompts are evicted first: they become the oldest
+        for block_hash in reversed(block_hashes):  # the ends of prompts are evicted first, so they become the oldest
             self._assumed[block_hash] = None
             self._assumed.move_to_end(block_hash)
         self._index.store(self._worker, block_hashes)
         while len(self._assumed) > capacity_blocks:
             self._index.evict(self._worker, (self._assumed.popitem(last=False)[0],))
 
-    def _ask(self, now: float) -> bool:
-        """Return whether the last request for a snapshot had no result for long enough."""
-        if self._asked_s is not None and now - self._asked_s <= ASK_AGAIN_S:
-            return False
-        self._asked_s = now
-        return True
-
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """State of a worker's view, for an operator."""
+    """State of the view of a worker's cache, as operators see it."""
 
     follows: bool
     exact: bool
@@ -174,7 +154,7 @@ class CacheStatus:
 
 
 class Caches:
-    """The prefix caches of all workers, and the index of their blocks together."""
+    """Views of all workers' prefix caches, and the index of their blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -182,7 +162,7 @@ class Caches:
         self._salted = SaltedNames()
 
     def connected(self, worker: str) -> None:
-        """Request a snapshot of a worker. If it was connected before, it is the same process, or was forgotten."""
+        """Begin or resume the view of a connected worker, of which the caller requests a snapshot."""
         cache = self._caches.get(worker)
         if cache is None:
             cache = self._caches[worker] = CacheReplica(worker, self.index)
@@ -210,7 +190,7 @@ class Caches:
             cache.take_snapshot(part, now)
 
     def check(self, worker: str, reported: CacheSum | None, now: float) -> bool:
-        """Compare the view with the checksum of a report."""
+        """Compare the view with the checksum of the worker's report."""
         cache = self._caches.get(worker)
         return cache is not None and cache.check(reported, now)
 
@@ -230,7 +210,7 @@ class Caches:
             cache.assume(block_hashes, capacity_blocks)
 
     def audit(self, worker: str, predicted_tokens: int, actual_tokens: int) -> None:
-        """A prompt was looked up there, and this much of it was found."""
+        """Compare the predicted and actual hit of a prompt."""
         cache = self._caches.get(worker)
         if cache is not None:
             cache.audit.take(predicted_tokens, actual_tokens)
@@ -245,9 +225,9 @@ class Caches:
         return CacheLook(hit_blocks, cache.follows, evictions.known_s(now), evicted)
 
     def under_other_salt(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes], worker: str) -> Held:
-        """Return how much of a prompt is cached under another salt or without one: on `worker`, if it is there too.
+        """Return the part of a prompt that is cached under another salt or without one, preferably on `worker`.
 
-        `plain_hashes`: names of its first blocks without a salt; the same names if it has none.
+        `plain_hashes`: hashes of its first blocks without a salt, equal to `block_hashes` if it has none.
         """
         if not plain_hashes or (not self._salted and plain_hashes[0] == block_hashes[0]):
             return NOWHERE
@@ -262,7 +242,7 @@ class Caches:
         return best
 
     def salted(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes]) -> None:
-        """A prompt under a salt has ended; `plain_hashes` as for `under_other_salt`."""
+        """Record the block hashes of a completed prompt with a salt, and those that it would have without."""
         self._salted.add(plain_hashes, block_hashes)
 
     def status(self, worker: str) -> CacheStatus | None:
@@ -284,7 +264,7 @@ class Caches:
         )
 
     def _share_evictions(self) -> None:
-        """Divide the record of evictions among the workers: many workers keep fewer each."""
+        """Divide the maximum number of recorded evictions among the workers."""
         most = min(KEPT_EVICTIONS, MOST_EVICTIONS // max(1, len(self._caches)))
         for cache in self._caches.values():
             cache.evictions.most = most

@@ -1,31 +1,30 @@
-"""Workers' files as a router follows them: which blocks lie in which directory, who reads it. Pure state.
+"""Router's view of KV in files: which blocks are in which directory, and which workers read it. Pure state.
 
-Each worker announces its own folder. All that report one directory read each other's folders, so a block that any of
-them has announced can be loaded by each of them. A folder stays known when its worker is gone, as long as another one
-that reads the directory is there; with the last of them the directory is forgotten.
+Each worker announces the blocks of its own folder. All workers that report the same directory read each other's
+folders. A folder stays known when its worker is gone, as long as another worker reads the directory.
 
-Of a name its first 8 bytes are kept, as in the workers' own indices: a chance hit costs a placement that is not the
-best one. Measured on two shared cores: 91 to 103 bytes a block; to take one in 0.3 to 0.5 us, to take one out as long,
-to look one up for a prompt 0.1 us.
+Only the first 8 bytes of a block hash are kept, as in the workers' own indices: a collision leads to a placement that
+is not the best one. Measured on two shared cores: 91 to 103 bytes per block; 0.3 to 0.5 us to add or remove one, 0.1 us
+to look one up.
 
-Where a method returns true, the caller asks the worker for a snapshot of its files now.
+A method that returns true tells its caller to request a snapshot of the worker's files.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S
+from baton.router.cache.follower import ChangeFollower
 from baton.router.types.worker import TierReport
 
 NAME_BYTES = 8
 MOST_BLOCKS = 1 << 21
-"""Maximum blocks of all directories, 220 MB. Blocks beyond are unknown here; workers load them all the same."""
+"""Maximum number of known blocks over all directories, 220 MB. Workers load blocks beyond it, too."""
 _DAMAGED = bytes(NAME_BYTES)
 
 
 class TierPiece(NamedTuple):
-    """Blocks side by side in a segment; NAME_BYTES of each name."""
+    """Adjacent blocks of a segment; `names` has NAME_BYTES of each block hash."""
 
     segment: int
     first_slot: int
@@ -34,7 +33,7 @@ class TierPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierChanges:
-    """Message of the worker; `sequence` counts them from 1. Removed first."""
+    """Changes in one message of a worker, numbered from 1. `removed` segments are applied before `stored` pieces."""
 
     sequence: int
     stored: tuple[TierPiece, ...] = ()
@@ -43,7 +42,7 @@ class TierChanges:
 
 @dataclass(frozen=True, slots=True)
 class TierSnapshotPart:
-    """Part of all that the worker's files have after the changes of `sequence`; parts count from 0."""
+    """Part of a snapshot of the worker's files as of the changes up to `sequence`; parts are numbered from 0."""
 
     sequence: int
     part: int
@@ -52,33 +51,35 @@ class TierSnapshotPart:
 
 
 @dataclass(slots=True)
-class _Room:
+class _Capacity:
+    """Number of blocks that may still be added to any directory."""
+
     blocks: int
 
 
 @dataclass(slots=True)
 class _Segment:
-    slots: int = 0  # that were announced
-    names: bytearray = field(default_factory=bytearray)  # of those that are kept
+    slots: int = 0  # announced blocks
+    names: bytearray = field(default_factory=bytearray)  # names of the blocks that are known here
 
 
 class DirectoryBlocks:
-    """The blocks of one directory."""
+    """Blocks of one directory."""
 
-    def __init__(self, room: _Room) -> None:
-        self._room = room  # shared by all directories
-        self._copies: dict[bytes, int] = {}  # by name
+    def __init__(self, capacity: _Capacity) -> None:
+        self._capacity = capacity  # shared by all directories
+        self._copies: dict[bytes, int] = {}  # number of copies by name
         self._folders: dict[str, dict[int, _Segment]] = {}
 
     def __len__(self) -> int:
-        """Different blocks."""
+        """Return the number of different blocks."""
         return len(self._copies)
 
     def blocks_of(self, folder: str) -> int:
         return sum(len(each.names) // NAME_BYTES for each in self._folders.get(folder, {}).values())
 
     def store(self, folder: str, piece: TierPiece) -> bool:
-        """Store a piece and return whether it continues what was announced of its segment."""
+        """Add a piece. Return whether it continues its segment; otherwise a message was lost."""
         segment = self._folders.setdefault(folder, {}).setdefault(piece.segment, _Segment())
         if piece.first_slot != segment.slots:
             return False
@@ -90,9 +91,9 @@ class DirectoryBlocks:
                 continue
             if name in copies:
                 copies[name] += 1
-            elif self._room.blocks > 0:
+            elif self._capacity.blocks > 0:
                 copies[name] = 1
-                self._room.blocks -= 1
+                self._capacity.blocks -= 1
             else:
                 continue
             kept += name
@@ -100,7 +101,7 @@ class DirectoryBlocks:
         return True
 
     def remove(self, folder: str, number: int) -> None:
-        """A segment, with all its blocks; it may be unknown."""
+        """Remove a segment with all its blocks; it may be unknown."""
         segment = self._folders.get(folder, {}).pop(number, None)
         if segment is None:
             return
@@ -112,7 +113,7 @@ class DirectoryBlocks:
                 copies[name] = left
             else:
                 del copies[name]
-                self._room.blocks += 1
+                self._capacity.blocks += 1
 
     def remove_folder(self, folder: str) -> None:
         if self._folders.keys() <= {folder}:
@@ -122,12 +123,13 @@ class DirectoryBlocks:
         self._folders.pop(folder, None)
 
     def clear(self) -> None:
-        self._room.blocks += len(self._copies)
+        self._capacity.blocks += len(self._copies)
         self._copies, self._folders = {}, {}
 
     def ends(self, block_hashes: Sequence[bytes], firsts: Iterable[int]) -> dict[int, int]:
-        """Return, by `first`, up to where the blocks of a prompt from that one on are here. Each block is looked up
-        once.
+        """Return, for each of `firsts`, the end of the run of present blocks that begins there.
+
+        Each block is looked up once.
         """
         ends: dict[int, int] = {}
         copies, end, last = self._copies, 0, len(block_hashes)
@@ -143,97 +145,82 @@ class DirectoryBlocks:
 @dataclass(slots=True)
 class _Directory:
     blocks: DirectoryBlocks
-    readers: dict[str, None] = field(default_factory=dict)  # endpoints, in the order of their coming
+    readers: dict[str, None] = field(default_factory=dict)  # endpoints in order of arrival
 
 
-@dataclass(slots=True)
-class _Follower:
-    """Follower of one worker's own folder, in the directory of that id."""
+@dataclass(slots=True, kw_only=True)
+class _FolderFollower(ChangeFollower):
+    """Follower of one worker's own folder in a directory."""
 
     folder: str
     directory_id: bytes
-    follows: bool = False
-    sequence: int = 0  # of the changes that are in
-    asked_s: float | None = None
-    behind_s: float | None = None  # since when changes are due
-    snapshot: int | None = None  # sequence of the one that comes in; None: none does
-    next_part: int = 0  # of that
-
-    def ask(self, now: float) -> bool:
-        """Return whether to ask: the last request had no effect for long enough."""
-        self.follows, self.behind_s = False, None
-        if self.asked_s is not None and now - self.asked_s <= ASK_AGAIN_S:
-            return False
-        self.asked_s = now
-        return True
+    snapshot: int | None = None  # sequence of the incomplete snapshot; None: there is none
+    next_part: int = 0  # expected part of it
 
 
-class Known(NamedTuple):
-    """Known files, for an operator."""
+class KnownFiles(NamedTuple):
+    """Known files of a worker, as operators see them."""
 
-    folder_blocks: int  # in the worker's own files
-    directory_blocks: int  # different ones, in all files that it reads
+    folder_blocks: int  # blocks in the worker's own files
+    directory_blocks: int  # different blocks in all files that it reads
     follows: bool
     directory_id: bytes
 
 
 class TierDirectories:
-    """The files of all workers. `now`: monotonic seconds."""
+    """Files of all workers. `now`: monotonic seconds."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
-        self._room = _Room(most_blocks)
+        self._capacity = _Capacity(most_blocks)
         self.directories: dict[bytes, _Directory] = {}
         """Directories by id; empty if no worker has files."""
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, _FolderFollower] = {}
 
     def __len__(self) -> int:
-        """Different blocks, added up over directories."""
+        """Return the sum of different blocks over all directories."""
         return sum(len(each.blocks) for each in self.directories.values())
 
-    def known(self, worker: str) -> Known | None:
-        """Return what is known; None: it reports no files."""
+    def known(self, worker: str) -> KnownFiles | None:
+        """Return the known files of a worker; None if it reports none."""
         follower = self._followers.get(worker)
         if follower is None:
             return None
         blocks = self.directories[follower.directory_id].blocks
-        return Known(blocks.blocks_of(follower.folder), len(blocks), follower.follows, follower.directory_id)
+        return KnownFiles(blocks.blocks_of(follower.folder), len(blocks), follower.follows, follower.directory_id)
 
     def check(self, worker: str, folder: str, tier: TierReport | None, now: float) -> bool:
-        """Check with a report of the worker, whose own folder has that name."""
+        """Compare with a report of the worker. `folder`: name of its own folder."""
         if tier is None or not tier.directory_id:
             self.forget(worker)
             return False
         follower = self._followers.get(worker)
         if follower is None or (follower.folder, follower.directory_id) != (folder, tier.directory_id):
             self.forget(worker)
-            follower = self._followers[worker] = _Follower(folder, tier.directory_id)
-            directory = self.directories.get(tier.directory_id) or _Directory(DirectoryBlocks(self._room))
+            follower = _FolderFollower(folder=folder, directory_id=tier.directory_id)
+            self._followers[worker] = follower
+            directory = self.directories.get(tier.directory_id) or _Directory(DirectoryBlocks(self._capacity))
             self.directories[tier.directory_id] = directory
             directory.readers[worker] = None
-        if not follower.follows:
-            return follower.ask(now)
-        if tier.sequence > follower.sequence:
-            follower.behind_s = now if follower.behind_s is None else follower.behind_s
-            return now - follower.behind_s > BEHIND_S and follower.ask(now)
-        return False
+        return (not follower.follows or follower.is_behind(tier.sequence, now)) and follower.restart(now)
 
     def take_changes(self, worker: str, changes: TierChanges, now: float) -> bool:
         follower = self._followers.get(worker)
-        if follower is None or not follower.follows or changes.sequence <= follower.sequence:
-            return False  # the snapshot will have it, or it was here before
+        if follower is None or follower.is_ignored(changes.sequence):
+            return False
         if changes.sequence > follower.sequence + 1:
-            return follower.ask(now)
+            return follower.restart(now)
         blocks = self.directories[follower.directory_id].blocks
         for number in changes.removed:
             blocks.remove(follower.folder, number)
         if not all(blocks.store(follower.folder, piece) for piece in changes.stored):
-            return follower.ask(now)
-        follower.sequence, follower.behind_s = changes.sequence, None
+            return follower.restart(now)
+        follower.applied(changes.sequence)
         return False
 
     def take_snapshot(self, worker: str, part: TierSnapshotPart) -> None:
-        """Apply a part of a snapshot. Its first part replaces what is known of the folder, the others add to it, each
-        as it comes: a complete large tier would keep others waiting. One that misses a part is requested again.
+        """Apply a part of a snapshot on arrival. The first part replaces the folder's blocks, the others add to them.
+
+        A snapshot that lacks a part is requested again by the next report.
         """
         follower = self._followers.get(worker)
         if follower is None or (follower.follows and part.sequence < follower.sequence):
@@ -245,21 +232,19 @@ class TierDirectories:
         if (part.sequence, part.part) != (follower.snapshot, follower.next_part):
             return
         follower.next_part += 1
-        whole = all(blocks.store(follower.folder, piece) for piece in part.stored)
-        if not whole or follower.next_part == part.parts:
-            follower.follows, follower.snapshot = whole, None
-            follower.sequence, follower.behind_s = part.sequence, None
+        is_complete = all(blocks.store(follower.folder, piece) for piece in part.stored)
+        if not is_complete or follower.next_part == part.parts:
+            follower.follows, follower.snapshot = is_complete, None
+            follower.applied(part.sequence)
 
     def disconnected(self, worker: str) -> None:
-        """Handle a possible loss of changes: the next report asks for a snapshot."""
+        """Handle a possible loss of changes: the next report leads to a request for a snapshot."""
         follower = self._followers.get(worker)
         if follower is not None:
             follower.follows, follower.asked_s = False, None
 
     def forget(self, worker: str) -> None:
-        """Forget a worker whose process is gone, or has no files any more. Its folder stays known where others
-        read it.
-        """
+        """Forget a worker that is gone or has no files any more. Its folder stays known if other workers read it."""
         follower = self._followers.pop(worker, None)
         if follower is None:
             return
@@ -270,9 +255,9 @@ class TierDirectories:
             del self.directories[follower.directory_id]
 
     def behind(self, block_hashes: Sequence[bytes], hit_blocks: Mapping[str, int]) -> dict[str, int]:
-        """Return, by worker, how many blocks of a prompt are in files that it reads, right after those of its pool.
+        """Return the number of a prompt's blocks in files right behind those of the pool, by worker, without zeros.
 
-        `hit_blocks`: of the workers that are asked about. One that has none is left out.
+        `hit_blocks`: blocks in the pool, by worker.
         """
         asked: dict[bytes, list[str]] = {}
         for worker in hit_blocks:
@@ -288,7 +273,7 @@ class TierDirectories:
         return found
 
     def readers(self, block_hashes: Sequence[bytes]) -> dict[str, int]:
-        """The workers of directories that have the beginning of a prompt, and how many blocks that is."""
+        """Return the number of a prompt's first blocks in files, by worker that can read them."""
         found: dict[str, int] = {}
         for directory in self.directories.values():
             if (blocks := directory.blocks.ends(block_hashes, (0,))[0]) > 0:

@@ -1,4 +1,4 @@
-"""Session messages about prefix caches, between protobuf and plain values."""
+"""Link messages about prefix caches, between protobuf and plain values."""
 
 from collections.abc import Iterable
 
@@ -34,6 +34,6 @@ def _pieces(pieces: Iterable[cache_pb2.TierPiece]) -> tuple[TierPiece, ...]:
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:
-    """A rest shorter than a hash is ignored: the worker that sent it is wrong, and its own sum will show that."""
+    """Split packed hashes. An incomplete last one is ignored: the worker's checksum will differ."""
     end = len(packed) // HASH_BYTES * HASH_BYTES
     return tuple(packed[begin : begin + HASH_BYTES] for begin in range(0, end, HASH_BYTES))

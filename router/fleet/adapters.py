@@ -1,10 +1,11 @@
-"""LoRA adapters that come and go while a cluster serves: a list with a version, which every worker gets.
+"""LoRA adapters loaded at runtime: a versioned list, which every worker gets.
 
-A change is prepared on all workers before the list has it, so that requests can choose it only where all have it. The
-list is that of the highest rank that any worker, Redis or this router has: routers learn of each other's changes from
-the workers, a worker that comes later gets the list, and a router that restarts reads it from the first that answers.
+A change is prepared on all workers before it enters the list, so that requests can choose an adapter only if all
+workers have it. The list with the highest rank at any worker, Redis or this router counts: routers learn of each
+other's changes from the workers, a new worker gets the list, and a restarted router reads it from the first worker that
+answers.
 
-Weights in place of those that workers were started with are an entry of the same list, by the name WEIGHTS.
+Weights that replace those that workers were started with are an entry of the same list, named WEIGHTS.
 """
 
 import asyncio
@@ -38,29 +39,29 @@ from baton.router.placement.cluster import Cluster, Worker
 from baton.router.types.worker import Adapter, ListedAdapter, WorkerAdapters, WorkerDescription
 
 logger = logging.getLogger(__name__)
-PREPARE_TIMEOUT_S = 60.0  # for every worker to read and load an adapter
-WEIGHTS_TIMEOUT_S = 600.0  # likewise a whole checkpoint
-TELL_TIMEOUT_S = 10.0  # for every worker to take the list in, of which it has all adapters
+PREPARE_TIMEOUT_S = 60.0  # loading of an adapter on all workers
+WEIGHTS_TIMEOUT_S = 600.0  # loading of a checkpoint on all workers
+TELL_TIMEOUT_S = 10.0  # applying a list on all workers, which have its adapters loaded
 STORE_PERIOD_S = 1.0
 RETRY_S = 1.0
 
 
 class AdapterStore(Protocol):
-    """Store in which the list outlives the processes. Each call may raise RegistryUnavailable."""
+    """Store in which the list survives all processes. Each call may raise RegistryUnavailable."""
 
     async def read(self) -> tuple[int, bytes] | None:
-        """Version and list. Raises: ValueError, for what is none."""
+        """Return version and list; None if there is none. Raises: ValueError for an invalid one."""
 
     async def discard(self) -> str:
-        """Return the name of what nobody could read, and is gone."""
+        """Delete an unreadable list and return its key."""
 
     async def write(self, version: int, value: bytes) -> bool:
-        """False where there is one of that version, or of a newer one."""
+        """Write the list. Return False if the store has one of that version or a newer one."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterList:
-    """Never changed: each change makes the next one."""
+    """Immutable list of adapters; each change creates the next version."""
 
     version: int = 0
     listed: Mapping[str, ListedAdapter] | None = None  # by name
@@ -74,7 +75,7 @@ class AdapterList:
         return list_rank(self.version, ((each.adapter.name, each.adapter.digest) for each in self.by_name.values()))
 
     def next(self, name: str, listed: ListedAdapter | None) -> "AdapterList":
-        """Return the next list, with `listed`, or without one of that name."""
+        """Return the next version with `listed` in place of the entry `name`; None: without that entry."""
         others = {known: each for known, each in self.by_name.items() if known != name}
         return AdapterList(self.version + 1, others if listed is None else {**others, name: listed})
 
@@ -99,23 +100,23 @@ class AdapterList:
 
 @dataclass(frozen=True, slots=True)
 class AdapterView:
-    """Adapters as operators see them."""
+    """Adapter as operators see it."""
 
     adapter: Adapter
-    path: str  # empty of one that workers were started with
+    path: str  # empty for an adapter that workers were started with
     started: bool
     retired: bool
-    worker_ids: tuple[str, ...]  # that have it
-    missing: tuple[tuple[str, str], ...]  # workers that do not, and why; empty: they load it now
+    worker_ids: tuple[str, ...]  # workers that have it
+    missing: tuple[tuple[str, str], ...]  # workers without it, and why; no reason while they load it
 
 
 class ClusterAdapters:
-    """Adapters of one router's cluster. Lives on the event loop."""
+    """Adapters of one router's cluster, for use on the event loop."""
 
     def __init__(
         self, cluster: Cluster, send: Callable[[str, Command], bool], store: AdapterStore | None = None
     ) -> None:
-        """Create the adapters. `send`: sends to the worker at an endpoint; False if it is lost. `store`: None without
+        """Create the adapters. `send`: send to the worker at an endpoint; False if it is lost. `store`: None without
         Redis.
         """
         self._cluster = cluster
@@ -131,7 +132,7 @@ class ClusterAdapters:
         self._wakers: set[asyncio.Task[None]] = set()
 
     def can_compute(self, adapter: Adapter | None) -> bool:
-        """Return whether any worker still has it, even if requests cannot choose it any more. None: its own weights."""
+        """Return whether any worker has the adapter, listed or not. None: the weights that it was started with."""
         described = self._described()
         if adapter is None:
             return any(each.has_own_weights for each in described)
@@ -140,21 +141,23 @@ class ClusterAdapters:
     async def load(
         self, name: str, path: str, replaces: bool, model: str, fingerprint: bytes
     ) -> tuple[Adapter, list[str]]:
-        """Return it, and the workers that have it. `model`: the name of the model that is served.
+        """Load an adapter on all workers. Return it and the workers that have it. `model`: name of the served model.
 
-        Raises: InvalidArgument, FailedPrecondition with the worker that does not take it and why, Aborted, Unavailable.
+        Raises: InvalidArgument, FailedPrecondition naming the worker that refuses it, Aborted, Unavailable.
         """
         if not is_adapter_name(name) or name == model:
-            raise InvalidArgument("name", "1 to 128 letters, digits and _ . : / -, and not the model's own")
+            raise InvalidArgument("name", "must be 1 to 128 letters, digits and _ . : / -, and not the model's name")
         if not path.startswith("/"):
-            raise InvalidArgument("path", "must be absolute: a folder as PEFT saves it, as workers see it")
+            raise InvalidArgument("path", "must be the absolute path of a PEFT adapter folder on the workers")
         if self.open_requests.weights is not None:
             version = version_of(self.open_requests.weights.digest)
-            raise FailedPrecondition("adapter", f"weights were replaced while workers run, by version {version}")
+            raise FailedPrecondition(
+                "adapter", f"the weights were replaced by version {version} at runtime; restart the workers with them"
+            )
         async with self._turn:
             before = self._list.by_name.get(name)
             if before is None and len(self._list.by_name) >= MOST_LISTED:
-                raise FailedPrecondition("name", f"{MOST_LISTED} adapters are loaded, which is the most")
+                raise FailedPrecondition("name", f"{MOST_LISTED} adapters are loaded, the maximum; unload one first")
             only = before.adapter if before is not None and not replaces else None
             workers = self._workers(fingerprint)
             self._check_not_started(name, workers)
@@ -163,19 +166,19 @@ class ClusterAdapters:
     async def reload(
         self, path: str, grace_s: float, own_weights: str, fingerprint: bytes
     ) -> tuple[Adapter, list[str]]:
-        """Replace the weights for all requests that begin from then on. Return them, and the workers that have them.
+        """Replace the weights for all new requests. Return the weights and the workers that have them.
 
-        `own_weights`: digest of those that workers were started with; they are in force while none are listed.
-        Raises: as `load`.
+        `own_weights`: digest of the weights that workers were started with, which are in force while none are listed.
+        Raises: InvalidArgument, FailedPrecondition, Aborted, Unavailable.
         """
         if not path.startswith("/"):
-            raise InvalidArgument("path", "must be absolute: a checkpoint's folder, as workers see it")
+            raise InvalidArgument("path", "must be the absolute path of a checkpoint folder on the workers")
         if not 0 <= grace_s <= MOST_GRACE_S:
             raise InvalidArgument("grace_s", f"must be from 0 to {MOST_GRACE_S:g}, got {grace_s:g}")
         async with self._turn:
             names = sorted(name for name in self._list.by_name if name != WEIGHTS)
             if names:
-                raise FailedPrecondition("adapter", f"of the weights that are served are loaded: {', '.join(names)}")
+                raise FailedPrecondition("adapter", f"adapters of the present weights are loaded: {', '.join(names)}")
             workers = self._workers(fingerprint)
             wanted = ListedAdapter(Adapter(WEIGHTS, ""), path, grace_s)
             return await self._bring(wanted, workers, WEIGHTS_TIMEOUT_S, own_weights=own_weights)
@@ -188,7 +191,7 @@ class ClusterAdapters:
         only: Adapter | None = None,
         own_weights: str = "",
     ) -> tuple[Adapter, list[str]]:
-        """Load at all workers, then list. `wanted` has no digest yet. `only`: the only allowed digest."""
+        """Load on all workers, then list. `wanted` has no digest yet. `only`: the only adapter that is allowed."""
         change_id, name = next(self._change_ids), wanted.adapter.name
         try:
             digest = await self._prepare(change_id, name, wanted.path, workers, timeout_s)
@@ -198,7 +201,7 @@ class ClusterAdapters:
                 return adapter, [_name(each) for each in workers if each.held]
             if before is None or before.adapter != adapter:
                 if only is not None and only != adapter:
-                    raise FailedPrecondition("name", f"another adapter is called {name!r}; unload or replace it")
+                    raise FailedPrecondition("name", f"another adapter has the name {name!r}; unload or replace it")
                 listed = ListedAdapter(adapter, wanted.path, wanted.grace_s)
                 await self._commit(self._list.next(name, listed))
             await self._until(lambda: all(self._has(each, adapter) for each in workers), TELL_TIMEOUT_S)
@@ -208,8 +211,9 @@ class ClusterAdapters:
         return adapter, [_name(each) for each in self._keeping(adapter)]
 
     def why_without_weights(self, description: WorkerDescription) -> str:
-        """Return why a worker takes no new requests: it lacks the weights in force. Empty if it has them, or is still
-        to learn of them.
+        """Return why a worker gets no new requests for lack of the weights in force.
+
+        Empty if it has them, or does not know the present list yet.
         """
         weights, listed = self.open_requests.weights, description.adapter_list
         if weights is None or weights in description.adapters:
@@ -221,8 +225,9 @@ class ClusterAdapters:
         )
 
     async def unload(self, name: str, wait_s: float) -> list[str]:
-        """Requests cannot choose it any more. Returns the workers that still keep it after `wait_s`, for requests that
-        run. Raises: NotFound, FailedPrecondition, Aborted, Unavailable.
+        """Remove an adapter from the list. Return the workers that still keep it after `wait_s`, for open requests.
+
+        Raises: NotFound, FailedPrecondition, Aborted, Unavailable.
         """
         async with self._turn:
             before = self._list.by_name.get(name)
@@ -267,7 +272,7 @@ class ClusterAdapters:
         self._answered((prepared.change_id, endpoint), prepared)
 
     def on_lost(self, endpoint: str) -> None:
-        """Record a lost worker; it gets the list when it comes back."""
+        """Handle a lost worker, which gets the list when it reconnects."""
         for waiting in [each for each in self._answers if each[1] == endpoint]:
             self._answered(waiting, None)
         self._notify()
@@ -278,11 +283,11 @@ class ClusterAdapters:
             try:
                 await self._compare(self._store)
             except RegistryUnavailable:
-                pass  # the membership reports it
+                pass  # membership logs it
             except ValueError as error:
-                with suppress(RegistryUnavailable):  # else no change could ever be written
+                with suppress(RegistryUnavailable):  # an invalid list would block every later change
                     key = await self._store.discard()
-                    logger.warning("the adapters in Redis are discarded, %s: %s", key, error)
+                    logger.warning("invalid adapter list in Redis deleted, key %s: %s", key, error)
             await asyncio.sleep(STORE_PERIOD_S)
 
     async def _compare(self, store: AdapterStore) -> None:
@@ -295,10 +300,10 @@ class ClusterAdapters:
             await store.write(self._list.version, self._list.to_bytes())
 
     def _take_from(self, theirs: WorkerAdapters) -> None:
-        if theirs.version <= newest_version():  # else no change could follow it
+        if theirs.version <= newest_version():  # a version in the future would block every later change
             self._take(AdapterList(theirs.version, {each.adapter.name: each for each in theirs.listed}))
         else:
-            logger.warning("a worker's adapter list is ignored: its version %d is in the future", theirs.version)
+            logger.warning("adapter list of a worker ignored: its version %d is in the future", theirs.version)
 
     def _take(self, newest: AdapterList) -> None:
         if newest.rank > self._list.rank:
@@ -308,17 +313,17 @@ class ClusterAdapters:
             self._tell_all()
 
     async def _commit(self, changed: AdapterList) -> None:
-        """Write the list. Raises: Aborted, Unavailable; then nothing has changed."""
+        """Write the list and put it in force. Raises: Aborted, Unavailable, without a change."""
         try:
             written = self._store is None or await self._store.write(changed.version, changed.to_bytes())
         except RegistryUnavailable as error:
-            raise Unavailable(f"Redis does not answer: {error}", "REGISTRY", RETRY_S) from error
+            raise Unavailable(f"Redis does not answer, retry: {error}", "REGISTRY", RETRY_S) from error
         if not written or changed.version <= self._list.version:
-            raise Aborted("another router has changed the adapters meanwhile: try again", "CHANGED_MEANWHILE")
+            raise Aborted("another router has changed the adapter list meanwhile; retry", "CHANGED_MEANWHILE")
         self._take(changed)
 
     async def _prepare(self, change_id: int, name: str, path: str, workers: Sequence[Worker], timeout_s: float) -> str:
-        """Return its digest, on all of them. Raises: FailedPrecondition, Unavailable."""
+        """Load the adapter on all workers and return its digest. Raises: FailedPrecondition, Unavailable."""
         loop = asyncio.get_running_loop()
         waiting = {each.endpoint: loop.create_future() for each in workers}
         self._answers |= {(change_id, endpoint): future for endpoint, future in waiting.items()}
@@ -332,21 +337,21 @@ class ClusterAdapters:
                 future = waiting[worker.endpoint]
                 if not future.done():
                     raise Unavailable(
-                        f"{_name(worker)} did not load it within {timeout_s:g} s", "ADAPTER_TIMEOUT", RETRY_S
+                        f"{_name(worker)} did not load {path} within {timeout_s:g} s", "ADAPTER_TIMEOUT", RETRY_S
                     )
                 prepared = future.result()
                 if prepared is not None and prepared.refusal:
-                    raise FailedPrecondition("adapter", f"{_name(worker)} does not take it: {prepared.refusal}")
+                    raise FailedPrecondition("adapter", f"{_name(worker)} cannot load {path}: {prepared.refusal}")
                 if prepared is not None:
                     digests[_name(worker)] = prepared.digest
         finally:
             for endpoint in waiting:
                 self._answers.pop((change_id, endpoint), None)
         if not digests:
-            raise Unavailable("every worker was lost meanwhile", "NO_WORKER", RETRY_S)
+            raise Unavailable("the links to all workers were lost while they loaded it; retry", "NO_WORKER", RETRY_S)
         if len(set(digests.values())) > 1:
             which = ", ".join(f"{worker} {digest[:16]}" for worker, digest in digests.items())
-            raise FailedPrecondition("path", f"workers have different adapters there: {which}")
+            raise FailedPrecondition("path", f"workers have different files at {path}: {which}")
         return next(iter(digests.values()))
 
     def _workers(self, fingerprint: bytes) -> list[Worker]:
@@ -357,24 +362,24 @@ class ClusterAdapters:
             if each.held and each.description is not None and each.description.fingerprint == fingerprint
         ]
         if not found:
-            raise Unavailable("there is no worker", "NO_WORKER", RETRY_S)
+            raise Unavailable("no worker of the model is connected", "NO_WORKER", RETRY_S)
         for worker in found:
             if worker.description is not None and worker.description.adapter_list is None:
                 versions = worker.description.versions
-                message = f"{_name(worker)} takes adapters at its start alone: {versions}"
+                message = f"{_name(worker)} loads adapters only at its start: {versions}"
                 raise FailedPrecondition("adapter", message)
         return found
 
     def _check_not_started(self, name: str, workers: Sequence[Worker]) -> None:
-        """Check that no worker was started with the adapter. Raises: FailedPrecondition."""
+        """Raise FailedPrecondition if a worker was started with an adapter of that name."""
         for worker in workers:
             started = () if worker.description is None else worker.description.started_adapters
             if any(each.name == name for each in started):
-                message = f"{_name(worker)} was started with an adapter {name!r}, which stays as long as it runs"
+                message = f"{_name(worker)} was started with adapter {name!r}, which it keeps until it stops"
                 raise FailedPrecondition("name", message)
 
     def _has(self, worker: Worker, adapter: Adapter) -> bool:
-        """Return whether the worker has it, or is gone."""
+        """Return whether the worker has the adapter, or is gone."""
         description = worker.description
         return not worker.held or (description is not None and adapter in description.adapters)
 
@@ -385,12 +390,12 @@ class ClusterAdapters:
         return [each.description for each in self._cluster.workers if each.held and each.description is not None]
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for the condition, for `timeout_s` at most."""
+        """Wait for the condition, at most `timeout_s`."""
         try:
             async with asyncio.timeout(timeout_s), self._told:
                 await self._told.wait_for(condition)
         except TimeoutError:
-            logger.warning("workers have not taken a change of adapters in within %g s", timeout_s)
+            logger.warning("timed out after %g s waiting for workers to apply the adapter list", timeout_s)
 
     def _notify(self) -> None:
         async def wake() -> None:
@@ -424,5 +429,5 @@ def _name(worker: Worker) -> str:
 
 def _why_missing(description: WorkerDescription, name: str) -> str:
     if description.adapter_list is None:
-        return f"it takes adapters at its start alone: {description.versions}"
+        return f"it loads adapters only at its start: {description.versions}"
     return dict(description.adapter_list.refused).get(name, "")

@@ -1,4 +1,4 @@
-"""The one validator of what a worker sends to a router. A message out of bounds ends the session with that worker."""
+"""Validator of everything that a worker sends to a router. A message out of bounds closes the link to that worker."""
 
 import math
 import re
@@ -25,19 +25,19 @@ from baton.text.block_hash import HASH_BYTES
 from baton.text.sampling import MAX_CHOICES
 
 MOST_VOCABULARY = MOST_BLOCKS = 1 << 24
-MOST_SNAPSHOT_PARTS = 1 << 13  # of MOST_BLOCKS
+MOST_SNAPSHOT_PARTS = 1 << 13  # parts of a snapshot with MOST_BLOCKS
 MOST_EVENT_BYTES = 1 << 20
 MOST_SESSION_BLOCKS = 1 << 17
-MOST_TOKENS = 1 << 22  # of one message, with those in their place
-MOST_WORDS = 1 << 16  # for people
+MOST_TOKENS = 1 << 22  # tokens of one message, alternatives included
+MOST_WORDS = 1 << 16  # characters of a text for people
 MOST_PATH_CHARACTERS = 4096
-MOST_MS = 1e10  # of a stage of a request
+MOST_MS = 1e10  # duration of a stage of a request
 NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
 _NO_LOGPROB = number(-math.inf, 1.0)
 
 
 def logprobs(most: int) -> Rule:
-    """Natural logarithms of probabilities, with what rounding adds."""
+    """Rule for natural logarithms of probabilities; rounding errors may exceed 0."""
 
     def fault(values: Iterable[float]) -> str | None:
         return counted(values) or next((why for each in values if (why := _NO_LOGPROB(each))), None)
@@ -46,81 +46,79 @@ def logprobs(most: int) -> Rule:
     return fault
 
 
-def _rules(vocab_size: int) -> dict[str, Rule]:
-    tokens, attempts = numbers(MOST_TOKENS, 0, vocab_size - 1), ("FirstStep", "PromptScores", "Landed", "Failed")
-    return {
-        **{f"{message}.attempt_id": anything for message in attempts},
-        "AdapterPrepared.change_id": anything,
-        "AdapterPrepared.refusal": text(MOST_WORDS),
-        "AdapterState.version": number(),
-        "AdapterState.listed": entries(MOST_LISTED + 1),
-        "AdapterState.refusals": entries(MOST_LISTED + 1),
-        "AdapterRefusal.why": text(MOST_WORDS),
-        "Adapter.name": text(MAX_ID_CHARACTERS, NAME),
-        "Adapter.digest": text(MAX_ID_CHARACTERS, IDENTIFIER),
-        "Adapter.path": text(MOST_PATH_CHARACTERS),
-        "Adapter.grace_s": number(0, MOST_GRACE_S),
-        "ConnectResponse.step_outputs": anything,  # `StepCheck`: hundreds a second
-        "Failed.reason": anything,  # of a newer worker, perhaps
-        "Failed.message": text(MOST_WORDS),
-        "FirstStep.outputs": entries(MAX_CHOICES),
-        "FirstStep.pooled": finites(MOST_TOKENS),
-        **{f"PrefillTimings.{stage}_ms": number(0, MOST_MS) for stage in ("queue", "total", "fetch", "restore")},
-        "PrefillTimings.chunk_ms": numbers(MOST_TOKENS, 0, MOST_MS),
-        **{f"Landed.{stage}_ms": number(0, MOST_MS) for stage in ("copy", "exposed", "admission", "first_step")},
-        "PromptScores.logprobs": logprobs(MOST_TOKENS),
-        "PromptScores.top_token_ids": tokens,
-        "PromptScores.top_logprobs": logprobs(MOST_TOKENS),
-        "SequenceOutput.attempt_id": anything,
-        "SequenceOutput.choice": number(0, MAX_CHOICES - 1),
-        "SequenceOutput.token_ids": tokens,
-        "SequenceOutput.end": anything,
-        "SequenceOutput.logprobs": logprobs(MOST_TOKENS),
-        "SequenceOutput.top_token_ids": tokens,
-        "SequenceOutput.top_logprobs": logprobs(MOST_TOKENS),
-        "GapCause.cause": anything,
-        "WorkerInfo.worker_id": text(MAX_ID_CHARACTERS, IDENTIFIER),
-        "WorkerInfo.role": anything,  # a role that is not known is refused with the versions of both
-        "WorkerInfo.total_blocks": number(0, MOST_BLOCKS),
-        "WorkerInfo.roles": entries(16),
-        "WorkerInfo.arithmetic": text(MOST_WORDS),
-        "ModelInfo.name": text(MOST_PATH_CHARACTERS),
-        "ModelInfo.path": text(MOST_PATH_CHARACTERS),
-        "ModelInfo.vocab_size": number(0, MOST_VOCABULARY),
-        "KvContent.layout": text(MOST_WORDS),
-        "Report.alone_tokens_per_s": number(),
-        "Report.beside_tokens_per_s": number(),
-        "LinkReport.gb_per_s": number(),
-        "LinkReport.fallback": text(MOST_WORDS),
-        "TierReport.load_bytes_per_s": number(),
-        "CacheSum.digest": anything,
-        "CacheEvents.stored": blob(MOST_EVENT_BYTES),
-        "CacheEvents.evicted": blob(MOST_EVENT_BYTES),
-        "CacheSnapshot.parts": number(0, MOST_SNAPSHOT_PARTS),
-        "CacheSnapshot.part": number(0, MOST_SNAPSHOT_PARTS - 1),
-        "CacheSnapshot.hashes": blob(MOST_EVENT_BYTES),
-        "TierEvents.stored": entries(MOST_WORDS),
-        "TierEvents.removed_segments": numbers(MOST_WORDS),
-        "TierSnapshot.stored": entries(MOST_WORDS),
-        "TierPiece.names": blob(MOST_EVENT_BYTES),
-        "HandOver.block_hashes": entries(MOST_SESSION_BLOCKS, size(HASH_BYTES)),
-        "KeptSession.id": size(16),
-        "KeptSession.owner": size(8),
-        "KeptSession.keep_for_s": number(),
-    }
+_RULES: dict[str, Rule] = {
+    **{f"{message}.attempt_id": anything for message in ("FirstStep", "PromptScores", "Landed", "Failed")},
+    "AdapterPrepared.change_id": anything,
+    "AdapterPrepared.refusal": text(MOST_WORDS),
+    "AdapterState.version": number(),
+    "AdapterState.listed": entries(MOST_LISTED + 1),
+    "AdapterState.refusals": entries(MOST_LISTED + 1),
+    "AdapterRefusal.why": text(MOST_WORDS),
+    "Adapter.name": text(MAX_ID_CHARACTERS, NAME),
+    "Adapter.digest": text(MAX_ID_CHARACTERS, IDENTIFIER),
+    "Adapter.path": text(MOST_PATH_CHARACTERS),
+    "Adapter.grace_s": number(0, MOST_GRACE_S),
+    "ConnectResponse.step_outputs": anything,  # `StepCheck`: hundreds a second
+    "Failed.reason": anything,  # a newer worker may have reasons unknown here
+    "Failed.message": text(MOST_WORDS),
+    "FirstStep.outputs": entries(MAX_CHOICES),
+    "FirstStep.pooled": finites(MOST_TOKENS),
+    **{f"PrefillTimings.{stage}_ms": number(0, MOST_MS) for stage in ("queue", "total", "fetch", "restore")},
+    "PrefillTimings.chunk_ms": numbers(MOST_TOKENS, 0, MOST_MS),
+    **{f"Landed.{stage}_ms": number(0, MOST_MS) for stage in ("copy", "exposed", "admission", "first_step")},
+    "PromptScores.logprobs": logprobs(MOST_TOKENS),
+    "PromptScores.top_logprobs": logprobs(MOST_TOKENS),
+    "SequenceOutput.attempt_id": anything,
+    "SequenceOutput.choice": number(0, MAX_CHOICES - 1),
+    "SequenceOutput.end": anything,
+    "SequenceOutput.logprobs": logprobs(MOST_TOKENS),
+    "SequenceOutput.top_logprobs": logprobs(MOST_TOKENS),
+    "GapCause.cause": anything,
+    "WorkerInfo.worker_id": text(MAX_ID_CHARACTERS, IDENTIFIER),
+    "WorkerInfo.role": anything,  # an unknown role is refused by an error that names both versions
+    "WorkerInfo.total_blocks": number(0, MOST_BLOCKS),
+    "WorkerInfo.roles": entries(16),
+    "WorkerInfo.arithmetic": text(MOST_WORDS),
+    "ModelInfo.name": text(MOST_PATH_CHARACTERS),
+    "ModelInfo.path": text(MOST_PATH_CHARACTERS),
+    "ModelInfo.vocab_size": number(0, MOST_VOCABULARY),
+    "KvContent.layout": text(MOST_WORDS),
+    "Report.alone_tokens_per_s": number(),
+    "Report.beside_tokens_per_s": number(),
+    "LinkReport.gb_per_s": number(),
+    "LinkReport.fallback": text(MOST_WORDS),
+    "TierReport.load_bytes_per_s": number(),
+    "CacheSum.digest": anything,
+    "CacheEvents.stored": blob(MOST_EVENT_BYTES),
+    "CacheEvents.evicted": blob(MOST_EVENT_BYTES),
+    "CacheSnapshot.parts": number(0, MOST_SNAPSHOT_PARTS),
+    "CacheSnapshot.part": number(0, MOST_SNAPSHOT_PARTS - 1),
+    "CacheSnapshot.hashes": blob(MOST_EVENT_BYTES),
+    "TierEvents.stored": entries(MOST_WORDS),
+    "TierEvents.removed_segments": numbers(MOST_WORDS),
+    "TierSnapshot.stored": entries(MOST_WORDS),
+    "TierPiece.names": blob(MOST_EVENT_BYTES),
+    "HandOver.block_hashes": entries(MOST_SESSION_BLOCKS, size(HASH_BYTES)),
+    "KeptSession.id": size(16),
+    "KeptSession.owner": size(8),
+    "KeptSession.keep_for_s": number(),
+}
+"""Bounds of all fields except token ids, by message and field."""
+_TOKEN_FIELDS = ("PromptScores.top_token_ids", "SequenceOutput.token_ids", "SequenceOutput.top_token_ids")
 
 
 _RARE = frozenset(
     session_pb2.StepOutputs.DESCRIPTOR.fields_by_name[name].number for name in ("gaps", "held", "since", "drafts")
 )
-"""Numbers of the fields that few messages have."""
+"""Numbers of the fields that few messages have, which are checked by the rules."""
 
 
 class ResponseCheck:
-    """Check of one worker's messages against the size of its model; until it has described itself, of any model."""
+    """Check of one worker's messages against its model's vocabulary, or against any until the worker is known."""
 
     def __init__(self, vocab_size: int = MOST_VOCABULARY) -> None:
-        self._bounds = Bounds(_rules(vocab_size))
+        tokens = numbers(MOST_TOKENS, 0, vocab_size - 1)
+        self._bounds = Bounds(_RULES | dict.fromkeys(_TOKEN_FIELDS, tokens))
         self._vocab_size = vocab_size
 
     def check(self, message: session_pb2.ConnectResponse) -> None:

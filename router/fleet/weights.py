@@ -1,4 +1,4 @@
-"""Open requests by the weights or adapter that they run with, and how long those of replaced weights may run on."""
+"""Open requests by the weights or adapter that they use, and the time limit of those whose weights were replaced."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,21 +21,21 @@ class TrackedRequest:
 
 @dataclass(slots=True)
 class OpenRequests:
-    """Open requests of one router. `on_change` is called when what other processes must keep for it has changed.
+    """Open requests of one router. `on_change` is called when the adapters and weights that workers must keep change.
 
-    `can_compute`: whether any worker still has that adapter, or those weights. None: those that it was started with.
+    `can_compute`: whether any worker still has an adapter or weights; None: the weights it was started with.
     """
 
     on_change: Callable[[], None]
     can_compute: Callable[[Adapter | None], bool]
     in_force: ListedAdapter | None = None
-    """Weights in place of those that workers were started with."""
+    """Weights that replace those that workers were started with; None: none do."""
     _open: dict[str, set[TrackedRequest]] = field(default_factory=dict)  # by digest
-    _ends_at: dict[str, float] = field(default_factory=dict)  # by digest of replaced weights, on the loop's clock
+    _ends_at: dict[str, float] = field(default_factory=dict)  # deadline on the loop's clock, by digest of old weights
 
     @property
     def weights(self) -> Adapter | None:
-        """Return the weights in force instead of those that workers were started with."""
+        """Weights that replace those that workers were started with; None: none do."""
         return None if self.in_force is None else self.in_force.adapter
 
     @property
@@ -44,8 +44,8 @@ class OpenRequests:
 
     @contextmanager
     def using(self, adapter: Adapter | None, own_weights: str, end: End) -> Iterator[None]:
-        """Register a request from its beginning to its end. `own_weights`: digest of those that workers were started
-        with. `end`: makes it fail if its weights were replaced.
+        """Register a request for the duration of the context. `own_weights`: digest of the weights that workers were
+        started with. `end`: called with the error if its weights were replaced.
         """
         digest = own_weights if adapter is None else adapter.digest
         request = TrackedRequest(digest, end)
@@ -63,11 +63,11 @@ class OpenRequests:
             self._open[digest].discard(request)
             if not self._open[digest]:
                 del self._open[digest]
-                if adapter not in (None, self.weights) or self._is_replaced(digest):  # else workers keep them anyway
+                if adapter not in (None, self.weights) or self._is_replaced(digest):  # others are kept in any case
                     self.on_change()
 
     def take(self, in_force: ListedAdapter | None) -> None:
-        """Requests of other weights have its grace from now on."""
+        """Put weights in force. Requests of other weights may run for its grace from now on."""
         if in_force == self.in_force:
             return
         self.in_force = in_force
@@ -83,10 +83,10 @@ class OpenRequests:
                     self._limit(request)
 
     def gone(self, adapter: Adapter | None) -> Aborted | None:
-        """The error of a request that no worker can compute any more, since its weights were replaced."""
+        """Return the error of a request whose weights were replaced and are on no worker any more; else None."""
         if self.weights is None or adapter == self.weights or self.can_compute(adapter):
             return None
-        return _replaced("" if adapter is None else adapter.digest, "no worker has them any more")
+        return _replaced("" if adapter is None else adapter.digest, "no worker has them any more; send it again")
 
     def _is_replaced(self, digest: str) -> bool:
         return self.in_force is not None and digest != self.in_force.adapter.digest
@@ -96,7 +96,7 @@ class OpenRequests:
             return
         loop, grace_s = asyncio.get_running_loop(), self.in_force.grace_s
         ends_at = self._ends_at.setdefault(request.digest, loop.time() + grace_s)
-        error = _replaced(request.digest, f"its {grace_s:g} s to end with them are over")
+        error = _replaced(request.digest, f"it did not finish within the grace of {grace_s:g} s; send it again")
         request.timer = loop.call_at(ends_at, request.end, error)
 
 

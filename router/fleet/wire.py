@@ -1,8 +1,10 @@
-"""Session messages between protobuf and plain values. The only module that knows both the router's and session.proto's
-names; it decides nothing."""
+"""Link messages between protobuf and plain values: the only module that knows the names of both. It decides nothing."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from google.protobuf.message import Message
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.process.telemetry.spans import WallClock
@@ -47,7 +49,11 @@ from baton.text.sampling import BeamStop, numbers_of
 from baton.text.structured.output import StructuredKind, StructuredOutput
 from baton.versions import OWN, Versions, announced
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 HandOver = session_pb2.HandOver
+Plain = TypeVar("Plain", bound="DataclassInstance")
 
 _ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 _ENDS = {session_pb2.END_REASON_STOP: SequenceEnd.STOP, session_pb2.END_REASON_LENGTH: SequenceEnd.LENGTH}
@@ -103,8 +109,9 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command to a worker. Serialising a prompt of 100 000 tokens takes milliseconds of the event loop, for which all
-    streams wait: it is the rest of the message's bytes, created elsewhere.
+    """Command to a worker. `prompt`: bytes that follow the message's own, packed on another thread.
+
+    Packing a prompt of 100 000 tokens takes milliseconds, for which all streams would wait.
     """
 
     message: session_pb2.ConnectRequest
@@ -116,22 +123,22 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Data that is sent to an attempt's workers in addition to the request."""
+    """Fields that an attempt's workers get in addition to the request."""
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
-    fetch_id: bytes  # 16 others, for blocks that prefill may fetch
+    fetch_id: bytes  # 16 random bytes, for blocks that prefill may fetch
     time_left_ms: int
     traceparent: str
-    request_id: str = ""  # the public one
+    request_id: str = ""  # the client's
 
 
 @dataclass(frozen=True, slots=True)
 class ReportArrival:
-    """The newest report of a worker."""
+    """Times of a worker's newest report."""
 
-    made_us: int  # by the worker's clock
-    came_s: float  # monotonic
+    made_us: int  # creation, on the worker's clock
+    came_s: float  # arrival, monotonic
 
 
 def clock(report: ReportArrival, now: WallClock) -> session_pb2.Clock:
@@ -158,23 +165,30 @@ def pooling_message(pooling: Pooling | None) -> session_pb2.Pooling | None:
 
 
 def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command:
+    """Create the command to a prefill worker."""
+    sampling = sampling_message(request.sampling, computes_prompt=True)
     message = session_pb2.Prefill(
-        attempt_id=tag.attempt_id,
-        transfer_id=tag.transfer_id,
-        sampling=sampling_message(request.sampling, computes_prompt=True),
-        time_left_ms=tag.time_left_ms,
-        traceparent=tag.traceparent,
-        fetch=_fetch(tag, request, placement),
-        adapter=_adapter(request),
-        adapter_digest=_adapter_digest(request),
-        answered_tokens=request.answered_tokens,
-        first_choice=request.first_choice,
-        request_id=tag.request_id,
-        block_hashes=request.block_hashes,
-        kept_session=kept_session_message(request.kept_session),
-        pooling=pooling_message(request.pooling),
+        **_attempt_fields(tag, request), sampling=sampling, fetch=_fetch(tag, request, placement)
     )
     return _with_prompt(session_pb2.ConnectRequest(prefill=message), "prefill", message, request)
+
+
+def _attempt_fields(tag: Tag, request: PreparedRequest) -> dict[str, Any]:
+    """Return the fields that Prefill and Start share."""
+    return {
+        "attempt_id": tag.attempt_id,
+        "transfer_id": tag.transfer_id,
+        "time_left_ms": tag.time_left_ms,
+        "traceparent": tag.traceparent,
+        "request_id": tag.request_id,
+        "adapter": request.adapter.name if request.adapter is not None else "",
+        "adapter_digest": request.adapter.digest if request.adapter is not None else "",
+        "answered_tokens": request.answered_tokens,
+        "first_choice": request.first_choice,
+        "block_hashes": request.block_hashes,
+        "kept_session": kept_session_message(request.kept_session),
+        "pooling": pooling_message(request.pooling),
+    }
 
 
 def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:
@@ -189,32 +203,13 @@ def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_
     )
 
 
-def _adapter(request: PreparedRequest) -> str:
-    return request.adapter.name if request.adapter is not None else ""
-
-
-def _adapter_digest(request: PreparedRequest) -> str:
-    return request.adapter.digest if request.adapter is not None else ""
-
-
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
-    """Create a start command. `prefill_endpoint` None: the decode worker computes the prompt itself."""
+    """Create the command to a decode worker. `prefill_endpoint` None: it computes the prompt itself."""
     message = session_pb2.Start(
-        attempt_id=tag.attempt_id,
-        transfer_id=tag.transfer_id,
+        **_attempt_fields(tag, request),
         prefill_endpoint=prefill_endpoint or "",
         cache_root=request.cache_root,
-        adapter=_adapter(request),
-        adapter_digest=_adapter_digest(request),
         sampling=sampling_message(request.sampling, computes_prompt=prefill_endpoint is None),
-        time_left_ms=tag.time_left_ms,
-        traceparent=tag.traceparent,
-        answered_tokens=request.answered_tokens,
-        first_choice=request.first_choice,
-        request_id=tag.request_id,
-        block_hashes=request.block_hashes,
-        kept_session=kept_session_message(request.kept_session),
-        pooling=pooling_message(request.pooling),
     )
     return _with_prompt(session_pb2.ConnectRequest(start=message), "start", message, request)
 
@@ -225,13 +220,13 @@ def _with_prompt(
     inner: session_pb2.Start | session_pb2.Prefill,
     request: PreparedRequest,
 ) -> Command:
-    """Add the prompt as a second piece of the field `inner`. Pieces of an embedded message are merged."""
+    """Append the prompt as a second occurrence of the field `name`: parsers merge embedded messages."""
     tokens = field(inner.DESCRIPTOR.fields_by_name["token_ids"].number, request.packed_tokens)
     return Command(command, field(command.DESCRIPTOR.fields_by_name[name].number, tokens))
 
 
 def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_session_pb2.KeptSession | None:
-    """Create the message. `name`: the client's own, which workers do not get."""
+    """Create the message. `name`: the client's name of the session, which workers do not get."""
     if kept is None:
         return None
     return kept_session_pb2.KeptSession(
@@ -255,7 +250,7 @@ def snapshot_request(tier: bool = False) -> Command:
 
 
 def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> Command:
-    """An answer that another router, or this one before, had begun as `attempt_id` continues as the tag's attempt."""
+    """Create a command to continue the answer of `attempt_id` of `router_id` as the tag's attempt."""
     return Command(
         session_pb2.ConnectRequest(
             adopt=session_pb2.Adopt(
@@ -276,14 +271,14 @@ def prepare_adapter(change_id: int, name: str, path: str) -> Command:
 
 
 def drop_adapter(change_id: int) -> Command:
-    """Release what was prepared for that change."""
+    """Create a command to release the adapter that was prepared for a change."""
     return Command(
         session_pb2.ConnectRequest(prepare_adapter=session_pb2.PrepareAdapter(change_id=change_id, drop=True))
     )
 
 
 def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable[str]) -> Command:
-    """Create the list. `in_use`: digests of adapters that are no longer listed and that open requests have."""
+    """Create the list of adapters. `in_use`: digests of unlisted adapters that open requests still use."""
     adapters = [
         session_pb2.Adapter(name=each.adapter.name, digest=each.adapter.digest, path=each.path, grace_s=each.grace_s)
         for each in listed
@@ -293,7 +288,7 @@ def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable
 
 
 def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> Command:
-    """Ask another worker to fetch what the one at `endpoint` keeps for a session."""
+    """Create a command to fetch the blocks that the worker at `endpoint` keeps for a session."""
     fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
     return Command(
         session_pb2.ConnectRequest(
@@ -303,7 +298,7 @@ def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) ->
 
 
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
-    """The attempt events of a numbered message; none for kinds that a newer worker may have."""
+    """Return the attempt events of a numbered message; none for kinds that this release does not know."""
     match message.WhichOneof("event"):
         case "prompt_scores":
             scores = message.prompt_scores
@@ -313,7 +308,7 @@ def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple
         case "step_outputs":
             return _step_outputs(message.step_outputs)
         case "landed":
-            return (_kv_received(message.landed),)
+            return (_copied(KvReceived, message.landed, transferred_bytes=message.landed.bytes),)
         case "failed":
             failed = message.failed
             reason = _FAILURES.get(failed.reason, FailureReason.UNKNOWN)
@@ -382,73 +377,24 @@ def versions_message(versions: Versions) -> versions_pb2.Versions:
     )
 
 
+def _copied(kind: type[Plain], message: Message, **others: Any) -> Plain:
+    """Return a plain value with the message's fields of the same name. `others`: the fields that differ."""
+    same = {each.name: getattr(message, each.name) for each in fields(kind) if each.name not in others}
+    return kind(**same, **others)
+
+
 def worker_report(report: report_pb2.Report) -> WorkerReport:
-    pages = report.pages
-    return WorkerReport(
-        limit_blocks=report.limit_blocks,
-        limit_slots=report.limit_slots,
-        pages=PoolBlocks(
-            pages.total, pages.free, pages.cached, pages.held, pages.held_by_sequences, pages.held_by_transfers
-        ),
-        waiting_requests=report.waiting_requests,
-        running_sequences=report.running_sequences,
-        pending_tokens=report.pending_tokens,
-        draining=report.draining,
-        steps=report.steps,
-        cache_query_tokens=report.cache_query_tokens,
-        cache_hit_tokens=report.cache_hit_tokens,
-        preemptions=report.preemptions,
-        unfilled_slots=report.unfilled_slots,
-        links=tuple(KvLink(each.endpoint, each.transport, each.gb_per_s, each.fallback) for each in report.links),
+    return _copied(
+        WorkerReport,
+        report,
+        pages=_copied(PoolBlocks, report.pages),
+        links=tuple(_copied(KvLink, each) for each in report.links),
         cache=cache_wire.cache_sum(report.cache) if report.HasField("cache") else None,
-        checked_blocks=report.checked_blocks,
-        checksum_mismatches=report.checksum_mismatches,
-        checked_at_rest_blocks=report.checked_at_rest_blocks,
-        corrupt_at_rest_blocks=report.corrupt_at_rest_blocks,
         alone_tokens_per_s=report.alone_tokens_per_s or None,
         beside_tokens_per_s=report.beside_tokens_per_s or None,
-        drafts=report.drafts,
-        drafted_tokens=report.drafted_tokens,
         accepted_tokens=tuple(report.accepted_tokens),
-        drafts_gained_s=report.drafts_gained_s,
-        drafts_lost_s=report.drafts_lost_s,
-        tier=_tier_report(report.tier) if report.HasField("tier") else None,
-        sessions=_session_report(report.sessions),
-    )
-
-
-def _session_report(sessions: report_pb2.SessionReport) -> SessionReport:
-    return SessionReport(
-        known=sessions.known,
-        protected_blocks=sessions.protected_blocks,
-        evicted_done_blocks=sessions.evicted_done_blocks,
-        evicted_other_blocks=sessions.evicted_other_blocks,
-        evicted_protected_blocks=sessions.evicted_protected_blocks,
-        prefetched_blocks=sessions.prefetched_blocks,
-        prefetched_used_blocks=sessions.prefetched_used_blocks,
-        taken_over_blocks=sessions.taken_over_blocks,
-    )
-
-
-def _tier_report(tier: report_pb2.TierReport) -> TierReport:
-    return TierReport(
-        blocks=tier.blocks,
-        size_bytes=tier.size_bytes,
-        reads=tier.reads,
-        writes=tier.writes,
-        queried_blocks=tier.queried_blocks,
-        hit_blocks=tier.hit_blocks,
-        corrupt_blocks=tier.corrupt_blocks,
-        loaded_bytes=tier.loaded_bytes,
-        stored_bytes=tier.stored_bytes,
-        dropped_blocks=tier.dropped_blocks,
-        evicted_blocks=tier.evicted_blocks,
-        directory_id=tier.directory_id,
-        load_bytes_per_s=tier.load_bytes_per_s,
-        block_bytes=tier.block_bytes,
-        sequence=tier.sequence,
-        memory_blocks=tier.memory_blocks,
-        memory_bytes=tier.memory_bytes,
+        tier=_copied(TierReport, report.tier) if report.HasField("tier") else None,
+        sessions=_copied(SessionReport, report.sessions),
     )
 
 
@@ -528,41 +474,16 @@ def _logprobs(output: session_pb2.SequenceOutput | session_pb2.PromptScores) -> 
 
 
 def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
-    timings = first_step.timings
     return FirstStep(
         attempt_id=first_step.attempt_id,
         outputs=tuple(_output(output) for output in first_step.outputs),
         pooled=tuple(first_step.pooled),
-        timings=PrefillTimings(
-            timings.queue_ms,
-            tuple(timings.chunk_ms),
-            timings.total_ms,
-            timings.cached_tokens,
-            timings.fetch_ms,
-            timings.fetched_tokens,
-            timings.fetch_bytes,
-            timings.fetch_transport,
-            timings.restore_ms,
-            timings.restored_tokens,
-        ),
-    )
-
-
-def _kv_received(landed: session_pb2.Landed) -> KvReceived:
-    return KvReceived(
-        attempt_id=landed.attempt_id,
-        transferred_bytes=landed.bytes,
-        copy_ms=landed.copy_ms,
-        exposed_ms=landed.exposed_ms,
-        admission_ms=landed.admission_ms,
-        first_step_ms=landed.first_step_ms,
-        transport=landed.transport,
-        cached_tokens=landed.cached_tokens,
+        timings=_copied(PrefillTimings, first_step.timings, chunk_ms=tuple(first_step.timings.chunk_ms)),
     )
 
 
 def groups_of(model: session_pb2.ModelInfo) -> BlockGroups:
-    """Read the groups. Raises: ValueError for impossible ones."""
+    """Read the block groups of a model. Raises: ValueError for impossible ones."""
     if not model.HasField("block_groups"):
         return ONE_GROUP
     groups = model.block_groups

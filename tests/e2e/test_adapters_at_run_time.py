@@ -80,7 +80,7 @@ async def test_an_adapter_comes_is_replaced_and_goes_at_both_routers(
 
     refused = baton(first, "load", "sql", str(folders["two"]))
     assert refused.returncode == 1
-    assert "another adapter is called 'sql'; unload or replace it" in refused.stderr
+    assert "another adapter has the name 'sql'; unload or replace it" in refused.stderr
     assert (await ask(second, "sql"))[0] == one
 
     assert baton(second, "load", "sql", str(folders["two"]), "--replace").returncode == 0
@@ -154,7 +154,7 @@ async def test_if_one_worker_cannot_take_it_none_keeps_it(
 ) -> None:
     first, _ = routers
     with AdminClient(admin_of(first)) as admin:
-        with pytest.raises(BatonClientError, match=r"-\d does not take it: .*there is no adapter_config.json"):
+        with pytest.raises(BatonClientError, match=r"-\d cannot load \S+: .*there is no adapter_config.json"):
             admin.load_adapter("sql", str(tmp_path))
         assert admin.adapters() == ()
     assert await names(first) == []

@@ -7,8 +7,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from baton.engine.kv_cache.block_pool import CacheChanges as EngineChanges
 from baton.protos import cache_pb2
 from baton.router.cache.audit import LEAST_REQUESTS, RESYNC_PERIOD_S, WINDOW_REQUESTS, CacheAudit
+from baton.router.cache.follower import ASK_AGAIN_S, BEHIND_S
 from baton.router.cache.prefix_index import PrefixIndex
-from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S, CacheReplica, CacheSnapshotPart, CacheUpdate
+from baton.router.cache.replica import CacheReplica, CacheSnapshotPart, CacheUpdate
 from baton.router.cache.wire import changes as changes_of
 from baton.router.cache.wire import snapshot_part
 from baton.router.types.worker import CacheSum

@@ -4,8 +4,8 @@ import random
 import tracemalloc
 from dataclasses import replace
 
-from baton.router.cache.replica import ASK_AGAIN_S, BEHIND_S
-from baton.router.cache.tiers import Known, TierChanges, TierDirectories, TierPiece, TierSnapshotPart
+from baton.router.cache.follower import ASK_AGAIN_S, BEHIND_S
+from baton.router.cache.tiers import KnownFiles, TierChanges, TierDirectories, TierPiece, TierSnapshotPart
 from tests.fixtures.tier_blocks import name_of
 from tests.fixtures.tier_reports import tier_report
 
@@ -99,7 +99,7 @@ def test_a_missing_message_is_seen_and_a_snapshot_is_asked_for_once_a_second_at_
     assert not tiers.take_changes("a", TierChanges(4), 8.0), "the snapshot has not come to its end"
     tiers.take_snapshot("a", TierSnapshotPart(3, 1, 2, (piece(range(4, 6), 1, 4),)))
     assert behind(tiers, a=0) == {"a": 6}
-    assert tiers.known("a") == Known(6, 6, follows=True, directory_id=ONE)
+    assert tiers.known("a") == KnownFiles(6, 6, follows=True, directory_id=ONE)
 
 
 def test_a_snapshot_that_misses_a_part_is_asked_for_again() -> None:
@@ -156,7 +156,7 @@ def test_memory_is_bounded_and_room_comes_back() -> None:
     follow(tiers, "b", TWO, piece(range(9)))
     assert len(tiers) == 4 and behind(tiers, a=0, b=0) == {"a": 4}
     assert not tiers.take_changes("a", TierChanges(1, (piece(range(9, 10), 2, 6),), (1,)), 1.0)
-    assert tiers.known("a") == Known(2, 2, follows=True, directory_id=ONE), (
+    assert tiers.known("a") == KnownFiles(2, 2, follows=True, directory_id=ONE), (
         "of three that left, one was given to a new block"
     )
     tiers.forget("a")

@@ -1,0 +1,40 @@
+"""Progress of following a worker's numbered changes: snapshot, then every change in order. Pure state."""
+
+from dataclasses import dataclass
+
+ASK_AGAIN_S = 1.0
+"""Minimum time between two requests for a snapshot."""
+BEHIND_S = 1.0
+"""Maximum time until announced changes must arrive: a report may overtake them slightly."""
+
+
+@dataclass(slots=True)
+class ChangeFollower:
+    """Progress of following one worker's changes. `sequence`: number of the last applied change."""
+
+    follows: bool = False
+    sequence: int = 0
+    asked_s: float | None = None  # time of the last request for a snapshot
+    behind_s: float | None = None  # time since which an announced change is missing
+
+    def is_ignored(self, sequence: int) -> bool:
+        """Return whether a change needs no action: it was applied, or the awaited snapshot will contain it."""
+        return not self.follows or sequence <= self.sequence
+
+    def applied(self, sequence: int) -> None:
+        self.sequence, self.behind_s = sequence, None
+
+    def is_behind(self, announced: int, now: float) -> bool:
+        """Return whether an announced change has been missing for too long."""
+        if announced <= self.sequence:
+            return False
+        self.behind_s = now if self.behind_s is None else self.behind_s
+        return now - self.behind_s > BEHIND_S
+
+    def restart(self, now: float) -> bool:
+        """Stop following until the next snapshot. Return whether to request it: at most once per ASK_AGAIN_S."""
+        self.follows, self.behind_s = False, None
+        if self.asked_s is not None and now - self.asked_s <= ASK_AGAIN_S:
+            return False
+        self.asked_s = now
+        return True

@@ -24,7 +24,9 @@ from tests.fixtures.encoders import make_encoder
 from tests.fixtures.shaped_gpu import CUDA, ShapedGpu, shaped_gpu
 
 pytest.importorskip("triton")
-BLOCKS, ROWS, RECORDED, LONGEST = 64, 80, GraphSizes(24, 4), 256
+BLOCKS, ROWS, RECORDED, LONGEST = 64, 80, GraphSizes(4, 4), 256
+TWO_LAYERS: dict[str, Any] = {"num_hidden_layers": 2}
+SHAPES = {"qwen3_next": {**TWO_LAYERS, "layer_types": ["linear_attention", "full_attention"], "mlp_only_layers": []}}
 DRAWN = (Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)),)
 SEVERAL = tuple(Sample(choice, SamplingParams(max_tokens=1)) for choice in range(2))
 
@@ -79,10 +81,10 @@ class Loaded:
     ],
     ids=["llama", "quantised KV", "experts", "windows", "latent", "states"],
 )
-def test_what_kernels_read_is_on_the_gpu_and_no_step_waits(
+def test_kernels_read_device_memory_alone_and_no_step_waits(
     family: str, kv_dtype: torch.dtype | None, recorded: bool, tmp_path: Path
 ) -> None:
-    folder = make_checkpoint(tmp_path, family)
+    folder = make_checkpoint(tmp_path, family, **SHAPES.get(family, TWO_LAYERS))
     with shaped_gpu() as gpu:
         loaded = Loaded(gpu, folder, kv_dtype, None)
         loaded.warm_up()
@@ -95,7 +97,7 @@ def test_what_kernels_read_is_on_the_gpu_and_no_step_waits(
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_next"])
 def test_rows_with_adapters_wait_for_nothing_either(family: str, tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path, family)
+    folder = make_checkpoint(tmp_path, family, **SHAPES.get(family, TWO_LAYERS))
     with shaped_gpu() as gpu:
         adapters = AdapterSet()
         loaded = Loaded(gpu, folder, None, adapters)

@@ -28,13 +28,14 @@ def vectors(folder: Path) -> list[list[float]]:
     return [output.outputs.embedding for output in LLM(str(folder), **OPTIONS).embed(PROMPTS, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("family", ENCODERS)
-def test_vectors_equal_transformers(family: str, seed: int, tmp_path: Path) -> None:
-    folder = make_encoder(tmp_path / "model", family, seed)
-    mode = "cls" if seed == 1 else "mean"
-    write_modules(folder, pooling_config(mode), normalises=seed < 3)
-    assert furthest(vectors(folder), expected_vectors(folder, PROMPTS, mode, normalises=seed < 3)) < CLOSE
+@pytest.mark.parametrize(
+    ("family", "mode", "normalises"),
+    [*((family, "mean", True) for family in ENCODERS), ("bert", "cls", True), ("bert", "mean", False)],
+)
+def test_vectors_equal_transformers(family: str, mode: str, normalises: bool, tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "model", family, seed=1)
+    write_modules(folder, pooling_config(mode), normalises)
+    assert furthest(vectors(folder), expected_vectors(folder, PROMPTS, mode, normalises)) < CLOSE
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "camembert", "llama", "qwen3", "gemma2"])

@@ -12,7 +12,8 @@ from tests.fixtures.checkpoints import DECODERS, make_checkpoint
 from tests.fixtures.paged import PagedModel, random_prompt, unlikely
 
 LENGTHS = (1, 31, 32, 33, 100)
-ONE_BY_ONE = 66  # tokens: beyond two blocks, every window and the lengths that scaled positions begin at
+
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     **{family: (family, {}) for family in DECODERS},
     "llama3_rope": (
@@ -54,19 +55,17 @@ def expected_logits(expected: Any) -> dict[int, torch.Tensor]:
         return {length: expected(torch.tensor([random_prompt(length)])).logits[0] for length in LENGTHS}
 
 
-@pytest.mark.parametrize("chunk_tokens", [1000, 7, 1], ids="chunks_of_{}".format)
+@pytest.mark.parametrize("chunk_tokens", [1000, 7], ids="chunks_of_{}".format)
 def test_logits_equal_transformers(
     checkpoint: Path, expected_logits: dict[int, torch.Tensor], chunk_tokens: int
 ) -> None:
     paged = PagedModel(checkpoint)
-    for length in LENGTHS if chunk_tokens > 1 else LENGTHS[-1:]:  # token by token, shorter ones are its beginnings
-        prompt = random_prompt(length)
-        end = length if chunk_tokens > 1 else ONE_BY_ONE
-        table = paged.blocks(length)
+    for length in LENGTHS:
+        prompt, table = random_prompt(length), paged.blocks(length)
         parts = []
-        for start in range(0, end, chunk_tokens):
+        for start in range(0, length, chunk_tokens):
             parts += paged.logits([Chunk(0, prompt[start : start + chunk_tokens], start, table)])
-        torch.testing.assert_close(torch.cat(parts), expected_logits[length][:end], atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.cat(parts), expected_logits[length], atol=1e-4, rtol=0)
 
 
 def test_one_step_of_mixed_chunks_equals_each_alone(checkpoint: Path, expected_logits: dict[int, torch.Tensor]) -> None:

@@ -14,12 +14,8 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-_SCRIPTS = (
-    *("api", "chat", "docs", "dom", "examples", "fit", "inline", "markdown"),
-    *("page", "requests", "scale", "tip", "turn", "waterfall", "workers"),
-)
-_NAMES = ("page.css", "docs.css", "icon.svg", *(f"{name}.js" for name in _SCRIPTS))
-FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _NAMES}}
+_PARTS = sorted(file.name for file in FOLDER.iterdir() if file.suffix in (".css", ".js", ".svg"))
+FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _PARTS}}
 """Files by path. Other files are not served."""
 
 # No content from other origins, nothing inline, no form targets, no frames.

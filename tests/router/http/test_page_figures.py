@@ -1,15 +1,13 @@
-"""The list of requests and the workers on the page: failures, the scale, tooltips."""
+"""The list of requests and the workers on the page: failures, the scale, titles."""
 
 import pytest
 
 from tests.fixtures.chromium import Page, find_chromium
 from tests.fixtures.session_client import eventually
-from tests.fixtures.visits import count, hover, press, pretend, request, state, text, visit
+from tests.fixtures.visits import count, pretend, request, state, text, visit
 from tests.router.http.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
-
-TIP = "(document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent)"
 
 
 def width(number: int) -> str:
@@ -57,8 +55,7 @@ async def test_one_outlier_is_cut_and_does_not_spoil_the_scale(page: Page, gatew
     assert await page.evaluate(count(".bar.cut")) == 1
     assert await page.evaluate(width(99)) == pytest.approx(1.0, abs=0.02)
     assert await page.evaluate("getComputedStyle(document.querySelector('.bar.cut'), '::after').content") == '""'
-    await hover(page, "[data-request=r99] summary")
-    await page.until(f"{TIP}.includes('longer than the scale') && {TIP}.includes('60000.00 ms')")
+    assert await page.evaluate("document.querySelector('.bar.cut').title") == "longer than the scale: 60.0 s"
 
 
 async def test_bars_of_like_requests_keep_their_proportions(page: Page, gateway: Gateway) -> None:
@@ -72,71 +69,14 @@ async def test_bars_of_like_requests_keep_their_proportions(page: Page, gateway:
     assert (await page.evaluate(text("#scale-end"))) == "end at 25 ms"
 
 
-async def test_tooltips_have_exact_figures_for_the_pointer_and_the_keyboard(page: Page, gateway: Gateway) -> None:
-    await visit(page, gateway.port)
-    await pretend(page, state(requests=[took(1, 12.3456)]))
-    await page.until("document.querySelector('[data-request=r1]') !== null")
-
-    await hover(page, "[data-request=r1] .track")
-    await page.until(f"{TIP}.includes('prefill: 12.35 ms')")
-    await hover(page, "[data-worker=decode-0] b")
-    await page.until(f"{TIP}.includes('pending: 1234 prompt tokens') && {TIP}.includes('p99 67.89 ms')")
-    await hover(page, "[data-worker=decode-0] [role=img]")
-    await page.until(f"{TIP}.includes('4096 blocks') && {TIP}.includes('6 in transfer')")
-    await press(page, "Escape", 27)
-    assert await page.evaluate(TIP) == ""
-
-    await page.evaluate("document.getElementById('send').focus()")
-    seen = []
-    for _ in range(7):
-        await press(page, "Tab", 9)
-        seen.append(await page.evaluate(TIP))
-    assert "127.0.0.1:1, lost" in seen[0]
-    assert "not known" in seen[1]
-    assert "127.0.0.1:2, connected" in seen[2]
-    assert "4096 blocks" in seen[3]
-    assert seen[4] == "", "the scale"
-    assert "TTFT 12.35 ms" in seen[5]
-    described = "document.activeElement.getAttribute('aria-describedby')"
-    assert await page.evaluate(described) is None, "behind the last of them"
-    await page.until(f"{TIP} === ''")
-
-
-async def test_the_tooltip_of_the_focus_stays_where_the_page_scrolls_under_the_pointer(
-    page: Page, gateway: Gateway
-) -> None:
-    await visit(page, gateway.port)
-    await pretend(page, state(requests=[took(number, number) for number in range(1, 25)]))
-    await page.until(f"{count('.request')} === 24")
-    await hover(page, "[data-request=r1] summary")
-    await page.until(f"{TIP}.includes('TTFT 1.00 ms')")
-    await press(page, "Shift", 16)  # from now on it is the keyboard that moves the focus
-    await page.evaluate("document.querySelector('[data-request=r12] summary').focus({ preventScroll: true })")
-    await page.until(f"{TIP}.includes('TTFT 12.00 ms')")
-
-    await page.evaluate("document.addEventListener('pointerover', () => { window.over = true; })")
-    await page.evaluate("scrollBy(0, 100)")
-    await page.until("window.over")
-
-    assert "TTFT 12.00 ms" in await page.evaluate(TIP)
-
-
-async def test_a_tooltip_is_renewed_with_its_figures_and_stays_on_the_screen(page: Page, gateway: Gateway) -> None:
-    await page.shape(360, 740, mobile=True)
+async def test_worker_title_has_the_figures_that_its_card_leaves_out(page: Page, gateway: Gateway) -> None:
     await visit(page, gateway.port)
     await pretend(page, state())
-    await page.until("document.querySelector('[data-request=r1]') !== null")
-    await hover(page, "[data-worker=decode-0] b")
-    await page.until(f"{TIP}.includes('queue: 2 ')")
+    title = "(document.querySelector('[data-worker=decode-0]')?.title ?? '')"
+    await page.until(f"{title}.includes('decode worker at 127.0.0.1:2')")
+    assert "100 of 400 prompt tokens hit\n1 preemptions, 77777 steps, 4096 blocks" in await page.evaluate(title)
+
     later = state()
-    later["cluster"]["workers"][1]["load"]["queue"] = 7
-
+    later["cluster"]["workers"][1]["load"]["steps"] = 77778
     await pretend(page, later)
-
-    await page.until(f"{TIP}.includes('queue: 7 ')")
-    edges = (
-        "(() => { const at = document.getElementById('tip').getBoundingClientRect(); return [at.left, at.right]; })()"
-    )
-    left, right = await page.evaluate(edges)
-    assert left >= 0
-    assert right <= 360
+    await page.until(f"{title}.includes('77778 steps')")

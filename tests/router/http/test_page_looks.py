@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.fixtures.chromium import Page, find_chromium
-from tests.fixtures.visits import ANSWER, count, hover, pretend, request, stall, state, visit
+from tests.fixtures.visits import ANSWER, count, pretend, request, stall, state, visit
 from tests.router.http.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
@@ -30,7 +30,7 @@ SCROLLS_SIDEWAYS = """
 
 
 async def fill(page: Page, gateway: Gateway) -> None:
-    """The page with an answer, one that failed, requests of all outcomes, one of them open, and a tooltip."""
+    """The page with an answer, one that failed, requests of all outcomes, one of them open."""
     gateway.says(SAID)
     await visit(page, gateway.port)
     await page.evaluate("document.getElementById('system').value = 'Be *kind*.'")
@@ -62,8 +62,6 @@ async def fill(page: Page, gateway: Gateway) -> None:
     await page.evaluate("document.querySelectorAll('.request').forEach((each) => { each.open = true; })")
     await page.evaluate("document.getElementById('keys').hidden = false")
     await page.evaluate("document.getElementById('key-problem').textContent = 'the API key is not known'")
-    await hover(page, "[data-worker=decode-0] b")
-    await page.until("!document.getElementById('tip').hidden")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -94,7 +92,5 @@ async def test_what_can_be_used_has_a_name_and_can_be_reached_by_keyboard(page: 
     """.strip()
 
     assert await page.evaluate(nameless) == []
-    unreachable = (
-        "[...document.querySelectorAll('.worker, .request summary, .retry')].filter((each) => each.tabIndex < 0)"
-    )
+    unreachable = "[...document.querySelectorAll('.request summary, .retry')].filter((each) => each.tabIndex < 0)"
     assert await page.evaluate(f"{unreachable}.length") == 0

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 
 from tests.fixtures.chromium import Page, find_chromium
-from tests.fixtures.visits import count, hover, press, pretend, request, stall, state, text, visit
+from tests.fixtures.visits import count, pretend, request, stall, state, text, visit
 from tests.router.http.conftest import Gateway
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="Chromium is not installed: apt-get install chromium")
 
-TIP = "(document.getElementById('tip').hidden ? '' : document.getElementById('tip').textContent)"
 OPENED = ".request[open] .waterfall"
 STAGES = {
     "router_queue_ms": 100.0, "prefill_ms": 300.0, "ttft_ms": 400.0, "transfer_exposed_ms": 50.0, "first_step_ms": 50.0,
@@ -65,9 +64,9 @@ async def test_a_stall_is_a_mark_in_its_place_with_its_causes_and_culprits(page:
     assert await page.evaluate(count(f"{OPENED} .stall")) == 2
     assert await page.evaluate(place("stall", 4)) == pytest.approx([0.6, 0.1], abs=0.02)
     assert "2 stalls" in await page.evaluate(text("[data-request=r1] .age"))
-    await hover(page, f"{OPENED} .stall")
-    await page.until(f"{TIP}.includes('prompt tokens: 80.00 ms by req-long (1024 tokens)')")
-    assert "larger batch: 10.00 ms by a request of another key" in await page.evaluate(TIP)
+    title = await page.evaluate(f"document.querySelector('{OPENED} .stall').title")
+    assert "prompt tokens 80 ms by req-long (1024 tokens)" in title
+    assert "larger batch 10 ms by a request of another key" in title
 
 
 async def test_drafts_are_counted_in_the_row_and_judged_where_it_is_opened(page: Page, gateway: Gateway) -> None:
@@ -78,7 +77,7 @@ async def test_drafts_are_counted_in_the_row_and_judged_where_it_is_opened(page:
     assert "Drafts: 12 of 20 tokens were drawn, about 34 ms sooner" in await page.evaluate(text(OPENED))
 
 
-async def test_stalls_can_be_read_without_seeing_and_reached_by_keyboard(page: Page, gateway: Gateway) -> None:
+async def test_stalls_can_be_read_without_seeing(page: Page, gateway: Gateway) -> None:
     by = {"cause": "prompt_tokens", "culprit": "req-long", "detail": "1024 tokens"}
     await opened(page, gateway, stages=STAGES, stalls=[stall(700.0, 100.0, by)], stall_count=9)
 
@@ -87,10 +86,6 @@ async def test_stalls_can_be_read_without_seeing_and_reached_by_keyboard(page: P
     assert await page.evaluate(f"{mark}.getAttribute('aria-label')") == said
     assert await page.evaluate(text(f"{OPENED} ul li")) == said
     assert "The longest 1 of 9 stalls:" in await page.evaluate(text(OPENED))
-    await page.evaluate("document.querySelector('[data-request=r1] summary').focus()")
-    await press(page, "Tab", 9)
-    assert await page.evaluate(f"document.activeElement === {mark}")
-    await page.until(f"{TIP}.includes('stall of 100.00 ms')")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

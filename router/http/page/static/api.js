@@ -36,13 +36,19 @@ export async function call(path, { body, signal, boundMs = ANSWER_MS } = {}) {
  * the request. Throws as `call` does, also where the stream ends before its time.
  */
 export async function* events(path, body, { signal, headers, heard }) {
-  const silence = new Silence(SILENCE_MS);
+  const silence = new AbortController();
+  let timer = 0;
+  const restart = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => silence.abort(), SILENCE_MS);
+  };
+  restart();
   try {
     const response = await send(path, body, AbortSignal.any([signal, silence.signal]), headers);
     const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
     let rest = "";
     for (;;) {
-      silence.restart();
+      restart();
       heard();
       const { done, value } = await reader.read();
       if (done) throw new Unreachable("The connection ended before the answer did.");
@@ -60,7 +66,7 @@ export async function* events(path, body, { signal, headers, heard }) {
   } catch (error) {
     throw explained(error, signal, silence.signal, `The server sent nothing for ${SILENCE_MS / 1000} s.`);
   } finally {
-    silence.end();
+    clearTimeout(timer);
   }
 }
 
@@ -82,28 +88,4 @@ function explained(error, signal, bound, tooLate) {
   if (error instanceof SyntaxError) return new Unreachable("The answer is not of the form that this server sends.");
   if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // how fetch says it
   return error;
-}
-
-/** Aborts its signal where it is not restarted in time. */
-class Silence {
-  #controller = new AbortController();
-  #timer = 0;
-
-  constructor(boundMs) {
-    this.boundMs = boundMs;
-    this.restart();
-  }
-
-  get signal() {
-    return this.#controller.signal;
-  }
-
-  restart() {
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#controller.abort(), this.boundMs);
-  }
-
-  end() {
-    clearTimeout(this.#timer);
-  }
 }

@@ -41,19 +41,11 @@ export function milliseconds(value) {
   return `${value.toFixed(value < 10 ? 1 : 0)} ms`;
 }
 
-/** For tooltips. */
-export const exactly = (value) => `${value.toFixed(2)} ms`;
-
 export function ago(seconds) {
   if (seconds < 1.5) return "now";
   if (seconds < 90) return `${Math.round(seconds)} s ago`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min ago`;
   return `${Math.round(seconds / 3600)} h ago`;
-}
-
-/** A time of the day, hh:mm:ss. */
-export function clock(date) {
-  return [date.getHours(), date.getMinutes(), date.getSeconds()].map((part) => `${part}`.padStart(2, "0")).join(":");
 }
 
 /** Parts of a bar: [class, share of the whole]; those too small to see are left out. */

@@ -2,9 +2,8 @@
 
 import { call, Refused, useKey } from "./api.js";
 import { giveUp, showExamples, startChat } from "./chat.js";
-import { byId, clock, element, say } from "./dom.js";
+import { byId, element, say } from "./dom.js";
 import { showRequests } from "./requests.js";
-import { renewTip } from "./tip.js";
 import { forgetWorkers, showWorkers } from "./workers.js";
 
 const EVERY_MS = 1_000;
@@ -62,7 +61,6 @@ function showState(state) {
   showModels(state.models);
   showWorkers(state.cluster, isOther);
   showRequests(state.requests, isOther);
-  renewTip();
 }
 
 /** All figures are of an earlier time, and look so. */
@@ -71,14 +69,13 @@ function showOutage(error, began) {
   if (lost && !isThere) giveUp(lost.ms); // two looks in a row
   lost ??= began;
   const fault = isThere ? `Server answers with an error (${error.message})` : "Server not reachable";
-  say(outage, `${fault} since ${clock(lost.date)}, trying again. The figures are older.`);
+  say(outage, `${fault} since ${lost.date.toLocaleTimeString("en-GB")}, trying again. The figures are older.`);
   outage.hidden = false;
   document.body.classList.add("stale");
   say(ready, isThere ? "error" : "not reachable");
   ready.className = "pill lost";
   detail.hidden = true;
   forgetWorkers();
-  renewTip();
 }
 
 function showModels(found) {

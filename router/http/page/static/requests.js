@@ -1,8 +1,7 @@
 // The last requests, newest first: a bar of stages for each, and why it failed; opened, it is a waterfall.
 
-import { ago, arrange, bar, byId, element, exactly, legend, milliseconds, say } from "./dom.js";
+import { ago, arrange, bar, byId, element, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
-import { tip } from "./tip.js";
 import { waterfall } from "./waterfall.js";
 
 // In their order. What comes before the first token adds up to TTFT, the next four to the gap from token 1 to 2.
@@ -64,10 +63,9 @@ function makeRow(request) {
     element("span", { class: "what" }, ...outcome(request), sizes(request)),
     age,
     track,
-    element("span", { class: "total" }, `${ttft(request, milliseconds)} · ${milliseconds(request.stages.total_ms)}`),
+    element("span", { class: "total" }, `${ttft(request.stages)} · ${milliseconds(request.stages.total_ms)}`),
   );
   if (request.reason) head.append(element("span", { class: "why" }, request.reason));
-  tip(head, () => exactFigures(request), track);
   const attributes = { class: "request", "data-request": request.request_id, "data-status": request.status };
   return { root: element("details", attributes, head, numbers(request)), track, age };
 }
@@ -86,23 +84,13 @@ function sizes({ prompt_tokens: prompt, completion_tokens: answer, status }) {
 
 const words = (status) => status.toLowerCase().replaceAll("_", " ");
 
-const ttft = ({ stages }, written) => (stages.ttft_ms ? `TTFT ${written(stages.ttft_ms)}` : "no token");
+const ttft = ({ ttft_ms: ms }) => (ms ? `TTFT ${milliseconds(ms)}` : "no token");
 
 function* remarks(request) {
   if (request.cached_tokens) yield `${request.cached_tokens} cached`;
   if (request.drafts?.drafted_tokens) yield `${request.drafts.accepted_tokens} of ${request.drafts.drafted_tokens} drafts`;
   if (request.attempts > 1) yield `${request.attempts} attempts`;
   if (request.stall_count) yield `${request.stall_count} ${request.stall_count > 1 ? "stalls" : "stall"}`;
-}
-
-function exactFigures(request) {
-  const spent = durations(request).filter(([, , ms]) => ms > 0);
-  return [
-    request.status === "OK" ? "answered" : words(request.status),
-    ...(isCut(request) ? ["longer than the scale: its bar is cut"] : []),
-    `${ttft(request, exactly)}, ${exactly(request.stages.total_ms)} in all`,
-    ...spent.map(([, text, ms]) => `${text}: ${exactly(ms)}`),
-  ];
 }
 
 function numbers(request) {
@@ -145,13 +133,14 @@ const unfinishedMs = (request) =>
 const shownMs = (request) =>
   scale.value === "whole" ? request.stages.total_ms : sum(request, 0, TO_SECOND_TOKEN) + unfinishedMs(request);
 
-const isCut = (request) => shownMs(request) > scaleEnd(last.map(shownMs));
-
 /** A bar that is longer than the scale shows its own proportions, and a cut. */
 function scaled(request, end) {
   const own = shownMs(request);
   const shown = durations(request).filter(([name]) => name !== "decode" || scale.value === "whole");
   const made = bar(shown.map(([name, , ms]) => [`stage-${name}`, ms / Math.max(own, end)]));
-  made.classList.toggle("cut", own > end);
+  if (own > end) {
+    made.classList.add("cut");
+    made.title = `longer than the scale: ${milliseconds(own)}`;
+  }
   return made;
 }

@@ -1,7 +1,6 @@
 // The waterfall of one request: its stages one below another, its stalls as marks, and in words why it stood still.
 
-import { element, exactly, milliseconds } from "./dom.js";
-import { tip } from "./tip.js";
+import { element, milliseconds } from "./dom.js";
 
 /** `stages`: {name, text, begin, ms} of those that took time, in milliseconds since the request's arrival. */
 export function waterfall(request, stages) {
@@ -30,10 +29,9 @@ function placed(part, begin, ms, whole) {
 }
 
 function mark(stall, whole) {
-  const attributes = { class: "stall", role: "img", tabindex: "0", "aria-label": sentence(stall) };
-  const made = placed(element("span", attributes), stall.at_ms - stall.gap_ms, stall.gap_ms, whole);
-  tip(made, () => figures(stall));
-  return made;
+  const said = sentence(stall);
+  const attributes = { class: "stall", role: "img", "aria-label": said, title: said };
+  return placed(element("span", attributes), stall.at_ms - stall.gap_ms, stall.gap_ms, whole);
 }
 
 /** The same for those who do not see the marks, and for a finger. */
@@ -59,14 +57,6 @@ function sentence(stall) {
   const causes = stall.causes.map((part) => `${cause(part)} ${milliseconds(part.ms)}${blame(part)}`);
   const parts = [...causes, `usual ${milliseconds(stall.usual_ms)}`].join(" + ");
   return `${milliseconds(stall.gap_ms)} after ${milliseconds(stall.at_ms)} = ${parts}`;
-}
-
-function figures(stall) {
-  return [
-    `stall of ${exactly(stall.gap_ms)}, ended ${exactly(stall.at_ms)} after arrival`,
-    ...stall.causes.map((part) => `${cause(part)}: ${exactly(part.ms)}${blame(part)}`),
-    `usual: ${exactly(stall.usual_ms)}`,
-  ];
 }
 
 const cause = (part) => part.cause.replaceAll("_", " ");

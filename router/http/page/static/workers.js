@@ -1,8 +1,7 @@
 // A card for each worker, renewed in place: queue, batch, blocks by owner, hit rate, time between tokens.
 
-import { arrange, bar, byId, drawn, element, exactly, legend, milliseconds, say } from "./dom.js";
+import { arrange, bar, byId, drawn, element, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
-import { tip } from "./tip.js";
 
 const BLOCKS = [
   ["held_by_sequences", "block-computing", "computing"],
@@ -47,21 +46,17 @@ function makeCard() {
   const line = drawn("polyline", { points: "" });
   const curve = drawn("svg", { viewBox: `0 0 ${SAMPLES - 1} 20`, preserveAspectRatio: "none", "aria-hidden": "true" }, line);
   const head = element("header", {}, name, role, state);
-  const root = element("article", { class: "worker", tabindex: "0" }, head, facts, curve, blocks, owners);
+  const root = element("article", { class: "worker" }, head, facts, curve, blocks, owners);
   owners.className = "owners faint";
-  blocks.tabIndex = 0;
   blocks.setAttribute("role", "img");
-  const card = { root, name, role, state, facts, blocks, owners, line, samples: [], worker: null };
-  tip(root, () => exactFigures(card));
-  tip(blocks, () => blockFigures(card.worker));
-  return card;
+  return { root, name, role, state, facts, blocks, owners, line, samples: [] };
 }
 
 function renew(card, worker) {
   const load = worker.load;
-  card.worker = worker;
   card.root.dataset.worker = worker.name;
   card.root.setAttribute("aria-label", `${worker.role} worker ${worker.name}`);
+  card.root.title = details(worker).join("\n");
   say(card.name, worker.name);
   say(card.role, worker.role);
   card.role.className = `pill ${worker.role}`;
@@ -97,25 +92,15 @@ function facts(worker, load) {
 
 const hitRate = (load) => (100 * load.cache_hit_tokens) / load.cache_query_tokens;
 
-function exactFigures({ worker, state }) {
-  const { load, tbt } = worker;
-  const lines = [`${worker.role} worker at ${worker.endpoint}, ${state.textContent}`, `${worker.requests} requests of this router`];
+/** What the card has no cell for, as its tooltip. */
+function details({ role, endpoint, requests, load }) {
+  const lines = [`${role} worker at ${endpoint}`, `${requests} requests of this router`];
   if (!load) return lines;
   lines.push(
-    `queue: ${load.queue} requests wait in the worker`,
-    `batch: ${load.batch} sequences${load.slots ? ` in ${load.slots} slots` : ""}`,
-    `pending: ${load.pending_tokens} prompt tokens to compute`,
     `prefix cache: ${load.cache_hit_tokens} of ${load.cache_query_tokens} prompt tokens hit`,
-    `${load.preemptions} preemptions, ${load.steps} steps`,
+    `${load.preemptions} preemptions, ${load.steps} steps, ${load.pages.total} blocks`,
   );
-  if (tbt) lines.push(`time between tokens: p50 ${exactly(tbt.p50_ms)}, p99 ${exactly(tbt.p99_ms)}`);
   return lines;
-}
-
-function blockFigures({ load }) {
-  if (!load) return ["blocks: not known"];
-  const { pages } = load;
-  return [`${pages.total} blocks`, ...BLOCKS.map(([field, , text]) => `${pages[field]} ${text}`)];
 }
 
 function renewFacts(card, wanted) {

@@ -37,7 +37,7 @@ KEY_TTFT_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # fmt: on
 TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 SMALL_COUNTS = (1, 2, 5, 10, 20)
-"""Buckets of vLLM, with finer ones below. Keys have few buckets, since each key has a series per bucket."""
+"""Buckets of vLLM, with finer ones below; fewer for API keys, each of which has its own series per bucket."""
 LABELS = ("model_name", "engine")
 
 
@@ -137,60 +137,49 @@ def _histogram(name: str, help_text: str, bounds: tuple[float, ...]) -> Histogra
 
 
 REQUEST_HISTOGRAMS = (
-    _histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT_S),
-    _histogram("vllm:inter_token_latency_seconds", "Between two tokens of one choice.", TOKEN_GAP_S),
+    _histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", TTFT_S),
+    _histogram("vllm:inter_token_latency_seconds", "Time between two tokens of one choice.", TOKEN_GAP_S),
     _histogram("vllm:request_time_per_output_token_seconds", "Mean time per token after the first.", TOKEN_GAP_S),
-    _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_S),
-    _histogram("vllm:request_queue_time_seconds", "Waiting, in the router and in the prefill worker.", REQUEST_S),
-    _histogram("vllm:request_prefill_time_seconds", "Computing the prompt.", REQUEST_S),
-    _histogram("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST_S),
-    _histogram("vllm:request_inference_time_seconds", "Prefill and decode.", REQUEST_S),
-    _histogram("vllm:request_prompt_tokens", "Tokens of the prompt.", TOKENS),
-    _histogram("vllm:request_generation_tokens", "Tokens of the answers.", TOKENS),
-    _histogram("vllm:request_params_n", "Choices asked for.", SMALL_COUNTS),
-    _histogram("vllm:request_params_max_tokens", "Most tokens of a choice.", TOKENS),
-    _histogram("baton:kv_transfer_exposed_seconds", "Of the KV transfer, what the client waited for.", TTFT_S),
-    _histogram(
-        "baton:resume_gap_seconds", "Between two tokens of a choice that went on with another attempt.", TOKEN_GAP_S
-    ),
+    _histogram("vllm:e2e_request_latency_seconds", "Time from arrival to completion.", REQUEST_S),
+    _histogram("vllm:request_queue_time_seconds", "Time in the queues of router and prefill worker.", REQUEST_S),
+    _histogram("vllm:request_prefill_time_seconds", "Time of prefill.", REQUEST_S),
+    _histogram("vllm:request_decode_time_seconds", "Time from the first token to the last.", REQUEST_S),
+    _histogram("vllm:request_inference_time_seconds", "Time of prefill and decode.", REQUEST_S),
+    _histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", TOKENS),
+    _histogram("vllm:request_generation_tokens", "Generated tokens per request.", TOKENS),
+    _histogram("vllm:request_params_n", "Requested choices (n).", SMALL_COUNTS),
+    _histogram("vllm:request_params_max_tokens", "Maximum number of tokens per choice (max_tokens).", TOKENS),
+    _histogram("baton:kv_transfer_exposed_seconds", "Time for which a client waited for a KV transfer.", TTFT_S),
+    _histogram("baton:resume_gap_seconds", "Time between the tokens before and after a failover.", TOKEN_GAP_S),
 )
 REQUEST_COUNTERS = (
-    CounterFamily("vllm:prompt_tokens_cached", "Tokens of prompts whose KV was in a cache.", LABELS),
-    CounterFamily("baton:kv_transfer_bytes", "KV that decode workers pulled.", LABELS),
-    CounterFamily(
-        "baton:streams_resumed", "Requests that went on with another attempt, some of whose answer was out.", LABELS
-    ),
-    CounterFamily(
-        "baton:placed_pool_tokens", "Tokens of prompts, in the pool of the worker they were placed on.", LABELS
-    ),
-    CounterFamily("baton:placed_file_tokens", "Behind those, the ones it was expected to load from files.", LABELS),
-    CounterFamily("baton:restored_tokens", "Tokens of prompts whose KV was loaded from files.", LABELS),
+    CounterFamily("vllm:prompt_tokens_cached", "Prompt tokens whose KV was cached.", LABELS),
+    CounterFamily("baton:kv_transfer_bytes", "Bytes of KV pulled by decode workers.", LABELS),
+    CounterFamily("baton:streams_resumed", "Requests that failed over after their first token.", LABELS),
+    CounterFamily("baton:placed_pool_tokens", "Prompt tokens found in the pool of the chosen worker.", LABELS),
+    CounterFamily("baton:placed_file_tokens", "Prompt tokens that the chosen worker should load from files.", LABELS),
+    CounterFamily("baton:restored_tokens", "Prompt tokens whose KV was loaded from files.", LABELS),
 )
 """Counters by model, from finished requests."""
 
-CHOICES_ENDED = CounterFamily("vllm:request_success", "Choices that ended.", (*LABELS, "finished_reason"))
-ATTEMPTS_FAILED = CounterFamily("baton:attempts_failed", "Attempts that failed.", ("reason",))
-PROMPT_TOKENS = CounterFamily("vllm:prompt_tokens", "Tokens of prompts that workers were given.", LABELS)
-GENERATED_TOKENS = CounterFamily("vllm:generation_tokens", "Tokens of answers, as they go out.", LABELS)
-REQUESTS_STARTED = CounterFamily("baton:requests_started", "Requests that came.")
+CHOICES_ENDED = CounterFamily("vllm:request_success", "Finished choices, by reason.", (*LABELS, "finished_reason"))
+ATTEMPTS_FAILED = CounterFamily("baton:attempts_failed", "Failed attempts, by reason.", ("reason",))
+PROMPT_TOKENS = CounterFamily("vllm:prompt_tokens", "Prompt tokens dispatched to workers.", LABELS)
+GENERATED_TOKENS = CounterFamily("vllm:generation_tokens", "Generated tokens sent to clients.", LABELS)
+REQUESTS_STARTED = CounterFamily("baton:requests_started", "Requests received.")
 REQUESTS_ENDED = CounterFamily(
     "baton:requests_ended",
-    "Requests that ended: answered, cancelled, refused before a worker was given them, or failed.",
+    "Requests by outcome: answered, cancelled, refused before dispatch, or failed.",
     ("outcome", "reason"),
 )
 
 
 STALLS = CounterFamily(
-    "baton:stalls",
-    "Gaps between two tokens that stood out, by their longest cause; of one answer the 32 longest at most.",
-    ("cause",),
+    "baton:stalls", "Unusually long gaps between tokens, by main cause; at most 32 per request.", ("cause",)
 )
-STALL_SECONDS = CounterFamily(
-    "baton:stall_seconds", "Time of those gaps beyond the usual, by each of their causes.", ("cause",)
-)
+STALL_SECONDS = CounterFamily("baton:stall_seconds", "Time of stalls beyond the usual gap, by cause.", ("cause",))
 LOOP_BUSY = CounterFamily(
-    "baton:event_loop_busy_seconds",
-    "Time in which the router's event loop was too busy to take things in, where that took 2 ms or more at a time.",
+    "baton:event_loop_busy_seconds", "Time for which the router's event loop was blocked for 2 ms or longer."
 )
 
 
@@ -202,16 +191,21 @@ def _worker_counter(name: str, help_text: str, labels: tuple[str, ...] = LABELS)
     return CounterFamily(name, help_text, labels, Source.WORKER)
 
 
-TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in its own files that the router knows of.")
+TIER_KNOWN = _worker_gauge("baton:kv_tier_known_blocks", "Blocks in the worker's files that the router knows.")
 EVICTED_BLOCKS = _worker_counter(
     "baton:kv_evicted_blocks",
-    "Blocks evicted from the pool: of sessions that were done, other ones, or protected ones.",
+    "Blocks evicted from the pool, by kind: of done sessions, protected by a session, or other.",
     (*LABELS, "kind"),
 )
-KV_BLOCKS = GaugeFamily("baton:kv_blocks", "KV blocks, by what they are.", (*LABELS, "state"), Source.WORKER)
-LINKS = GaugeFamily("baton:link_gb_per_s", "Measured when two met.", ("engine", "to", "transport"), Source.WORKER)
+KV_BLOCKS = GaugeFamily("baton:kv_blocks", "KV blocks, by state.", (*LABELS, "state"), Source.WORKER)
+LINKS = GaugeFamily(
+    "baton:link_gb_per_s",
+    "Bandwidth between two workers, measured when they paired.",
+    ("engine", "to", "transport"),
+    Source.WORKER,
+)
 CACHE_CONFIG = GaugeFamily(
-    "vllm:cache_config_info", "Blocks of a worker.", (*LABELS, "block_size", "num_gpu_blocks"), Source.WORKER
+    "vllm:cache_config_info", "Size and number of KV blocks.", (*LABELS, "block_size", "num_gpu_blocks"), Source.WORKER
 )
 
 
@@ -255,101 +249,55 @@ def _held_share(report: WorkerReport) -> float:
 
 WORKER_METRICS = (
     _gauge("vllm:num_requests_running", "Sequences in the batch.", lambda r: r.running_sequences),
-    _gauge("vllm:num_requests_waiting", "Requests that wait in the worker.", lambda r: r.waiting_requests),
-    _gauge("vllm:kv_cache_usage_perc", "Share of KV blocks that are held.", _held_share),
-    _gauge("vllm:gpu_cache_usage_perc", "The same, by its older name.", _held_share),
-    _gauge("baton:pending_tokens", "Prompt tokens to be computed.", lambda r: r.pending_tokens),
-    _counter("vllm:prefix_cache_queries", "Tokens looked up.", lambda r: r.cache_query_tokens),
-    _counter("vllm:prefix_cache_hits", "Tokens found.", lambda r: r.cache_hit_tokens),
-    _counter("baton:kv_blocks_checked", "Blocks read whose checksum was compared.", lambda r: r.checked_blocks),
-    _counter("baton:kv_checksum_mismatches", "Of those, corrupt ones.", lambda r: r.checksum_mismatches),
+    _gauge("vllm:num_requests_waiting", "Requests queued in the worker.", lambda r: r.waiting_requests),
+    _gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use.", _held_share),
+    _gauge("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", _held_share),
+    _gauge("baton:pending_tokens", "Prompt tokens not computed yet.", lambda r: r.pending_tokens),
+    _counter("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda r: r.cache_query_tokens),
+    _counter("vllm:prefix_cache_hits", "Tokens found in the prefix cache.", lambda r: r.cache_hit_tokens),
+    _counter("baton:kv_blocks_checked", "Received blocks compared by checksum.", lambda r: r.checked_blocks),
+    _counter("baton:kv_checksum_mismatches", "Received blocks that were corrupt.", lambda r: r.checksum_mismatches),
     _counter(
-        "baton:kv_at_rest_checked_blocks",
-        "Cached blocks compared before a prompt used them.",
-        lambda r: r.checked_at_rest_blocks,
+        "baton:kv_at_rest_checked_blocks", "Cached blocks checked before use.", lambda r: r.checked_at_rest_blocks
     ),
-    _counter(
-        "baton:kv_at_rest_corrupt_blocks",
-        "Of those, the ones that had changed; none was used.",
-        lambda r: r.corrupt_at_rest_blocks,
-    ),
-    _counter("baton:steps", "Steps of the engine.", lambda r: r.steps),
-    _counter("vllm:num_preemptions", "Sequences that had to wait for pages.", lambda r: r.preemptions),
-    _counter(
-        "vllm:spec_decode_num_drafts",
-        "Drafts: what a step computed for an answer beside its newest token.",
-        lambda r: r.drafts,
-    ),
-    _counter("vllm:spec_decode_num_draft_tokens", "Tokens of drafts.", lambda r: r.drafted_tokens),
-    _counter(
-        "vllm:spec_decode_num_accepted_tokens", "Of those, the ones that were drawn.", lambda r: sum(r.accepted_tokens)
-    ),
-    _counter(
-        "baton:spec_decode_gained_seconds",
-        "Steps that accepted tokens saved their answers, added up over answers.",
-        lambda r: r.drafts_gained_s,
-    ),
-    _counter(
-        "baton:spec_decode_lost_seconds",
-        "By which steps with drafts took longer, added up over their answers.",
-        lambda r: r.drafts_lost_s,
-    ),
+    _counter("baton:kv_at_rest_corrupt_blocks", "Cached blocks found corrupt.", lambda r: r.corrupt_at_rest_blocks),
+    _counter("baton:steps", "Engine steps.", lambda r: r.steps),
+    _counter("vllm:num_preemptions", "Preempted sequences.", lambda r: r.preemptions),
+    _counter("vllm:spec_decode_num_drafts", "Drafts of speculative decoding.", lambda r: r.drafts),
+    _counter("vllm:spec_decode_num_draft_tokens", "Drafted tokens.", lambda r: r.drafted_tokens),
+    _counter("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens.", lambda r: sum(r.accepted_tokens)),
+    _counter("baton:spec_decode_gained_seconds", "Time saved by drafts, per answer.", lambda r: r.drafts_gained_s),
+    _counter("baton:spec_decode_lost_seconds", "Time added to steps by drafts, per answer.", lambda r: r.drafts_lost_s),
+    _gauge("baton:kv_tier_blocks", "Blocks in files that the worker can load.", _tier(lambda t: t.blocks)),
+    _gauge("baton:kv_tier_bytes", "Size of the worker's own files.", _tier(lambda t: t.size_bytes)),
+    _gauge("baton:kv_tier_memory_blocks", "Blocks in --kv-tier-memory.", _tier(lambda t: t.memory_blocks)),
+    _gauge("baton:kv_tier_memory_bytes", "Used bytes of --kv-tier-memory.", _tier(lambda t: t.memory_bytes)),
+    _gauge("baton:kv_tier_reads", "1 if files are read, 0 while their disk fails.", _tier(lambda t: t.reads)),
     _gauge(
-        "baton:kv_tier_blocks", "Blocks in files that a worker with --kv-tier-dir can find.", _tier(lambda t: t.blocks)
+        "baton:kv_tier_writes", "1 if files are written, 0 if the disk fails or is full.", _tier(lambda t: t.writes)
     ),
-    _gauge("baton:kv_tier_bytes", "Size of its own files.", _tier(lambda t: t.size_bytes)),
-    _gauge(
-        "baton:kv_tier_memory_blocks",
-        "Blocks in host memory before the files, with --kv-tier-memory.",
-        _tier(lambda t: t.memory_blocks),
-    ),
-    _gauge(
-        "baton:kv_tier_memory_bytes", "Size of that memory, as far as it is filled.", _tier(lambda t: t.memory_bytes)
-    ),
-    _gauge("baton:kv_tier_reads", "1 where it reads files, 0 while their disk fails.", _tier(lambda t: t.reads)),
-    _gauge(
-        "baton:kv_tier_writes",
-        "1 where it writes files, 0 while their disk fails or is full.",
-        _tier(lambda t: t.writes),
-    ),
-    _counter("baton:kv_tier_queries", "Blocks of prompts that the pool lacked.", _tier(lambda t: t.queried_blocks)),
-    _counter("baton:kv_tier_hits", "Of those, the ones that were loaded from files.", _tier(lambda t: t.hit_blocks)),
-    _counter(
-        "baton:kv_tier_corrupt_blocks",
-        "Blocks in files that turned out damaged; none was used.",
-        _tier(lambda t: t.corrupt_blocks),
-    ),
-    _counter("baton:kv_tier_loaded_bytes", "Bytes of blocks loaded from files.", _tier(lambda t: t.loaded_bytes)),
+    _counter("baton:kv_tier_queries", "Prompt blocks missing in the pool.", _tier(lambda t: t.queried_blocks)),
+    _counter("baton:kv_tier_hits", "Prompt blocks loaded from files.", _tier(lambda t: t.hit_blocks)),
+    _counter("baton:kv_tier_corrupt_blocks", "Corrupt blocks in files.", _tier(lambda t: t.corrupt_blocks)),
+    _counter("baton:kv_tier_loaded_bytes", "Bytes loaded from files.", _tier(lambda t: t.loaded_bytes)),
     _counter("baton:kv_tier_stored_bytes", "Bytes written to files.", _tier(lambda t: t.stored_bytes)),
-    _counter(
-        "baton:kv_tier_dropped_blocks",
-        "Blocks not written: too many waited, or they were evicted first.",
-        _tier(lambda t: t.dropped_blocks),
-    ),
-    _counter(
-        "baton:kv_tier_evicted_blocks",
-        "Blocks whose files were removed for new ones.",
-        _tier(lambda t: t.evicted_blocks),
-    ),
-    _gauge("baton:kv_sessions", "Sessions of clients that a worker knows.", _sessions(lambda s: s.known)),
-    _gauge(
-        "baton:kv_protected_blocks",
-        "Cached blocks that a session is expected back for: others go first.",
-        _sessions(lambda s: s.protected_blocks),
-    ),
+    _counter("baton:kv_tier_dropped_blocks", "Blocks dropped before a write.", _tier(lambda t: t.dropped_blocks)),
+    _counter("baton:kv_tier_evicted_blocks", "Blocks whose files were removed.", _tier(lambda t: t.evicted_blocks)),
+    _gauge("baton:kv_sessions", "Sessions known to the worker.", _sessions(lambda s: s.known)),
+    _gauge("baton:kv_protected_blocks", "Cached blocks kept for sessions.", _sessions(lambda s: s.protected_blocks)),
     _counter(
         "baton:kv_prefetched_blocks",
-        "Blocks loaded from files before the next turn of their session came.",
+        "Blocks loaded from files before the next turn of their session.",
         _sessions(lambda s: s.prefetched_blocks),
     ),
     _counter(
         "baton:kv_prefetched_used_blocks",
-        "Of those, the ones that it used.",
+        "Prefetched blocks that were used.",
         _sessions(lambda s: s.prefetched_used_blocks),
     ),
     _counter(
         "baton:kv_taken_over_blocks",
-        "Blocks of sessions taken over from workers that left.",
+        "Blocks of sessions received from workers that left.",
         _sessions(lambda s: s.taken_over_blocks),
     ),
     WorkerMetric(
@@ -366,7 +314,7 @@ WORKER_METRICS = (
     WorkerMetric(
         _worker_counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "The same by their place in the draft.",
+            "Accepted draft tokens, by position in the draft.",
             (*LABELS, "position"),
         ),
         lambda worker, report: {(str(at),): tokens for at, tokens in enumerate(report.accepted_tokens or (0,))},
@@ -374,68 +322,59 @@ WORKER_METRICS = (
 )
 
 BUILD_INFO = GaugeFamily(
-    "baton_build_info", "1 for this router and each worker.", ("engine", "version", "protocol"), Source.WORKER
+    "baton_build_info",
+    "1 for this router and each worker, with its version.",
+    ("engine", "version", "protocol"),
+    Source.WORKER,
 )
-REFUSED_WORKERS = GaugeFamily("baton:refused_workers", "Workers that answer and get no requests: they do not fit.")
-WORKERS = GaugeFamily("baton:workers", "Workers with a session, by role.", ("role",))
+REFUSED_WORKERS = GaugeFamily(
+    "baton:refused_workers", "Live workers that get no requests, since they do not fit the others."
+)
+WORKERS = GaugeFamily("baton:workers", "Connected workers, by role.", ("role",))
 DESIRED_REPLICAS = GaugeFamily(
     "baton:desired_replicas",
-    "Workers that there should be for the SLOs, by role: of several routers the largest counts. Absent for a role that "
-    "no worker has had yet, and with --planner off.",
+    "Number of workers that the SLOs need, by role: the maximum over routers. Absent with --planner off and for a role "
+    "without a worker so far.",
     ("role",),
 )
 DEPARTURES: Mapping[str, CounterFamily] = {
-    "deaths": _worker_counter("baton:worker_deaths", "Processes found gone that had not drained.", ("engine",)),
-    "drains": _worker_counter("baton:worker_drains", "Processes that ended after they had drained.", ("engine",)),
-    "role_changes": _worker_counter(
-        "baton:worker_role_changes", "Changes between prefill and decode; the process lives on.", ("engine",)
-    ),
+    "deaths": _worker_counter("baton:worker_deaths", "Worker processes that exited without draining.", ("engine",)),
+    "drains": _worker_counter("baton:worker_drains", "Worker processes that drained and exited.", ("engine",)),
+    "role_changes": _worker_counter("baton:worker_role_changes", "Changes of a worker's role.", ("engine",)),
     "lost_sessions": _worker_counter(
-        "baton:worker_lost_sessions",
-        "Sessions lost for another reason: silence, or a connection that did not come back in time.",
-        ("engine",),
+        "baton:worker_lost_sessions", "Links lost to silence, or not reconnected in time.", ("engine",)
     ),
 }
 """Counters by the field of the cluster's `Departures`."""
 
-ACTIVE_REQUESTS = GaugeFamily("baton:active_requests", "Accepted and not yet ended.")
-QUEUED_REQUESTS = GaugeFamily("baton:queued_requests", "Waiting in the router for room.")
-READY = GaugeFamily("baton:ready", "1 where the last readiness probe came back.")
-HTTP_CONNECTIONS = GaugeFamily("baton:http_connections", "Open now.")
+ACTIVE_REQUESTS = GaugeFamily("baton:active_requests", "In-flight requests.")
+QUEUED_REQUESTS = GaugeFamily("baton:queued_requests", "Requests in the router's queue.")
+READY = GaugeFamily("baton:ready", "1 if the last readiness probe succeeded.")
+HTTP_CONNECTIONS = GaugeFamily("baton:http_connections", "Open HTTP connections.")
 HTTP_WITHOUT_ROOM = CounterFamily(
     "baton:http_connections_without_room",
-    "Connections refused or closed at --http-max-connections or at the limit of open files: refused (all had a "
-    "request), closed_idle (the longest idle one, for a new one), no_descriptors.",
+    "Connections rejected or closed at a limit: refused (--http-max-connections busy ones), closed_idle (the longest "
+    "idle one, for a new one), no_descriptors.",
     ("reason",),
 )
-REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 where Redis does not answer or takes no writes.")
+REGISTRY_CONNECTED = GaugeFamily("baton:registry_connected", "0 if Redis does not answer or rejects writes.")
 OWN_GAUGES = (ACTIVE_REQUESTS, QUEUED_REQUESTS, READY, HTTP_CONNECTIONS, REGISTRY_CONNECTED)
 
-TOKENS_READ = CounterFamily(
-    "baton:prompt_tokens_read", "Tokens that the router made of prompts' text, those of the template included.", LABELS
-)
-TOKENS_KNOWN = CounterFamily(
-    "baton:prompt_tokens_known",
-    "Tokens of such prompts that it had made already: they began like earlier ones.",
-    LABELS,
-)
+TOKENS_READ = CounterFamily("baton:prompt_tokens_read", "Prompt tokens that the router tokenised.", LABELS)
+TOKENS_KNOWN = CounterFamily("baton:prompt_tokens_known", "Prompt tokens reused from an earlier prompt's text.", LABELS)
 
-CLIENT_RESUMES = CounterFamily(
-    "baton:client_resumes", "Streams that a client resumed here, after its router or its connection was gone."
-)
-JOURNAL_RECORDS = CounterFamily("baton:journal_records", "By what became of writing them.", ("outcome",))
+CLIENT_RESUMES = CounterFamily("baton:client_resumes", "Streams that a client resumed at this router.")
+JOURNAL_RECORDS = CounterFamily("baton:journal_records", "Journal writes, by outcome.", ("outcome",))
 
-KEY_REQUESTS = CounterFamily("baton:key_requests_ended", "Requests of an API key that ended.", ("key", "outcome"))
-KEY_LIMITED = CounterFamily(
-    "baton:key_requests_limited", "Requests that a limit of their API key refused.", ("key", "limit")
-)
-KEY_PROMPT_TOKENS = CounterFamily("baton:key_prompt_tokens", "As vllm:prompt_tokens, by API key.", ("key",))
-KEY_GENERATED_TOKENS = CounterFamily("baton:key_generation_tokens", "Tokens of answers, by API key.", ("key",))
-KEY_ACTIVE = GaugeFamily("baton:key_active_requests", "Requests of an API key that run or wait.", ("key",))
+KEY_REQUESTS = CounterFamily("baton:key_requests_ended", "Finished requests of an API key.", ("key", "outcome"))
+KEY_LIMITED = CounterFamily("baton:key_requests_limited", "Requests rejected by an API key's limit.", ("key", "limit"))
+KEY_PROMPT_TOKENS = CounterFamily("baton:key_prompt_tokens", "Prompt tokens, by API key.", ("key",))
+KEY_GENERATED_TOKENS = CounterFamily("baton:key_generation_tokens", "Generated tokens, by API key.", ("key",))
+KEY_ACTIVE = GaugeFamily("baton:key_active_requests", "In-flight requests, by API key.", ("key",))
 KEY_TTFT = HistogramFamily(
-    "baton:key_time_to_first_token_seconds", "From arrival to the first token.", ("key",), bounds=KEY_TTFT_S
+    "baton:key_time_to_first_token_seconds", "Time to the first token, by API key.", ("key",), bounds=KEY_TTFT_S
 )
-KEY_LIMITS = GaugeFamily("baton:key_limit", "A limit of an API key, as its file has it.", ("key", "limit"))
+KEY_LIMITS = GaugeFamily("baton:key_limit", "Limits of an API key.", ("key", "limit"))
 KEY_FAMILIES = (KEY_REQUESTS, KEY_LIMITED, KEY_PROMPT_TOKENS, KEY_GENERATED_TOKENS, KEY_ACTIVE, KEY_TTFT, KEY_LIMITS)
 """Metrics of a router that has API keys."""
 

@@ -3,6 +3,7 @@
 import json
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from baton.router.types.response import (
     PromptPart,
     ResponseEvent,
     Started,
-    Summary,
     Usage,
     one_version,
 )
@@ -59,55 +59,41 @@ class CollectedChoice:
         return REASONS[self.end.reason] if self.end is not None else None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Collected:
-    started: Started | None = None
-    prompt: list[PromptPart] = field(default_factory=list)
-    choices: list[CollectedChoice] = field(default_factory=list)
-    summary: Summary | None = None
+    """A complete answer."""
 
-    def choice(self, index: int) -> CollectedChoice:
-        while len(self.choices) <= index:
-            self.choices.append(CollectedChoice())
-        return self.choices[index]
-
-    @property
-    def model(self) -> str:
-        return self.started.model if self.started is not None else ""
-
-    @property
-    def version(self) -> str:
-        return self.started.version if self.started is not None else ""
-
-    @property
-    def prompt_token_ids(self) -> tuple[int, ...]:
-        return self.started.prompt_token_ids if self.started is not None else ()
-
-    @property
-    def usage(self) -> Usage:
-        return self.summary.usage if self.summary is not None else Usage(0, 0, 0)
+    started: Started
+    prompt: list[PromptPart]
+    choices: list[CollectedChoice]
+    usage: Usage
 
 
 async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
     """Collect the events of an answer. Raises: BatonError."""
-    collected = Collected()
+    started: Started | None = None
+    usage: Usage | None = None
+    prompt: list[PromptPart] = []
+    choices = defaultdict[int, CollectedChoice](CollectedChoice)
     async with aclosing(events):
         async for event in events:
             match event:
                 case Started():
-                    collected.started = event
+                    started = event
                 case PromptPart():
-                    collected.prompt.append(event)
+                    prompt.append(event)
                 case Delta():
-                    choice = collected.choice(event.index)
+                    choice = choices[event.index]
                     choice.token_ids.extend(event.token_ids)
                     choice.logprobs.extend(event.logprobs)
                     choice.texts.append(event.text)
                     choice.tokens.append(len(event.token_ids))
-                case Finished():
-                    collected.choice(event.choice.index).end = event.choice
-                    collected.summary = event.summary or collected.summary
-    return collected
+                case Finished(end, summary):
+                    choices[end.index].end = end
+                    usage = usage if summary is None else summary.usage
+    if started is None or usage is None:
+        raise RuntimeError("an answer begins with Started and ends with Finished")
+    return Collected(started, prompt, [choices[index] for index in sorted(choices)], usage)
 
 
 def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | None) -> str | int | None:

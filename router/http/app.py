@@ -151,9 +151,7 @@ def make_app(
     Raises: OSError if files of the page are missing.
     """
     responses = ResponseRoutes(store)
-    posts = _posts(dispatcher, transport, responses, with_adapters)
-    for path in REQUESTS:
-        posts[path].observers.append(page.recent.refused_soon)
+    posts = _posts(dispatcher, transport, responses, page, with_adapters)
     document: dict[str, Any] = {}
 
     async def exposed(scope: Scope) -> Reply:
@@ -207,15 +205,17 @@ _TURNED_OFF = dict.fromkeys(
 
 
 def _posts(
-    dispatcher: Dispatcher, transport: HttpTransport, responses: ResponseRoutes, with_adapters: bool
+    dispatcher: Dispatcher, transport: HttpTransport, responses: ResponseRoutes, page: PageState, with_adapters: bool
 ) -> dict[str, Endpoint[Any]]:
     def endpoint(
         message: type[Any],
         answer: Callable[[Dispatcher, Any, HttpCall], Awaitable[Reply]],
         operation: Operation | None = None,
     ) -> Endpoint[Any]:
-        refuse = None if operation is None else partial(dispatcher.accounts.refuse, operation)
-        return Endpoint(message, partial(answer, dispatcher), transport, refuse)
+        if operation is None:
+            return Endpoint(message, partial(answer, dispatcher), transport)
+        refuse = partial(dispatcher.accounts.refuse, operation)
+        return Endpoint(message, partial(answer, dispatcher), transport, refuse, page.recent.refused_soon)
 
     adapters: dict[str, Endpoint[Any]] = {}
     if with_adapters:

@@ -49,9 +49,9 @@ def harmless(reason: str) -> Any:
     return Field(None, description=f"accepted, does nothing: {reason}")
 
 
-_TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets what it reads"
+_TEMPLATE = "the model's own chat template is used; chat_template_kwargs sets its variables"
 TEXT_ONLY = "messages and answers are text"
-OWN_TOOLS = "the server runs no tools; a client runs those that it names"
+OWN_TOOLS = "the server runs no tools; clients run the tools that they declare"
 
 MAX_PROMPTS = 256
 MAX_TOOLS = 128
@@ -80,7 +80,7 @@ class JsonSchema(Body):
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="answers follow the schema either way")
+    strict: bool | None = Field(None, description="answers follow the schema for both values")
 
 
 class JsonSchemaFormat(Body):
@@ -95,7 +95,7 @@ class NamedSchemaFormat(Body):
     name: str = ""
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = Field(None, description="answers follow the schema either way")
+    strict: bool | None = Field(None, description="answers follow the schema for both values")
 
 
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
@@ -110,18 +110,18 @@ class StructuredOutputs(Body):
     grammar: str | None = None
     json_object: bool | None = None
 
-    disable_fallback: bool | None = harmless("there is one library, and none to fall back to")
-    disable_any_whitespace: bool | None = harmless("JSON comes without white space, which both values allow")
+    disable_fallback: bool | None = harmless("there is one library for structured output")
+    disable_any_whitespace: bool | None = harmless("JSON has no white space, which both values allow")
 
-    whitespace_pattern: Annotated[Any, Unserved("JSON comes without white space")] = None
-    structural_tag: Annotated[Any, Unserved("the other forms are served")] = None
-    disable_additional_properties: Annotated[Any, Unserved("say additionalProperties in the schema", (False,))] = None
+    whitespace_pattern: Annotated[Any, Unserved("JSON has no white space")] = None
+    structural_tag: Annotated[Any, Unserved("use json, regex, choice or grammar")] = None
+    disable_additional_properties: Annotated[Any, Unserved("set additionalProperties in the schema", (False,))] = None
 
 
 class Speculative(Body):
-    """Speculative decoding; it changes no token of an answer. The router checks the ranges, as for gRPC."""
+    """Speculative decoding, which changes no token of an answer. The router checks the ranges, as for gRPC."""
 
-    method: str = Field("ngram", description="ngram or draft_model, as the worker is configured; or off")
+    method: str = Field("ngram", description="ngram, draft_model or off; must be configured on the worker")
     num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's maximum")
 
 
@@ -129,18 +129,25 @@ class Speculative(Body):
 
 
 class ModelField(Body):
-    model: str | None = Field(None, description="name of a model or an adapter; default: the model")
+    model: str | None = Field(None, description="name of the model or of an adapter; default: the model")
 
 
-class RequestFields(ModelField):
+class CallFields(ModelField):
+    """Fields of everything that workers compute."""
+
+    request_id: str | None = Field(None, description="default: the header x-request-id, or a new id")
+    cache_salt: str | None = None
+    priority: int | None = Field(
+        None, ge=-(2**31), le=2**31 - 1, description="requests with lower values are scheduled first"
+    )
+
+
+class RequestFields(CallFields):
     """Fields that concern the request, not its sampling."""
 
-    request_id: str | None = Field(None, description="default: the header x-request-id, or a new one")
-    session_id: str | None = Field(None, description="conversation whose KV is kept; default: x-session-id")
-    keep_for_s: float | None = Field(None, description="seconds within which the next turn may come")
-    done: bool | None = Field(None, description="true: last turn of the session; its KV is evicted first")
-    cache_salt: str | None = None
-    priority: int | None = Field(None, ge=-(2**31), le=2**31 - 1, description="lower is earlier")
+    session_id: str | None = Field(None, description="conversation whose KV is kept; default: the header x-session-id")
+    keep_for_s: float | None = Field(None, description="seconds for which KV is kept for the next turn")
+    done: bool | None = Field(None, description="true: this is the session's last turn, and its KV is evicted first")
 
 
 class SamplingFields(Body):
@@ -178,43 +185,43 @@ class SamplingFields(Body):
 
     speculative: Speculative | None = None
 
-    guided_decoding_backend: str | None = harmless("chooses a library; the answer has the form whichever it is")
+    guided_decoding_backend: str | None = harmless("selects a library for structured output; there is one")
 
-    skip_special_tokens: Annotated[Any, Unserved("special tokens have no text here", (True,))] = None
-    spaces_between_special_tokens: Annotated[Any, Unserved("special tokens have no text here", (True,))] = None
-    include_stop_str_in_output: Annotated[Any, Unserved("a stop text is no part of the answer", (False,))] = None
-    truncate_prompt_tokens: Annotated[Any, Unserved("shorten the prompt, with /tokenize")] = None
-    truncation_side: Annotated[Any, Unserved("shorten the prompt, with /tokenize")] = None
-    use_beam_search: Annotated[Any, Unserved("gRPC has beam_width", (False,))] = None
-    length_penalty: Annotated[Any, Unserved("gRPC has it, for beam search", (1, 1.0))] = None
-    early_stopping: Annotated[Any, Unserved("gRPC has it, for beam search", (False,))] = None
-    detokenize: Annotated[Any, Unserved("answers are text; return_token_ids adds the ids", (True,))] = None
-    logits_processors: Annotated[Any, Unserved("code of clients is not run", ([],))] = None
-    return_tokens_as_token_ids: Annotated[Any, Unserved("return_token_ids has the ids", (False,))] = None
-    thinking_token_budget: Annotated[Any, Unserved("chats have it")] = None
-    repetition_detection: Annotated[Any, Unserved("repetition_penalty works against repetition")] = None
-    kv_transfer_params: Annotated[Any, Unserved("the router decides where KV goes")] = None
-    vllm_xargs: Annotated[Any, Unserved("there are no extensions", ({},))] = None
-    guided_whitespace_pattern: Annotated[Any, Unserved("JSON comes without white space")] = None
-    structural_tag: Annotated[Any, Unserved("structured_outputs has the forms that are served")] = None
+    skip_special_tokens: Annotated[Any, Unserved("special tokens have no text", (True,))] = None
+    spaces_between_special_tokens: Annotated[Any, Unserved("special tokens have no text", (True,))] = None
+    include_stop_str_in_output: Annotated[Any, Unserved("answers end before the stop text", (False,))] = None
+    truncate_prompt_tokens: Annotated[Any, Unserved("shorten the prompt; /tokenize counts its tokens")] = None
+    truncation_side: Annotated[Any, Unserved("shorten the prompt; /tokenize counts its tokens")] = None
+    use_beam_search: Annotated[Any, Unserved("use beam_width over gRPC", (False,))] = None
+    length_penalty: Annotated[Any, Unserved("use beam search over gRPC", (1, 1.0))] = None
+    early_stopping: Annotated[Any, Unserved("use beam search over gRPC", (False,))] = None
+    detokenize: Annotated[Any, Unserved("answers are text; use return_token_ids", (True,))] = None
+    logits_processors: Annotated[Any, Unserved("clients' code is not run", ([],))] = None
+    return_tokens_as_token_ids: Annotated[Any, Unserved("use return_token_ids", (False,))] = None
+    thinking_token_budget: Annotated[Any, Unserved("use /v1/chat/completions")] = None
+    repetition_detection: Annotated[Any, Unserved("use repetition_penalty")] = None
+    kv_transfer_params: Annotated[Any, Unserved("the router places KV")] = None
+    vllm_xargs: Annotated[Any, Unserved("vLLM's extensions do not exist here", ({},))] = None
+    guided_whitespace_pattern: Annotated[Any, Unserved("JSON has no white space")] = None
+    structural_tag: Annotated[Any, Unserved("use structured_outputs")] = None
 
 
 class OpenAIFields(RequestFields, SamplingFields):
     """Fields of all requests that OpenAI defines."""
 
     user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
-    safety_identifier: str | None = harmless("the newer name of user")
-    metadata: dict[str, Any] | None = harmless("labels a stored answer, and nothing is stored; a response repeats it")
-    store: bool | None = harmless("nothing is stored; what would read a stored answer is refused")
+    safety_identifier: str | None = harmless("OpenAI's newer name of user")
+    metadata: dict[str, Any] | None = harmless("labels of a stored answer, and chats are not stored")
+    store: bool | None = harmless("chats are not stored; fields that read a stored answer are rejected")
     service_tier: Literal["auto", "default"] | None = harmless("there is one tier; priority orders requests")
-    prompt_cache_key: str | None = Field(None, description="OpenAI's name of session_id, which goes first")
+    prompt_cache_key: str | None = Field(None, description="OpenAI's name of session_id; session_id takes precedence")
     prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = Field(
-        None, description="OpenAI's way to say keep_for_s, which goes first: 600 or 86400 s"
+        None, description="600 s, or 86400 s for 24h; keep_for_s takes precedence"
     )
 
 
 class ResponseStreamOptions(Body):
-    include_obfuscation: Annotated[Any, Unserved("chunks are not padded; use TLS", (False,))] = None
+    include_obfuscation: Annotated[Any, Unserved("chunks have no padding; use TLS", (False,))] = None
 
 
 class StreamOptions(ResponseStreamOptions):
@@ -245,9 +252,9 @@ class CompletionRequest(ChoiceFields):
     echo: bool | None = None
     logprobs: Count | None = Field(None, description="number of likeliest tokens to return per token; at most 20")
 
-    suffix: Annotated[Any, Unserved("no model here fills in the middle", ("",))] = None
-    prompt_embeds: Annotated[Any, Unserved("a prompt is text or token ids")] = None
-    add_special_tokens: Annotated[Any, Unserved("give token ids for a prompt without them", (True,))] = None
+    suffix: Annotated[Any, Unserved("fill-in-the-middle is not implemented", ("",))] = None
+    prompt_embeds: Annotated[Any, Unserved("send the prompt as text or token ids")] = None
+    add_special_tokens: Annotated[Any, Unserved("send token ids for a prompt without special tokens", (True,))] = None
 
 
 # POST /v1/chat/completions
@@ -257,7 +264,9 @@ class CacheControl(Body):
     """Anthropic's mark of a prefix to cache; the prefix cache needs no marks."""
 
     type: Literal["ephemeral"]
-    ttl: Literal["5m", "1h"] | None = Field(None, description="keep_for_s of the session, if the request has one")
+    ttl: Literal["5m", "1h"] | None = Field(
+        None, description="keep_for_s of the session, if the request names a session"
+    )
 
 
 class MessagePart(Body):
@@ -274,7 +283,7 @@ class CalledFunction(Body):
     name: str
     arguments: str
 
-    parsed_arguments: Any = harmless("OpenAI's client adds it: the arguments once more, parsed")
+    parsed_arguments: Any = harmless("OpenAI's client adds the parsed arguments")
 
 
 class ToolCallMessage(Body):
@@ -284,7 +293,7 @@ class ToolCallMessage(Body):
     type: Literal["function"] = "function"
     function: CalledFunction
 
-    index: Count | None = harmless("its place in a stream; the list has an order already")
+    index: Count | None = harmless("position in a stream; the list is ordered")
 
 
 class ChatMessage(Body):
@@ -300,11 +309,11 @@ class ChatMessage(Body):
 
     # Fields of an earlier answer.
     annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
-    parsed: Any = harmless("OpenAI's client adds it: the content once more, parsed")
+    parsed: Any = harmless("OpenAI's client adds the parsed content")
 
     # No template would show these.
-    refusal: Annotated[Any, Unserved("put the text into content", ("",))] = None
-    function_call: Annotated[Any, Unserved("tool_calls has calls")] = None
+    refusal: Annotated[Any, Unserved("send the text in content", ("",))] = None
+    function_call: Annotated[Any, Unserved("send calls in tool_calls")] = None
     audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
 
 
@@ -316,10 +325,10 @@ class FunctionTool(Body):
     name: str
     description: str | None = None
     parameters: Parameters | None = None
-    strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
+    strict: bool | None = Field(None, description="calls forced by tool_choice follow the schema for both values")
 
 
-class Tool(Body):
+class ChatTool(Body):
     type: Literal["function"]
     function: FunctionTool
 
@@ -352,33 +361,34 @@ class ChatRequest(ChoiceFields):
     max_completion_tokens: Count | None = Field(None, description="the newer name of max_tokens")
     logprobs: bool | None = None
     top_logprobs: Count | None = Field(None, description="needs logprobs; at most 20")
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     add_generation_prompt: bool | None = None
-    chat_template_kwargs: TemplateOptions | None = Field(None, description="names that the model's template reads")
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="variables of the model's template")
     reasoning_effort: str | None = Field(
-        None, description="where the model's template reads it, or enable_thinking: then `none` is false, others true"
+        None,
+        description="variable of the model's template; with enable_thinking only, `none` is false, others are true",
     )
-    enable_thinking: bool | None = Field(None, description="where the model's template reads it")
+    enable_thinking: bool | None = Field(None, description="variable of the model's template")
     thinking_budget: Count | None = Field(None, description="maximum number of reasoning tokens")
     thinking_token_budget: Count | None = Field(None, description="vLLM's name of thinking_budget")
-    include_reasoning: bool | None = Field(None, description="false: reasoning is generated and not sent")
+    include_reasoning: bool | None = Field(None, description="false: reasoning is generated but not sent")
 
-    prediction: dict[str, Any] | None = harmless("makes an answer sooner, never another one")
+    prediction: dict[str, Any] | None = harmless("a hint for speed, which changes no answer")
 
-    functions: Annotated[Any, Unserved("tools has functions", ([],))] = None
-    function_call: Annotated[Any, Unserved("tool_choice chooses a function")] = None
+    functions: Annotated[Any, Unserved("send functions in tools", ([],))] = None
+    function_call: Annotated[Any, Unserved("use tool_choice")] = None
     modalities: Annotated[Any, Unserved(TEXT_ONLY, (["text"],))] = None
     audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
-    web_search_options: Annotated[Any, Unserved("nothing is searched")] = None
-    moderation: Annotated[Any, Unserved("nothing is moderated")] = None
+    web_search_options: Annotated[Any, Unserved("web search is not implemented")] = None
+    moderation: Annotated[Any, Unserved("moderation is not implemented")] = None
     verbosity: Annotated[Any, Unserved("ask for it in a message", ("medium",))] = None
-    echo: Annotated[Any, Unserved("/v1/completions has it", (False,))] = None
-    add_special_tokens: Annotated[Any, Unserved("the chat template writes them", (False,))] = None
-    continue_final_message: Annotated[Any, Unserved("/v1/completions continues a text", (False,))] = None
+    echo: Annotated[Any, Unserved("use /v1/completions", (False,))] = None
+    add_special_tokens: Annotated[Any, Unserved("the chat template adds special tokens", (False,))] = None
+    continue_final_message: Annotated[Any, Unserved("use /v1/completions to continue a text", (False,))] = None
     chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
-    documents: Annotated[Any, Unserved("put them into a message", ([],))] = None
+    documents: Annotated[Any, Unserved("send documents in a message", ([],))] = None
     mm_processor_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
     media_io_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
 
@@ -408,7 +418,7 @@ class TokenizeRequest(ModelField):
 
     prompt: str | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = Field(
         None, description="with messages"
     )
     add_special_tokens: bool | None = Field(None, description="with a prompt; default: true")
@@ -416,7 +426,7 @@ class TokenizeRequest(ModelField):
     chat_template_kwargs: TemplateOptions | None = Field(None, description="with messages")
     return_token_strs: bool | None = None
 
-    continue_final_message: Annotated[Any, Unserved("a chat template ends each message", (False,))] = None
+    continue_final_message: Annotated[Any, Unserved("chat templates close each message", (False,))] = None
     chat_template: Annotated[Any, Unserved(_TEMPLATE)] = None
     mm_processor_kwargs: Annotated[Any, Unserved(TEXT_ONLY, ({},))] = None
 
@@ -445,7 +455,7 @@ class UnloadAdapterRequest(Body):
     renamed: ClassVar[Renamed] = {"name": "lora_name"}
 
     lora_name: str
-    lora_int_id: Annotated[int | None, Field(description="no effect: the name says which")] = None
+    lora_int_id: Annotated[int | None, Field(description="no effect; lora_name selects the adapter")] = None
 
 
 ADAPTER_MESSAGES = (LoadAdapterRequest, UnloadAdapterRequest)

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 
 from baton.process.helper import Asks, Buffer, HelperBusy, HelperFailed, answer_frames
 from baton.router.http.anthropic.bodies import ANTHROPIC_MESSAGES
-from baton.router.http.edge.problem import Problem, refused
+from baton.router.http.edge.problem import Problem, refused, retry_later
 from baton.router.http.messages import ADAPTER_MESSAGES, MESSAGES
 from baton.router.http.ollama.bodies import OLLAMA_MESSAGES
 from baton.router.http.parse import SMALL_BYTES, is_small, json_size, parse
@@ -35,7 +35,6 @@ LONG = 1 << 9  # elements of a list
 LONG_TEXT = 1 << 14  # characters, of a text or of all texts in a list
 PIECE = 1 << 8  # elements of a list, such as messages, that are parsed together
 _LENGTH_BYTES = 8
-_RETRY_S = 1.0
 
 
 class FieldKind(Enum):
@@ -180,18 +179,14 @@ class Parser:
         try:
             packed = await self._helper.ask([f"{message_type.__name__}\n".encode(), *parts])
         except HelperBusy:
-            raise _unavailable("too many large bodies are being parsed; retry later") from None
+            raise retry_later("too many large bodies are being parsed") from None
         except HelperFailed as error:
-            raise _unavailable("the process that parses large bodies failed; retry later") from error
+            raise retry_later("the process that parses large bodies failed") from error
         return await asyncio.get_running_loop().run_in_executor(self._thread, unpack, message_type, memoryview(packed))
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._helper.close()
-
-
-def _unavailable(message: str) -> Problem:
-    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_after_s=_RETRY_S)
 
 
 TYPES = {

@@ -18,6 +18,7 @@ from baton.router.http.messages import (
     Body,
     ChatMessage,
     ChatRequest,
+    ChatTool,
     CompletionRequest,
     GenerateRequest,
     JsonObjectFormat,
@@ -30,7 +31,6 @@ from baton.router.http.messages import (
     StructuredOutputs,
     TextFormat,
     TextPart,
-    Tool,
 )
 from baton.router.http.responses.bodies import InputMessage, ResponseRequest
 from baton.router.model.served_model import TokenizerWorker
@@ -278,7 +278,7 @@ def _ttls(message: RequestFields) -> Iterator[str]:
             yield from (mark.ttl for mark in marks if mark is not None and mark.ttl is not None)
 
 
-def shown_tools(tools: Sequence[Tool] | None) -> list[Mapping[str, Any]]:
+def shown_tools(tools: Sequence[ChatTool] | None) -> list[Mapping[str, Any]]:
     """Return tools in the form that chat templates read."""
     return [tool.model_dump(exclude_none=True) for tool in tools or ()]
 

@@ -28,7 +28,7 @@ class TextBlock(Block):
     type: Literal["text"]
     text: str
 
-    citations: list[Any] | None = harmless("of an earlier answer, which no template shows")
+    citations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
 
 
 class ThinkingBlock(Body):
@@ -37,7 +37,7 @@ class ThinkingBlock(Body):
     type: Literal["thinking"]
     thinking: str
 
-    signature: str | None = harmless("proves to Anthropic that it wrote the thought")
+    signature: str | None = harmless("Anthropic's signature of its own reasoning")
 
 
 class ToolUseBlock(Block):
@@ -48,8 +48,8 @@ class ToolUseBlock(Block):
     name: str
     input: dict[str, Any]
 
-    caller: Any = harmless("of an earlier call, that it was the model")
-    toolset_name: str | None = harmless("of an earlier call")
+    caller: Any = harmless("caller of an earlier call: the model")
+    toolset_name: str | None = harmless("toolset of an earlier call")
 
 
 class ToolResultBlock(Block):
@@ -58,7 +58,7 @@ class ToolResultBlock(Block):
     content: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     is_error: bool | None = Field(None, description="true: the model reads `Error: ` before the content")
 
-    toolset_name: str | None = harmless("of an earlier call")
+    toolset_name: str | None = harmless("toolset of an earlier call")
 
 
 UserBlock = Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")]
@@ -84,10 +84,10 @@ class CustomTool(Body):
     input_schema: Parameters
     type: Literal["custom"] | None = None
     cache_control: CacheControl | None = None
-    strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
+    strict: bool | None = Field(None, description="calls forced by tool_choice follow the schema for both values")
 
-    eager_input_streaming: bool | None = harmless("arguments are streamed as they are written")
-    input_examples: Annotated[Any, Unserved("put them into the description", ([],))] = None
+    eager_input_streaming: bool | None = harmless("arguments are always streamed")
+    input_examples: Annotated[Any, Unserved("describe them in the description", ([],))] = None
     defer_loading: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = None
     allowed_callers: Annotated[Any, Unserved(OWN_TOOLS, (["direct"],))] = None
 
@@ -96,20 +96,20 @@ class AnyTool(Body):
     """Tool choice that names no tool."""
 
     type: Literal["auto", "any", "none"]
-    disable_parallel_tool_use: bool | None = Field(None, description="true: one call at most")
+    disable_parallel_tool_use: bool | None = Field(None, description="true: at most one call")
 
 
-class NamedTool(Body):
+class ForcedTool(Body):
     type: Literal["tool"]
     name: str
-    disable_parallel_tool_use: bool | None = Field(None, description="it is one call either way")
+    disable_parallel_tool_use: bool | None = Field(None, description="no effect: a named tool is called once")
 
 
 class Thinking(Body):
     type: Literal["enabled", "disabled", "adaptive"]
 
-    budget_tokens: Count | None = Field(None, description="tokens of thoughts, at most")
-    display: Annotated[Any, Unserved("thoughts come as they are", ("summarized",))] = None
+    budget_tokens: Count | None = Field(None, description="maximum number of reasoning tokens")
+    display: Annotated[Any, Unserved("reasoning is sent unchanged", ("summarized",))] = None
 
 
 class OutputFormat(Body):
@@ -118,12 +118,12 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Body):
-    effort: str | None = Field(None, description="where the model's template reads reasoning_effort")
+    effort: str | None = Field(None, description="reasoning_effort of the model's template")
     format: OutputFormat | None = None
 
 
 class Metadata(Body):
-    user_id: str | None = Field(None, description="one that ends with `_session_` and an id names the session by it")
+    user_id: str | None = Field(None, description="a user id that ends with `_session_` and an id sets session_id")
 
 
 class PromptFields(RequestFields):
@@ -144,13 +144,13 @@ class PromptFields(RequestFields):
     messages: Annotated[list[Turn], Field(fail_fast=True)]
     system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     tools: Annotated[list[CustomTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
-    tool_choice: Annotated[AnyTool | NamedTool, Field(discriminator="type")] | None = None
-    thinking: Thinking | None = Field(None, description="default: none, where the model's template leaves the choice")
+    tool_choice: Annotated[AnyTool | ForcedTool, Field(discriminator="type")] | None = None
+    thinking: Thinking | None = Field(None, description="default: disabled, if the model's template has the option")
     output_config: OutputConfig | None = None
 
     cache_control: CacheControl | None = None
     mcp_servers: Annotated[Any, Unserved(OWN_TOOLS, ([],))] = None
-    context_management: Annotated[Any, Unserved("a prompt that is too long is refused")] = None
+    context_management: Annotated[Any, Unserved("prompts that are too long are rejected")] = None
 
 
 class MessagesRequest(PromptFields):
@@ -165,10 +165,10 @@ class MessagesRequest(PromptFields):
     metadata: Metadata | None = None
 
     service_tier: Literal["auto", "standard_only"] | None = harmless("there is one tier; priority orders requests")
-    inference_geo: str | None = harmless("there is one place")
+    inference_geo: str | None = harmless("there is one location")
     user_profile_id: str | None = harmless("names a user to Anthropic; here an API key names the tenant")
-    workspace_id: str | None = harmless("the same of a workspace")
-    diagnostics: Annotated[Any, Unserved("`./baton why` and the traces say where time went")] = None
+    workspace_id: str | None = harmless("names a workspace to Anthropic; here an API key names the tenant")
+    diagnostics: Annotated[Any, Unserved("use `./baton why` or traces")] = None
     container: Annotated[Any, Unserved(OWN_TOOLS)] = None
     speed: Annotated[Any, Unserved("there is one speed", ("standard",))] = None
 

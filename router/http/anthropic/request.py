@@ -8,8 +8,8 @@ from baton.router.http.anthropic.bodies import (
     AnyTool,
     AssistantTurn,
     CustomTool,
+    ForcedTool,
     MessagesRequest,
-    NamedTool,
     OutputConfig,
     PromptFields,
     TextBlock,
@@ -106,8 +106,8 @@ def _tool(tool: CustomTool) -> ChatPart:
     return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
-def _choice(choice: AnyTool | NamedTool | None) -> str | ChatPart | None:
-    if isinstance(choice, NamedTool):
+def _choice(choice: AnyTool | ForcedTool | None) -> str | ChatPart | None:
+    if isinstance(choice, ForcedTool):
         return named_tool(choice.name)
     return None if choice is None else "required" if choice.type == "any" else choice.type
 

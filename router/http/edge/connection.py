@@ -17,7 +17,7 @@ from uvicorn.server import ServerState
 
 from baton.router.http.edge.exchange import problem_reply
 from baton.router.http.edge.head import check_head
-from baton.router.http.edge.problem import Problem
+from baton.router.http.edge.problem import Problem, retry_later
 from baton.router.http.edge.slots import ConnectionSlots
 
 ABORT = "baton.abort"
@@ -30,7 +30,6 @@ _MAX_EXTRA_BYTES = 64 << 10  # of a head, and of everything else that is not con
 _EXTRA_PER_BYTE = 4  # allowed per byte of content: a chunk of two bytes takes 7 bytes
 _PIECE_BYTES = 8 << 10  # parsed in one iteration of the event loop
 _LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # after a refusal
-_BUSY_RETRY_S = 1.0
 
 
 class _Part(Enum):
@@ -305,8 +304,8 @@ def _too_large(message: str) -> Problem:
 
 
 def _busy() -> Problem:
-    message = "all HTTP connections are in use; retry later, or raise --http-max-connections of the router"
-    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, code="too_many_connections", retry_after_s=_BUSY_RETRY_S)
+    message = "all HTTP connections are in use (--http-max-connections of the router)"
+    return retry_later(message, "too_many_connections")
 
 
 def _reply(problem: Problem) -> bytes:

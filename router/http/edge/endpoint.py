@@ -124,15 +124,17 @@ class Endpoint(Generic[Message]):
         message_type: type[Message],
         answer: Callable[[Message, HttpCall], Awaitable[Reply]],
         transport: HttpTransport,
-        refuse: Refuse | None = None,
+        refuse: Refuse = lambda trace, end: None,
+        observe: Callable[[HttpCall, Problem], None] = lambda call, problem: None,
     ) -> None:
-        """Create the endpoint. `refuse` is called for calls that end before they become requests; None if none does."""
+        """Create the endpoint. `refuse` is called for calls that end before they become requests, `observe` with each
+        error before it is sent.
+        """
         self.message_type = message_type
         self._answer = answer
         self._transport = transport
-        self.observers: list[Callable[[HttpCall, Problem], None]] = []
-        """Functions called with each error before it is sent."""
         self._refuse = refuse
+        self._observe = observe
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -152,8 +154,7 @@ class Endpoint(Generic[Message]):
             except Problem as problem:
                 problem.dialect = dialect
                 self._ended(call, _end_of(problem))
-                for observe in self.observers:
-                    observe(call, problem)
+                self._observe(call, problem)
                 await refuse(problem, receive, send, headers_sent, stall_s)
                 release_frames(problem)
         except ClientGone:
@@ -165,7 +166,7 @@ class Endpoint(Generic[Message]):
 
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
         """Count a call that ended before it became a request."""
-        if self._refuse is not None and call.reader.requests == 0:
+        if call.reader.requests == 0:
             self._refuse(call.trace, end)
 
     async def _respond(self, body: RequestBody, call: HttpCall, send: Send) -> None:

@@ -16,11 +16,10 @@ from typing import Any, Self
 from starlette.datastructures import Headers
 from starlette.types import Receive, Send
 
-from baton.router.http.edge.problem import Problem
+from baton.router.http.edge.problem import Problem, retry_later
 from baton.router.trace.record import CallReader, Leave
 
 _MEGABYTE = 1 << 20
-_BUSY_RETRY_S = 1.0
 _SHORT_PART_BYTES = 1024
 Fields = Mapping[str, str]
 
@@ -91,22 +90,14 @@ class BodyReader:
             if body.size > self._max_bytes:
                 raise self._too_large()
             if self.held_bytes > self._all_bytes:
-                raise _no_memory()
+                message = "the memory for request bodies is in use by other requests (--http-all-bodies of the router)"
+                raise retry_later(message, ends_connection=True)
             if not event.get("more_body", False):
                 return
 
     def _too_large(self) -> Problem:
         message = f"the body exceeds {self._max_bytes / _MEGABYTE:g} MiB (--http-max-body of the router); send less"
         return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, code="body_too_large", ends_connection=True)
-
-
-def _no_memory() -> Problem:
-    return Problem(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        "the memory for request bodies is in use by other requests (--http-all-bodies); retry later",
-        retry_after_s=_BUSY_RETRY_S,
-        ends_connection=True,
-    )
 
 
 EVENT_STREAM = "text/event-stream; charset=utf-8"

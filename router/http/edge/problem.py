@@ -43,6 +43,7 @@ _ANTHROPIC_TYPES = _TYPES | {
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
+_RETRY_S = 1.0
 _CODES = {"PROMPT_TOO_LONG": "context_length_exceeded"}
 _BODY_TYPES = frozenset(
     ("", "application/json", "text/json", "text/plain", "application/x-www-form-urlencoded", "application/octet-stream")
@@ -125,6 +126,14 @@ class Problem(Exception):
 def refused(param: str, message: str, code: str | None = None) -> Problem:
     """Return a problem that asks the client to change this field."""
     return Problem(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param, code)
+
+
+def retry_later(message: str, code: str | None = None, ends_connection: bool = False) -> Problem:
+    """Return a problem that asks the client to send the same request again."""
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    return Problem(
+        status, f"{message}; retry later", code=code, retry_after_s=_RETRY_S, ends_connection=ends_connection
+    )
 
 
 def check_method(scope: Mapping[str, Any], *allowed: str) -> None:

@@ -9,11 +9,11 @@ from baton.router.http.messages import (
     MAX_TOOLS,
     TEXT_ONLY,
     Body,
+    ChatTool,
     Count,
     ModelField,
     RequestFields,
     Texts,
-    Tool,
     Unserved,
     harmless,
 )
@@ -21,11 +21,11 @@ from baton.router.public.chat import EFFORT, THINKING
 from baton.router.public.vectors import INPUTS
 
 _TEMPLATE = "the model's own chat template is used"
-_OWN = "the model is shown as it is"
-_LOADED = "the model is loaded before it is served, and stays"
-_SERVER = "flags of the server say how it computes"
-_TOO_LONG = "a prompt that is too long is refused"
-_MIROSTAT = "top_k, top_p, min_p and typical_p are served"
+_OWN = "models cannot be changed"
+_LOADED = "the model is always loaded"
+_SERVER = "flags of the server configure the engine"
+_TOO_LONG = "prompts that are too long are rejected"
+_MIROSTAT = "use top_k, top_p, min_p or typical_p"
 
 
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty", "frequency_penalty")
@@ -37,19 +37,21 @@ class Options(Body):
     """Sampling options. Defaults are the model's, which may differ from Ollama's."""
 
     temperature: float | None = None
-    num_predict: int | None = Field(None, ge=-2, le=2**32 - 1, description="default, -1 and -2: all of the context")
+    num_predict: int | None = Field(
+        None, ge=-2, le=2**32 - 1, description="default, -1 and -2: the rest of the context"
+    )
     top_k: Count | None = Field(None, description="0 keeps all")
     top_p: float | None = None
     min_p: float | None = None
     typical_p: float | None = None
-    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1: another one each time")
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="-1: a random seed")
     stop: Texts | None = None
-    repeat_penalty: float | None = Field(None, description="of all tokens in prompt and answer")
+    repeat_penalty: float | None = Field(None, description="applies to all tokens of prompt and answer")
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
 
-    num_ctx: Count | None = harmless("the context is what the server has, and a prompt that is too long is refused")
-    num_keep: int | None = harmless("nothing of a prompt is cut")
+    num_ctx: Count | None = harmless("the server sets the context; prompts that are too long are rejected")
+    num_keep: int | None = harmless("prompts are not truncated")
     num_batch: Count | None = harmless(_SERVER)
     num_gpu: int | None = harmless(_SERVER)
     main_gpu: int | None = harmless(_SERVER)
@@ -59,14 +61,14 @@ class Options(Body):
     f16_kv: bool | None = harmless(_SERVER)
     use_mmap: bool | None = harmless(_SERVER)
     use_mlock: bool | None = harmless(_SERVER)
-    mirostat_tau: float | None = harmless("of mirostat, which is off")
-    mirostat_eta: float | None = harmless("of mirostat, which is off")
+    mirostat_tau: float | None = harmless("parameter of mirostat, which is off")
+    mirostat_eta: float | None = harmless("parameter of mirostat, which is off")
 
     mirostat: Annotated[Any, Unserved(_MIROSTAT, (0,))] = None
     tfs_z: Annotated[Any, Unserved(_MIROSTAT, (1, 1.0))] = None
-    repeat_last_n: Annotated[Any, Unserved("penalties are of all tokens", (-1,))] = None
-    penalize_newline: Annotated[Any, Unserved("penalties are of all tokens", (True,))] = None
-    logits_all: Annotated[Any, Unserved("top_logprobs has log-probabilities", (False,))] = None
+    repeat_last_n: Annotated[Any, Unserved("penalties apply to all tokens", (-1,))] = None
+    penalize_newline: Annotated[Any, Unserved("penalties apply to all tokens", (True,))] = None
+    logits_all: Annotated[Any, Unserved("use logprobs", (False,))] = None
     vocab_only: Annotated[Any, Unserved(_LOADED, (False,))] = None
     embedding_only: Annotated[Any, Unserved(TEXT_ONLY, (False,))] = None
 
@@ -89,7 +91,7 @@ class AskedFields(RequestFields):
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = Field(None, description="any JSON object, or a JSON schema")
     think: bool | Literal["low", "medium", "high"] | None = Field(
-        None, description="default: as the model's template has it; a word where the template reads reasoning_effort"
+        None, description="default: the template's; a word sets reasoning_effort of the template"
     )
     stream: bool | None = Field(None, description="default: true")
     logprobs: bool | None = None
@@ -98,15 +100,15 @@ class AskedFields(RequestFields):
     keep_alive: str | float | None = harmless(_LOADED)
 
     truncate: Annotated[Any, Unserved(_TOO_LONG, (False,))] = None
-    shift: Annotated[Any, Unserved("an answer ends with the context", (False,))] = None
+    shift: Annotated[Any, Unserved("an answer ends at the context length", (False,))] = None
 
 
 class EarlierFunction(Body):
     name: str
     arguments: dict[str, Any]
 
-    description: str | None = harmless("of an earlier call")
-    index: Count | None = harmless("its place among the calls; the list has an order already")
+    description: str | None = harmless("description of the called function")
+    index: Count | None = harmless("position of the call; the list is ordered")
 
 
 class EarlierCall(Body):
@@ -115,7 +117,7 @@ class EarlierCall(Body):
     id: str = ""
     function: EarlierFunction
 
-    type: Literal["function"] | None = harmless("a call is of a function")
+    type: Literal["function"] | None = harmless("all calls are function calls")
 
 
 class Turn(Body):
@@ -123,31 +125,31 @@ class Turn(Body):
     content: str | None = None
     thinking: str | None = Field(None, description="reasoning of an earlier answer, if the model's template reads it")
     tool_calls: Annotated[list[EarlierCall], Field(fail_fast=True)] | None = None
-    tool_name: str | None = Field(None, description="of the function whose result this is")
+    tool_name: str | None = Field(None, description="name of the function that returned this result")
     tool_call_id: str | None = None
 
     images: Annotated[Any, Unserved(TEXT_ONLY, ([],))] = None
 
 
 class OllamaChatRequest(AskedFields):
-    """POST /api/chat. Without messages, it asks whether the model is loaded."""
+    """POST /api/chat. A request without messages checks whether the model is loaded."""
 
     messages: Annotated[list[Turn], Field(fail_fast=True)] | None = None
-    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(AskedFields):
-    """POST /api/generate. Without a prompt, it asks whether the model is loaded."""
+    """POST /api/generate. A request without a prompt checks whether the model is loaded."""
 
     renamed: ClassVar[Renamed] = {**AskedFields.renamed, "messages": "prompt"}
 
     prompt: str | None = None
     system: str | None = None
-    raw: bool | None = Field(None, description="true: the text as it is, without the model's chat template")
+    raw: bool | None = Field(None, description="true: no chat template is applied to the prompt")
 
-    suffix: Annotated[Any, Unserved("no model here fills in the middle", ("",))] = None
+    suffix: Annotated[Any, Unserved("fill-in-the-middle is not implemented", ("",))] = None
     template: Annotated[Any, Unserved(_TEMPLATE, ("",))] = None
-    context: Annotated[Any, Unserved("/api/chat takes a conversation", ([],))] = None
+    context: Annotated[Any, Unserved("use /api/chat for a conversation", ([],))] = None
     images: Annotated[Any, Unserved(TEXT_ONLY, ([],))] = None
 
 
@@ -160,18 +162,17 @@ class OllamaEmbedRequest(ModelField):
     dimensions: Count | None = Field(None, description="number of leading components of a vector to keep")
 
     keep_alive: str | float | None = harmless(_LOADED)
-    options: dict[str, Any] | None = harmless("nothing is sampled")
+    options: dict[str, Any] | None = harmless("embeddings are not sampled")
 
-    truncate: Annotated[Any, Unserved("an input that is too long is refused", (False,))] = None
+    truncate: Annotated[Any, Unserved("inputs that are too long are rejected", (False,))] = None
 
 
-class OllamaShowRequest(Body):
+class OllamaShowRequest(ModelField):
     """POST /api/show."""
 
-    model: str | None = Field(None, description="name of a model or an adapter; default: the model")
     name: str | None = Field(None, description="an older name of model")
 
-    verbose: bool | None = harmless("all that is known is shown")
+    verbose: bool | None = harmless("all details are always shown")
 
     system: Annotated[Any, Unserved(_OWN, ("",))] = None
     template: Annotated[Any, Unserved(_OWN, ("",))] = None

@@ -44,7 +44,7 @@ _REASONS = {
 
 
 @dataclass(slots=True)
-class RecentRequest:
+class ListedRequest:
     number: int  # unique; clients may reuse request ids
     tenant: str | None  # None: unknown; only administrators see the request
     reason: str  # of an error, for people; may be empty
@@ -58,7 +58,7 @@ class RecentRequests:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._requests: deque[RecentRequest] = deque(maxlen=KEPT_REQUESTS)
+        self._requests: deque[ListedRequest] = deque(maxlen=KEPT_REQUESTS)
         self._numbers = itertools.count(1)
 
     def observe(self, record: RequestRecord) -> None:
@@ -66,7 +66,7 @@ class RecentRequests:
         tenant = call.caller.tenant if call is not None else None
         ended_s = record.timeline.ended_s or self._clock()
         self._requests.append(
-            RecentRequest(
+            ListedRequest(
                 number=next(self._numbers),
                 tenant=prepared.tenant if prepared is not None else tenant,
                 reason=reason_of(record)[:REASON_CHARACTERS],
@@ -86,7 +86,7 @@ class RecentRequests:
             if request.call is call and request.seen.status != "OK":
                 request.reason = problem.message[:REASON_CHARACTERS]
 
-    def newest(self, count: int, tenant: str | None) -> Iterator[RecentRequest]:
+    def newest(self, count: int, tenant: str | None) -> Iterator[ListedRequest]:
         """Yield requests of a tenant, or of all tenants, newest first."""
         for request in reversed(self._requests):
             if count == 0:
@@ -205,7 +205,7 @@ class PageState:
             }
         }
 
-    def _request(self, request: RecentRequest, culprits: Set[str] | None) -> dict[str, Any]:
+    def _request(self, request: ListedRequest, culprits: Set[str] | None) -> dict[str, Any]:
         seen, gaps = request.seen, request.seen.gaps
         return {name: getattr(seen, name) for name in _AS_SEEN} | {
             "number": request.number,

@@ -21,8 +21,8 @@ from baton.router.http.messages import (
     harmless,
 )
 
-_EARLIER = "of an earlier answer"
-_CONVERSATION = "previous_response_id continues a conversation"
+_EARLIER = "part of an earlier answer"
+_CONVERSATION = "use previous_response_id to continue a conversation"
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
@@ -37,37 +37,39 @@ class ContentPart(MessagePart):
     logprobs: list[Any] | None = harmless(_EARLIER)
 
 
-class InputMessage(Body):
-    type: Literal["message"] = "message"
-    role: str
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+class EarlierItem(Body):
+    """Fields of items that earlier answers have."""
+
     id: str | None = None
 
     status: Status | None = harmless(_EARLIER)
-    phase: Literal["commentary", "final_answer"] | None = harmless(f"{_EARLIER}; no template shows it")
 
 
-class CallItem(Body):
+class InputMessage(EarlierItem):
+    type: Literal["message"] = "message"
+    role: str
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)]
+
+    phase: Literal["commentary", "final_answer"] | None = harmless("part of an earlier answer, which no template shows")
+
+
+class CallItem(EarlierItem):
     type: Literal["function_call"]
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
 
-    status: Status | None = harmless(_EARLIER)
-    caller: Any = harmless("of an earlier call, that it was the model")
+    caller: Any = harmless("caller of an earlier call: the model")
     namespace: Annotated[Any, Unserved(OWN_TOOLS)] = None
     async_: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = Field(None, alias="async")
 
 
-class CallOutputItem(Body):
+class CallOutputItem(EarlierItem):
     type: Literal["function_call_output"]
     call_id: str
     output: str | Annotated[list[ContentPart], Field(fail_fast=True)]
-    id: str | None = None
 
-    status: Status | None = harmless(_EARLIER)
-    caller: Any = harmless("of an earlier call, that it was the model")
+    caller: Any = harmless("caller of an earlier call: the model")
 
 
 class SummaryText(Body):
@@ -80,16 +82,14 @@ class ReasoningText(Body):
     text: str
 
 
-class ReasoningItem(Body):
+class ReasoningItem(EarlierItem):
     """Reasoning of an earlier answer, if the model's template reads it."""
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list)
-    content: list[ReasoningText] | None = Field(None, description="goes before the summary")
-    id: str | None = None
+    content: list[ReasoningText] | None = Field(None, description="takes precedence over the summary")
 
-    status: Status | None = harmless(_EARLIER)
-    encrypted_content: Annotated[Any, Unserved("thoughts come and go as they are, in content", ("",))] = None
+    encrypted_content: Annotated[Any, Unserved("reasoning is sent and received in content", ("",))] = None
 
 
 def _kind(item: Any) -> Any:
@@ -113,17 +113,17 @@ InputItem = Annotated[
 
 
 class FlatTool(Body):
-    """A function whose fields are next to its type."""
+    """Function tool with all fields at the top level."""
 
     type: Literal["function"]
     name: str
     description: str | None = None
     parameters: Parameters | None = None
-    strict: bool | None = Field(None, description="a call that tool_choice forces follows the schema either way")
+    strict: bool | None = Field(None, description="calls forced by tool_choice follow the schema for both values")
 
     defer_loading: Annotated[Any, Unserved(OWN_TOOLS, (False,))] = None
     allowed_callers: Annotated[Any, Unserved(OWN_TOOLS, (["direct"],))] = None
-    output_schema: Annotated[Any, Unserved("describe it in the description")] = None
+    output_schema: Annotated[Any, Unserved("describe the output in the description")] = None
 
 
 class FlatNamedTool(Body):
@@ -148,15 +148,18 @@ class TextOptions(Body):
 
 class Reasoning(Body):
     effort: str | None = Field(
-        None, description="where the model's template reads reasoning_effort; or enable_thinking: `none` is false"
+        None,
+        description="reasoning_effort of the model's template; if that has enable_thinking only, `none` is false",
     )
     summary: Literal["auto", "detailed"] | None = Field(
-        None, description="thoughts come as the summary, whole; they are not shortened. Default: as the content"
+        None, description="the complete reasoning is sent as summary, not shortened; default: sent as content"
     )
 
-    generate_summary: Annotated[Any, Unserved("summary is its name")] = None
+    generate_summary: Annotated[Any, Unserved("use summary")] = None
     mode: Annotated[Any, Unserved("there is one mode", ("standard",))] = None
-    context: Annotated[Any, Unserved("the model's template says which thoughts it shows", ("auto",))] = None
+    context: Annotated[Any, Unserved("the model's template selects the earlier reasoning that it shows", ("auto",))] = (
+        None
+    )
 
 
 Labels = Annotated[
@@ -175,9 +178,11 @@ class ResponseRequest(OpenAIFields):
     }
 
     input: str | Annotated[list[InputItem], Field(fail_fast=True)]
-    previous_response_id: str | None = Field(None, description="the conversation that the input continues")
-    store: bool | None = Field(None, description="false: nothing is kept of it. Default: true, as far as there is room")
-    instructions: str | None = Field(None, description="of this response alone: the next one has its own")
+    previous_response_id: str | None = Field(None, description="id of the response that the input continues")
+    store: bool | None = Field(
+        None, description="false: the response is not stored; default: true, within the limits of the store"
+    )
+    instructions: str | None = Field(None, description="system message of this response only")
     max_output_tokens: Count | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
@@ -188,15 +193,15 @@ class ResponseRequest(OpenAIFields):
     tool_choice: Literal["none", "auto", "required"] | FlatNamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call")
     metadata: Labels | None = Field(None, description="labels, which the response repeats")
-    include: list[Literal["reasoning.encrypted_content"]] | None = harmless("thoughts come as they are")
+    include: list[Literal["reasoning.encrypted_content"]] | None = harmless("reasoning is sent unencrypted")
 
-    max_tool_calls: Count | None = harmless(f"bounds the calls of a server's tools; {OWN_TOOLS}")
+    max_tool_calls: Count | None = harmless(f"limits calls of server-side tools; {OWN_TOOLS}")
 
-    n: Annotated[Any, Unserved("a response is one answer", (1,))] = None
+    n: Annotated[Any, Unserved("a response has one choice", (1,))] = None
     conversation: Annotated[Any, Unserved(_CONVERSATION)] = None
-    prompt: Annotated[Any, Unserved("there are no stored prompts")] = None
-    background: Annotated[Any, Unserved("an answer goes to the request that asked for it", (False,))] = None
-    top_logprobs: Annotated[Any, Unserved("/v1/chat/completions has it", (0,))] = None
-    truncation: Annotated[Any, Unserved("a prompt that is too long is refused", ("disabled",))] = None
-    context_management: Annotated[Any, Unserved("a prompt that is too long is refused", ([],))] = None
-    moderation: Annotated[Any, Unserved("nothing is moderated")] = None
+    prompt: Annotated[Any, Unserved("prompts are not stored")] = None
+    background: Annotated[Any, Unserved("answers are returned to the request only", (False,))] = None
+    top_logprobs: Annotated[Any, Unserved("use /v1/chat/completions", (0,))] = None
+    truncation: Annotated[Any, Unserved("prompts that are too long are rejected", ("disabled",))] = None
+    context_management: Annotated[Any, Unserved("prompts that are too long are rejected", ([],))] = None
+    moderation: Annotated[Any, Unserved("moderation is not implemented")] = None

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.redis_responses import Bounds
-from baton.router.http.edge.problem import Problem
+from baton.router.http.edge.problem import Problem, retry_later
 from baton.router.http.responses.items import Item
 
 MAX_RECORD_BYTES = 1 << 20
 """Maximum size of a conversation: reading its JSON blocks the event loop for some milliseconds."""
 _ITEM_BYTES = 200
-_RETRY_S = 1.0
+_NO_ANSWER = "Redis, which stores the responses, does not answer"
 
 
 class Records(Protocol):
@@ -148,7 +148,7 @@ class ResponseStore:
         try:
             record = await self._records.get(_owner(tenant), name) if self.keeps else None
         except RegistryUnavailable as error:
-            raise _unavailable() from error
+            raise retry_later(_NO_ANSWER, "responses_unavailable") from error
         if record is None:
             raise self._not_found(name, param)
         return StoredResponse(**json.loads(record))
@@ -158,7 +158,7 @@ class ResponseStore:
         try:
             was_there = self.keeps and await self._records.delete(_owner(tenant), name)
         except RegistryUnavailable as error:
-            raise _unavailable() from error
+            raise retry_later(_NO_ANSWER, "responses_unavailable") from error
         if not was_there:
             raise self._not_found(name, None)
 
@@ -188,8 +188,3 @@ def _text_bytes(item: Item) -> int:
 def _owner(tenant: str) -> str:
     """Return a name of fixed length and hexadecimal digits for a tenant."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]
-
-
-def _unavailable() -> Problem:
-    message = "Redis, which stores the responses, does not answer; retry later"
-    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, message, code="responses_unavailable", retry_after_s=_RETRY_S)

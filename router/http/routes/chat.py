@@ -119,13 +119,13 @@ async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: HttpCa
         "id": stream_id,
         "object": "chat.completion",
         "created": created_now(),
-        "model": whole.model,
-        "system_fingerprint": whole.version,
+        "model": whole.started.model,
+        "system_fingerprint": whole.started.version,
         "choices": choices,
         "usage": usage_json(whole.usage, _thought_tokens(parsers)),
     }
     if message.return_token_ids:
-        response["prompt_token_ids"] = list(whole.prompt_token_ids)
+        response["prompt_token_ids"] = list(whole.started.prompt_token_ids)
     if message.prompt_logprobs is not None:
         response["prompt_logprobs"] = texts.prompt(whole.prompt)
     return json_reply(response)

@@ -133,8 +133,8 @@ def _response(message: CompletionRequest, stream_id: str, whole: list[Collected]
         "id": stream_id,
         "object": "text_completion",
         "created": created_now(),
-        "model": whole[0].model,
-        "system_fingerprint": one_version(each.version for each in whole),
+        "model": whole[0].started.model,
+        "system_fingerprint": one_version(each.started.version for each in whole),
         "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
         "usage": usage_json(usage),
     }
@@ -155,7 +155,7 @@ def _choice(message: CompletionRequest, whole: Collected, choice: CollectedChoic
         "stop_reason": stop_reason(choice.end, message.stop_token_ids),
     }
     if message.return_token_ids:
-        content |= {"token_ids": choice.token_ids, "prompt_token_ids": list(whole.prompt_token_ids)}
+        content |= {"token_ids": choice.token_ids, "prompt_token_ids": list(whole.started.prompt_token_ids)}
     if message.prompt_logprobs is not None:
         content["prompt_logprobs"] = texts.prompt(whole.prompt)
     return content

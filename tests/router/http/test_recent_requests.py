@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.router.http.edge.problem import Problem
-from baton.router.http.page.state import KEPT_REQUESTS, REASON_CHARACTERS, RecentRequest, RecentRequests, reason_of
+from baton.router.http.page.state import KEPT_REQUESTS, REASON_CHARACTERS, ListedRequest, RecentRequests, reason_of
 from baton.router.http.requests import HttpCall, current_call
 from baton.router.public.access import Caller
 from baton.router.trace.record import ANSWERED, AttemptNote, Leave, RequestEnd, RequestOutcome, RequestRecord, left
@@ -28,7 +28,7 @@ def refused(status: str) -> RequestRecord:
     return ended(RequestEnd(RequestOutcome.REFUSED, status.lower(), status))
 
 
-def newest(recent: RecentRequests, tenant: str | None = None) -> list[RecentRequest]:
+def newest(recent: RecentRequests, tenant: str | None = None) -> list[ListedRequest]:
     return list(recent.newest(KEPT_REQUESTS, tenant))
 
 

@@ -35,21 +35,21 @@ class Link:
 class Load:
     """Newest report of a worker to this router."""
 
-    limit_blocks: int  # maximum of blocks that this router may commit there
-    limit_slots: int  # maximum of sequences that this router may run there
+    limit_blocks: int  # maximum number of blocks that this router may commit there
+    limit_slots: int  # maximum number of sequences that this router may run there
     pages: PageCounts
     waiting_requests: int
     running_sequences: int
     pending_tokens: int  # prompt tokens not computed yet
     draining: bool
     steps: int
-    cache_query_tokens: int = 0  # looked up in the prefix cache since the worker's start
-    cache_hit_tokens: int = 0  # found there
+    cache_query_tokens: int = 0  # tokens looked up in the prefix cache since the worker's start
+    cache_hit_tokens: int = 0  # tokens found in the prefix cache since the worker's start
     preemptions: int = 0  # preempted sequences since the worker's start
     unfilled_slots: int = 0  # free token slots in held blocks: internal fragmentation
     links: tuple[Link, ...] = ()  # one per worker that it reads from
-    checked_blocks: int = 0  # blocks from others compared by checksum, since the worker's start
-    checksum_mismatches: int = 0  # of those, discarded and computed again
+    checked_blocks: int = 0  # received blocks compared by checksum since the worker's start
+    checksum_mismatches: int = 0  # received blocks with a wrong checksum, discarded and recomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class CacheView:
     sequence: int  # sequence number of the newest applied events
     resyncs: int  # snapshots requested after missing or wrong events
     checked_requests: int  # requests with known predicted and actual cached tokens
-    equal_requests: int  # of those, requests where both are equal
-    missing_tokens: int  # predicted but not cached
-    surplus_tokens: int  # cached but not predicted
-    drift: float  # share of the newest 64 requests where both differ
+    equal_requests: int  # checked requests whose prediction was right
+    missing_tokens: int  # predicted tokens that were not cached
+    surplus_tokens: int  # cached tokens that were not predicted
+    drift: float  # share of the newest 64 checked requests whose prediction was wrong
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,15 @@ class WorkerStatus:
     pid: int
     epoch: int
     connected: bool
-    fingerprint: str  # hexadecimal; only equal fingerprints pair
+    fingerprint: str  # hexadecimal; only workers with equal fingerprints exchange KV
     model: Model
     model_path: str
     total_blocks: int
     total_slots: int
-    in_flight_requests: int  # sent by this router
+    in_flight_requests: int  # in-flight requests of this router on the worker
     load: Load | None  # None before the first report
     roles: tuple[Role, ...] = ()  # roles that it can change to; empty if its role is fixed
-    arithmetic: str = ""  # equal values compute equal bits on CPUs; empty: an older worker
+    arithmetic: str = ""  # CPU workers with equal values compute equal bits; empty before this field existed
     cache_view: CacheView | None = None  # None if it was never connected
     tier_view: TierView | None = None  # None without open KV files
     deaths: int = 0  # processes of this name that disappeared without draining
@@ -109,9 +109,9 @@ class WorkerStatus:
     lost_sessions: int = 0  # links lost to silence, or not reconnected in time
     tbt: Quantiles | None = None  # of the newest answers on this decode worker; None if none was long enough
     refused: str = ""  # why a live worker gets no requests; empty if it may
-    release: str = ""  # empty: unknown, or before 0.2.0
-    protocol: int = 0  # the newest that it speaks; 0: likewise
-    kv_layout: str = ""  # in words; only equal layouts pair
+    release: str = ""  # empty if unknown or before 0.2.0
+    protocol: int = 0  # newest protocol version that it speaks; 0 before release 0.2.0
+    kv_layout: str = ""  # description; only workers with equal layouts exchange KV
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class PlannerStatus:
     mode: str  # propose or act
     prefill_pressure: float
     decode_pressure: float
-    verdict: str
+    verdict: str  # decision of the planner, in words
     changes: int  # role changes since the router's start
     desired_prefill_workers: int = 0  # wanted number; 0 if no worker had that role yet
     desired_decode_workers: int = 0
@@ -180,7 +180,7 @@ class ClusterStatus:
     latency: Latency | None = None  # None if no request finished in the last minute
     requests: RequestTotals = RequestTotals()
     release: str = ""  # release of this router; empty before 0.2.0
-    protocol: int = 0  # the newest that it speaks; 0: likewise
+    protocol: int = 0  # newest protocol version that it speaks; 0 before release 0.2.0
     model_version: str = ""  # version of the weights for new requests; empty if unknown
 
 
@@ -231,14 +231,14 @@ class RequestExplanation:
 class RequestStages:
     """Milliseconds per stage; 0 for a stage that the request has not reached."""
 
-    ttft_ms: float  # arrival to first token: the sum of the next six
+    ttft_ms: float  # arrival to first token: the sum of router_queue_ms to return_ms
     router_queue_ms: float
     route_ms: float
     prefill_fetch_ms: float
     prefill_queue_ms: float
     prefill_ms: float
     return_ms: float
-    token_gap_ms: float  # token 1 to token 2: about the sum of the next four
+    token_gap_ms: float  # token 1 to token 2: about the sum of recovery_ms to first_step_ms
     recovery_ms: float
     transfer_exposed_ms: float
     decode_admission_ms: float

@@ -37,7 +37,7 @@ class GenerateOptions(TypedDict, total=False):
     allowed_token_ids: Sequence[int]  # only these tokens are generated
     bad_words: Sequence[str | Sequence[int]]  # never generated; strings or sequences of token ids
     logprobs: int  # number of likeliest tokens to report per position, with the chosen one; 0 to 20
-    prompt_logprobs: int  # the same for the prompt, which then uses no prefix cache
+    prompt_logprobs: int  # number of likeliest tokens to report per prompt token; bypasses the prefix cache
     echo: bool  # return the prompt too, with `logprobs` its log-probabilities; not for chat
     best_of: int  # choices generated, n to 16; the n with the best mean log-probability are returned
     beam_width: int  # width of a beam search, n to 16; its n best sequences are the choices
@@ -67,9 +67,9 @@ class ChatOptions(GenerateOptions, total=False):
     tools: Sequence[Tool | Mapping[str, Any]]  # functions that the model may call; mappings in OpenAI's format
     tool_choice: str  # "auto", "none", "required", or the name of the function to call
     parallel_tool_calls: bool  # False: at most one call
-    parts: bool  # separate events for reasoning and calls; implied by tools and by a thinking budget
-    enable_thinking: bool  # for templates that have the option
-    reasoning_effort: str  # values are the template's own
+    parts: bool  # separate events for reasoning and calls; implied by tools and by thinking_budget
+    enable_thinking: bool  # for chat templates with this variable
+    reasoning_effort: str  # a value of the model's chat template
     thinking_budget: int  # maximum of reasoning tokens
     include_reasoning: bool  # False: reasoning is generated but not sent
     chat_template_kwargs: Mapping[str, Any]  # variables for the model's template

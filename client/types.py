@@ -62,7 +62,7 @@ class Delta:
 class PromptPart:
     """Tokens of the prompt from `offset` on, for `echo` or `prompt_logprobs`. Parts precede the first Delta.
 
-    With `echo`, `text` of the first part is the whole prompt. `logprobs` is parallel to `token_ids`, and None unless
+    With `echo`, `text` of the first part is the complete prompt. `logprobs` is parallel to `token_ids`, and None unless
     the request asks for it. The first token of a prompt has no log-probability and is then a part of its own.
     """
 
@@ -253,7 +253,7 @@ class Embeddings:
     model: str
     vectors: tuple[tuple[float, ...], ...]
     usage: Usage
-    model_version: str = ""  # as `Started.model_version`
+    model_version: str = ""  # version of the weights; equal versions mean equal weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class Scores:
     model: str
     scores: tuple[float, ...]
     usage: Usage
-    model_version: str = ""  # as `Started.model_version`
+    model_version: str = ""  # version of the weights; equal versions mean equal weights
 
 
 @dataclass(frozen=True, slots=True)

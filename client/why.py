@@ -38,14 +38,14 @@ class ColocatedPrefill:
     """Predicted latency if the decode worker computes the prompt itself."""
 
     worker_id: str
-    is_local: bool  # the decode worker did compute it
+    is_local: bool  # true if the decode worker computed the prompt
     basis: str  # measured, assumed, or empty without a prediction
     ttft_ms: float  # predicted, from dispatch
-    wait_ms: float  # part of it spent waiting for other prompts
+    wait_ms: float  # part of ttft_ms spent waiting for other prompts
     measured_ttft_ms: float  # actual, from dispatch; 0 without a first token
-    prompt_tokens: int  # tokens not cached there
-    answers: int  # sequences running there
-    answers_gap_ms: float  # expected time between their tokens
+    prompt_tokens: int  # prompt tokens not cached on the worker
+    answers: int  # sequences running on the worker
+    answers_gap_ms: float  # expected time between tokens of these sequences
     checked_requests: int  # colocated requests used to check the prediction, of similar length if any
     median_error: float  # error of the checked predictions, relative to the measured time
     median_ratio: float  # measured over predicted, of the checked requests

@@ -68,7 +68,7 @@ class UnknownField(NamedTuple):
     @property
     def problem(self) -> Problem:
         near = get_close_matches(self.name, self.known, 1, _LIKE) if len(self.name) <= _SHOWN else []
-        hint = f"did you mean {near[0]}?" if near else "it is not served here"
+        hint = f"did you mean {near[0]}?" if near else "this route does not have it"
         return refused(self.path, f"unknown field; {hint}", "unknown_field")
 
 

@@ -38,21 +38,21 @@ _ERRORS: Mapping[Dialect, tuple[str, Schema]] = {
 
 _KEYLESS = ("/health", "/ready")
 _GET_FAILURES = {
-    "400": "there are no query parameters; the error names the first",
-    "401": "a key is needed, and there is none, or an unknown one",
-    "403": "the key may not",
-    "404": "there is no such model, or no such response of this API key",
-    "405": "there are other methods here; the header Allow names them",
+    "400": "unknown query parameter; the error names it",
+    "401": "missing or unknown API key",
+    "403": "the API key lacks the permission",
+    "404": "unknown model, or unknown response of this API key",
+    "405": "wrong method; the header Allow lists the right ones",
     "503": "not ready, or draining",
 }
 _FAILURES = {
     **_GET_FAILURES,
-    "400": "the request must be changed; the error names the field",
-    "408": "the body did not come in",
+    "400": "invalid request; the error names the field",
+    "408": "the body did not arrive in time",
     "413": "the body is too large",
-    "429": "no room; come back after Retry-After",
-    "500": "our fault",
-    "504": "the deadline passed",
+    "429": "overloaded, or over a limit of the API key; retry after Retry-After seconds",
+    "500": "internal error",
+    "504": "deadline exceeded",
 }
 _PATH_NAME = re.compile(r"{(\w+)}")
 
@@ -185,7 +185,7 @@ def _post(path: str, message: str, streams: Sequence[str]) -> dict[str, Any]:
 def _get(method: str, path: str, media: Sequence[str], query: Schema) -> dict[str, Any]:
     kinds = [each.partition(";")[0] for each in media]
     content: dict[str, Any] = {"content": {each: {"schema": _ANSWERS.get(path, {})} for each in kinds}} if kinds else {}
-    responses = {"200": {"description": "as it is now", **content}, **_failures(path, _GET_FAILURES)}
+    responses = {"200": {"description": "the current state", **content}, **_failures(path, _GET_FAILURES)}
     operation: dict[str, Any] = {"operationId": _operation_id(method, path), "responses": responses}
     parameters = [_parameter("path", name, {"type": "string", "minLength": 1}) for name in _PATH_NAME.findall(path)]
     parameters += [_parameter("query", name, schema) for name, schema in query.items()]

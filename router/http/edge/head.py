@@ -14,15 +14,15 @@ def check_head(method: bytes, version: str, headers: Sequence[tuple[bytes, bytes
     hosts = [value for name, value in headers if name == b"host"]
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if version not in ("1.0", "1.1"):
-        raise _bad(None, f"HTTP/{version} is not served, only HTTP/1.0 and HTTP/1.1")
+        raise _bad(None, f"HTTP/{version} is not supported; use HTTP/1.1 or HTTP/1.0")
     if method == b"CONNECT":
-        raise _bad(None, "CONNECT is not served: this is no proxy")
+        raise _bad(None, "method CONNECT is not supported: the router is not a proxy")
     if len(hosts) > 1 or (not hosts and version == "1.1"):
-        raise _bad("host", f"host: {len(hosts)} fields, where HTTP/{version} has one")
+        raise _bad("host", f"host: {len(hosts)} header fields; HTTP/{version} requires exactly one")
     if hosts and _HOST.fullmatch(hosts[0]) is None:
-        raise _bad("host", "host: neither a name nor an address, with or without a port")
+        raise _bad("host", "host: must be a name or an address with an optional port")
     if codings and (version == "1.0" or codings != [b"chunked"]):
-        raise _bad("transfer-encoding", "transfer-encoding: only chunked is read, and only in HTTP/1.1")
+        raise _bad("transfer-encoding", "transfer-encoding: only chunked is supported, and only in HTTP/1.1")
 
 
 def _bad(field: str | None, message: str) -> Problem:

@@ -139,7 +139,7 @@ def retry_later(message: str, code: str | None = None, ends_connection: bool = F
 def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
     """Check the method. Raises: Problem (405)."""
     if scope["method"] not in allowed:
-        message = f"method {scope['method'][:16]} is not served here; use {' or '.join(allowed)}"
+        message = f"method {scope['method'][:16]} is not allowed here; use {' or '.join(allowed)}"
         raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
 
 
@@ -157,14 +157,14 @@ def check_content(headers: Mapping[str, str]) -> None:
     """
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
-        raise _unread("content-encoding", coding, "send the body as it is")
+        raise _unsupported("content-encoding", coding, "send the body uncompressed")
     media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type not in _BODY_TYPES and not media_type.endswith("+json"):
-        raise _unread("content-type", media_type, "send application/json")
+        raise _unsupported("content-type", media_type, "send application/json")
 
 
-def _unread(field: str, value: str, remedy: str) -> Problem:
-    message = f"{field}: {value[:100]} is not read here; {remedy}"
+def _unsupported(field: str, value: str, remedy: str) -> Problem:
+    message = f"{field}: {value[:100]} is not supported; {remedy}"
     return Problem(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, field, "unsupported_media_type", ends_connection=True)
 
 

@@ -35,8 +35,8 @@ from baton.text.causes import CausePart
 KEPT_REQUESTS = 256
 REASON_CHARACTERS = 300
 _REASONS = {
-    Leave.STALLED.value: "the client read nothing of its answer for too long",
-    Leave.SUPERSEDED.value: "another stream of the same request went on",
+    Leave.STALLED.value: "client stalled: it stopped reading its answer",
+    Leave.SUPERSEDED.value: "superseded by another stream of the same request",
     Leave.SIBLING.value: "another prompt of the same call failed",
     Leave.STOPPING.value: "the router was stopped",
     "deadline_exceeded": "the deadline passed",
@@ -107,8 +107,8 @@ def reason_of(record: RequestRecord) -> str:
         return ""
     if end.reason == Leave.CLIENT:
         if timeline.placement is None:
-            return "the client left before a worker was chosen"
-        return f"the client left {'before' if timeline.first_token_s is None else 'after'} the first token"
+            return "client disconnected before placement"
+        return f"client disconnected {'before' if timeline.first_token_s is None else 'after'} the first token"
     if end.reason in _REASONS:
         return _REASONS[end.reason]
     failed = next((note.failed for note in reversed(timeline.notes) if note.failed is not None), None)

@@ -30,9 +30,9 @@ from baton.router.public.vectors import VectorCall
 from baton.router.types.request import GenerationRequest
 from baton.text.output.thoughts import OutputParser
 
-_NO_PULLS = "the server is started with its model"
+_NO_PULLS = "the model is chosen when the server starts"
 UNSERVED: Mapping[str, str] = {
-    "/api/embeddings": "use /api/embed, its successor",
+    "/api/embeddings": "use /api/embed",
     **dict.fromkeys((f"/api/{name}" for name in ("pull", "push", "create", "copy", "delete")), _NO_PULLS),
 }
 """Paths of Ollama that are not served, with the reasons."""

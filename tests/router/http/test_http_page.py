@@ -136,7 +136,7 @@ async def test_a_request_that_its_client_cancelled_is_listed(gateway: Gateway) -
         pass
 
     (request,) = requests
-    assert (request["status"], request["reason"]) == ("CANCELLED", "the client left before the first token")
+    assert (request["status"], request["reason"]) == ("CANCELLED", "client disconnected before the first token")
     assert (request["prompt_tokens"], request["completion_tokens"], request["decode"]) == (3, 0, "decode-0")
 
 

@@ -36,7 +36,7 @@ async def test_cancelled_and_failed_requests_are_listed_with_their_reasons(page:
     assert await page.evaluate(text(f"{newest} .pill")) == "refused"
     assert await page.evaluate(text(f"{newest} .why")) == refused["message"]
     assert await page.evaluate(text(f"{older} .pill")) == "cancelled"
-    assert await page.evaluate(text(f"{older} .why")) == "the client left before the first token"
+    assert await page.evaluate(text(f"{older} .why")) == "client disconnected before the first token"
     assert "3 + 0 tokens" in await page.evaluate(text(f"{older} .what"))
     assert "no token" in await page.evaluate(text(f"{older} .total"))
     assert await page.evaluate(count(f"{older} .bar .stage-unfinished")) == 1

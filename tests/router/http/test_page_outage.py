@@ -39,7 +39,7 @@ async def test_figures_turn_grey_while_the_server_is_gone_and_come_back_with_it(
         await page.until(f"{SHOWN} && {STALE}")
 
         notice = await page.evaluate(text("#outage"))
-        assert re.match(r"Server not reachable since \d\d:\d\d:\d\d, trying again", notice)
+        assert re.match(r"Server not reachable since \d\d:\d\d:\d\d, retrying", notice)
         assert await page.evaluate(f"{count('.worker .connected')} + {count('header .connected')}") == 0
         assert await page.evaluate("getComputedStyle(document.querySelector('.side')).filter") == "grayscale(1)"
         await page.until("performance.getEntriesByName(location.href + 'page/state').length > 3")

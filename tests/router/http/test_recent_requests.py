@@ -79,7 +79,7 @@ def test_a_refusal_over_grpc_whose_caller_is_not_known_is_shown_to_administrator
     ("end", "reason"),
     [
         (ANSWERED, ""),
-        (left(Leave.CLIENT), "the client left before a worker was chosen"),
+        (left(Leave.CLIENT), "client disconnected before placement"),
         (left(Leave.STOPPING), "the router was stopped"),
         (RequestEnd(RequestOutcome.FAILED, "deadline_exceeded", "DEADLINE_EXCEEDED"), "the deadline passed"),
         (RequestEnd(RequestOutcome.REFUSED, "queue_full", "RESOURCE_EXHAUSTED"), "queue full"),
@@ -97,9 +97,9 @@ def test_every_way_to_leave_has_a_sentence(leaves: Leave) -> None:
 def test_a_request_whose_client_left_says_how_far_it_had_come() -> None:
     record = ended(left(Leave.CLIENT))
     record.timeline.placement = NOT_READ
-    assert reason_of(record) == "the client left before the first token"
+    assert reason_of(record) == "client disconnected before the first token"
     record.timeline.first_token_s = NOW
-    assert reason_of(record) == "the client left after the first token"
+    assert reason_of(record) == "client disconnected after the first token"
 
 
 def test_a_request_whose_attempts_failed_names_the_last_failure() -> None:

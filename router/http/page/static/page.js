@@ -69,7 +69,7 @@ function showOutage(error, began) {
   if (lost && !isThere) giveUp(lost.ms); // two looks in a row
   lost ??= began;
   const fault = isThere ? `Server answers with an error (${error.message})` : "Server not reachable";
-  say(outage, `${fault} since ${lost.date.toLocaleTimeString("en-GB")}, trying again. The figures are older.`);
+  say(outage, `${fault} since ${lost.date.toLocaleTimeString("en-GB")}, retrying. The figures below are outdated.`);
   outage.hidden = false;
   document.body.classList.add("stale");
   say(ready, isThere ? "error" : "not reachable");

@@ -181,7 +181,7 @@ class DecodeService(SessionService[Answer]):
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
         """Fail the request after an unexpected exception or cancellation, and log it."""
-        self._on_task_ended(answer, "an answer failed", task)
+        self._on_task_ended(answer, "answer failed: unexpected error", task)
         if task.cancelled():
             self._fail_unforeseen(answer)
 
@@ -192,9 +192,9 @@ class DecodeService(SessionService[Answer]):
             command.prefill_endpoint, command.transfer_id, reservation, confirmed=answer.confirmed
         )
         if sorted(first.choice for first in pull.first_tokens) != list(request.first_choices):
-            raise TransferFailed(f"{command.prefill_endpoint} did not send one first token per choice")
+            raise TransferFailed(f"{command.prefill_endpoint} did not send exactly one first token per choice")
         if any(first.token_id >= self._worker.model.vocab_size for first in pull.first_tokens):
-            raise TransferFailed(f"{command.prefill_endpoint} sent a first token that the model does not have")
+            raise TransferFailed(f"{command.prefill_endpoint} sent a first token outside of the vocabulary")
         cached_tokens = reservation.cached_tokens
         validated_s = time.monotonic()
         answer.times.cached_tokens = cached_tokens

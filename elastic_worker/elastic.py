@@ -94,7 +94,7 @@ class ElasticWorker(ServedWorker):
         old, began_s = self.serving, time.monotonic()
         if old is None:
             return
-        logger.info("%s drains to become %s", self._config.worker_id, role)
+        logger.info("%s: draining to change its role to %s", self._config.worker_id, role)
         old.drain.begin()
         try:
             async with asyncio.timeout(self._config.role_drain_s):
@@ -103,7 +103,7 @@ class ElasticWorker(ServedWorker):
                 epoch = await self._next_epoch()
         except TimeoutError:
             logger.warning(
-                "change of role cancelled: requests were still open after %g s; the worker stays %s",
+                "change of role cancelled: requests still open after %g s; the worker stays %s",
                 self._config.role_drain_s,
                 old.role,
             )

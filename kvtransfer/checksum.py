@@ -73,7 +73,7 @@ class SampledPlaces:
 
     def __init__(self, share: float, draws: random.Random | None = None) -> None:
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"a share lies in [0, 1], got {share}")
+            raise ValueError(f"share must be in [0, 1], not {share}")
         self._share = share
         self._draws = draws or random.Random()
         self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # number of items before the next drawn one

@@ -124,7 +124,7 @@ class CudaDriver:
 
     def open(self, handle: bytes) -> int:
         if len(handle) != IPC_HANDLE_BYTES:
-            raise CudaError(f"a handle has {IPC_HANDLE_BYTES} bytes, not {len(handle)}")
+            raise CudaError(f"IPC handle must have {IPC_HANDLE_BYTES} bytes, not {len(handle)}")
         address = ctypes.c_ulonglong()
         with self._current():
             self._call(
@@ -372,7 +372,7 @@ def open_part(handle: DeviceMemoryHandle, device: torch.device) -> torch.Tensor:
     try:
         address = CudaDriver(_index(device)).open(handle.handle) + handle.offset_bytes
     except CudaError as error:
-        raise PeerUnreachable(f"the leader's memory cannot be opened: {error}") from error
+        raise PeerUnreachable(f"memory of the leading rank cannot be opened: {error}") from error
     return torch.as_tensor(_Foreign(address, handle.size_bytes), device=device)
 
 
@@ -412,7 +412,7 @@ class CudaDevice:
         try:
             self._driver.close(address)
         except CudaError as error:
-            logger.warning("memory of a peer could not be closed: %s", error)
+            logger.warning("memory of a peer not unmapped: %s", error)
 
     def scratch(self, nbytes: int) -> int:
         self._scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -427,7 +427,7 @@ class CudaDevice:
             failed = error
         self._wait()  # also after an error: earlier copies may be running
         if failed is not None:
-            raise CopyBroken(f"copying from the peer's memory: {failed}") from failed
+            raise CopyBroken(f"copy from the peer's memory failed: {failed}") from failed
 
     def _start(self, spans: Sequence[AddressSpan]) -> None:
         stream = self._stream.cuda_stream
@@ -446,7 +446,7 @@ class CudaDevice:
                 )
                 return
             except CudaError as error:
-                logger.warning("batched copies failed, copying one by one from now on: %s", error)
+                logger.warning("batched GPU copies failed: %s; copying one by one from now on", error)
                 self._batches = False
         for span in whole:
             self._driver.copy(span.source, span.destination, span.width, stream)

@@ -147,27 +147,27 @@ def _hindrance(name: TransportName, mine: PoolDescription, theirs: PoolDescripti
     match name:
         case "shared_memory":
             if own_device != "cpu":
-                return "our pool is not in host memory"
+                return "this worker's pool is not in host memory"
             if theirs.shared_memory is None:
-                return "its pool is not in shared memory"
+                return "the peer's pool is not in shared memory"
             return None if can_map(mine, theirs) else _OTHER_HOST
         case "cuda_ipc":
             if own_device != "cuda":
-                return "our pool is not on a GPU"
+                return "this worker's pool is not on a GPU"
             if len(theirs.device_memory) != theirs.parts:
-                return "its pool is not in memory of a GPU that others may open"
+                return "the peer's pool is not in GPU memory that other processes can open"
             return None if mine.host_id == theirs.host_id else _OTHER_HOST
         case "nixl":
             if mine.nixl is None:
-                return "nixl is not available here (needs the nixl extra and --transfer-interface)"
-            return None if theirs.nixl is not None else "nixl is not available there"
+                return "nixl is not available on this worker; install the nixl extra and set --transfer-interface"
+            return None if theirs.nixl is not None else "nixl is not available on the peer"
         case "nccl" | "gloo":
             if mine.group_backend != name:
-                return f"{name} is not available here (needs --transfer-interface)"
-            return None if theirs.group_backend == name else f"{name} is not available there"
+                return f"{name} is not available on this worker; set --transfer-interface"
+            return None if theirs.group_backend == name else f"{name} is not available on the peer"
         case "tcp":
             if own_device != "cpu":
-                return "our pool is not in host memory"
-            return None if theirs.tcp_port else "no port for it is open there"
+                return "this worker's pool is not in host memory"
+            return None if theirs.tcp_port else "the peer has no TCP port for KV"
         case "grpc":
             return None

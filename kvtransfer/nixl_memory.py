@@ -123,11 +123,11 @@ class NixlAgent:
             state = agent.transfer(transfer)
             while state not in ("DONE", "ERR"):
                 if time.monotonic() > deadline:
-                    raise LinkBroken(f"a read has not ended within {READ_TIMEOUT_S:g} s")
+                    raise LinkBroken(f"read not finished within {READ_TIMEOUT_S:g} s")
                 time.sleep(POLL_S)
                 state = agent.check_xfer_state(transfer)
             if state == "ERR":
-                raise LinkBroken("the peer cannot be read any more")
+                raise LinkBroken("NIXL reports an error of the read")
         finally:
             agent.release_xfer_handle(transfer)
 

@@ -69,7 +69,7 @@ class LocalKeyValues:
         with self._changed:
             there = self._changed.wait_for(lambda: self._closed or self.check(keys), timeout_s)
             if self._closed or not there:
-                raise LinkBroken(f"the other rank did not come within {timeout_s:g} s, or has gone")
+                raise LinkBroken(f"the other rank did not arrive within {timeout_s:g} s, or has closed")
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(key in self._values for key in keys)
@@ -236,7 +236,7 @@ class ProcessGroup:
         deadline = time.monotonic() + self._options.timeout_s
         while not done():
             if self._closed or time.monotonic() > deadline:
-                raise LinkBroken(f"no message within {self._options.timeout_s:g} s, or the group was dropped")
+                raise LinkBroken(f"no message within {self._options.timeout_s:g} s, or the group was closed")
             time.sleep(POLL_S)
 
 

@@ -46,7 +46,7 @@ def _populate(address: int, nbytes: int, advice: int) -> None:
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if length > 0 and madvise(first, length, advice) != 0:
         logger.info(
-            "the pool could not be allocated in advance, but is on first use: madvise: %s",
+            "pool not allocated in advance: madvise: %s; memory is allocated at first use",
             os.strerror(ctypes.get_errno()),
         )
 
@@ -78,7 +78,7 @@ class SharedPool:
         if nbytes < 1:
             raise ValueError(f"a pool needs at least one byte, got {nbytes}")
         if sys.platform != "linux":
-            raise SharedMemoryUnavailable("memory that peers can read but not write needs Linux")
+            raise SharedMemoryUnavailable("shared memory that peers can only read needs Linux")
         try:
             fd = os.memfd_create(_name(pool_id), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
@@ -90,7 +90,7 @@ class SharedPool:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (WRITE_SEALS if sealed else 0))
         except OSError as error:
             os.close(fd)
-            raise SharedMemoryUnavailable(f"a sealed memfd of {nbytes} bytes: {error.strerror}") from error
+            raise SharedMemoryUnavailable(f"no sealed memfd of {nbytes} bytes: {error.strerror}") from error
         return cls(fd, mapping)
 
     def seal(self) -> None:
@@ -183,7 +183,7 @@ def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> Non
     name = Path(f"/proc/self/fd/{fd}").readlink().name.removeprefix("memfd:").removesuffix(" (deleted)")
     is_named = not pool_id or name in (_name(pool_id), _name(b""))  # without id: an owner of release 0.1.0
     if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes) or not is_named:
-        raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the pool that was announced")
+        raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the announced pool")
     # Reading past the end of a file that shrank kills this process (SIGBUS).
     if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not sealed")

@@ -112,7 +112,7 @@ def plan_spans(
     for pair in pairs:
         if not (0 <= pair.source < source.num_blocks and 0 <= pair.destination < destination.num_blocks):
             raise BlockOutOfRange(
-                f"{pair} is not within {source.num_blocks} source, {destination.num_blocks} own blocks"
+                f"{pair}: outside of {source.num_blocks} source or {destination.num_blocks} own blocks"
             )
     return _spans(pairs, slices, source, destination)
 
@@ -147,7 +147,7 @@ def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
     if isinstance(storage, torch.Tensor):
         return storage[: shape.parts * shape.part_bytes].view(shape.parts, shape.part_bytes).unbind()
     if len(storage) != shape.parts:
-        raise ValueError(f"{len(storage)} parts of a pool that has {shape.parts}")
+        raise ValueError(f"{len(storage)} parts given, the pool has {shape.parts}")
     return tuple(part[: shape.part_bytes] for part in storage)
 
 

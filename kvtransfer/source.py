@@ -207,7 +207,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         if transfer is None or transfer.owner is None:
             raise UnknownTransfer(transfer_id)
         if transfer.first_tokens is not None:
-            raise ValueError("a transfer that is finished cannot advance or finish")
+            raise ValueError("a finished transfer cannot advance or finish")
         return transfer
 
     def _renew_unread(self, transfer: _Transfer[Owner, FirstToken], now: float) -> None:

@@ -10,7 +10,7 @@ TransferError
 │   ├── CopyStuck             the device did not finish in time and may still write: the process must end
 │   └── LinkBroken            the link cannot be used again: pair again
 ├── ChecksumDiffers           copied bytes differ from the source's
-└── UnknownTransfer           the transfer has ended, or was never announced
+└── UnknownTransfer           the transfer has ended or was never announced
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ class ChecksumDiffers(TransferError):
 
 class UnknownTransfer(TransferError):
     def __init__(self, transfer_id: bytes) -> None:
-        super().__init__("the transfer has ended, or was never announced")
+        super().__init__("the transfer has ended or was never announced")
         self.transfer_id = transfer_id  # not in the message, which may be logged: the id grants the right to read
 
 

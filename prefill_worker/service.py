@@ -33,7 +33,7 @@ from baton.worker.wire import (
 )
 
 logger = logging.getLogger(__name__)
-UNQUEUED = "a prompt could not be queued"
+UNQUEUED = "prompt not queued: unexpected error"
 
 
 @dataclass(eq=False)
@@ -119,7 +119,7 @@ class PrefillService(SessionService[Prompt]):
         if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not by `_fail`, which would end the transfer of another request with that id
             reason = session_pb2.FAILURE_REASON_TRANSFER
-            prompt.times.failure = "its reader gave up, or its id is in use"
+            prompt.times.failure = "the reader has given up, or the transfer id is in use"
             self.log.end(prompt.times)
             self._send_failed(session, prompt.attempt_id, reason, prompt.times.failure)
             return

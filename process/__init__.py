@@ -1,1 +1,1 @@
-"""The common base of our processes: config, serving, registry, errors, logs, traces. No model in here."""
+"""Parts that every process needs: configuration, serving, registry, errors, logs, traces. Independent of models."""

@@ -1,4 +1,4 @@
-"""CPU cores of this process: reading a list of them, staying on them, and letting others go first."""
+"""CPU cores of this process: lists of cores, pinning, and priority."""
 
 import contextlib
 import os
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 class CoresUnavailable(Exception):
-    """Error: this process may not run on the cores of its configuration."""
+    """Error: this process may not run on the configured cores."""
 
 
-AUTOGROUP = Path("/proc/self/autogroup")  # of kernels that share out the CPU by session
+AUTOGROUP = Path("/proc/self/autogroup")  # present on kernels that share the CPU by session
 
 
 def parse_cores(text: str) -> frozenset[int]:
-    """Cores of a list as taskset writes it, for example `0,2-3`. Raises ValueError."""
+    """Parse a list of cores as taskset writes it, for example `0,2-3`. Raises: ValueError."""
     cores: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -21,31 +21,32 @@ def parse_cores(text: str) -> frozenset[int]:
             raise ValueError(f"{text!r} is not a list of cores such as 0,2-3")
         cores.update(range(int(first), int(last if dash else first) + 1))
     if not cores:
-        raise ValueError(f"{text!r} names no core")
+        raise ValueError(f"{text!r} contains no core")
     return frozenset(cores)
 
 
 def current_cores() -> frozenset[int]:
-    """The cores that the calling thread may run on."""
+    """Return the cores that the calling thread may run on."""
     return frozenset(os.sched_getaffinity(0))
 
 
 def pin_process(cores: frozenset[int]) -> None:
-    """Keep every thread of this process, and those it starts later, on `cores`. Raises: CoresUnavailable."""
+    """Pin every thread of this process, and those it starts later, to `cores`. Raises: CoresUnavailable."""
     allowed = current_cores()
     if not cores <= allowed:
         raise CoresUnavailable(f"--cores: {sorted(cores - allowed)} are not available here, only {sorted(allowed)}")
-    # A library that was imported before may have started threads: setting the process id alone would miss them.
+    # Imported libraries may have started threads, which a call for the process id alone would miss.
     for task in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(task.name), cores)
         except ProcessLookupError:
-            continue  # that thread ended meanwhile
+            continue  # the thread has ended meanwhile
 
 
 def lower_priority(nice: int) -> None:
-    """Lower the priority behind other sessions, where Linux shares the CPU by session (autogroup) and a thread's nice
-    value means nothing between two of them. Does nothing elsewhere, nor in a session that is not this process's own.
+    """Lower the priority of this session. Does nothing if the process shares its session with others.
+
+    Where Linux shares the CPU by session (autogroup), the nice values of threads do not count between sessions.
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
-"""One frozen configuration per process, from command-line flags and BATON_* variables. The only reader of either.
+"""Configuration of a process: one frozen object, read from flags and BATON_* variables, which nothing else reads.
 
     class RouterConfig(ListenConfig, RegistryConfig, LogConfig):
         port: int = Field(50051, ge=0, le=65535, description="public port")
 
     config = read_config_or_exit(RouterConfig, program=".venv/bin/python -m baton.router")
 
-Field `kv_memory` is the flag `--kv-memory` and the variable `BATON_KV_MEMORY`; the flag wins. Both are texts, which the
-field's type parses. This reader needs only the standard library, because workers run on machines without pydantic.
+Field `kv_memory` is set by the flag `--kv-memory` or the variable `BATON_KV_MEMORY`; the flag wins. The field's type
+parses the text. Uses only the standard library, because workers also run on machines without pydantic.
 """
 
 import copy
@@ -47,15 +47,15 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "le": ("less than or equal to", lambda value, bound: value <= bound),
 }
 _CHECK = "_checks_several_fields"
-_FORMER = "former "  # before the names of values that a former flag gives
+_FORMER = "former "  # prefix of attribute names for values that come from a former flag
 
 
 class ConfigError(Exception):
-    """A flag or variable is missing, unknown or wrong; the message names it."""
+    """Error: a flag or variable is missing, unknown or wrong; the message names it."""
 
 
 class ByteSize(int):
-    """An amount of memory, written `512MiB`, `1.5GB` or `4096`."""
+    """Amount of memory, written `512MiB`, `1.5GB` or `4096`."""
 
     def __str__(self) -> str:
         """Return the text that `read` parses, such as `512MiB`."""
@@ -73,7 +73,7 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Parser for a type that `_read` does not know. A repeatable flag passes a list of texts."""
+    """Parser of a field type that `_read` does not know. A repeatable flag passes a list of texts."""
 
     parse: Callable[[Any], Any]
     repeatable: bool = False
@@ -96,7 +96,7 @@ def variable_of(name: str) -> str:
 
 
 def flags_for(values: Mapping[str, Any]) -> list[str]:
-    """Return the command line from which `read_config` reads these values of fields; None: no flag."""
+    """Return the command line that sets these fields; None: no flag."""
     flags: list[str] = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -118,7 +118,7 @@ class FieldInfo:
     has_flag: bool = True
     former: str | None = None
     pattern: str | None = None
-    bounds: Mapping[str, float] = field(default_factory=dict)  # by gt, ge, lt, le
+    bounds: Mapping[str, float] = field(default_factory=dict)  # by name: gt, ge, lt, le
 
     @property
     def flag(self) -> str:
@@ -163,7 +163,7 @@ class FieldInfo:
         return self.check(_read(self.annotation, given) if isinstance(given, str | list) else given)
 
     def check(self, value: Any) -> Any:
-        """Return the value if it is within the field's bounds. Raises: ValueError."""
+        """Check that the value is within the field's bounds; return it. Raises: ValueError."""
         if self.pattern is not None and isinstance(value, str) and re.search(self.pattern, value) is None:
             raise ValueError(f"String should match pattern '{self.pattern}'")
         for name, bound in self.bounds.items():
@@ -209,7 +209,7 @@ def check(method: Method) -> Method:
 
 
 class Settings:
-    """Base of every configuration, frozen. A field that is not given comes from its variable, else from its default."""
+    """Base of every configuration, frozen. A field without value takes that of its variable, else its default."""
 
     fields: ClassVar[dict[str, FieldInfo]] = {}
     _own_fields: ClassVar[dict[str, FieldInfo]] = {}
@@ -230,7 +230,7 @@ class Settings:
         """Read all fields. Raises: ConfigError, which names every wrong field."""
         problems = []
         self.notices: tuple[str, ...]
-        """Warnings about names of the last release, to be logged once."""
+        """Warnings about flags and variables of the last release, to be logged once."""
         vars(self)["notices"] = ()
         for name, info in self.fields.items():
             value = self._value_of(info, given)
@@ -251,7 +251,7 @@ class Settings:
                     raise ConfigError(f"configuration: Value error, {error}") from error
 
     def _value_of(self, info: FieldInfo, given: dict[str, Any]) -> Any:
-        """Return the value of a field and remove it from `given`."""
+        """Remove a field from `given` and return its value."""
         flag, former_flag = given.pop(info.name, _REQUIRED), given.pop(_FORMER + info.name, _REQUIRED)
         variable, former = map(_set_variable, (info.variable, info.former_variable))
         found = {
@@ -272,7 +272,7 @@ class Settings:
         return ()
 
     def but(self, **changes: Any) -> Self:
-        """Return a copy with other values, which are not checked."""
+        """Return a copy with changed values, which are not checked."""
         changed = copy.copy(self)
         vars(changed).update(changes)
         return changed
@@ -293,7 +293,7 @@ def _set_variable(name: str | None) -> str | None:
 
 
 def _read(wanted: Any, text: Any) -> Any:
-    """Raises: ValueError."""
+    """Parse the text of a field. Raises: ValueError."""
     origin, choices = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
         return _parsed(next(mark for mark in choices if isinstance(mark, Reader)), text)
@@ -310,7 +310,7 @@ def _read(wanted: Any, text: Any) -> Any:
     if issubclass(wanted, enum.Enum):
         return wanted(_one_of([each.value for each in wanted], text))
     try:
-        return wanted(text)  # a text, a path, a number
+        return wanted(text)  # text, path or number
     except ValueError as error:
         name = _NUMBERS[wanted]
         valid = f"a valid {name.partition(' ')[2]}"
@@ -393,7 +393,7 @@ class SecretConfig(Settings):
     @check
     def _secret_is_one(self) -> None:
         if self.secret is not None and self.secret_file is not None:
-            raise ValueError("BATON_SECRET and BATON_SECRET_FILE do not go together")
+            raise ValueError("set either BATON_SECRET or BATON_SECRET_FILE, not both")
         _ = self.cluster_secret
 
     @property
@@ -450,11 +450,11 @@ class InternalTlsConfig(SecretConfig):
     def _internal_tls_is_whole(self) -> None:
         files = (self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key)
         if any(files) and not all(files):
-            raise ValueError("--internal-tls-ca, --internal-tls-cert and --internal-tls-key go together")
+            raise ValueError("set --internal-tls-ca, --internal-tls-cert and --internal-tls-key together")
 
     @property
     def internal_tls(self) -> "InternalTls | None":
-        from baton.process.security.tls import InternalTls  # imports gRPC, which the command line's help does without
+        from baton.process.security.tls import InternalTls  # imports gRPC, which --help does not need
 
         ca, certificate, key = self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key
         return InternalTls(ca, certificate, key) if ca and certificate and key else None

@@ -1,17 +1,17 @@
-"""Errors that a caller of ours sees, each one gRPC status with google.rpc details. Knows no request and no server.
+"""Errors that callers receive: each has a gRPC status and google.rpc details. Independent of requests and servers.
 
 BatonError
 ├── InvalidArgument     INVALID_ARGUMENT    BadRequest (+ ErrorInfo)   the caller must change the request
-├── FailedPrecondition  FAILED_PRECONDITION PreconditionFailure        the two sides do not fit together
-├── Unauthenticated     UNAUTHENTICATED     ErrorInfo                  no API key, or one that is not known
-├── PermissionDenied    PERMISSION_DENIED   ErrorInfo                  a key that does not allow this
+├── FailedPrecondition  FAILED_PRECONDITION PreconditionFailure        caller and server, or their states, do not match
+├── Unauthenticated     UNAUTHENTICATED     ErrorInfo                  no API key, or an unknown one
+├── PermissionDenied    PERMISSION_DENIED   ErrorInfo                  the key does not allow the call
 ├── NotFound            NOT_FOUND           ResourceInfo               no such model
-├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no room; nothing was computed
-│   └── RateLimited     RESOURCE_EXHAUSTED  ErrorInfo, RetryInfo       the API key has had its share
-├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, a worker lost, draining
+├── ResourceExhausted   RESOURCE_EXHAUSTED  RetryInfo                  no capacity; nothing was computed
+│   └── RateLimited     RESOURCE_EXHAUSTED  ErrorInfo, RetryInfo       the API key has used up its limit
+├── Unavailable         UNAVAILABLE         ErrorInfo, RetryInfo       no worker, worker lost, or draining
 ├── Aborted             ABORTED             ErrorInfo                  another stream of the same request continues
 ├── DeadlineExceeded    DEADLINE_EXCEEDED   -                          the deadline passed
-└── Internal            INTERNAL            ErrorInfo, RequestInfo     our fault
+└── Internal            INTERNAL            ErrorInfo, RequestInfo     a fault of Baton
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 ERROR_DOMAIN = "baton"
-"""Domain of every ErrorInfo; with `reason` it identifies a cause across versions and languages."""
+"""Domain of every ErrorInfo; together with `reason` it identifies a cause in every version and language."""
 
 
 class BatonError(Exception):
-    """An error with a gRPC status; `details` builds its google.rpc messages when asked."""
+    """Error with a gRPC status; `details` builds its google.rpc messages."""
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
-    reason: str | None = None  # one upper-case word; with it there is an ErrorInfo
-    metadata: Mapping[str, str] = {}  # of the ErrorInfo
-    retry_after_s: float | None = None  # with it there is a RetryInfo
+    reason: str | None = None  # one upper-case word; if set, an ErrorInfo is sent
+    metadata: Mapping[str, str] = {}  # metadata of the ErrorInfo
+    retry_after_s: float | None = None  # if set, a RetryInfo is sent
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class BatonError(Exception):
 
     @property
     def log_text(self) -> str:
-        """The message, where no part of a prompt or an answer can be in it."""
+        """Message for logs, without parts of prompts and answers."""
         return self.message
 
     @property
@@ -72,7 +72,7 @@ class InvalidArgument(BatonError):
 
     @property
     def log_text(self) -> str:
-        """The field alone: a description may quote the client's input."""
+        """Message for logs: the field alone, since the description may quote the client's input."""
         return self.field if self.reason is None else f"{self.field}: {self.reason}"
 
     @property
@@ -191,7 +191,7 @@ class DeadlineExceeded(BatonError):
 
 
 class Internal(BatonError):
-    """Error of ours. `reason`: one upper-case word, for example `NONFINITE_LOGITS`; the message never contains a
+    """Internal error. `reason`: one upper-case word, for example `NONFINITE_LOGITS`; the message never has a
     traceback.
     """
 
@@ -208,16 +208,16 @@ class Internal(BatonError):
 
 
 async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", error: BatonError) -> NoReturn:
-    """End the call with the error's status; the details travel in `grpc-status-details-bin`.
+    """End the call with the error's status; the details are sent in `grpc-status-details-bin`.
 
-    Raises `CancelledError` where the connection has gone before the status was sent.
+    Raises: CancelledError if the connection closed before the status was sent.
     """
     try:
         from google.rpc.status_pb2 import Status  # type: ignore[import-untyped]
         from grpc_status import rpc_status
 
         details = error.details
-    except ModuleNotFoundError:  # on a bare machine, where workers run without a router of ours
+    except ModuleNotFoundError:  # bare machine: worker without router
         await _abort(context, error, ())
     packed = [AnyMessage() for _ in details]
     for box, detail in zip(packed, details, strict=True):
@@ -234,12 +234,12 @@ async def _abort(
 ) -> NoReturn:
     try:
         await context.abort(error.code, error.message, metadata)
-    except grpc.aio.InternalError as gone:  # a call that was cancelled, which grpc learns a moment later
-        raise asyncio.CancelledError("the connection of the call has gone") from gone
+    except grpc.aio.InternalError as gone:  # cancelled call, of which gRPC learns a moment later
+        raise asyncio.CancelledError("the connection of the call was closed") from gone
 
 
 def _rpc() -> Any:
-    """Return google.rpc's details, loaded at first use."""
+    """Return the module of google.rpc's details, imported at first use."""
     return importlib.import_module("google.rpc.error_details_pb2")
 
 
@@ -256,12 +256,12 @@ def _retry_info(retry_after_s: float) -> Message:
 
 
 def release_frames(error: BaseException) -> None:
-    """Drop the tracebacks of a handled exception and of its causes, with what their frames refer to.
+    """Drop the tracebacks of a handled exception and its causes, with all that their frames refer to.
 
-    A refused prompt may be megabytes; frames and exceptions refer to each other, so that it would stay until a full
-    garbage collection.
+    A refused prompt may have megabytes; frames and exceptions refer to each other, so that it would stay in memory
+    until a full garbage collection.
     """
     cause: BaseException | None = error
-    while cause is not None and cause.__traceback__ is not None:  # causes may refer to each other
+    while cause is not None and cause.__traceback__ is not None:  # ends if causes refer to each other
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__

@@ -1,20 +1,22 @@
-"""Text from outside the cluster or from another process: what an identifier is, and how foreign text is shown. Pure."""
+"""Text from outside of the cluster or from other processes: valid identifiers, and escapes for display. Pure."""
 
 import re
 
 MAX_ID_CHARACTERS = 128
 IDENTIFIER = re.compile(r"[ -~]*")
-"""Printable ASCII, as ids of requests, sessions, models and workers are: they go into logs, headers and terminals."""
+"""Printable ASCII, required for ids of requests, sessions, models and workers, which appear in logs, headers and
+terminals.
+"""
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,127}")
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that control a terminal, end a line, change the text direction, or cannot be encoded in UTF-8."""
 
 
 def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:
-    """The end of an error message for a text that is no identifier."""
+    """Return why a text is not an identifier, as the end of an error message; None if it is one."""
     if len(text) > most:
         return f"at most {most} characters, not {len(text)}"
-    return None if IDENTIFIER.fullmatch(text) else "printable ASCII characters alone"
+    return None if IDENTIFIER.fullmatch(text) else "only printable ASCII characters are allowed"
 
 
 def shown(text: str, keeps: str = "") -> str:

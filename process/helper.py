@@ -1,15 +1,15 @@
-"""Work that would block an event loop, in a process of its own: one question at a time, within bounds.
+"""Helper processes for work that would block an event loop: one question at a time, with bounds on its cost.
 
-The bounds are CPU time, memory and wall time. A question that exceeds CPU time or memory does so again. Wall time also
-depends on what else the machine does, so nothing follows from it about the question.
+The bounds are CPU time, memory and wall time. A question that exceeds CPU time or memory would do so again. Wall time
+also depends on other work of the machine, so it says nothing about the question.
 
-Threads do not suffice: most of the long work (parsing) keeps the interpreter's lock.
+Threads do not suffice, because long work such as parsing holds the GIL.
 
-    answer = await Helper("baton.router.http.parse_process").ask([b"..."])               where the work comes up
-    sys.exit(answer_frames(answer))                                                  in the `__main__` of that module
+    answer = await Helper("baton.router.http.parse_process").ask([b"..."])     # in the process with the event loop
+    sys.exit(answer_frames(answer))                                        # in the `__main__` of that module
 
-Questions and answers are frames, a length of 8 bytes, little-endian, and so many bytes, over a socket that is the
-process's standard input. The first frame is the process's: empty, or why it cannot work.
+Questions and answers are frames (8 bytes of length, little-endian, then the content) over a socket that is the
+process's standard input. The process sends the first frame: empty, or the reason why it cannot work.
 """
 
 import asyncio
@@ -32,11 +32,11 @@ from typing import Protocol
 from baton import child_environment
 from baton.process.serving.signals import leave_signals_to_parent
 
-LIMIT_S = 20.0  # for one question
-START_S = 60.0  # of a process on a busy machine
+LIMIT_S = 20.0  # wall time of one question
+START_S = 60.0  # start of a process on a busy machine
 MAX_WAITING_BYTES = 64 << 20
-NICENESS = 10  # a client that waits for one token comes before one that sent megabytes
-MORE_MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
+NICENESS = 10  # large requests yield to clients that wait for one token
+MORE_MEMORY_BYTES = 1 << 30  # address space in addition to that at the start
 _LENGTH_BYTES = 8
 _STOP_S = 1.0
 _NO_MEMORY_EXIT = 12  # exit code after a MemoryError
@@ -47,12 +47,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Failure(Enum):
-    """Reason of a question without an answer."""
+    """Reason why a question has no answer."""
 
-    CPU = auto()  # it took more CPU time than the bound
-    MEMORY = auto()  # it took more memory than the bound, in a process that had answered nothing before
-    CRASH = auto()  # it ended the process by an exception or a fault
-    WALL = auto()  # it took more wall time than the bound
+    CPU = auto()  # CPU time exceeded
+    MEMORY = auto()  # memory exceeded by the first question of a process
+    CRASH = auto()  # the process ended by an exception or a fault
+    WALL = auto()  # wall time exceeded
     LOST = auto()  # the process was killed from outside, or closed
 
     @property
@@ -62,7 +62,7 @@ class Failure(Enum):
 
 
 class HelperFailed(RuntimeError):
-    """The question has no answer."""
+    """Error: a question has no answer."""
 
     def __init__(self, message: str = "", failure: Failure = Failure.LOST) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class HelperFailed(RuntimeError):
 
 
 class HelperNotStarted(HelperFailed):
-    """Error: the process cannot start. `fault`: its own reason; empty if it did not get that far."""
+    """Error: the process does not start. `fault`: reason from the process; empty if it sent none."""
 
     def __init__(self, module: str, fault: str = "") -> None:
         super().__init__(f"{module} does not start" + (f": {fault}" if fault else ""))
@@ -78,11 +78,11 @@ class HelperNotStarted(HelperFailed):
 
 
 class HelperBusy(RuntimeError):
-    """Too many wait already."""
+    """Error: the queue of questions is full."""
 
 
 class Asks(Protocol):
-    """The interface of a Helper."""
+    """Interface of a Helper."""
 
     async def ask(self, parts: Sequence[Buffer]) -> bytearray: ...
 
@@ -90,7 +90,7 @@ class Asks(Protocol):
 
 
 class Helper:
-    """Processes of one kind, for an event loop; the second starts when the first is busy. To be closed."""
+    """Pool of helper processes of one kind; the second one starts when the first is busy. Close it."""
 
     def __init__(
         self,
@@ -100,7 +100,9 @@ class Helper:
         limit_s: float = LIMIT_S,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        """Create a helper. `limit_s`: wall time of one question, without the start of a process."""
+        """Create a pool without starting processes. `limit_s`: wall time of one question, without the start of a
+        process.
+        """
         self.processes = tuple(HelperProcess(module, *arguments) for _ in range(processes))
         self.limit_s = limit_s
         self._idle = queue.LifoQueue[HelperProcess]()
@@ -111,10 +113,10 @@ class Helper:
         self.waiting_bytes = 0
 
     async def ask(self, parts: Sequence[Buffer]) -> bytearray:
-        """The answer to one frame of these parts. Raises: HelperFailed, HelperBusy."""
+        """Return the answer to one frame, given in parts. Raises: HelperFailed, HelperBusy."""
         size = sum(map(len, parts))
         if self.waiting_bytes + size > self._max_waiting_bytes:
-            raise HelperBusy(f"{self.waiting_bytes} bytes wait already")
+            raise HelperBusy(f"{self.waiting_bytes} bytes of {self._max_waiting_bytes} are queued already")
         self.waiting_bytes += size
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self.ask_here, parts)
@@ -122,7 +124,7 @@ class Helper:
             self.waiting_bytes -= size
 
     def ask_here(self, parts: Sequence[Buffer]) -> bytearray:
-        """The same, on this thread. Raises: HelperFailed."""
+        """Return the answer to one frame on the calling thread. Raises: HelperFailed."""
         process = self._idle.get()
         try:
             return process.ask(parts, self.limit_s)
@@ -130,20 +132,22 @@ class Helper:
             self._idle.put(process)
 
     def close(self) -> None:
-        """Ends the processes; their present tasks fail."""
+        """End the processes; running questions fail."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for process in self.processes:
             process.close()
 
 
 class HelperProcess:
-    """Started when it is first asked, and anew after a failure. Asked by one thread at a time, closed by any."""
+    """Helper process, started by its first question and again after a failure. One thread at a time asks, any may
+    close.
+    """
 
     def __init__(self, module: str, *arguments: str) -> None:
-        """Create a process that is not started. `module` is run with these arguments and calls `answer_frames`."""
+        """Create a process without starting it. `module` is run with these arguments and calls `answer_frames`."""
         self._module = module
         self._arguments = arguments
-        self._answered = 0  # questions, by the running process
+        self._answered = 0  # number of questions that the running process has answered
         self._running: _Running | None = None
         self._closed = False
 
@@ -152,7 +156,7 @@ class HelperProcess:
         return None if self._running is None else self._running.popen.pid
 
     def ask(self, parts: Sequence[Buffer], limit_s: float) -> bytearray:
-        """The answer to one frame of these parts, within `limit_s` of wall time once the process has started.
+        """Return the answer to one frame, within `limit_s` of wall time once the process has started.
 
         Raises: HelperFailed.
         """
@@ -168,7 +172,7 @@ class HelperProcess:
             raise HelperFailed(f"{self._module}: timeout after {limit_s:g} s", Failure.WALL) from error
         except (OSError, EOFError) as error:
             answered, failure = self._answered, _failure(self._end(_STOP_S))
-            if failure is Failure.MEMORY and answered:  # what earlier questions left behind may have filled it
+            if failure is Failure.MEMORY and answered:  # memory of earlier questions may have filled it
                 return self.ask(parts, limit_s)
             raise HelperFailed(f"{self._module}: {failure.name}: {error or type(error).__name__}", failure) from error
         self._answered += 1
@@ -192,7 +196,7 @@ class HelperProcess:
                     start_new_session=True,
                 )
             self._running, self._answered = _Running(popen, ours), 0
-            weakref.finalize(self, self._running.end)  # of one that is dropped, and at the end of the interpreter
+            weakref.finalize(self, self._running.end)  # ends the process with its owner or the interpreter
             fault = _receive(ours, time.monotonic() + START_S).decode()
         except (OSError, EOFError) as error:
             self._end()
@@ -204,20 +208,20 @@ class HelperProcess:
         return ours
 
     def _end(self, patience_s: float = 0.0) -> int | None:
-        """End the process, which has `patience_s` to exit by itself. Returns its exit code."""
+        """End the process, after waiting `patience_s` for its exit. Return its exit code."""
         running, self._running = self._running, None
         return None if running is None else running.end(patience_s)
 
 
 class _Running:
-    """A process and our end of its socket."""
+    """Running process and this end of its socket."""
 
     def __init__(self, popen: subprocess.Popen[bytes], ours: socket.socket) -> None:
         self.popen = popen
         self.ours = ours
 
     def end(self, patience_s: float = 0.0) -> int | None:
-        """Returns its exit code; None where it is killed and not gone yet, as on a busy machine."""
+        """End the process; return its exit code, None if it was killed and has not exited yet."""
         try:
             self.popen.wait(patience_s)
         except subprocess.TimeoutExpired:
@@ -225,7 +229,7 @@ class _Running:
             try:
                 self.popen.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                logger.warning("process %d was killed and is not gone after %g s", self.popen.pid, _STOP_S)
+                logger.warning("helper process %d still exists %g s after SIGKILL", self.popen.pid, _STOP_S)
         self.ours.close()
         return self.popen.returncode
 
@@ -235,7 +239,7 @@ def _failure(exit_code: int | None) -> Failure:
     match exit_code:
         case _ if exit_code == -signal.SIGPROF:
             return Failure.CPU
-        case _ if exit_code in (_NO_MEMORY_EXIT, -signal.SIGABRT):  # Rust and C++ abort when they get no memory
+        case _ if exit_code in (_NO_MEMORY_EXIT, -signal.SIGABRT):  # Rust and C++ abort when an allocation fails
             return Failure.MEMORY
         case _ if exit_code in (1, -signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE):
             return Failure.CRASH
@@ -250,10 +254,10 @@ def answer_frames(
     cpu_s: float = LIMIT_S,
     memory_bytes: int = MORE_MEMORY_BYTES,
 ) -> int:
-    """The inside of the process: answers frames until its standard input ends. Returns the exit code.
+    """Answer frames until standard input ends; return the exit code. Runs in the helper process.
 
-    An exception from `answer` ends the process, and so the caller's request fails. `cpu_s`: CPU time of one question,
-    of all threads. `memory_bytes`: of address space, beyond that at this moment. With a `fault` it only reports that.
+    An exception of `answer` ends the process, and so fails the question. `cpu_s`: CPU time per question, of all
+    threads. `memory_bytes`: address space in addition to the present one. With a `fault`, it only reports that.
     """
     leave_signals_to_parent()
     os.nice(niceness)
@@ -263,14 +267,14 @@ def answer_frames(
         try:
             while not fault:
                 asked = memoryview(_receive(parent))
-                signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process, inside C too
+                signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process, also inside C code
                 answered = answer(asked)
                 signal.setitimer(signal.ITIMER_PROF, 0.0)
                 _send(parent, answered)
         except EOFError:
             return 0
         except MemoryError:
-            os._exit(_NO_MEMORY_EXIT)  # the usual end of an interpreter needs memory
+            os._exit(_NO_MEMORY_EXIT)  # a normal exit needs memory
     return 1
 
 
@@ -294,7 +298,7 @@ def _read(connection: socket.socket, size: int, deadline_s: float | None) -> byt
         connection.settimeout(_left(deadline_s))
         read = connection.recv_into(rest)
         if not read:
-            raise EOFError("it ended")
+            raise EOFError("the connection was closed")
         rest = rest[read:]
     return data
 
@@ -302,7 +306,7 @@ def _read(connection: socket.socket, size: int, deadline_s: float | None) -> byt
 def _left(deadline_s: float | None) -> float | None:
     left_s = None if deadline_s is None else deadline_s - time.monotonic()
     if left_s is not None and left_s <= 0:
-        raise TimeoutError("it took too long")
+        raise TimeoutError("timeout")
     return left_s
 
 

@@ -1,4 +1,4 @@
-"""Files and folders of a run that only its own user may read: logs, traces and records name requests and addresses."""
+"""Files and folders that only their user may read: logs, traces and records contain request ids and addresses."""
 
 import fcntl
 import os
@@ -9,14 +9,14 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 
 def private_folder(folder: Path) -> Path:
-    """Create `folder`, or close an existing one to other users. Raises: OSError."""
+    """Create `folder`, or remove other users' access to an existing one. Raises: OSError."""
     folder.mkdir(FOLDER_MODE, parents=True, exist_ok=True)
     folder.chmod(FOLDER_MODE)
     return folder
 
 
 def append_private(path: Path, content: bytes, max_bytes: int | None = None) -> None:
-    """Append in one write to a file that is private if it is new; at `max_bytes` it becomes the `older` one of two.
+    """Append in one write to a file that only its user may read; at `max_bytes` the file is renamed to `older(path)`.
 
     Several processes may append to one file. Raises: OSError.
     """
@@ -26,17 +26,17 @@ def append_private(path: Path, content: bytes, max_bytes: int | None = None) -> 
         if max_bytes is not None and file.tell() >= max_bytes:
             fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # no other process has renamed it
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # not renamed by another process meanwhile
                     path.replace(older(path))
 
 
 def older(path: Path) -> Path:
-    """Path of the content before that of `path`."""
+    """Return the path of the content that precedes that of `path`."""
     return path.with_name(f"{path.name}.1")
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file in one step, whatever the mode of the file before. Raises: OSError."""
+    """Replace the file in one step by one that only its user may read. Raises: OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     append_private(draft, text.encode())

@@ -1,8 +1,8 @@
-"""Bounds of a message from another process: one walk over its fields, before anything is made of them.
+"""Bounds of messages from other processes, checked in one pass before the message is used.
 
-A field without a rule of its own has the rule of its type: numbers are finite and at most MAX_EXACT, enumerations are
-known, texts and bytes are short, lists are at most LIST_ENTRIES long. So a new field is bounded from the start. The
-walk costs as much as the message is large.
+A field without a rule has the default of its type: finite numbers up to MAX_EXACT, known enum values, short texts and
+bytes, lists of at most LIST_ENTRIES. So new fields are bounded from the start. A check takes time proportional to the
+size of the message.
 """
 
 import math
@@ -14,7 +14,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 MAX_EXACT = (1 << 53) - 1
-"""The largest integer that numbers of Lua and JavaScript keep exactly: so far versions, epochs and counters go."""
+"""Largest integer that doubles represent exactly: bound of versions, epochs and counters, which Lua and JavaScript
+read.
+"""
 TEXT_CHARACTERS = 256
 BYTES = 64
 LIST_ENTRIES = 4096
@@ -24,19 +26,19 @@ ENDPOINT = re.compile(rf"(?:{_IPV6}|{_NAME_OR_IPV4}):([0-9]{{1,5}})")
 MAX_PORT = 65_535
 
 Rule = Callable[[Any], str | None]
-"""The end of an error message for a value out of bounds; None for a good one."""
+"""Function that returns why a value is out of bounds, as the end of an error message; None if it is within."""
 
 
 class OutOfBounds(ValueError):
-    """Names the field, its bound and, of a number, its value."""
+    """Error: a field is out of bounds. The message names field, bound and, for a number, the value."""
 
 
 def anything(value: object) -> None:
-    """Bounded by its type alone."""
+    """Accept any value of the field's type."""
 
 
 def number(least: float = 0, most: float = MAX_EXACT) -> Rule:
-    """NaN is in no range."""
+    """Accept numbers in [least, most], which excludes NaN."""
 
     def fault(value: float) -> str | None:
         return None if least <= value <= most else f"must be from {least} to {most}, not {value}"
@@ -49,7 +51,7 @@ def finite(value: float) -> str | None:
 
 
 def numbers(entries: int, least: float = 0, most: float = MAX_EXACT) -> Rule:
-    """A list of at most so many."""
+    """Accept lists of at most `entries` numbers in [least, most]."""
 
     def fault(values: Sequence[float]) -> str | None:
         if len(values) > entries:
@@ -62,7 +64,9 @@ def numbers(entries: int, least: float = 0, most: float = MAX_EXACT) -> Rule:
 
 
 def finites(entries: int) -> Rule:
-    """A list of at most so many finite numbers. NaN need be neither the least nor the most of them."""
+    """Accept lists of at most `entries` finite numbers. NaN would pass a comparison of the least and the greatest
+    entry.
+    """
 
     def fault(values: Sequence[float]) -> str | None:
         if len(values) > entries:
@@ -77,14 +81,14 @@ def text(characters: int, pattern: "re.Pattern[str] | None" = None) -> Rule:
         if len(value) > characters:
             return f"at most {characters} characters, not {len(value)}"
         if pattern is not None and value and not pattern.fullmatch(value):
-            return f"{value!r} has a character that it may not have"
+            return f"{value!r} contains a forbidden character"
         return None
 
     return fault
 
 
 def size(*allowed: int) -> Rule:
-    """Bytes, of one of these lengths."""
+    """Accept bytes of one of these lengths."""
 
     def fault(value: bytes) -> str | None:
         return None if len(value) in allowed else f"must be {' or '.join(map(str, allowed))} bytes, not {len(value)}"
@@ -93,12 +97,12 @@ def size(*allowed: int) -> Rule:
 
 
 def blob(most: int) -> Rule:
-    """Bytes, at most so many."""
+    """Accept at most `most` bytes."""
     return lambda value: None if len(value) <= most else f"at most {most} bytes, not {len(value)}"
 
 
 def entries(most: int, each: Rule = anything) -> Rule:
-    """A list, or the keys of a map."""
+    """Accept lists, or keys of a map, of at most `most` entries that `each` accepts."""
 
     def fault(values: Sequence[Any]) -> str | None:
         if len(values) > most:
@@ -118,9 +122,7 @@ def mapping(most: int, key: Rule, value: Rule) -> Rule:
 
 
 def endpoint(value: str) -> str | None:
-    """Check host:port, an IPv6 host in brackets: nothing else that gRPC would take for an address, such as
-    unix:path.
-    """
+    """Accept host:port, with an IPv6 host in brackets, but no other address that gRPC knows, such as unix:path."""
     match = ENDPOINT.fullmatch(value)
     if match is None or not 0 < int(match[1]) <= MAX_PORT:
         return f"must be host:port, not {value[:TEXT_CHARACTERS]!r}"
@@ -128,16 +130,16 @@ def endpoint(value: str) -> str | None:
 
 
 class Bounds:
-    """Bounds of messages. `rules`: by `Message.field`; of a list of messages, how many there may be."""
+    """Bounds of messages. `rules`: by `Message.field`; for a list of messages, the number of entries."""
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self._rules = rules
-        self._plans: dict[str, dict[int, Rule]] = {}  # by message, then by number of the field
+        self._plans: dict[str, dict[int, Rule]] = {}  # by message and field number
 
     def check(self, message: Message | None) -> None:
-        """Check a message. None is one that gRPC could not read. Raises: OutOfBounds."""
+        """Check a message; None stands for one that gRPC could not parse. Raises: OutOfBounds."""
         if message is None:
-            raise OutOfBounds("message: cannot be read")
+            raise OutOfBounds("message: cannot be parsed")
         plan = self._plans.get(message.DESCRIPTOR.full_name)
         if plan is None:
             plan = self._plans[message.DESCRIPTOR.full_name] = self._plan(message.DESCRIPTOR)
@@ -171,7 +173,7 @@ class Bounds:
 
 
 def _is_list(field: FieldDescriptor) -> bool:
-    """Protobuf 5 has a label for it and no `is_repeated`, protobuf 7 has no label."""
+    """Return whether a field is repeated. Protobuf 5 has no `is_repeated`, protobuf 7 no label."""
     return isinstance(field.default_value, list)
 
 

@@ -174,7 +174,7 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
     @check
     def _names_differ(self) -> None:
         if self.model_name in (each.name for each in self.adapter):
-            raise ValueError(f"an adapter cannot be called {self.model_name!r}, as the model is")
+            raise ValueError(f"--adapter: the name {self.model_name!r} is the model's; choose another")
 
     @check
     def _groups_have_an_interface(self) -> None:

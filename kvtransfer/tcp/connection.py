@@ -146,7 +146,7 @@ class Connection:
             try:
                 moved = some(places)
             except BlockingIOError as error:
-                raise LinkBroken(f"nothing moved within {self._timeout_s:g} s") from error
+                raise LinkBroken(f"no bytes moved within {self._timeout_s:g} s") from error
             except OSError as error:
                 raise LinkBroken(f"the connection broke: {error}") from error
             if moved == 0:

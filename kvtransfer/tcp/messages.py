@@ -30,10 +30,10 @@ class Verdict(IntEnum):
 
 
 REASONS = {
-    Verdict.UNKNOWN_TRANSFER: "the transfer has ended, or was never announced",
-    Verdict.OUT_OF_RANGE: "more was asked for than may be read",
+    Verdict.UNKNOWN_TRANSFER: "the transfer has ended or was never announced",
+    Verdict.OUT_OF_RANGE: "the range exceeds the readable blocks",
     Verdict.POOL_REPLACED: "the pool that the reader paired with is gone",
-    Verdict.UNAVAILABLE: "the source is stopping, or its event loop stands still",
+    Verdict.UNAVAILABLE: "the source is stopping or does not respond",
 }
 
 
@@ -58,7 +58,7 @@ def read_request(data: bytes | bytearray) -> Request:
     """Parse a request. Raises: ValueError."""
     magic, what, *rest = REQUEST.unpack(data)
     if magic != MAGIC:
-        raise ValueError("this is no request for KV")
+        raise ValueError("invalid request for KV")
     return Request(What(what), *rest)
 
 

@@ -107,7 +107,7 @@ class TcpServer:
                     accepted, _ = self._listener.accept()
                 except OSError as error:  # also raised after `close`
                     if not self._closed.wait(RETRY_S):
-                        logger.warning("a connection for KV was not accepted: %s", error)
+                        logger.warning("KV connection over TCP not accepted: %s", error)
                     continue
                 threading.Thread(target=self._serve, args=(accepted,), name="kv-send", daemon=True).start()
 
@@ -115,14 +115,14 @@ class TcpServer:
         try:
             connection = Connection(accepted, self._secure, self._timeout_s)
         except LinkBroken as error:
-            logger.warning("a connection for KV was refused: %s", error)
+            logger.warning("KV connection over TCP refused: %s", error)
             return
         try:
             if self._add(connection):
                 while self._answer(connection):
                     connection.wait()  # idle between requests, as long as both workers live
         except LinkBroken as error:
-            logger.debug("a connection for KV has ended: %s", error)
+            logger.debug("KV connection over TCP closed: %s", error)
         finally:
             with self._lock:
                 self._connections.discard(connection)

@@ -170,7 +170,7 @@ class RealDisk:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise OwnerBusy(error.errno, "another process that lives owns it", str(folder)) from error
+                raise OwnerBusy(error.errno, "another live process owns the folder", str(folder)) from error
             undo.pop_all()
         return HeldLock(fd)
 
@@ -181,14 +181,14 @@ class RealDisk:
             _write_once(path, drawn.hex().encode())
             text = path.read_bytes()
         except PermissionError as error:  # directory of another user, whose folders cannot be read either
-            logger.warning("the KV tier is shared with no other worker: %s", error)
+            logger.warning("KV tier not shared with other workers: %s", error)
             return drawn
         try:
             found = bytes.fromhex(text.decode("ascii"))
         except ValueError:
             found = b""
         if len(found) != ID_BYTES:
-            raise OSError(errno.EINVAL, "this is no directory's id", str(path))
+            raise OSError(errno.EINVAL, "invalid directory id", str(path))
         return found
 
     def owners(self) -> Sequence[str]:

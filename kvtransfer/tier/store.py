@@ -65,7 +65,7 @@ class TierStore:
     ) -> None:
         """Create a store. `size_bytes`: bound of the owner's folder, at least `least_bytes`."""
         if size_bytes < least_bytes(format):
-            raise ValueError(f"{size_bytes} bytes hold fewer than {LEAST_BLOCKS} blocks of {format.block_bytes}")
+            raise ValueError(f"{size_bytes} bytes are less than {LEAST_BLOCKS} blocks of {format.block_bytes} bytes")
         self._disk = disk
         self._owner = owner
         self._format = format
@@ -127,14 +127,14 @@ class TierStore:
             try:
                 found = self._disk.segments(owner)
             except (FileNotFoundError, PermissionError) as error:
-                logger.debug("segments of %s are not read: %s", owner, error.strerror)
+                logger.debug("segments of %s not read: %s", owner, error.strerror)
                 continue
             for each in found:
                 there.add(each.segment)
                 try:
                     self._follow(each.segment, each.size_bytes)
                 except (FileNotFoundError, PermissionError) as error:
-                    logger.debug("segment %s is not read: %s", each.segment, error.strerror)
+                    logger.debug("segment %s not read: %s", each.segment, error.strerror)
         for segment_id in [each for each in self._by_id if each.owner != self._owner and each not in there]:
             self._forget_segment(segment_id)
         for segment_id in [each for each in self._foreign if each.owner != self._owner and each not in there]:
@@ -173,7 +173,7 @@ class TierStore:
                 try:
                     segment.announce(places[0].slot, len(places))
                 except (OSError, SegmentGone) as error:
-                    logger.debug("no reading ahead: %s", error)
+                    logger.debug("read-ahead hint failed: %s", error)
 
     def load(self, names: Sequence[bytes], staging: Staging, first_slot: int = 0) -> int:
         """Read as many of the first `names` as are found and fit into the slots from `first_slot` on; return their

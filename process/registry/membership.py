@@ -1,9 +1,9 @@
-"""Membership: a worker keeps itself announced, a router keeps a view of the workers. Survives a lost Redis.
+"""Membership in a cluster: workers announce themselves in Redis, routers list them. Tolerates outages of Redis.
 
-registry = open_registry(config)                          None without a redis_url
+registry = open_registry(redis_url, namespace)                  # None without a redis_url
 epoch = await take_epoch(registry)
-registration = Registration(registry, record, epoch, on_fenced)  a worker; start() ... close()
-membership = Membership(registry) | StaticMembership(...) a router; start() ... close()
+registration = Registration(registry, record, epoch, on_fenced) # in a worker; start() ... close()
+membership = Membership(registry)                               # in a router; start() ... close()
 """
 
 import asyncio
@@ -25,9 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class MembershipView:
-    """A worker is gone once successful listings have lacked it for `ttl_s`; failed listings remove no worker.
+    """Known workers. A worker is removed once successful listings have lacked it for `ttl_s`; failed listings do not
+    count.
 
-    A listing with a lower epoch lacks it too: of a zombie, or of a process whose epoch is from a clock that went back.
+    A listing with a lower epoch counts as lacking the worker: it is from a zombie, or from a process whose clock went
+    back.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -41,11 +43,11 @@ class MembershipView:
         return tuple(self._records[worker_id] for worker_id in sorted(self._records))
 
     def observe(self, listed: Sequence[WorkerRecord], now: float) -> bool:
-        """Take in a successful listing; returns whether `workers` changed."""
+        """Process a successful listing; return whether `workers` changed."""
         before = self.workers
         for record in listed:
             known = self._records.get(record.worker_id)
-            # A registry that lost its data may receive an old epoch first: the higher one that we know stands.
+            # A registry that lost its data may list an old epoch first: the higher, known one is kept.
             if known is None or (record.epoch or 0) >= (known.epoch or 0):
                 self._records[record.worker_id] = record
         present = {record.worker_id for record in listed if self._records.get(record.worker_id) == record}
@@ -53,7 +55,7 @@ class MembershipView:
         return self.workers != before
 
     def lost_contact(self) -> None:
-        """The registry did not answer: time without listings counts against no worker."""
+        """Record that the registry did not respond: this time counts against no worker."""
         self._missing_since.clear()
 
     def _forget_missing(self, present: set[str], now: float) -> None:
@@ -65,23 +67,23 @@ class MembershipView:
 
 
 def open_registry(redis_url: str | None, namespace: str, secret: ClusterSecret | None = None) -> RedisRegistry | None:
-    """Connects on first use; None where no registry is configured."""
+    """Open the registry, which connects at first use; None without `redis_url`."""
     return None if redis_url is None else RedisRegistry(redis_url, namespace, secret)
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """Identifies one life of a worker and, where it is not `from_clock`, orders it after those before."""
+    """Number of one life of a worker; unless `from_clock`, it is higher than those of earlier lives."""
 
     number: int
     from_clock: bool = False
 
 
 async def take_epoch(registry: RedisRegistry | None) -> Epoch:
-    """A fencing epoch for this process, higher than those before it. Where Redis is absent: the wall clock in ms.
+    """Return a fencing epoch, higher than earlier ones; without Redis, the wall clock in milliseconds.
 
-    The clock serves as an identifier only; nothing is timed by it. One that went back gives a lower number than those
-    before: a `Registration` takes another then.
+    The clock is only an identifier. If it went back, the epoch is lower than earlier ones, and `Registration` replaces
+    it.
     """
     proposed = time.time_ns() // 1_000_000
     if registry is None:
@@ -89,18 +91,18 @@ async def take_epoch(registry: RedisRegistry | None) -> Epoch:
     try:
         return Epoch(await registry.take_epoch(proposed))
     except RegistryUnavailable as error:
-        logger.warning("the registry does not answer yet; epoch %d comes from the clock: %s", proposed, error)
+        logger.warning("registry does not respond: %s; using epoch %d of the clock", error, proposed)
         return Epoch(proposed, from_clock=True)
 
 
-_NOT_YET = "it was not asked yet"
+_NOT_YET = "not asked yet"
 
 
 class _Polling(ABC):
-    """A step with the registry, once a period until it says that it is over, or this is closed. Owns the registry.
+    """Periodic exchange with the registry until it is complete, or this is closed. Owns the registry.
 
-    Ended by an event, not by cancellation: redis-py loses a cancellation that arrives as its answer does (more than
-    half of them when tried on 8.1), and the task would run for ever. A step in progress is waited for; it is bounded.
+    Stopped by an event, not by cancellation: redis-py 8.1 often loses a cancellation that arrives with a response, so
+    that the task would never end. A running step is waited for; it is bounded.
     """
 
     consequence: str
@@ -112,7 +114,7 @@ class _Polling(ABC):
         self._ending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._reported_lost = False
-        self.problem = _NOT_YET  # of the last step; empty where it succeeded
+        self.problem = _NOT_YET  # error of the last step; empty if it succeeded
 
     @property
     def connected(self) -> bool:
@@ -133,10 +135,12 @@ class _Polling(ABC):
 
     @abstractmethod
     async def _step(self) -> bool:
-        """Take one step and return whether more are needed. Raises: RegistryUnavailable, after which more are."""
+        """Take one step; return whether more are needed. Raises: RegistryUnavailable, after which the next step
+        retries.
+        """
 
     def _lost_contact(self) -> None:  # noqa: B027 -- not every one takes note of it
-        """The registry did not answer."""
+        """Handle a registry that does not respond."""
 
     async def _run(self) -> None:
         while not self._ending.is_set() and await self._try():
@@ -145,7 +149,7 @@ class _Polling(ABC):
                     await self._ending.wait()
 
     async def _try(self) -> bool:
-        """A step; logs only when the registry ceases to answer, and when it answers again."""
+        """Take a step; log only when the registry stops responding, and when it responds again."""
         try:
             goes_on = await self._step()
         except RegistryUnavailable as error:
@@ -155,20 +159,20 @@ class _Polling(ABC):
             self._lost_contact()
             return True
         if self._reported_lost:
-            logger.info("the registry answers again")
+            logger.info("registry responds again")
         self.problem, self._reported_lost = "", False
         return goes_on
 
 
 class Registration(_Polling):
-    """Keeps one worker announced until closed. Absent Redis is tried again each period, for ever.
+    """Announcement of one worker, renewed until closed. While Redis is not reachable, every period retries.
 
-    An epoch of a clock that went back looks like that of a process before. It is exchanged for one of the registry
-    where no other process has this worker's name; one that died lets go of it within `ttl_s`.
-    `on_fenced` is called once if another process has the name; renewal ends then.
+    If the epoch is from a clock that went back, it looks like an earlier process's. It is replaced by one of the
+    registry if no other process has this worker's name; the name of a dead process is free after `ttl_s`. `on_fenced`
+    is called once if another process has the name; then renewal ends.
     """
 
-    consequence = "this worker cannot announce itself in the registry: routers that do not know it send it nothing"
+    consequence = "worker not announced in the registry; routers that do not know it send it nothing"
 
     def __init__(
         self,
@@ -183,22 +187,22 @@ class Registration(_Polling):
         self._on_fenced = on_fenced
         self._ttl_s = ttl_s
         self._announced: WorkerRecord | None = None
-        self._other_since: float | None = None  # another process was seen to have the name
-        self.announced = asyncio.Event()  # once
+        self._other_since: float | None = None  # when another process was first seen with the name
+        self.announced = asyncio.Event()  # set once
         self.announce_as(record, epoch)
 
     def announce_as(self, record: WorkerRecord, epoch: Epoch) -> None:
-        """Announce the worker with this record and epoch from the next renewal on."""
+        """Announce the worker with this record and epoch at the next renewal."""
         self.record = replace(record, epoch=epoch.number)
         self._epoch = epoch
 
     async def close(self) -> None:
-        """Stop renewing and withdraw the record; without Redis it ends with its TTL."""
+        """Stop renewing and withdraw the record; without Redis it expires."""
         await self._end()
         try:
             await self._registry.withdraw(self._announced or self.record)
         except RegistryUnavailable as error:
-            logger.warning("%s could not be removed from the registry: %s", self.record.worker_id, error)
+            logger.warning("%s not removed from the registry: %s; its record expires", self.record.worker_id, error)
         finally:
             await self._registry.close()
 
@@ -208,36 +212,36 @@ class Registration(_Polling):
             self._announced, self._other_since = record, None
             self.announced.set()
             if record is self.record:  # not replaced meanwhile
-                self._epoch = Epoch(epoch.number)  # it has its place in the order now
+                self._epoch = Epoch(epoch.number)  # accepted, so it orders this life now
             return True
         if record is not self.record or (epoch.from_clock and await self._outlasts(record, epoch)):
             return True
         others = (each for each in await self._registry.workers() if each.worker_id == record.worker_id)
         logger.error(
-            "another process has taken over as %s: it is at %s, this one at %s. Each worker of a cluster needs a "
-            "--worker-id of its own, and each cluster on one Redis a --namespace of its own",
+            "worker id %s is used by another process at %s; this one at %s exits. Give each worker of a cluster its "
+            "own --worker-id, and each cluster on one Redis its own --namespace",
             *(record.worker_id, next((other.endpoint for other in others), "an unknown address"), record.endpoint),
         )
         self._on_fenced()
         return False
 
     async def _outlasts(self, record: WorkerRecord, epoch: Epoch) -> bool:
-        """Takes an epoch of the registry where no other process has the name. False: one has it, and lives."""
+        """Replace a clock epoch by one of the registry. Return False if another live process has the name."""
         now = time.monotonic()
         if any(each.worker_id == record.worker_id for each in await self._registry.workers()):
             self._other_since = now if self._other_since is None else self._other_since
             return now - self._other_since <= self._ttl_s
         number = await self._registry.take_epoch(epoch.number)
-        logger.info("%s is epoch %d in the registry, %d in its sessions", record.worker_id, number, epoch.number)
+        logger.info("%s has epoch %d in the registry, and %d in its links", record.worker_id, number, epoch.number)
         if record is self.record:  # not replaced meanwhile
             self.announce_as(record, Epoch(number))
         return True
 
 
 class Membership(_Polling):
-    """Membership from Redis, polled. While Redis is unreachable or takes no writes the last view stays."""
+    """Workers in Redis, polled. While Redis is not reachable or not writable, the last view stays."""
 
-    consequence = "the registry does not answer; the known workers stay"
+    consequence = "registry does not respond; keeping the known workers"
 
     def __init__(self, registry: RedisRegistry, poll_s: float = POLL_S, ttl_s: float = TTL_MS / 1000) -> None:
         super().__init__(registry, poll_s)
@@ -261,7 +265,7 @@ class Membership(_Polling):
         listed = await self._registry.workers()
         if self._view.observe(listed, time.monotonic()):
             self._changed.set()
-            self._changed = asyncio.Event()  # the old one stays set for tasks that wait on it
+            self._changed = asyncio.Event()  # waiters of the old event stay woken
         return True
 
     def _lost_contact(self) -> None:
@@ -269,7 +273,7 @@ class Membership(_Polling):
 
 
 class StaticMembership:
-    """A given list that never changes; nothing to lose contact with."""
+    """Fixed list of workers."""
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self.current = tuple(workers)

@@ -1,14 +1,17 @@
-"""Our client of Redis or Valkey, and the registry's commands there: announce, withdraw, list, take an epoch.
+"""Client of Redis or Valkey, and the registry of workers there: announce, withdraw, list, take an epoch.
 
-Keys share one hash tag, so that the scripts stay legal on a cluster:
+All keys share one hash tag, as scripts on a Redis cluster require:
+
     baton:{NAMESPACE}:workers      set of worker ids; readers prune it
-    baton:{NAMESPACE}:worker:ID    record as JSON, gone TTL_MS after its last renewal
-    baton:{NAMESPACE}:fence:ID     highest epoch seen of that id; outlives the record, so that a zombie stays refused
-    baton:{NAMESPACE}:epoch        highest epoch given out
-    baton:{NAMESPACE}:written      proves to a reader that workers could write
+    baton:{NAMESPACE}:worker:ID    record as JSON; expires TTL_MS after its last renewal
+    baton:{NAMESPACE}:fence:ID     highest epoch of that id; outlives the record, so that zombies stay refused
+    baton:{NAMESPACE}:epoch        highest epoch so far
+    baton:{NAMESPACE}:written      written by each listing, which proves that Redis is writable
     baton:{NAMESPACE}:secrets      sorted set of marks of secrets, by the millisecond of the last announcement
-With a secret, its mark comes after the namespace in all but the last, and records are sealed (`ClusterSecret`): what is
-not, is ignored. Knows no schedule. Nothing here is needed for correctness: a lost key comes back with the next renewal.
+
+With a cluster secret, all keys but the last have its mark after the namespace, and records are signed
+(`ClusterSecret`); unsigned ones are ignored. A lost key is written again with the next renewal, so correctness does not
+depend on Redis.
 """
 
 import asyncio
@@ -30,11 +33,11 @@ TTL_MS = 3000
 NO_SECRET = "none"
 _SAY_AGAIN_S = 60.0
 _FENCE_TTL_MS = 3_600_000
-_CALL_S = 1.0  # a Redis that accepts and stays mute would hold the client's retries of retries for 3 s
-_CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a handshake is several ways there and back
+_CALL_S = 1.0  # bounds redis-py's nested retries, which would take 3 s
+_CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a TLS handshake takes several round trips
 
-# Lua's numbers are doubles. Epochs are milliseconds or small counters, below 2**53; what is none of these counts as 0
-# and is written anew, so that no value that somebody left there stays in the way.
+# Numbers in Lua are doubles. Epochs are milliseconds or small counters below 2**53; any other value counts as 0 and
+# is overwritten, so that a foreign value does not block the key.
 WHOLE = """
 local function whole(text)
     local number = tonumber(text or '0')
@@ -74,7 +77,7 @@ redis.call('SET', KEYS[1], epoch)
 return epoch
 """
 )
-# A Redis that takes no writes (full, a replica, without the right to) would list only what expires.
+# Without the write, a Redis that is full, read-only or a replica would list only records that are about to expire.
 _LIST = """
 redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
 local records = {}
@@ -95,13 +98,13 @@ logger = logging.getLogger(__name__)
 
 
 class RegistryUnavailable(Exception):
-    """Redis did not answer in time. Expected: the caller continues with what it knows and tries again."""
+    """Error: Redis did not respond in time. Callers continue with what they know, and retry."""
 
 
 class Announced(Enum):
     ACCEPTED = auto()
     FENCED = auto()
-    """A process with the same worker id and a higher epoch exists or existed: this one is a zombie."""
+    """Another process with the same worker id and a higher epoch exists or existed: this one is a zombie."""
 
 
 class RedisClient:
@@ -131,20 +134,20 @@ class RedisClient:
         return self.shared_key(name if self._secret is None else f"{self._secret.mark}:{name}")
 
     def shared_key(self, name: str) -> str:
-        """Return the key of data that clusters with different secrets share in one namespace."""
+        """Return the key of data that clusters with different secrets in one namespace share."""
         return f"baton:{{{self._namespace}}}:{name}"
 
     def seal(self, key: str, value: bytes) -> bytes:
         return value if self._secret is None else self._secret.seal(key, value)
 
     def unseal(self, key: str, value: bytes) -> bytes | None:
-        """Return the record, or None if it was not written with our secret, which is logged once a minute."""
+        """Return the content of a record; None if it was not signed with this secret, which is logged once a minute."""
         found = value if self._secret is None else self._secret.unseal(key, value)
         if found is None:
             now = time.monotonic()
             self._unsaid += 1
             if now - self._said_at >= _SAY_AGAIN_S:
-                text = "ignoring the record %s in Redis: it is not signed with this cluster's secret (%d times so far)"
+                text = "record %s in Redis ignored: not signed with this cluster's secret (%d so far)"
                 logger.warning(text, ascii(key), self._unsaid)
                 self._said_at = now
         return found
@@ -163,16 +166,16 @@ class RedisClient:
 
 
 class RedisRegistry(RedisClient):
-    """Registry whose every call ends within a second, with a result or RegistryUnavailable."""
+    """Registry of workers. Every call ends within a second, or raises RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
         self._unreadable = SeldomLog(logger)
         self._mark = NO_SECRET if secret is None else secret.mark
-        self._marks = {self._mark}  # of clusters that were told of
+        self._marks = {self._mark}  # marks of clusters that were logged already
 
     async def take_epoch(self, proposed: int) -> int:
-        """The higher of `proposed` and one more than any epoch given out so far."""
+        """Return the higher of `proposed` and one more than the highest epoch so far."""
         return int(await self.script(_TAKE_EPOCH, [self.key("epoch")], [proposed]))
 
     async def announce(self, record: WorkerRecord) -> Announced:
@@ -185,13 +188,13 @@ class RedisRegistry(RedisClient):
         return Announced.ACCEPTED if accepted else Announced.FENCED
 
     async def withdraw(self, record: WorkerRecord) -> None:
-        """Remove a record, unless a later process has taken its place."""
+        """Remove a record, unless a later process has replaced it."""
         await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """Return all live records. An unreadable record (of another version) is left out, and the log names its key.
+        """Return all live records. Unreadable records, of other versions, are left out, and the log names their keys.
 
-        Raises RegistryUnavailable also where Redis takes no writes.
+        Raises: RegistryUnavailable, also if Redis is not writable.
         """
         keys = [self.key("workers"), self.shared_key("secrets"), self.key("written")]
         listed, marks = await self.script(_LIST, keys, [self.key("worker:"), TTL_MS])
@@ -205,16 +208,16 @@ class RedisRegistry(RedisClient):
                 records.append(WorkerRecord.from_json(text.decode()))
             except ValueError as error:
                 key = self.key(f"worker:{worker_id}")
-                self._unreadable.warning(key, "ignoring the worker record %s in Redis: %s", ascii(key), error)
+                self._unreadable.warning(key, "worker record %s in Redis ignored: %s", ascii(key), error)
         return tuple(records)
 
     def _tell_of_others(self, marks: Sequence[str]) -> None:
-        """Log each other cluster once: an operator may have meant them to be one."""
+        """Log each other cluster in this namespace once: it may be meant to be this one."""
         if new := set(marks) - self._marks:
             self._marks |= new
             logger.warning(
-                "workers with another secret, or with none, are announced in the namespace %s too: they are another "
-                "cluster's. If they should be this one's, give all the same --secret-file (BATON_SECRET_FILE)",
+                "namespace %s also has workers with another secret or none, which belong to another cluster. If they "
+                "should belong to this one, give all processes the same --secret-file (BATON_SECRET_FILE)",
                 self._namespace,
             )
 
@@ -230,9 +233,9 @@ def _required_epoch(record: WorkerRecord) -> int:
 
 
 def _connect(redis_url: str, decode_responses: bool) -> "Redis":
-    """A lazy client that fails fast; redis-py's defaults block for 2.8 s to 50 s without a server.
+    """Create a client that connects lazily and fails fast; with its defaults redis-py blocks for 2.8 s to 50 s.
 
-    redis is imported here, so that a process without a registry runs without the package.
+    Imports redis here, so that a process without registry runs without the package.
     """
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
@@ -241,7 +244,7 @@ def _connect(redis_url: str, decode_responses: bool) -> "Redis":
     return Redis.from_url(
         redis_url,
         decode_responses=decode_responses,
-        encoding_errors="replace",  # a foreign record is unreadable, and no error of the call that lists it
+        encoding_errors="replace",  # a foreign record is unreadable but must not fail the call
         socket_timeout=0.3,
         socket_connect_timeout=_CONNECT_TLS_S if redis_url.startswith("rediss://") else _CONNECT_S,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), 2),

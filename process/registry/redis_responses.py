@@ -1,9 +1,9 @@
 """Stored responses on Redis or Valkey, as bytes, shared by several routers.
 
-baton:{NAMESPACE}:response:OWNER:NAME      a record, gone with its time to live
-baton:{NAMESPACE}:responses:OWNER          sorted set of `OWNER BYTES NAME`, by the microsecond at which each is gone
-baton:{NAMESPACE}:responses:OWNER:bytes    the sum of these
-baton:{NAMESPACE}:responses and :bytes     the same of all owners
+baton:{NAMESPACE}:response:OWNER:NAME      a record, which expires
+baton:{NAMESPACE}:responses:OWNER          sorted set of `OWNER BYTES NAME`, by the microsecond of expiry
+baton:{NAMESPACE}:responses:OWNER:bytes    sum of their bytes
+baton:{NAMESPACE}:responses and :bytes     the same for all owners
 """
 
 from dataclasses import dataclass
@@ -83,7 +83,7 @@ class Bounds:
 
 
 class RedisResponses(RedisClient):
-    """Store whose every call ends within half a second, or raises RegistryUnavailable."""
+    """Stored responses. Every call ends within half a second, or raises RegistryUnavailable."""
 
     def __init__(self, redis_url: str, namespace: str, bounds: Bounds, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)

@@ -1,14 +1,14 @@
-"""Data that the routers of one cluster share on Redis or Valkey, as bytes: their shares, and the journal of their
-streams.
+"""Data that the routers of a cluster share on Redis or Valkey, as bytes: shares of workers, the journal of running
+requests, the adapter list.
 
     baton:{NAMESPACE}:routers        set of router ids; readers prune it
-    baton:{NAMESPACE}:router:ID      the newest share of that router, gone SHARE_TTL_MS after it was written
-    baton:{NAMESPACE}:planner        the router that may change roles now, gone with the lease
-    baton:{NAMESPACE}:journal:KEY    of a stream that runs: 16 bytes of the router that serves it, then its record; gone
-                                     with the stream's deadline
-    baton:{NAMESPACE}:adapters       the adapters that the cluster has taken while it runs: version, a space, the list
-Of the journal a router changes only records of its own, and those that it seizes. Nothing here is needed for
-correctness.
+    baton:{NAMESPACE}:router:ID      newest share of that router; expires after SHARE_TTL_MS
+    baton:{NAMESPACE}:planner        router that may change roles now; expires with its lease
+    baton:{NAMESPACE}:journal:KEY    running request: 16 bytes of the router that serves it, then its record;
+                                     expires with the request's deadline
+    baton:{NAMESPACE}:adapters       adapters added while the cluster runs: version, a space, the list
+
+A router changes only its own journal records and those that it seizes. Correctness does not depend on Redis.
 """
 
 from collections.abc import Sequence
@@ -78,8 +78,8 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class JournalChange:
-    """Change of one record. `value` None: only its time to live. Another router's record is changed only with
-    `seize`.
+    """Change of one record. `value` None: change only its time to live. `seize`: also change another router's
+    record.
     """
 
     key: str
@@ -89,14 +89,16 @@ class JournalChange:
 
 
 class RedisShares(RedisClient):
-    """Shares of one router and the others. Every call ends within half a second, or raises RegistryUnavailable."""
+    """Exchange of this router's share with those of the others. Every call ends within half a second, or raises
+    RegistryUnavailable.
+    """
 
     def __init__(self, redis_url: str, namespace: str, router_id: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._id = router_id
 
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Writes ours for SHARE_TTL_MS and returns those of the others, as old as they may be."""
+        """Write this router's share for SHARE_TTL_MS; return the shares of the others."""
         keys = [self.key(f"router:{self._id}"), self.key("routers")]
         arguments: list[str | int | bytes] = [self._id, self.seal(keys[0], share), SHARE_TTL_MS, self.key("router:")]
         found = await self.script(_EXCHANGE, keys, arguments)
@@ -108,7 +110,7 @@ class RedisShares(RedisClient):
         return bool(await self.script(_LEASE, [self.key("planner")], [self._id, ttl_ms]))
 
     async def close(self) -> None:
-        """Leaves at once, where Redis answers; otherwise with the time to live."""
+        """Remove this router's records; without Redis they expire."""
         try:
             keys = [self.key(f"router:{self._id}"), self.key("routers"), self.key("planner")]
             await self.script(_LEAVE, keys, [self._id])
@@ -125,7 +127,7 @@ class RedisAdapters(RedisClient):
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
 
     async def read(self) -> tuple[int, bytes] | None:
-        """Version and list. Raises: ValueError, for a version that is no number."""
+        """Return version and list; None if there is none. Raises: ValueError for a version that is not a number."""
         key = self.key("adapters")
         stored: bytes | None = await self.run(self.redis.get(key))
         if stored is None:
@@ -134,13 +136,13 @@ class RedisAdapters(RedisClient):
         return int(version), self.unseal(key, value) or b""
 
     async def discard(self) -> str:
-        """Discard records that nobody can read: routers write theirs again. Return the key."""
+        """Delete an unreadable record, which routers write again. Return its key."""
         key = self.key("adapters")
         await self.run(self.redis.delete(key))
         return key
 
     async def write(self, version: int, value: bytes) -> bool:
-        """False where there is one of that version, or of a newer one."""
+        """Write a list; return False if one of that version or a newer one is stored."""
         key = self.key("adapters")
         return bool(await self.script(_WRITE_ADAPTERS, [key], [version, self.seal(key, value), newest_version()]))
 
@@ -152,10 +154,10 @@ class RedisJournal(RedisClient):
         """Create a journal. `router_id`: ROUTER_ID_BYTES, of this process."""
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._router_id = router_id
-        self._write = self.redis.register_script(_WRITE)  # sent by its digest; whole where Redis has forgotten it
+        self._write = self.redis.register_script(_WRITE)  # sent by its digest
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """Write all changes together; return keys of records that another router owns now, which were left alone."""
+        """Write all changes together; return the keys of unchanged records that another router owns now."""
         keys = [self.key(f"journal:{change.key}") for change in changes]
         arguments: list[str | int | bytes] = [self._router_id]
         for key, change in zip(keys, changes, strict=True):
@@ -165,7 +167,7 @@ class RedisJournal(RedisClient):
         return tuple(changes[number - 1].key for number in seized)
 
     async def read(self, key: str) -> bytes | None:
-        """A record of any router; None where there is none."""
+        """Return the record of any router; None if there is none."""
         name = self.key(f"journal:{key}")
         value: bytes | None = await self.run(self.redis.get(name))
         return None if value is None else self.unseal(name, value[ROUTER_ID_BYTES:])

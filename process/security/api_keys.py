@@ -1,7 +1,7 @@
-"""API keys at rest, whose key a request shows, and the keys of a process as their file has them now.
+"""API keys: storage as hashes, limits, and lookup of the key in a request.
 
-A key is 256 random bits, too many to try them all: its SHA-256 is enough to keep. (Slow hashes with salt, such as
-scrypt, are for passwords, which people choose; here they would only make every request slow.)
+A key is 256 random bits, which cannot be guessed, so its SHA-256 is stored. Slow salted hashes such as scrypt protect
+passwords that people choose; here they would only slow down requests.
 """
 
 import asyncio
@@ -25,17 +25,17 @@ _CACHE_DOMAIN = b"baton.cache.v1:"
 
 
 class KeyFormatError(ValueError):
-    """Keys are malformed; the message names the place, and not its content."""
+    """Error: keys are malformed; the message names the line or position, not the content."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """The limits of one key at the routers that share a Redis, or at a router without one. None: no limit."""
+    """Limits of one key at all routers that share a Redis, or at a router without Redis. None: no limit."""
 
     requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None  # of prompts and of answers
-    concurrency: int | None = None  # requests at once
-    max_context_tokens: int | None = None  # of prompt and answer
+    tokens_per_minute: int | None = None  # tokens of prompts and answers
+    concurrency: int | None = None  # maximum number of requests in flight
+    max_context_tokens: int | None = None  # tokens of prompt plus answer
 
 
 UNLIMITED = KeyLimits()
@@ -44,7 +44,7 @@ _LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """API key without its secret. `is_admin`: may also see all others' requests."""
+    """API key without its secret. `is_admin`: may also see the requests of all other keys."""
 
     name: str
     sha256: bytes
@@ -53,12 +53,14 @@ class ApiKey:
 
     @property
     def key_salt(self) -> bytes:
-        """Requests with another key share no cached prompt with this one. All routers derive the same salt from it."""
+        """Salt of cache keys: requests with other API keys share no cached prompt with this key's. Equal on all
+        routers.
+        """
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 
     @property
     def line(self) -> str:
-        """Return the key's line in a key file, without the line end."""
+        """Line of the key in a key file, without line end."""
         entry: dict[str, Any] = {"name": self.name, "sha256": self.sha256.hex()}
         entry |= {name: value for name in _LIMITS if (value := getattr(self.limits, name)) is not None}
         if self.is_admin:
@@ -67,7 +69,7 @@ class ApiKey:
 
 
 class KeyRing:
-    """Ring of all valid keys."""
+    """Set of all valid keys."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         """Create a ring. Raises: KeyFormatError if two share a name, or one key has two."""
@@ -83,7 +85,7 @@ class KeyRing:
         return iter(self._keys)
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key with this secret, or None. Takes constant time: all are compared."""
+        """Return the key with this secret, or None. Compares all keys, so that the time reveals nothing."""
         digest = digest_of(secret)
         found = None
         for key in self._keys:
@@ -97,12 +99,14 @@ def digest_of(secret: str) -> bytes:
 
 
 def new_secret() -> str:
-    """A new key, to be shown once."""
+    """Return a new random key."""
     return KEY_PREFIX + secrets.token_urlsafe(_KEY_BYTES)
 
 
 def parse_key_file(text: str) -> tuple[ApiKey, ...]:
-    """A JSON object on each line; empty lines, and those that begin with #, are nothing. Raises: KeyFormatError."""
+    """Parse a key file: one JSON object per line; empty lines and lines beginning with # are ignored. Raises:
+    KeyFormatError.
+    """
     keys = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
@@ -111,7 +115,7 @@ def parse_key_file(text: str) -> tuple[ApiKey, ...]:
 
 
 def parse_key_hashes(text: str) -> tuple[ApiKey, ...]:
-    """Parse `NAME:SHA256,NAME:SHA256`, keys without limits. Raises: KeyFormatError."""
+    """Parse `NAME:SHA256,NAME:SHA256` as keys without limits. Raises: KeyFormatError."""
     keys = []
     for number, part in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
         name, _, digest = part.partition(":")
@@ -123,7 +127,7 @@ def _parse_line(line: str, where: str) -> ApiKey:
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
-        raise KeyFormatError(f"{where}: not JSON") from None  # whose message may hold a part of the line
+        raise KeyFormatError(f"{where}: not JSON") from None  # the JSON error's message may quote the line
     if not isinstance(entry, dict):
         raise KeyFormatError(f"{where}: not a JSON object")
     return _key(entry, where)
@@ -151,8 +155,8 @@ _MAX_FILE_BYTES = 16 << 20
 
 
 class KeyStore:
-    """Store whose `ring` has the present keys. A file that became invalid or vanished changes nothing: earlier keys
-    stay valid.
+    """Keys of a process, reloaded when their file changes. An invalid or missing file changes nothing: earlier keys
+    stay.
     """
 
     def __init__(self, file: Path | None, fixed: Sequence[ApiKey] = ()) -> None:
@@ -166,7 +170,7 @@ class KeyStore:
         self.ring = self._files.renewed()
 
     def poll(self) -> None:
-        """Reads the file again where it has changed."""
+        """Reload the file if it has changed."""
         self.ring = self._files.latest()
 
     async def run(self) -> None:
@@ -182,5 +186,5 @@ class KeyStore:
             with self._file.open(encoding="utf-8") as file:
                 text = file.read(_MAX_FILE_BYTES)
         except UnicodeDecodeError:
-            raise KeyFormatError("the file is not UTF-8") from None  # whose message has a part of the content
+            raise KeyFormatError("the file is not UTF-8") from None  # the original message may quote the content
         return KeyRing((*self._fixed, *parse_key_file(text)))

@@ -1,4 +1,4 @@
-"""A value made of a few files, made anew when they change. Any thread may ask."""
+"""Value computed from files, computed again when they change. Any thread."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChangingFiles(Generic[Made]):
-    """Files that went bad or away, or of which only some were replaced yet, change nothing: the last value holds."""
+    """Value of some files. If they become invalid, vanish or are only partly replaced, the previous value stays."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], Made], bad: type[Exception], what: str) -> None:
         """Read the files. `make` reads them and raises `bad` or OSError if they are invalid. `what`: their name in the
@@ -26,11 +26,11 @@ class ChangingFiles(Generic[Made]):
         self._bad = bad
         self._what = what
         self._lock = threading.Lock()
-        self._seen = self._stamps()  # before they are read: a change meanwhile is found the next time
+        self._seen = self._stamps()  # before reading them, so that a change meanwhile is noticed later
         self._made = make()
 
     def latest(self) -> Made:
-        """The same object until they change."""
+        """Return the value, the same object until the files change."""
         stamps = self._stamps()
         if stamps != self._seen:
             with self._lock:
@@ -50,7 +50,7 @@ class ChangingFiles(Generic[Made]):
         return self._made
 
     def _stamps(self) -> tuple[Stamp | None, ...]:
-        """Return stamps that change with the files, also if other files replace them."""
+        """Return stamps that differ if a file was changed or replaced."""
         return tuple(map(_stamp, self._files))
 
 

@@ -1,8 +1,8 @@
-"""The secret that all processes of a cluster share, and the keys that are derived from it. Pure.
+"""Secret shared by all processes of a cluster, and the keys derived from it. Pure.
 
-The secret itself is sent to nobody. A call between two processes carries a proof, an HMAC over a fresh number, the
-method and the port that it goes to, and so does its answer: what listens in the place of one of ours learns nothing
-that opens another port. The admin port takes a token of its own port, over loopback. Records in Redis are sealed.
+The secret is never sent. Each call between two processes carries a proof: an HMAC over a nonce, the method and the
+destination port; the response carries one too. A process that impersonates another learns nothing that is valid at
+another port. The admin port accepts a token for its own port, over loopback. Records in Redis are signed.
 """
 
 import hmac
@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 PROOF_KEY = "baton-proof"
-"""The metadata in which both sides of a call prove that they know the secret."""
+"""Metadata key with which both sides of a call prove that they know the secret."""
 MIN_CHARACTERS = 16
 _SECRET_BYTES = 32
 _NONCE_DIGITS = 32
@@ -36,7 +36,7 @@ class CallProof(NamedTuple):
 
 
 class ClusterSecret:
-    """Derives a key for each purpose, so that one that leaks opens nothing else."""
+    """Cluster secret with a separate derived key for each purpose, so that a leaked key opens nothing else."""
 
     def __init__(self, text: str) -> None:
         """Check the secret. Raises: ValueError."""
@@ -51,7 +51,7 @@ class ClusterSecret:
         return CallProof(nonce + self._proof("caller", method, port, nonce), self._proof("server", method, port, nonce))
 
     def answer(self, method: str, port: int, metadata: Metadata) -> str | None:
-        """The proof that the server shows in return; None where the caller has proven nothing."""
+        """Return the server's proof for a call; None if the caller's proof is missing or wrong."""
         shown = _proof_in(metadata).decode()
         nonce, proof = shown[:_NONCE_DIGITS], shown[_NONCE_DIGITS:]
         if not hmac.compare_digest(proof, self._proof("caller", method, port, nonce)):
@@ -59,12 +59,12 @@ class ClusterSecret:
         return self._proof("server", method, port, nonce)
 
     def admin_token(self, port: int) -> str:
-        """A bearer token for the admin port with that number."""
+        """Return the bearer token for the admin port with that number."""
         return self._derive(f"admin {port}").hex()
 
     @property
     def mark(self) -> str:
-        """Part of the names of keys in Redis: clusters of different secrets leave each other's records alone."""
+        """Part of key names in Redis, which separates clusters with different secrets."""
         return self._derive("mark").hex()[:_MARK_DIGITS]
 
     def seal(self, name: str, value: bytes) -> bytes:
@@ -72,7 +72,7 @@ class ClusterSecret:
         return self._signature(name, value) + value
 
     def unseal(self, name: str, sealed: bytes) -> bytes | None:
-        """The value; None where it was not sealed with this secret, as the record of that name."""
+        """Return the value of a signed record; None if it was not signed with this secret and for that name."""
         signature, value = sealed[:_SIGNATURE_DIGITS], sealed[_SIGNATURE_DIGITS:]
         return value if hmac.compare_digest(signature, self._signature(name, value)) else None
 
@@ -92,6 +92,6 @@ def new_secret() -> str:
 
 
 def _proof_in(metadata: Metadata) -> bytes:
-    """ASCII, or nothing."""
+    """Return the proof in the metadata as ASCII bytes, empty if there is none."""
     shown = next((value for key, value in metadata if key == PROOF_KEY), "")
     return shown.encode(errors="replace") if isinstance(shown, str) and shown.isascii() else b""

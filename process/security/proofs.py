@@ -1,6 +1,6 @@
-"""Calls to our own processes with the proof of the cluster's secret, and servers that ask for it.
+"""gRPC interceptors that prove knowledge of the cluster secret, on both sides of calls between processes.
 
-A session is one long call with messages of its own: `router/fleet/link.py` shows and checks its proofs by itself.
+Links are one long call with messages of their own: `router/fleet/link.py` creates and checks their proofs.
 """
 
 from collections.abc import Awaitable, Callable
@@ -17,13 +17,13 @@ NOT_PROVEN = "the process there does not prove that it knows this cluster's secr
 
 @dataclass(slots=True)
 class ProofCheck:
-    """A server that serves only callers who know the secret."""
+    """Check of a server that serves only callers who know the secret."""
 
     secret: ClusterSecret
-    port: int = 0  # of the server, once it is bound
+    port: int = 0  # port of the server, set when it is bound
 
     def answer(self, method: str, metadata: Metadata) -> tuple[tuple[str, str], ...]:
-        """Metadata that the answer begins with. Raises: Unauthenticated."""
+        """Return the initial metadata of the response. Raises: Unauthenticated."""
         proof = self.secret.answer(method, self.port, metadata)
         if proof is None:
             message = "only processes that know this cluster's secret may call (BATON_SECRET_FILE)"
@@ -47,7 +47,7 @@ class _Proving:
         self._endpoint = endpoint
 
     def _proven(self, details: Any) -> tuple[CallProof, Any]:
-        """The proof of a call and its details with that proof. On event loops gRPC names methods by bytes."""
+        """Return the proof of a call, and the call's details with the proof added. grpc.aio passes methods as bytes."""
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
         proof = prove_call(self._secret, method, self._endpoint)
         return proof, details._replace(metadata=(*(details.metadata or ()), *proof.metadata))
@@ -94,9 +94,7 @@ class _AsyncStream(_Proving, grpc.aio.UnaryStreamClientInterceptor):
 
 
 def async_proving_interceptors(secret: ClusterSecret, endpoint: str) -> list[grpc.aio.ClientInterceptor]:
-    """Return interceptors of an asyncio channel: one for each kind of call, since gRPC uses only the first kind of an
-    object.
-    """
+    """Return interceptors of an asyncio channel, one per kind of call: gRPC uses an object for its first kind only."""
     return [_AsyncUnary(secret, endpoint), _AsyncStream(secret, endpoint)]
 
 

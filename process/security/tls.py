@@ -1,7 +1,7 @@
-"""TLS of the public ports, and mutual TLS between our own processes.
+"""TLS of the public ports, and mutual TLS between the processes of a cluster.
 
-Servers read changed files for the next connection; connections that are open stay. A channel keeps the files from when
-it was opened; routers open theirs anew with every session.
+Servers use changed files for new connections; open connections continue. A channel keeps the files of its creation;
+routers create a new one for every link.
 """
 
 import ssl
@@ -20,12 +20,12 @@ Options = tuple[tuple[str, int], ...]
 
 
 class TlsError(Exception):
-    """Certificate or key cannot be read, or do not belong together."""
+    """Error: certificate or key cannot be read, or do not belong together."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. The first certificate is the server's own, the rest lead to one that clients trust."""
+    """PEM files of a server: its certificate chain, own certificate first, and its key."""
 
     certificate: Path
     key: Path
@@ -38,7 +38,7 @@ class TlsFiles:
         def take_latest(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
             connection.context = files.latest()
 
-        context.sni_callback = take_latest  # called for every handshake, whether the client names a server or not
+        context.sni_callback = take_latest  # called at every handshake, with or without a server name
         return context
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
@@ -46,7 +46,7 @@ class TlsFiles:
         return changing_credentials((self.certificate, self.key), self._configuration)
 
     def check(self) -> None:
-        """Check the files with an error more specific than gRPC's. Raises: TlsError."""
+        """Check the files, with a more specific error than gRPC's. Raises: TlsError."""
         self._context()
 
     def _context(self) -> ssl.SSLContext:
@@ -69,23 +69,23 @@ def changing_credentials(
 ) -> grpc.ServerCredentials:
     """Create server credentials that call `make` again when the files change. Raises: TlsError, OSError.
 
-    `only_ours`: clients show a certificate too.
+    `only_ours`: clients must present a certificate too.
     """
     files = ChangingFiles(paths, make, TlsError, "certificate and key for gRPC")
     given = files.latest()
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Return the configuration for a new connection. None: as before."""
+        """Return the configuration for a new connection; None: unchanged."""
         nonlocal given
         before, given = given, files.latest()
         return None if given is before else given
 
-    # grpc's types leave out None, which its documentation has for "no change"
+    # typeshed omits None, gRPC's value for "unchanged"
     return grpc.dynamic_ssl_server_credentials(given, fetch, only_ours)  # type: ignore[arg-type]
 
 
 def _no_password() -> str:
-    raise ValueError("an encrypted private key is not supported")  # else OpenSSL would ask for it at the terminal
+    raise ValueError("an encrypted private key is not supported")  # without it OpenSSL prompts at the terminal
 
 
 INTERNAL_NAME = "baton-internal"
@@ -93,11 +93,10 @@ INTERNAL_NAME = "baton-internal"
 
 @dataclass(frozen=True, slots=True)
 class InternalTls:
-    """PEM files: of the authority, of this process's certificate, and its key.
+    """PEM files for mutual TLS: the cluster's CA, this process's certificate and its key.
 
-    A holder of such a certificate may act as any of our processes. Names carry no meaning: workers move between
-    machines, so all certificates are for one name. Data in CUDA IPC, NIXL, NCCL, Gloo and shared memory does not pass
-    through TLS; that of gRPC and of TCP connections does.
+    A holder of such a certificate may act as any process of the cluster. All certificates have one name, since workers
+    move between machines. gRPC and TCP connections are encrypted; CUDA IPC, NIXL, NCCL, Gloo and shared memory are not.
     """
 
     authority: Path
@@ -105,7 +104,7 @@ class InternalTls:
     key: Path
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Return credentials of a server that talks only to the cluster. Raises: TlsError, OSError."""
+        """Return credentials of a server that accepts only processes of the cluster. Raises: TlsError, OSError."""
         paths = (self.authority, self.certificate, self.key)
         return changing_credentials(paths, self._configuration, only_ours=True)
 
@@ -127,7 +126,7 @@ class InternalTls:
         return TlsContexts(self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT))
 
     def _context(self, protocol: int) -> ssl.SSLContext:
-        """Create a context that presents our certificate and requires one of our authority."""
+        """Create a context that presents this process's certificate and requires one of the cluster's CA."""
         context = ssl.SSLContext(protocol)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
@@ -150,7 +149,7 @@ class TlsContexts(NamedTuple):
 
 
 class InternalStreams:
-    """Mutual TLS on streams of bytes, with the files as they are at the time. Any thread."""
+    """Mutual TLS for TCP connections, with the current content of the files. Any thread."""
 
     def __init__(self, tls: InternalTls) -> None:
         """Read the files. Raises: TlsError."""
@@ -161,14 +160,16 @@ class InternalStreams:
         return self._files.latest().server.wrap_bio(incoming, outgoing, server_side=True)
 
     def connected(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO) -> ssl.SSLObject:
-        """Create the TLS object of a connection. A refusal by the peer may appear only at the first read."""
+        """Create the TLS object of an outgoing connection. A refusal by the peer may appear only at the first read."""
         return self._files.latest().client.wrap_bio(incoming, outgoing, server_hostname=INTERNAL_NAME)
 
 
 def open_channel(
     endpoint: str, options: Options, tls: InternalTls | None, secret: ClusterSecret | None = None
 ) -> grpc.Channel:
-    """A blocking channel to one of our own, over which both sides prove that they know `secret`. Raises: OSError."""
+    """Open a blocking channel to a process of the cluster; both sides prove that they know `secret`. Raises:
+    OSError.
+    """
     if tls is None:
         channel = grpc.insecure_channel(endpoint, options)
     else:
@@ -179,7 +180,7 @@ def open_channel(
 def open_async_channel(
     endpoint: str, options: Options, tls: InternalTls | None, secret: ClusterSecret | None = None
 ) -> grpc.aio.Channel:
-    """The same, for an event loop. Calls with several requests prove nothing by themselves. Raises: OSError."""
+    """Open a channel for the event loop, like `open_channel`. Streaming requests carry no proof. Raises: OSError."""
     proving = None if secret is None else async_proving_interceptors(secret, endpoint)
     if tls is not None:
         credentials = tls.channel_credentials()

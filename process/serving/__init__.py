@@ -1,1 +1,1 @@
-"""The life of a process: bind, start, serve, drain, stop."""
+"""Life of a process: bind, start, serve, drain, stop."""

@@ -1,4 +1,4 @@
-"""Addresses to listen on: two of one configuration that collide, and why the kernel refuses one."""
+"""Listen addresses: collisions within a configuration, and reasons why an address cannot be bound."""
 
 import errno
 import socket
@@ -9,7 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-_LISTENING = "0A"  # state of a socket in /proc/net/tcp
+_LISTENING = "0A"  # state LISTEN in /proc/net/tcp
 _WILDCARDS = ("0.0.0.0", "::")
 _REASONS = {
     errno.EACCES: "this user may not listen on a port that low; choose one above 1023",
@@ -19,14 +19,14 @@ _REASONS = {
 
 
 class ListenError(Exception):
-    """An address cannot be bound; the message names it, the reason and the remedy."""
+    """Error: an address cannot be bound; the message names address, reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Port 0 stands for any free one, which never collides."""
+    """Address of an option. Port 0 stands for any free port, which never collides."""
 
-    name: str  # of the option, for people
+    name: str  # name of the option, for messages
     host: str
     port: int
 
@@ -35,12 +35,12 @@ class Address:
 
 
 def host_and_port(host: str, port: int) -> str:
-    """Return host:port as gRPC takes it: an IPv6 address in brackets."""
+    """Return host:port in gRPC's form, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens there. Unknown for a host name."""
+    """Return whether only this machine can reach a server that listens there; False for an unknown host name."""
     if host == "localhost":
         return True
     try:
@@ -50,17 +50,18 @@ def is_loopback(host: str) -> bool:
 
 
 def address_of_url(name: str, url: str, default_port: int = 0) -> Address:
-    """Host and port of a URL, or of `host:port`. Empty and 0 where it has none."""
+    """Return host and port of a URL or of `host:port`; empty and 0 if it has none."""
     parts = urlsplit(url if "://" in url else f"//{url}")
     try:
         return Address(name, parts.hostname or "", parts.port or default_port)
-    except ValueError:  # its port is no number
+    except ValueError:  # invalid port
         return Address(name, "", 0)
 
 
 def check_distinct(own: Sequence[Address], others: Iterable[Address] = ()) -> None:
-    """Check that ports are distinct. `own`: where a configuration listens. `others`: where it connects to. Raises:
-    ValueError with the first pair.
+    """Check that the addresses `own`, where a configuration listens, differ from each other and from `others`.
+
+    Raises: ValueError, which names the first equal pair.
     """
     pairs = [*combinations(own, 2), *((mine, other) for mine in own for other in others)]
     for first, second in pairs:
@@ -75,7 +76,7 @@ def _hosts_overlap(listening: str, other: str) -> bool:
 
 
 def check_free(address: Address) -> None:
-    """Bind `address` for a moment, since gRPC names no reason when it cannot. Raises: ListenError."""
+    """Bind `address` for a moment, since gRPC reports no reason for a failure. Raises: ListenError."""
     errors = [error for family, host in _resolve(address) if (error := _bind_error(family, host, address.port))]
     in_use = [error for error in errors if error.errno == errno.EADDRINUSE]
     if in_use or len(errors) == len(_resolve(address)):
@@ -83,7 +84,7 @@ def check_free(address: Address) -> None:
 
 
 def refusal(address: Address, error: OSError) -> ListenError:
-    """The kernel's error for people."""
+    """Convert an error of the kernel into a message with reason and remedy."""
     if error.errno == errno.EADDRINUSE:
         holder = listener_on(address.port)
         reason = f"the port is in use{f' by {holder}' if holder else ''}; choose another"
@@ -93,7 +94,7 @@ def refusal(address: Address, error: OSError) -> ListenError:
 
 
 def _resolve(address: Address) -> list[tuple[int, str]]:
-    """Family and IP address of each address that the host has. Raises: ListenError."""
+    """Return family and IP address of each address of the host. Raises: ListenError."""
     host = address.host
     if "/" in host or host.startswith("unix:"):
         raise ListenError(f"cannot listen on {address}: unix sockets are not supported; give a host")
@@ -126,12 +127,12 @@ def listener_on(port: int, proc: Path = Path("/proc")) -> str:
             if any(str(link.readlink()) in inodes for link in (process / "fd").iterdir()):
                 return f"pid {process.name} ({(process / 'comm').read_text().strip()})"
         except OSError:
-            continue  # another user's, or gone meanwhile
+            continue  # another user's process, or one that has ended
     return ""
 
 
 def _listening(table: Path, port: int) -> list[str]:
-    """Inodes of the sockets that listen on `port`."""
+    """Return the inodes of the sockets that listen on `port`."""
     try:
         rows = [line.split() for line in table.read_text().splitlines()[1:]]
     except OSError:

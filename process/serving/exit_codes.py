@@ -1,18 +1,18 @@
-"""Exit codes of our processes, which tell a supervisor whether another start could help."""
+"""Exit codes, which tell a supervisor whether a restart could help."""
 
 from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """128 and more: a signal before the process served."""
+    """Exit codes of Baton's processes. 128 and more: ended by a signal before serving."""
 
     STOPPED = 0
-    FAILED = 1  # lost a rank, the engine or its place in the cluster
+    FAILED = 1  # lost a rank, the engine or its worker id
     WRONG_CONFIGURATION = 2
-    STALLED = 3  # see watchdog.py
+    STALLED = 3  # ended by the watchdog
     CANNOT_LISTEN = 4
     OUT_OF_MEMORY = 5
 
 
 FINAL = frozenset({ExitCode.WRONG_CONFIGURATION, ExitCode.CANNOT_LISTEN})
-"""Exit codes after which another start would end in the same way."""
+"""Exit codes after which a restart would fail again."""

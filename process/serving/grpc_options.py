@@ -1,10 +1,10 @@
-"""gRPC settings of every server and channel of ours, and whether a process listens at an address.
+"""gRPC options of all servers and channels, and a probe whether an address refuses connections.
 
-A long call that writes nothing lets a client's keepalive pings count as strikes, and past two strikes the server cuts
-the whole connection (GOAWAY too_many_pings) with every call on it. So servers never count strikes.
+During a long call without messages, a client's keepalive pings count as strikes; after two strikes the server would
+close the connection (GOAWAY too_many_pings) with all its calls. So servers never count strikes.
 
-A sender of keepalive pings must set how long an answer may take: left out, `ping_timeout_ms` is a minute, independent
-of the keepalive timeout, which itself bounds only how long TCP may leave data unacknowledged.
+A sender of keepalive pings must set `ping_timeout_ms`, the time for a response, which is 60 s by default; the keepalive
+timeout only bounds how long TCP data may stay unacknowledged.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _SIZES = (
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not a silent share
+    ("grpc.so_reuseport", 0),  # makes a port in use an error instead of sharing it
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -32,7 +32,7 @@ PUBLIC_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
     ("grpc.max_receive_message_length", PUBLIC_MESSAGE_BYTES),
 )
-"""Options of public servers: messages as large as over HTTP; a larger one is refused before it is parsed
+"""Options of public servers: message size as over HTTP; larger messages are refused before parsing
 (RESOURCE_EXHAUSTED).
 """
 
@@ -46,8 +46,8 @@ INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] not in dict(_INTERNAL_KEEPALIVE)),
     *_INTERNAL_KEEPALIVE,
 )
-"""Options of internal servers (links and transfers). A vanished peer is noticed within two seconds while something is
-sent to it, and one that is stopped, or whose connection another process keeps open, within five. Links outlive that.
+"""Options of internal servers (links and transfers). A vanished peer is detected within 2 s during sends, a stopped
+one, or one whose connection another process keeps open, within 5 s. Links outlive that.
 """
 
 INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
@@ -55,21 +55,21 @@ INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_INTERNAL_KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),  # sessions resume by themselves
+    ("grpc.enable_retries", 0),  # links resume by themselves
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 )
-"""Options of internal channels, for the other end."""
+"""Options of channels to internal servers."""
 
 
-_WAIT_S = 0.5  # an answer of the kernel; without one, the connection is not refused
+_WAIT_S = 0.5  # longest wait; later the connection counts as not refused
 
 
 async def refuses_connections(endpoint: str) -> bool:
-    """Return whether the connection to `endpoint` (host:port, an IPv6 host in brackets) is refused; False for any other
-    failure.
+    """Return whether a connection to `endpoint` (host:port, IPv6 host in brackets) is refused; False for other
+    failures.
     """
     host, _, port = endpoint.rpartition(":")
     try:

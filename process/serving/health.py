@@ -1,6 +1,6 @@
-"""Health service (grpc.health.v1) of one process: one state for all of its servers.
+"""Health service (grpc.health.v1) of a process, with one state for all its servers.
 
-Without the package of that service a process serves all the same, without health checks: a bare GPU machine has none.
+Without the package grpc_health, as on a bare GPU machine, the process serves without health checks.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ import grpc
 
 SERVICE_NAME = "grpc.health.v1.Health"
 RUN_ID_KEY = "baton-run-id"
-"""Metadata of the answers to Check: the run of `baton up` that a process belongs to."""
+"""Metadata key of responses to Check: id of the `baton up` run that the process belongs to."""
 
 
 class Health:
-    """Reports for `""` (the whole process) and for each named service whether it serves."""
+    """Health of the whole process (service `""`) and of each named service: all are equal."""
 
     def __init__(self, service_names: Iterable[str], run_id: str = "") -> None:
         self._names = ("", *service_names)
@@ -32,7 +32,7 @@ class Health:
             health_pb2_grpc.add_HealthServicer_to_server(self._servicer, server)
 
     async def set_serving(self, serving: bool) -> None:
-        """Changes nothing any more once the process drains."""
+        """Set the state; has no effect after `drain`."""
         if self._servicer is not None:
             from grpc_health.v1.health_pb2 import HealthCheckResponse
 
@@ -42,14 +42,14 @@ class Health:
         self._serving = serving
 
     async def drain(self) -> None:
-        """NOT_SERVING for good."""
+        """Report NOT_SERVING for good."""
         self._serving = False
         if self._servicer is not None:
             await self._servicer.enter_graceful_shutdown()
 
 
 def _servicer(run_id: str) -> Any:
-    """Return the servicer; None without the package."""
+    """Return the servicer; None without its package."""
     try:
         from grpc_health.v1 import health
     except ModuleNotFoundError:

@@ -1,7 +1,6 @@
-"""Interceptors for every call: its trace context and request id for the logs, its errors as statuses, and whether it
-may be made.
+"""Interceptors of every call: trace context and request id for logs, errors as statuses, authorization.
 
-OpenTelemetry's own gRPC instrumentation records cancelled streams as OK and drops contexts; this replaces it.
+They replace OpenTelemetry's gRPC instrumentation, which records cancelled streams as OK and drops contexts.
 """
 
 import inspect
@@ -28,10 +27,10 @@ Behaviour = Callable[[Any, Any], Any]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """BatonError becomes its status with details; anything unknown INTERNAL, its traceback only in our log.
+    """Convert a BatonError into its status with details, and any other exception into INTERNAL, logging its traceback.
 
-    Cancellation (by the client, a deadline or a stopping server) passes untouched. With `proofs`, callers and this
-    server prove to each other that they know the cluster's secret, before anything of the call is handled.
+    Cancellations by the client, a deadline or a stopping server pass. With `proofs`, caller and server prove to each
+    other that they know the cluster secret, before the call is handled.
     """
 
     def __init__(self, proofs: ProofCheck | None = None) -> None:
@@ -43,7 +42,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> "grpc.RpcMethodHandler[Any, Any] | None":
         handler: Any = await continuation(handler_call_details)
-        if handler is None:  # no such method: gRPC answers UNIMPLEMENTED
+        if handler is None:  # no such method: gRPC responds UNIMPLEMENTED
             return handler
         method = handler_call_details.method.lstrip("/")
         for kind in ("unary_unary", "unary_stream", "stream_unary", "stream_stream"):
@@ -57,11 +56,11 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Behaviour:
-    """The same behaviour, of the same kind (asynchronous generator or coroutine), inside a call scope."""
+    """Wrap a handler, generator or coroutine, in a call scope."""
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            # closed with the call: a stream that ends while it is being written is cleaned up at once
+            # closed with the call, so that an abandoned stream is cleaned up immediately
             async with _call_scope(context, method, proofs), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -77,8 +76,8 @@ def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Be
 
 @asynccontextmanager
 async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> AsyncIterator[None]:
-    # Each call runs in a task of its own: values set here end with it and are never reset, which fails where a
-    # generator is closed from another context.
+    # Each call has its own task: values set here end with it. Resetting them fails if a generator is closed from
+    # another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
     given = metadata.get(REQUEST_ID_KEY, "")
@@ -94,19 +93,19 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
         release_frames(error)
         await abort_with(context, error)
-    except DecodeError as error:  # of a stream; of other calls gRPC itself answers
+    except DecodeError as error:  # in a stream; gRPC handles other calls itself
         logger.info("%s: a message cannot be read: %s", method, error)
         await abort_with(context, InvalidArgument("message", "is not one of this method's"))
-    except Exception:  # the edge of every call: a fault of any kind becomes INTERNAL and a traceback in the log
+    except Exception:  # any fault of a call becomes INTERNAL
         request_id = _identify_request()
         logger.exception("%s failed", method)
         await abort_with(context, Internal("UNEXPECTED", request_id))
 
 
 def _identify_request() -> str:
-    """The id of the call that failed: its own, or a new one where it was refused before it got any.
+    """Return the id of the failed call: its own, or a new one if it was refused before it had one.
 
-    Not drawn for every call: most are no requests (a worker's sessions), and those that are get their id further in.
+    Not every call needs an id: most are links of workers, and requests get theirs later.
     """
     request_id = current_request_id.get() or f"req-{secrets.token_hex(8)}"
     current_request_id.set(request_id)
@@ -114,11 +113,13 @@ def _identify_request() -> str:
 
 
 Authorise = Callable[[str, Iterable[tuple[str, str | bytes]]], object]
-"""Function of a method (`/package.Service/Method`) and its metadata; raises a BatonError if the call is not allowed."""
+"""Function of a method (`/package.Service/Method`) and its metadata; raises a BatonError for a forbidden call."""
 
 
 class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
-    """Stands behind CallInterceptor, which makes a status of the refusal. Methods that do not exist are refused too."""
+    """Interceptor that refuses forbidden calls, also to unknown methods. Must follow CallInterceptor, which sends the
+    status.
+    """
 
     def __init__(self, authorise: Authorise) -> None:
         self._authorise = authorise
@@ -136,7 +137,7 @@ class AuthorizationInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _refusing(error: BatonError) -> "grpc.RpcMethodHandler[Any, Any]":
-    """Return a handler that refuses without waiting for the client, whatever kind the method is."""
+    """Return a handler that refuses any kind of call without reading requests."""
 
     async def refuse(requests: object, context: object) -> NoReturn:
         raise error

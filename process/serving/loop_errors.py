@@ -1,4 +1,4 @@
-"""Errors of the event loop that no code of ours can catch."""
+"""Handler of event-loop errors that no task can catch."""
 
 import asyncio
 import logging
@@ -11,8 +11,9 @@ logger = logging.getLogger(__name__)
 
 
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report as the loop does, with one exception: bytes of a peer after its TLS connection was given up, as on a
-    timeout. uvloop reports that as fatal with a traceback; the code that gave up the connection has logged it already.
+    """Report an error like the loop's default handler, except for bytes on a TLS connection that was given up.
+
+    uvloop reports those as fatal with a traceback, although the code that gave up the connection has logged it.
     """
     error = context.get("exception")
     if context.get("message") == _TLS and isinstance(error, RuntimeError) and _CLOSED in str(error):

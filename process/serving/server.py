@@ -1,10 +1,10 @@
-"""The life of one process of ours: bind, start, serve, drain on a signal, stop. The one place to read about shutdown.
+"""Life of every process: bind, start, serve, drain on a signal, stop.
 
 bind all listeners -> process.start(running) -> health SERVING when the process reports it
 SIGTERM, SIGINT or running.stop(): health NOT_SERVING -> process.drain() within grace_s -> process.stop()
                                    -> servers stop -> exit code 0
-a second signal: no more waiting, exit code 1
-SIGHUP: reload; at a terminal that closes as SIGTERM (signals.py)
+second signal: stop without waiting, exit code 1
+SIGHUP: reload; like SIGTERM if the terminal was closed (signals.py)
 """
 
 import asyncio
@@ -35,54 +35,54 @@ from baton.process.serving.signals import handle_hangup
 from baton.process.serving.watchdog import BEATS, Watchdog
 
 GRACE_S = 30.0
-STALL_S = 30.0  # how long a process may make no progress
-_STOP_S = 2.0  # for calls that are still open when draining is over
+STALL_S = 30.0  # maximum time without progress
+_STOP_S = 2.0  # longest wait for open calls after the drain
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """Listener: one gRPC server on one address. Port 0 takes a free one."""
+    """One gRPC server on one address. Port 0: any free port."""
 
     host: str
     port: int
     register: Callable[[grpc.aio.Server], None]  # adds the servicers
-    service_names: tuple[str, ...]  # full names, for health and reflection
+    service_names: tuple[str, ...]  # full service names, for health and reflection
     reflection: bool = False
-    authorise: Authorise | None = None  # which calls may be made; None: all
+    authorise: Authorise | None = None  # decides which calls are allowed; None: all
     tls: TlsFiles | InternalTls | None = None
     options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
-    option: str = "--port"  # of the configuration, for errors
-    proofs: ProofCheck | None = None  # of the cluster's secret, from every caller
+    option: str = "--port"  # name of the option, for errors
+    proofs: ProofCheck | None = None  # check of the cluster secret; None: not required
 
 
 class Running:
-    """The state and requests of a process while it is served."""
+    """State of a process while it is served, and the requests to stop or reload it."""
 
     def __init__(self, ports: tuple[int, ...], health: Health, stall_s: float = STALL_S) -> None:
         self.ports = ports
         """Bound ports, in the order of the listeners."""
         self.health = health
         self.watchdog = Watchdog(stall_s)
-        self._beats = 0  # of the event loop
+        self._beats = 0  # iterations of the event loop
         self.exit_code = 0
         self.reloads: list[Callable[[], None]] = []
-        """Called on SIGHUP. Certificates are read again by themselves, when their files change."""
+        """Functions called on SIGHUP. Certificates are reloaded when their files change."""
         self.may_end_at_once = False
-        """Permission to end immediately, while a process loads in threads that nothing can stop, and which work on what
-        `Process.stop` would close.
+        """True while the process loads in threads that cannot be stopped and use what `Process.stop` would close: a
+        signal then ends the process immediately.
         """
         self.stopping = asyncio.Event()
         self.forced = asyncio.Event()
 
     def stop(self, exit_code: int = 0) -> None:
-        """Drain and end, as a signal does; a non-zero code means that it was not asked for (fenced, engine died)."""
+        """Drain and stop, like a signal. A non-zero exit code marks an unrequested stop (fenced, engine failed)."""
         self.exit_code = max(self.exit_code, exit_code)
         self.stopping.set()
 
     async def beat(self) -> None:
-        """Shows the watchdog that the event loop turns, until cancelled."""
+        """Show the watchdog that the event loop makes progress, until cancelled."""
         self.watchdog.watch("event loop", lambda: self._beats)
         while True:
             self._beats += 1
@@ -95,10 +95,10 @@ class Running:
 
     def on_signal(self, name: str) -> None:
         if self.may_end_at_once:
-            logger.info("%s: ending at once, nothing is served yet", name)
+            logger.info("%s: exiting immediately, nothing is served yet", name)
             os._exit(self.exit_code)
         if self.stopping.is_set():
-            logger.warning("%s again: stopping at once", name)
+            logger.warning("second %s: stopping without waiting for requests", name)
             self.exit_code = 1
             self.forced.set()
         else:
@@ -107,28 +107,30 @@ class Running:
 
 
 class Process(Protocol):
-    """The parts that differ between our processes."""
+    """Interface of a process that `serve` runs."""
 
     @property
     def listeners(self) -> Sequence[Listener]: ...
 
     async def start(self, running: Running) -> None:
-        """Begin to work. The ports are bound and answer, health is NOT_SERVING until `running.health` is set.
+        """Start the process. Ports are bound, and health is NOT_SERVING until `running.health` is set.
 
-        Returns when the process works on its own; cancelled if it is asked to stop before.
+        Returns when the process works on its own; cancelled if it must stop before.
         """
 
     async def drain(self) -> None:
-        """Take no new work and return when the old is done. Cancelled when the grace period ends. Follows start()."""
+        """Refuse new work and return when accepted work has finished. Cancelled when the grace period ends. Follows
+        start().
+        """
 
     async def stop(self) -> None:
-        """Let go of everything. Called once, also when start() failed."""
+        """Release everything. Called once, also after a failed start()."""
 
 
 async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STALL_S, run_id: str = "") -> int:
-    """Run a process to its end and return its exit code. Raises ListenError, TlsError, and the exceptions of start().
+    """Run a process until it stops; return its exit code. Raises: ListenError, TlsError, and the exceptions of start().
 
-    Once it has started, a process of which something stands still for `stall_s` ends at once: see watchdog.py.
+    After its start, the process exits if a part of it makes no progress for `stall_s`: see watchdog.py.
     """
     asyncio.get_running_loop().set_exception_handler(report_loop_error)
     listeners = process.listeners
@@ -148,7 +150,7 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
             await running.stopping.wait()
             await health.drain()
             if started and not await _until(running.forced, process.drain(), grace_s):
-                logger.warning("stopping with unfinished requests")
+                logger.warning("drain not finished after %g s; stopping with open requests", grace_s)
         finally:
             await process.stop()
             grace = 0.0 if running.forced.is_set() else _STOP_S
@@ -160,17 +162,15 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
 
 
 def _keep_for_good() -> None:
-    """Objects that exist once a process has started stay to its end. Searching them for garbage, again and again, would
-    hold every thread for a tenth of a second, in the middle of an answer.
-    """
+    """Exclude all present objects from garbage collections: scans of them would block every thread for 0.1 s."""
     gc.collect()
     gc.freeze()
 
 
 def run(main: Coroutine[Any, Any, int]) -> int:
-    """Run `main` on uvloop where that is installed, and return the exit code. Errors of configuration are one line.
+    """Run `main` on uvloop if installed; return the exit code. Configuration errors are logged in one line.
 
-    The process may open as many files as the system allows.
+    Raises the limit of open files to the system's maximum.
     """
     raise_limit()
     try:
@@ -202,7 +202,7 @@ def _server(listener: Listener, health: Health) -> grpc.aio.Server:
     listener.register(server)
     health.register(server)
     if listener.reflection:
-        from grpc_reflection.v1alpha import reflection  # workers, which offer none, do without the package
+        from grpc_reflection.v1alpha import reflection  # workers need no reflection package
 
         names = (*listener.service_names, SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, server)
@@ -241,8 +241,8 @@ def _signals(running: Running) -> Iterator[None]:
 
 
 async def _until(event: asyncio.Event, work: Coroutine[Any, Any, None], timeout_s: float | None = None) -> bool:
-    """Return whether the work ended (raising what it raised) before the event and the timeout; otherwise it is
-    cancelled.
+    """Run `work` until it completes, the event is set, or the timeout; return whether it completed, and raise its
+    exception. Otherwise it is cancelled.
     """
     working = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(event.wait())

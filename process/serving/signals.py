@@ -1,7 +1,7 @@
-"""The meaning of each signal in our processes; docs/reliability.md has the table.
+"""Signal handlers of all processes; docs/reliability.md has the table.
 
-Process 1 of a container gets no signal for which it has no handler: a pod that is deleted while it loads its model
-would continue, and then serve until it is killed. So handlers are there from the first line of a process on.
+The kernel delivers no signal without handler to process 1 of a container: a deleted pod would continue to load its
+model. So handlers are installed in the first line of a process.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare_signals() -> None:
-    """Install handlers in the first line of a `__main__`: until `server.serve` takes over, SIGTERM and SIGINT end the
+    """Install the handlers of the start: until `serve` replaces them, SIGTERM, SIGINT and a closed terminal end the
     process.
 
-    So does SIGHUP at a terminal that closes. SIGQUIT writes all stacks to stderr at any time.
+    SIGQUIT writes all stacks to stderr at any time.
     """
     answer_quit()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -34,9 +34,9 @@ def prepare_signals() -> None:
 
 
 def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None:
-    """Call `leave` on SIGHUP if the terminal of the process was closed, else `reload`, on the running event loop.
+    """Handle SIGHUP on the event loop: call `leave` if the process's terminal was closed, else `reload`.
 
-    A process that was started by nohup, or without a terminal, never leaves.
+    A process started with nohup or without a terminal never leaves.
     """
     loop = asyncio.get_running_loop()
     may_leave = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
@@ -47,7 +47,7 @@ def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None
         else:
             reload()
 
-    # The kernel takes the terminal from the processes of a session only after it has sent the signal.
+    # The kernel detaches the terminal only after sending the signal.
     loop.add_signal_handler(signal.SIGHUP, lambda: loop.call_later(SETTLE_S, decide))
 
 
@@ -59,7 +59,7 @@ def answer_quit() -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore the signals that the parent handles, in a process that ends with its parent, which may drain for long."""
+    """Ignore the signals that the parent handles, in a helper that ends with its parent."""
     answer_quit()
     for number in OF_PARENT:
         signal.signal(number, signal.SIG_IGN)
@@ -73,4 +73,4 @@ def _has_terminal(stat: Path = Path("/proc/self/stat")) -> bool:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)  # as a shell reports it; threads that load a model are not waited for
+    os._exit(128 + number)  # a shell's exit code; does not wait for threads that load a model

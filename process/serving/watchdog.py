@@ -1,10 +1,9 @@
-"""Ends a process in which something has stopped making progress: it would hold its requests, and look alive, for ever.
+"""Watchdog: ends a process whose engine or event loop makes no progress, since its requests would hang forever.
 
-It watches numbers that move while all is well: turns of an engine's thread, turns of the event loop. A thread of its
-own looks at them, so that neither can keep it from looking. One that stands still for too long has the stacks of
-all threads written to stderr and the process ended with STALLED; its supervisor starts it again. Where a call of C
-holds the interpreter's lock, that thread cannot run either: it sends a beat with each look to a sibling process, which
-then writes the stacks and kills this one (`watchdog_sibling.py`).
+A thread reads counters that increase while there is progress. If one stands still for too long, all stacks are written
+to stderr and the process exits with STALLED; its supervisor restarts it. If C code holds the GIL, this thread cannot
+run either. So it sends a heartbeat at each check to a sibling process, which then writes the stacks and kills this one
+(`watchdog_sibling.py`).
 """
 
 import faulthandler
@@ -21,42 +20,42 @@ from baton.process.serving.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
 STDERR = 2
-LOOKS = 20  # in the time that something may stand still
-BEATS = 4  # of an event loop, in the same time
+CHECKS = 20  # checks within the allowed time
+BEATS = 4  # heartbeats of an event loop in the same time
 SIBLING_END_S = 5.0
 
 Progress = Callable[[], int | None]
-"""A number that moves; None while there is nothing to watch."""
+"""Function that returns a counter; None while there is nothing to watch."""
 
 
-class Stillness:
-    """Timer of a number that does not change, in time that this process has had. Pure."""
+class ProgressTimer:
+    """Time since a counter last changed, without times in which this process did not run. Pure."""
 
-    def __init__(self, longest_look_s: float) -> None:
-        """A process that was stopped did not have the time between two looks: no more than this of it counts."""
-        self._longest_look_s = longest_look_s
+    def __init__(self, longest_check_s: float) -> None:
+        """Create a timer. A check counts for at most `longest_check_s`, since a stopped process has longer pauses."""
+        self._longest_check_s = longest_check_s
         self._number: int | None = None
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
         self._still_s = 0.0
 
-    def look(self, number: int | None, now: float) -> float:
-        """Seconds without a move, as of `now` (monotonic)."""
-        moved = number is None or number != self._number or self._looked_at is None
-        since_s = 0.0 if self._looked_at is None else now - self._looked_at
-        self._still_s = 0.0 if moved else self._still_s + min(since_s, self._longest_look_s)
-        self._number, self._looked_at = number, now
+    def observe(self, number: int | None, now: float) -> float:
+        """Record the counter's value at `now` (monotonic seconds); return the seconds since it last changed."""
+        moved = number is None or number != self._number or self._checked_at is None
+        since_s = 0.0 if self._checked_at is None else now - self._checked_at
+        self._still_s = 0.0 if moved else self._still_s + min(since_s, self._longest_check_s)
+        self._number, self._checked_at = number, now
         return self._still_s
 
 
 def end_process(name: str, still_s: float) -> None:
-    """Logs the name of what stands still and where every thread is; does not return."""
+    """Log which part stands still, write all stacks to stderr and exit."""
     logger.critical("the %s has made no progress for %.1f s: the process exits", name, still_s)
     faulthandler.dump_traceback(file=STDERR, all_threads=True)
     os._exit(ExitCode.STALLED)
 
 
 class Watchdog:
-    """Watchdog: `watch` the numbers, then `start`; `close` before a watched thread ends on purpose."""
+    """Watchdog of a process: `watch` counters, then `start`; `close` before a watched part stops on purpose."""
 
     def __init__(
         self,
@@ -64,26 +63,24 @@ class Watchdog:
         on_stall: Callable[[str, float], None] = end_process,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a watchdog. `bound_s`: maximum time without progress. `on_stall` receives the name, and the
-        seconds.
-        """
+        """Create a watchdog. `bound_s`: maximum time without progress. `on_stall` receives name and seconds."""
         self.bound_s = bound_s
-        self._period_s = bound_s / LOOKS
+        self._period_s = bound_s / CHECKS
         self._on_stall = on_stall
         self._clock = clock
-        self._watched: dict[str, tuple[Progress, Stillness]] = {}
+        self._watched: dict[str, tuple[Progress, ProgressTimer]] = {}
         self._closing = threading.Event()
         self._sibling: _Sibling | None = None
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def watch(self, name: str, progress: Progress) -> None:
-        """Watch a number from the next look on; `progress` is called on the watchdog's thread."""
-        self._watched[name] = (progress, Stillness(2 * self._period_s))
+        """Watch a counter from the next check on; `progress` is called on the watchdog's thread."""
+        self._watched[name] = (progress, ProgressTimer(2 * self._period_s))
 
     def look(self) -> None:
         now = self._clock()
-        for name, (progress, stillness) in list(self._watched.items()):
-            still_s = stillness.look(progress(), now)
+        for name, (progress, timer) in list(self._watched.items()):
+            still_s = timer.observe(progress(), now)
             if still_s > self.bound_s:
                 self._on_stall(name, still_s)
 
@@ -106,7 +103,7 @@ class Watchdog:
 
 
 class _Sibling:
-    """The process that ends this one where no beat comes for `bound_s`. Without it the thread alone watches."""
+    """Sibling process that kills this one after `bound_s` without heartbeats. Without it, only the thread watches."""
 
     def __init__(self, bound_s: float, period_s: float) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,7 +120,7 @@ class _Sibling:
         if self._process is None or self._process.stdin is None:
             return
         try:
-            self._process.stdin.write(b".")  # None where the pipe is full, since the sibling is stopped
+            self._process.stdin.write(b".")  # None if the pipe is full because the sibling is stopped
         except OSError as error:
             logger.warning("the watchdog's sibling is gone: %s", error)
             self.close()

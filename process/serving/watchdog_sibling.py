@@ -1,9 +1,9 @@
-"""A small process beside one of ours: ends it where its watchdog's thread does not run any more.
+"""Sibling process of a watchdog: kills the watched process if the watchdog's thread does not run any more.
 
-A thread that holds the interpreter's lock, in one long call of C, keeps every thread of Python from running, the
-watchdog's too. This process needs nothing of that interpreter. It runs as a script, without packages:
+A long call of C code that holds the GIL blocks every Python thread, also the watchdog's. This process is independent of
+that interpreter and runs as a script without packages:
 
-    python -I -S watchdog_sibling.py PID BOUND_S PERIOD_S     beats come on stdin, bytes of any kind
+    python -I -S watchdog_sibling.py PID BOUND_S PERIOD_S     # heartbeats: any bytes on stdin
 """
 
 import os
@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable
 
 STDIN, STDERR = 0, 2
-DUMP_S = 0.5  # for the traceback of all threads
+DUMP_S = 0.5  # time for writing all stacks
 DUMP_SIGNAL = signal.SIGRTMIN
-"""Signal on which faulthandler writes the stacks of all threads, without the interpreter's lock."""
+"""Signal on which faulthandler writes the stacks of all threads, even if the GIL is held."""
 
 
 def still_for(
     bound_s: float, period_s: float, hear: Callable[[], bool | None], is_stopped: Callable[[], bool]
 ) -> float | None:
-    """Seconds without a beat, once they exceed `bound_s`; None when the process has ended.
+    """Return the seconds without heartbeat once they exceed `bound_s`; None when the process has ended.
 
-    `hear` waits for at most `period_s`: whether there was a beat, None at the end of all beats. Time in which the
-    process was stopped (SIGSTOP), or in which this one did not run either, does not count.
+    `hear` waits for at most `period_s`; it returns whether there was a heartbeat, None at the end of the stream. Time
+    in which the process was stopped (SIGSTOP) or this one did not run does not count.
     """
     still_s = 0.0
     while still_s <= bound_s:
@@ -50,7 +50,7 @@ def is_stopped(pid: int) -> bool:
 def main(pid: int, bound_s: float, period_s: float) -> None:
     of_others = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
     for number in of_others:
-        signal.signal(number, signal.SIG_IGN)  # it ends with the process, which may drain for long
+        signal.signal(number, signal.SIG_IGN)  # it ends with the watched process, which may drain for long
 
     def hear() -> bool | None:
         readable, _, _ = select.select([STDIN], [], [], period_s)

@@ -1,1 +1,1 @@
-"""Numbered, acknowledged conversations over connections that break."""
+"""Links between routers and workers: numbered, acknowledged messages over connections that break."""

@@ -1,8 +1,7 @@
-"""Channel end: reliable numbered delivery over connections that break. Symmetrical, pure; knows no transport or clock.
+"""One end of a link: numbered messages, delivered once and in order over connections that break. Pure.
 
 Each direction is numbered from 1. A sent message is kept until the other end acknowledges it; after a reconnect the
-kept ones are sent again, in order, and the receiver drops those that it has. So every message is delivered once, in
-order, as long as both ends keep their channel.
+kept messages are sent again in order, and the receiver drops those that it has. Both ends use the same class.
 """
 
 from collections import deque
@@ -16,11 +15,11 @@ Message = TypeVar("Message")
 
 class Received(Enum):
     FRESH = auto()
-    """The next one: act on it."""
+    """Next message: process it."""
     DUPLICATE = auto()
-    """Sent again after a reconnect: drop it."""
+    """Repeated after a reconnect: drop it."""
     GAP = auto()
-    """Missing message: the connection is broken beyond repair, close it and reconnect."""
+    """A message is missing: close the connection and reconnect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,15 @@ class Numbered(Generic[Message]):
 
 
 class SessionOverflow(Exception):
-    """The other end has not acknowledged for too long; the session must be dropped and its requests aborted."""
+    """Error: too many messages are unacknowledged. The link must be closed and its requests aborted."""
 
 
 class SessionViolation(Exception):
-    """The other end acknowledged a number that was never sent."""
+    """Error: the other end acknowledged a number that was never sent."""
 
 
 class SessionChannel(Generic[Message]):
-    """The state of one end: its own unacknowledged messages, and the highest number it received."""
+    """State of one end: its unacknowledged messages, and the highest number it has received."""
 
     def __init__(self, max_unacknowledged: int) -> None:
         self._max_unacknowledged = max_unacknowledged
@@ -48,13 +47,13 @@ class SessionChannel(Generic[Message]):
 
     @property
     def last_received(self) -> int:
-        """Highest number received with all below it, to be acknowledged; 0 before the first."""
+        """Highest number up to which all messages were received, to be acknowledged; 0 before the first."""
         return self._last_received
 
     def number(self, message: Message) -> int:
         """Keep a message for sending and return its number.
 
-        Raises SessionOverflow when `max_unacknowledged` are kept already; the message is then not taken.
+        Raises: SessionOverflow if `max_unacknowledged` messages are kept already.
         """
         if len(self._outgoing) >= self._max_unacknowledged:
             raise SessionOverflow(f"{len(self._outgoing)} messages are not acknowledged")
@@ -63,14 +62,14 @@ class SessionChannel(Generic[Message]):
         return self._last_sent
 
     def acknowledge(self, number: int) -> None:
-        """Forget the messages up to `number`; an old acknowledgement changes nothing. Raises SessionViolation."""
+        """Forget the messages up to `number`; an old acknowledgement changes nothing. Raises: SessionViolation."""
         if number > self._last_sent:
             raise SessionViolation(f"{number} was acknowledged, the last one sent is {self._last_sent}")
         while self._outgoing and self._outgoing[0].number <= number:
             self._outgoing.popleft()
 
     def receive(self, number: int) -> Received:
-        """Judge an arriving number (from 1). Only FRESH changes the channel."""
+        """Classify the number of a received message. Only FRESH changes the channel."""
         if number <= self._last_received:
             return Received.DUPLICATE
         if number > self._last_received + 1:
@@ -79,7 +78,7 @@ class SessionChannel(Generic[Message]):
         return Received.FRESH
 
     def unacknowledged(self) -> Iterator[Numbered[Message]]:
-        """Messages to resend after a reconnect, oldest first; a snapshot, so that the channel may change meanwhile."""
+        """Iterate over a copy of the messages to send again after a reconnect, oldest first."""
         return iter(tuple(self._outgoing))
 
     @property

@@ -1,6 +1,6 @@
-"""Connection of a link on the worker's side: greeting, replay, then both directions concurrently.
+"""One connection of a link on the worker's side: greeting, replay, then both directions concurrently.
 
-Knows the order of things but no protobuf: messages are anything with the fields that the protocols below name.
+Independent of protobuf: messages are objects with the fields of the protocols below.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ Message = TypeVar("Message", bound=SessionMessage)
 
 
 class Greeting(Protocol):
-    """The router's first message: its id, the last message it has, and the epoch of this worker that it remembers."""
+    """Router's first message: its id, the last message it has received, and the worker's epoch that it remembers."""
 
     @property
     def router_id(self) -> bytes: ...
@@ -29,7 +29,7 @@ class Greeting(Protocol):
 
 
 class SessionCommand(Protocol):
-    """A message from the router; `number` is 0 for a bare acknowledgement, and where there are commands in it."""
+    """Message from the router. `number` is 0 for a bare acknowledgement, and if it contains `commands`."""
 
     @property
     def number(self) -> int: ...
@@ -42,7 +42,7 @@ class SessionCommand(Protocol):
 
 
 class SessionCommands(Protocol):
-    """Several in one message, each with its number."""
+    """Several commands in one message, each with its own number."""
 
     @property
     def commands(self) -> Sequence[Any]: ...
@@ -58,11 +58,11 @@ async def serve_connection(
     welcome: Callable[[bool, int], Message],
     on_command: Callable[[RouterSession[Message], Command], None],
 ) -> AsyncGenerator[Message, None]:
-    """Serves one connection and yields the messages to be written to it.
+    """Serve one connection; yield the messages to send.
 
-    `welcome(resumed, received)` makes the first message. `on_command` gets every command once, in order, and must not
-    wait. Raises: InvalidArgument for a connection that does not begin with a greeting in time, or acknowledges a
-    message that was never sent; Unavailable while the worker stops.
+    `welcome(resumed, received)` creates the first message. `on_command` gets every command once, in order, and must not
+    block. Raises: InvalidArgument if the greeting is late or a message that was never sent is acknowledged; Unavailable
+    while the worker stops.
     """
     greeting = await _greeting(commands)
     if hub.closed:
@@ -71,7 +71,7 @@ async def serve_connection(
     outbox = session.outbox
     if outbox is None:
         raise RuntimeError("a session that has just connected has an outbox")
-    reader = asyncio.create_task(_read(session, outbox, commands, on_command))  # runs once this function waits
+    reader = asyncio.create_task(_read(session, outbox, commands, on_command))  # starts when this function awaits
     try:
         _acknowledge(session, greeting.received if resumed else 0)
         first = welcome(resumed, session.channel.last_received)
@@ -81,9 +81,9 @@ async def serve_connection(
         async for message in outbox.drain():
             yield message
         if reader.done():
-            reader.result()  # an error while reading ends the connection loudly
+            reader.result()  # raises an error of the reader
     finally:
-        hub.disconnect(session, outbox)  # before any wait: a task that is cancelled twice has still done this
+        hub.disconnect(session, outbox)  # before any await, in case of a second cancellation
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 
@@ -112,13 +112,13 @@ async def _read(
     commands: AsyncIterator[Command],
     on_command: Callable[[RouterSession[Message], Command], None],
 ) -> None:
-    """Takes in commands until the router hangs up, then closes the outbox, which ends the connection."""
+    """Process commands until the router closes the connection; then close the outbox, which ends the connection."""
     try:
         async for message in commands:
             _acknowledge(session, message.acknowledged)
             for command in message.commands.commands or (message,):
                 if outbox.closed:
-                    return  # the session continues in a newer connection, or has ended: it takes no more from here
+                    return  # a newer connection has replaced this one, or the link has closed
                 if command.number == 0:
                     continue
                 match session.channel.receive(command.number):
@@ -127,6 +127,6 @@ async def _read(
                     case Received.DUPLICATE:
                         continue
                     case Received.GAP:
-                        return  # the router must reconnect and replay
+                        return  # the router reconnects and replays
     finally:
         outbox.close()

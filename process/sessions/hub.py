@@ -1,7 +1,7 @@
-"""The worker's side of sessions: one numbered, resumable conversation per router. Knows no protobuf and no gRPC.
+"""Worker's side of all links: one numbered, resumable link per router. Independent of protobuf and gRPC.
 
-A connection comes and goes; the session outlives it for a grace period, so that a router that reconnects loses
-nothing. Sending never waits: messages go to the connection's outbox and stay in the channel until acknowledged.
+A link outlives its connection for a grace period, so that a router that reconnects loses nothing. Sending never blocks:
+messages go to the connection's outbox and stay in the channel until acknowledged.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from baton.process.sessions.channel import SessionChannel, SessionOverflow
 
 logger = logging.getLogger(__name__)
 DELIVERY_POLL_S = 0.005
-MAX_WAITING = 1024  # messages that a connection has still to write; beyond, those that may be lost are dropped
+MAX_WAITING = 1024  # queued messages of a connection beyond which lossy ones are dropped
 
 
 class SessionMessage(Protocol):
-    """The fields of an outgoing message that the hub sets: its numbers."""
+    """Fields of an outgoing message that the hub sets."""
 
     number: int
     acknowledged: int
@@ -29,7 +29,7 @@ Message = TypeVar("Message", bound=SessionMessage)
 
 
 class Outbox(Generic[Message]):
-    """Messages that one connection has still to write. Of reports, given to `put_latest`, only the newest is kept."""
+    """Queue of the messages that one connection must send. Of reports (`put_latest`) it keeps only the newest."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()
@@ -40,7 +40,7 @@ class Outbox(Generic[Message]):
 
     @property
     def waiting(self) -> int:
-        """Messages to be written, without the latest report."""
+        """Number of queued messages, without the latest report."""
         return len(self._messages)
 
     def put(self, message: Message) -> None:
@@ -52,17 +52,17 @@ class Outbox(Generic[Message]):
         self._changed.set()
 
     def finish(self) -> None:
-        """Ends the connection when everything is written."""
+        """Close the connection after all queued messages are sent."""
         self._finishing = True
         self._changed.set()
 
     def close(self) -> None:
-        """Ends the connection; messages that are not written stay unwritten."""
+        """Close the connection immediately; queued messages are not sent."""
         self.closed = True
         self._changed.set()
 
     async def drain(self) -> AsyncIterator[Message]:
-        """Messages in order, and the latest report between them, until closed or finished."""
+        """Yield messages in order, and the latest report between them, until closed or finished."""
         while not self.closed:
             if self._messages:
                 yield self._messages.popleft()
@@ -79,8 +79,8 @@ class Outbox(Generic[Message]):
 
 @dataclass(eq=False)
 class RouterSession(Generic[Message]):
-    """Link with one router. `send` is numbered and survives a reconnect; `send_lossy` is not and does not, but keeps
-    its place among the sent messages; `send_latest` is for a report that the next one replaces.
+    """Link with one router. `send` is numbered and survives a reconnect. `send_lossy` does not, but keeps the order of
+    messages. `send_latest` is for reports, of which the next one replaces the previous one.
     """
 
     router_id: bytes
@@ -90,7 +90,7 @@ class RouterSession(Generic[Message]):
     ended: bool = False
 
     def __hash__(self) -> int:
-        """Sets of sessions have an order that does not depend on where they lie in memory."""
+        """Hash by the router's id, so that the order of sets of links does not depend on memory addresses."""
         return int.from_bytes(self.router_id[:8], "little")
 
     def send(self, message: Message) -> None:
@@ -103,7 +103,9 @@ class RouterSession(Generic[Message]):
             self.outbox.put(message)
 
     def send_lossy(self, message: Message) -> None:
-        """Lost without a connection, and where the router does not read: it must be able to notice, and ask again."""
+        """Send a message that is lost without a connection, or if the router does not read. The router must detect the
+        loss.
+        """
         if self.outbox is not None and self.outbox.waiting < MAX_WAITING:
             message.acknowledged = self.channel.last_received
             self.outbox.put(message)
@@ -115,10 +117,10 @@ class RouterSession(Generic[Message]):
 
 
 class SessionHub(Generic[Message]):
-    """Hub of one worker's links with all routers.
+    """Links of one worker with all routers.
 
-    `on_end` is called once for a session that will not come back (grace over, router restarted, overflow, or the
-    worker stops): its requests are to be aborted.
+    `on_end` is called once for a closed link (grace period over, router restarted, overflow, or worker stopping), whose
+    requests must be aborted.
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class SessionHub(Generic[Message]):
         self._max_unacknowledged = max_unacknowledged
         self._on_end = on_end
         self._sessions: dict[bytes, RouterSession[Message]] = {}
-        self._connections: dict[Outbox[Message], None] = {}  # in their order
+        self._connections: dict[Outbox[Message], None] = {}  # in the order of connecting
         self._disconnected = asyncio.Event()
         self.closed = False
 
@@ -140,7 +142,7 @@ class SessionHub(Generic[Message]):
         return tuple(self._sessions.values())
 
     def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterSession[Message], bool]:
-        """A router has connected. Returns its session and whether that is the earlier one."""
+        """Connect a router; return its link and whether it continues an earlier one."""
         session = self._sessions.get(router_id)
         if session is not None and not resumes:
             self.end(session, "the router began a new session")
@@ -159,7 +161,7 @@ class SessionHub(Generic[Message]):
         return session, resumed
 
     def disconnect(self, session: RouterSession[Message], outbox: Outbox[Message]) -> None:
-        """A connection has ended. The session waits for the next one unless it was replaced already."""
+        """Record the end of a connection. Its link waits for the next one, unless that has come already."""
         outbox.close()
         self._connections.pop(outbox, None)
         self._disconnected.set()
@@ -171,7 +173,7 @@ class SessionHub(Generic[Message]):
             session.expiry = loop.call_later(self._grace_s, self.end, session, "the router did not reconnect in time")
 
     def send(self, session: RouterSession[Message], message: Message) -> None:
-        """Numbered send; a router that leaves too much unacknowledged loses its session."""
+        """Send a numbered message; a link with too many unacknowledged messages is closed."""
         try:
             session.send(message)
         except SessionOverflow:
@@ -195,9 +197,9 @@ class SessionHub(Generic[Message]):
         return any(each.outbox is not None and each.channel.unacknowledged_count for each in self.sessions)
 
     async def delivered(self, timeout_s: float) -> None:
-        """Waits, for so long, until the routers that are connected have acknowledged all that was sent to them.
+        """Wait until the connected routers have acknowledged all messages, for `timeout_s` at most.
 
-        One that is writing when its connection ends may never read what had come before.
+        A router that is sending when its connection closes may never read the messages before.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -207,7 +209,7 @@ class SessionHub(Generic[Message]):
             logger.warning("a router did not acknowledge its last messages in time")
 
     async def close(self, timeout_s: float) -> None:
-        """The worker stops: lets the connections write their messages, for so long, and ends every session."""
+        """Close all links, because the worker stops, after `timeout_s` at most for sending queued messages."""
         self.closed = True
         for outbox in self._connections:
             outbox.finish()

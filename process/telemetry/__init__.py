@@ -1,1 +1,1 @@
-"""Logs, traces and the context of a request."""
+"""Logs, traces and the context of the current request."""

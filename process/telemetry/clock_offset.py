@@ -1,18 +1,18 @@
 """Offset of another process's clock, estimated from messages that travel there and back.
 
-No two clocks are compared directly: the other process says when a message of ours came back to us, and how long it kept
-it. As in NTP, the middle of our waiting is taken for the middle of its keeping; the error is half of the way's time.
+The other process reports when it received this process's message and how long it kept it. As in NTP, the middle of the
+wait is assumed to be the middle of the keeping time; the error is half of the travel time.
 """
 
 from collections import deque
 from typing import NamedTuple
 
-ROUNDING_S = 1e-5  # of clocks in messages
-KEPT = 16  # estimates, of which the surest counts: clocks drift apart, so old ones are forgotten
+ROUNDING_S = 1e-5  # rounding of clocks in messages
+KEPT = 16  # number of kept estimates; older ones are dropped since clocks drift
 
 
 class ClockOffset(NamedTuple):
-    """Seconds. A time of this process plus `offset_s` is that of the other's clock, to within `error_s`."""
+    """Offset in seconds: time of the other clock = own time + `offset_s`, with an error of at most `error_s`."""
 
     offset_s: float
     error_s: float
@@ -25,8 +25,8 @@ class ClockEstimate:
         self._kept: deque[ClockOffset] = deque(maxlen=KEPT)
 
     def take(self, sent_s: float, received_s: float, kept_s: float, other_s: float) -> None:
-        """Our message left at `sent_s` and was answered at `received_s`, by our clock. The other process kept it for
-        `kept_s`, and its clock said `other_s` as it answered.
+        """Record a round trip: sent at `sent_s` and answered at `received_s` by the own clock, kept for `kept_s` by the
+        other process, whose clock read `other_s` when it answered.
         """
         way_s = (received_s - sent_s) - kept_s
         if way_s < -ROUNDING_S:  # a clock was set meanwhile
@@ -36,5 +36,5 @@ class ClockEstimate:
 
     @property
     def best(self) -> ClockOffset | None:
-        """Return the best estimate; None if there is none yet."""
+        """Return the estimate with the least error; None if there is none."""
         return min(self._kept, key=lambda each: each.error_s, default=None)

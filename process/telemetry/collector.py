@@ -1,7 +1,7 @@
-"""Destination of traces: an OpenTelemetry collector, over one of the two OTLP transports that Baton speaks.
+"""Destination of traces: an OpenTelemetry collector over OTLP, gRPC or HTTP.
 
-As OpenTelemetry's specification has it, /v1/traces is appended to the endpoint of all signals over HTTP, and to nothing
-else: an endpoint of traces alone is taken as it is.
+Following OpenTelemetry's specification, /v1/traces is appended to the endpoint for all signals over HTTP, but not to an
+endpoint for traces.
 """
 
 import re
@@ -17,8 +17,8 @@ _USER = re.compile(r"^([\w+.-]+://)?[^/?#]*@")
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Collector. `endpoint`: over HTTP the complete URL, over gRPC a URL or host:port. It may contain a password:
-    people see `str()`.
+    """Collector. `endpoint`: over HTTP the complete URL, over gRPC a URL or host:port. It may contain a password, which
+    `str()` omits.
     """
 
     endpoint: str = field(repr=False)
@@ -37,9 +37,9 @@ def choose_collector(
     traces_endpoint: str | None = None,
     traces_protocol: Protocol | None = None,
 ) -> Collector | None:
-    """Choose the collector: settings of traces win over those of all signals. None: no endpoint is set.
+    """Return the collector; settings for traces override those for all signals. None: no endpoint is set.
 
-    Raises: ValueError, whose message has no password.
+    Raises: ValueError, whose message contains no password.
     """
     given, spoken = traces_endpoint or endpoint, traces_protocol or protocol
     if given is None:

@@ -1,4 +1,4 @@
-"""Choice of the exporter of a process's spans."""
+"""Choice of the trace exporter of a process."""
 
 import logging
 from pathlib import Path
@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_telemetry(service_name: str, collector: Collector | None, trace_file: Path | None) -> Telemetry:
-    """Return the exporter to `collector`, else the one to `trace_file`, else one that records nothing."""
+    """Return the exporter to `collector`, else to `trace_file`, else one that records nothing."""
     if collector is None and trace_file is None:
         return NoTelemetry()
     try:

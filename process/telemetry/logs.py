@@ -1,4 +1,4 @@
-"""Log lines on stderr, plain or JSON, each with the trace and request that its task works for."""
+"""Logging to stderr, plain or JSON; each line has the trace and request of the task that logs."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ from baton.process.telemetry.trace_context import current_request_id, current_tr
 
 
 def configure_logging(process: str, log_format: Literal["plain", "json"], level: str = "info") -> None:
-    """Called once, by `__main__`. `process` names the writer, for example `router` or `decode-0`."""
+    """Configure logging once, in `__main__`. `process`: name of the writer, for example `router` or `decode-0`."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_add_trace)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else PlainFormatter(process))
@@ -22,7 +22,7 @@ def configure_logging(process: str, log_format: Literal["plain", "json"], level:
 
 
 class SeldomLog:
-    """Warnings about what others send, at most one of a kind in PERIOD_S: a flood of them must not fill the log."""
+    """Warnings about foreign input, one of each kind per PERIOD_S at most, so that a flood does not fill the log."""
 
     PERIOD_S = 10.0
     KINDS = 256
@@ -30,7 +30,7 @@ class SeldomLog:
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._clock = clock
-        self._kinds: dict[str, tuple[float, int]] = {}  # when the last one was written, and how many were not since
+        self._kinds: dict[str, tuple[float, int]] = {}  # last time written and number left out since, by kind
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
         now = self._clock()
@@ -56,7 +56,7 @@ class PlainFormatter(logging.Formatter):
         return shown(line + "".join(f" {name}={value}" for name, value in _identifiers(record).items()))
 
     def formatException(self, ei: Any) -> str:
-        """Format a traceback line by line, whatever the message of the exception contains."""
+        """Format a traceback with escapes for control characters, except line ends."""
         return shown(super().formatException(ei), keeps="\n")
 
 
@@ -82,7 +82,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _add_trace(record: logging.LogRecord) -> bool:
-    """Stamp the identifiers in the task that logs."""
+    """Attach the identifiers of the task that logs."""
     trace = current_trace.get()
     record.identifiers = {
         **({"trace_id": trace.trace_id} if trace else {}),

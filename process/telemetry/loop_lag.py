@@ -1,4 +1,4 @@
-"""Causes of an event loop's delay: other work of its own, or no core for it."""
+"""Causes of delays of an event loop: other work on the loop, or no free core."""
 
 import asyncio
 from collections import deque
@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 PERIOD_S = 0.02
-LEAST_S = 0.002  # shorter delays are not kept
+LEAST_S = 0.002  # shortest recorded delay
 KEPT = 4096
-CONTENDED_LOOKS = 32  # so long after its thread waited for a core others are looked at each time
+CONTENDED_LOOKS = 32  # number of checks after a wait of the loop's thread in which other threads are checked too
 
 
 class Delay(NamedTuple):
-    """Seconds."""
+    """Parts of a delay, in seconds."""
 
-    busy_s: float  # the loop did something else
-    queued_s: float  # its thread, or others of the process, waited for a core
+    busy_s: float  # the loop was busy with other work
+    queued_s: float  # the loop's thread, or others of the process, waited for a core
 
 
 class _Look(NamedTuple):
-    """Look at the loop between two moments, in monotonic seconds."""
+    """Delay between two checks of the loop, in monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -27,7 +27,7 @@ class _Look(NamedTuple):
 
 
 class LoopLag:
-    """Looks fifty times a second, 0.1 ms each where the core was idle. A busy time is found from the first late one."""
+    """Meter of an event loop's delays, which checks 50 times per second; a check takes 0.1 ms."""
 
     def __init__(
         self,
@@ -35,8 +35,8 @@ class LoopLag:
         own_queued_s: Callable[[], float],
         others_share: Callable[[], float],
     ) -> None:
-        """Create a meter. `own_queued_s`: how long the loop's thread has waited for a core so far. `others_share`:
-        share of time that threads of the process waited recently.
+        """Create a meter. `own_queued_s`: total time that the loop's thread has waited for a core. `others_share`:
+        share of recent time that other threads of the process waited.
         """
         self._loop = loop
         self._own_queued_s, self._others_share = own_queued_s, others_share
@@ -46,7 +46,7 @@ class LoopLag:
         self._last_s = loop.time()
         self._contended = 0
         self.busy_s = 0.0
-        """Total of all looks so far."""
+        """Total busy time of all checks, in seconds."""
 
     def start(self) -> None:
         self._last_s = self._loop.time()
@@ -58,7 +58,7 @@ class LoopLag:
             self._timer = None
 
     def between(self, began_s: float, ended_s: float) -> Delay:
-        """Return the delay between two moments, as far as known; of a look that only overlaps, the overlap's share."""
+        """Return the delay between two moments as far as known; checks that overlap partly count in proportion."""
         busy_s = queued_s = 0.0
         for look in reversed(self._looks):
             if look.ended_s <= began_s:
@@ -73,7 +73,7 @@ class LoopLag:
         self._timer = self._loop.call_at(due_s, self._look, due_s)
 
     def _look(self, due_s: float) -> None:
-        self._wait()  # first: a look that fails is not the last one
+        self._wait()  # first, so that a failing check is not the last one
         now, own_s = self._loop.time(), self._own_queued_s()
         late_s, own_queued_s = now - due_s, own_s - self._own_s
         self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)

@@ -1,7 +1,7 @@
-"""Telemetry through the OpenTelemetry SDK. Sampling, limits and resource follow the standard OTEL_* variables.
+"""Export of traces by the OpenTelemetry SDK. Sampling, limits and resource follow the standard OTEL_* variables.
 
-The batch processor has a thread and a bounded queue of its own: spans that do not fit, or cannot be sent, are dropped.
-Without a collector they are JSON lines in a file, for `baton why --file`:
+The batch processor has a thread and a bounded queue; spans that do not fit or cannot be sent are dropped. Without a
+collector, spans are written to a file as JSON lines, for `baton why --file`:
 
 {"trace_id", "span_id", "parent_span_id"|null, "name", "kind", "service", "start_ns", "end_ns", "status": "ok"|"error",
  "status_message"|null, "attributes": {}, "events": [{"name", "time_ns", "attributes"}],
@@ -44,14 +44,14 @@ logger = logging.getLogger(__name__)
 
 
 def otlp_telemetry(service_name: str, collector: Collector) -> "OpenTelemetry":
-    """Headers, certificates and compression are read by the exporters, from OTEL_EXPORTER_OTLP_*.
+    """Return the exporter to a collector. It reads headers, certificates and compression from OTEL_EXPORTER_OTLP_*.
 
-    Raises: ImportError where the exporter of that protocol is not installed.
+    Raises: ImportError if the exporter of that protocol is not installed.
     """
-    # The exporter logs every attempt; QuietExporter logs the changes.
+    # The exporter logs every failed attempt; QuietExporter logs only changes.
     logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
     exporter: SpanExporter
-    # Imported here: writing a file needs only the SDK.
+    # Imported here, because writing a file needs only the SDK.
     if collector.protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc import trace_exporter as over_grpc
 
@@ -68,7 +68,7 @@ def file_telemetry(service_name: str, path: Path) -> "OpenTelemetry":
 
 
 class OpenTelemetry:
-    """See service.telemetry.Telemetry."""
+    """A `process.telemetry.spans.Telemetry` over the OpenTelemetry SDK."""
 
     def __init__(self, service_name: str, exporter: SpanExporter, target: str, delay_ms: float | None) -> None:
         self._exporter = exporter
@@ -84,7 +84,7 @@ class OpenTelemetry:
         self._ids.chosen = span.identity
         started = self._tracer.start_span(
             span.name,
-            # An empty context, not None: the caller's task must not lend its own current span.
+            # an empty context, since None would take the current span of the calling task
             context=_parent_context(span.parent),
             kind=_KINDS[span.kind],
             attributes=dict(span.attributes),
@@ -104,11 +104,11 @@ class OpenTelemetry:
         closing.start()
         closing.join(_CLOSE_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # gives up its retries
+            self._exporter.shutdown()  # stops its retries
 
 
 class QuietExporter(SpanExporter):
-    """Logs when sending begins to fail and when it works again, not each failure."""
+    """Exporter that logs when sending begins to fail and when it works again, not each failure."""
 
     def __init__(self, exporter: SpanExporter, target: str) -> None:
         self._exporter = exporter
@@ -119,9 +119,9 @@ class QuietExporter(SpanExporter):
         result = self._exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failed:
-            logger.warning("traces cannot be sent to %s and are dropped", self._target)
+            logger.warning("traces cannot be sent to %s; dropping them until they can", self._target)
         if self._failed and not failed:
-            logger.info("traces are sent to %s again", self._target)
+            logger.info("traces can be sent to %s again", self._target)
         self._failed = failed
         return result
 
@@ -130,7 +130,7 @@ class QuietExporter(SpanExporter):
 
 
 class _ChosenIds(IdGenerator):
-    """Random ids, except for a span whose identity was given away before it ended."""
+    """Random ids, except for spans whose ids were sent to others before they ended."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -176,9 +176,9 @@ def _trace_context(context: SpanContext) -> TraceContext:
 
 
 class SpanFile(SpanExporter):
-    """Appends; several processes may share one file, each batch is one write. Opened per batch, so it may be moved.
+    """Exporter that appends to a file. Several processes may share it: each batch is one write. The file may be moved.
 
-    A file that has reached `max_bytes` becomes `PATH.1`, in place of the one before it.
+    At `max_bytes` the file is renamed to `PATH.1`, replacing the previous one.
     """
 
     def __init__(self, path: Path, max_bytes: int = _FILE_MAX_BYTES) -> None:
@@ -190,7 +190,7 @@ class SpanFile(SpanExporter):
         try:
             append_private(self._path, lines.encode(), self._max_bytes)
         except OSError:
-            return SpanExportResult.FAILURE  # reported by the caller, once
+            return SpanExportResult.FAILURE  # QuietExporter logs it once
         return SpanExportResult.SUCCESS
 
     def shutdown(self) -> None:

@@ -1,6 +1,6 @@
-"""Spans, handed over when they are finished: stages are measured as durations and drawn once a request has ended.
+"""Finished trace spans: stages are measured while a request runs and converted to spans after it.
 
-Without OpenTelemetry, or with nowhere to send to, all of it is a no-op. Nothing here blocks or fails a request.
+Without OpenTelemetry or a destination nothing is recorded. Never blocks or fails a request.
 """
 
 import time
@@ -30,10 +30,10 @@ class SpanEvent:
 
 @dataclass(frozen=True, slots=True)
 class FinishedSpan:
-    """Stage of a request. Times are wall-clock nanoseconds, both from one WallClock.
+    """Stage of a request. Times are wall-clock nanoseconds of one WallClock.
 
-    `identity` is the span's own place in the trace where it was given away before the span ended (as traceparent);
-    None takes a fresh one under `parent`. A span with neither begins a trace.
+    `identity`: ids of the span if they were sent to others before it ended (as traceparent); None: new ids under
+    `parent`. A span with neither begins a trace.
     """
 
     name: str
@@ -45,12 +45,12 @@ class FinishedSpan:
     attributes: Attributes = field(default_factory=dict)
     events: Sequence[SpanEvent] = ()
     links: Sequence[TraceContext] = ()
-    error: str | None = None  # the error; None is success
+    error: str | None = None  # message of the error; None: success
 
 
 @dataclass(frozen=True, slots=True)
 class WallClock:
-    """Wall-clock times of one request, anchored once at its start and advanced by the monotonic clock only."""
+    """Wall-clock times of one request: read once at its start, then advanced by the monotonic clock."""
 
     wall_ns: int
     monotonic_s: float
@@ -60,22 +60,22 @@ class WallClock:
         return WallClock(time.time_ns(), time.monotonic())
 
     def at(self, monotonic_s: float) -> int:
-        """Nanoseconds since the epoch at a reading of time.monotonic()."""
+        """Return nanoseconds since the epoch at a reading of time.monotonic()."""
         return self.wall_ns + round((monotonic_s - self.monotonic_s) * 1e9)
 
 
 class Telemetry(Protocol):
-    """Called from one thread."""
+    """Destination of spans. Called from one thread."""
 
     def span(self, span: FinishedSpan) -> TraceContext:
-        """Take a finished span and return its place in the trace, for its children."""
+        """Record a finished span; return its ids, for its children."""
 
     def close(self) -> None:
-        """Send the remaining spans, for two seconds at most."""
+        """Send the remaining spans, for 2 s at most."""
 
 
 class NoTelemetry:
-    """Keeps traces of others together, records nothing."""
+    """Telemetry that records nothing but passes traces on."""
 
     def span(self, span: FinishedSpan) -> TraceContext:
         return span.identity or (span.parent.child() if span.parent else new_trace())

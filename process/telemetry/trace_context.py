@@ -1,4 +1,4 @@
-"""W3C trace context, and which request the current task works for (read by logs). Knows no OpenTelemetry."""
+"""W3C trace context, and the request that the current task works for. Independent of OpenTelemetry."""
 
 import re
 import secrets
@@ -10,7 +10,7 @@ _TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
-    """A place in a trace: ids in lower-case hex, 32 and 16 digits."""
+    """Position in a trace: trace id and span id in lower-case hex, 32 and 16 digits."""
 
     trace_id: str
     span_id: str
@@ -22,7 +22,7 @@ class TraceContext:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     def child(self) -> "TraceContext":
-        """A new span in the same trace."""
+        """Create a span in the same trace."""
         return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled, self.tracestate)
 
 
@@ -31,9 +31,7 @@ def new_trace() -> TraceContext:
 
 
 def parse_traceparent(traceparent: str | None, tracestate: str = "") -> TraceContext | None:
-    """Parse a traceparent; None if missing or malformed: a bad header must not harm a request (W3C: start a new
-    trace).
-    """
+    """Parse a traceparent; None if it is missing or malformed: then a new trace begins, as W3C demands."""
     match = _TRACEPARENT.fullmatch(traceparent or "")
     if match is None:
         return None
@@ -44,16 +42,14 @@ def parse_traceparent(traceparent: str | None, tracestate: str = "") -> TraceCon
 
 
 current_trace: ContextVar[TraceContext | None] = ContextVar("current_trace", default=None)
-"""The caller's place in its trace, None outside a call or where none was given."""
+"""Caller's position in its trace; None outside of a call, or without a traceparent."""
 
 current_request_id: ContextVar[str | None] = ContextVar("current_request_id", default=None)
-"""Set by the code that learns the request's id; None outside a request."""
+"""Id of the current request, set by the code that learns it; None outside of a request."""
 
 
 def in_trace(traceparent: str, request_id: str = "") -> Context:
-    """Return a context for `run`, in which functions, and the tasks and callbacks that they start, belong to that
-    request.
-    """
+    """Return a context whose `run` attributes functions, and the tasks and callbacks they start, to that request."""
     context = copy_context()
     context.run(current_trace.set, parse_traceparent(traceparent))
     context.run(current_request_id.set, request_id or None)

@@ -35,7 +35,7 @@ def test_what_is_not_a_pair_is_refused(text: str) -> None:
 def test_a_name_is_given_once_and_is_not_the_models() -> None:
     with pytest.raises(ConfigError, match=r"--adapter \(BATON_ADAPTER\).*'sql' is given twice"):
         read_config(WorkerConfig, [*WORKER, "--adapter", "sql=/a", "--adapter", "sql=/b"])
-    with pytest.raises(ConfigError, match="cannot be called 'base', as the model is"):
+    with pytest.raises(ConfigError, match="the name 'base' is the model's"):
         read_config(WorkerConfig, [*WORKER, "--adapter", "base=/a"])
 
 

@@ -98,6 +98,6 @@ async def test_close_of_a_killed_one_that_is_not_gone_yet_returns(
         patched.setattr(subprocess.Popen, "wait", never)
         helper.close()
 
-    assert "was killed and is not gone" in caplog.text
+    assert "still exists" in caplog.text
     assert running.popen.wait(20) == -signal.SIGKILL
     assert running.ours.fileno() == -1

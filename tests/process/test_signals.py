@@ -141,7 +141,7 @@ def test_serving_process_ends_at_once_on_a_second_signal(number: signal.Signals)
         process.send(signal.SIGTERM)
         process.until("draining\n")
         process.send(number)
-        assert process.exit_code() == 1 and "stopping at once" in process.text
+        assert process.exit_code() == 1 and "stopping without waiting" in process.text
 
 
 def test_hangup_of_a_daemon_reloads_and_serves_on() -> None:

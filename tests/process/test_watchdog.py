@@ -16,13 +16,13 @@ from baton.engine.scheduler.scheduler import Scheduler
 from baton.process.serving.exit_codes import ExitCode
 from baton.process.serving.health import Health
 from baton.process.serving.server import Running
-from baton.process.serving.watchdog import LOOKS, Stillness, Watchdog
+from baton.process.serving.watchdog import CHECKS, ProgressTimer, Watchdog
 from baton.process.serving.watchdog_sibling import is_stopped, still_for
 from tests.fixtures.held_runner import HeldRunner
 from tests.fixtures.session_client import eventually
 
 BOUND_S = 30.0
-LOOK_S = BOUND_S / LOOKS
+LOOK_S = BOUND_S / CHECKS
 
 
 class Clock:
@@ -59,7 +59,7 @@ async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_ret
     assert loop.turns is None, "nothing is watched before it is warm"
     await loop.start()
     watchdog, clock, stalled = watched(lambda: loop.turns)
-    for _ in range(3 * LOOKS):  # idle, it still turns
+    for _ in range(3 * CHECKS):  # idle, it still turns
         await one_turn(loop)
         look(watchdog, clock, 1)
     assert stalled == []
@@ -67,7 +67,7 @@ async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_ret
     runner.hold()
     await asyncio.wrap_future(loop.add(Request(1, (1, 2), SamplingParams(max_tokens=1), ())))
     await eventually(runner.stepping.is_set)
-    look(watchdog, clock, LOOKS - 1)
+    look(watchdog, clock, CHECKS - 1)
     assert stalled == []
     look(watchdog, clock, 3)
     assert stalled and stalled[0].startswith("engine 3")
@@ -78,7 +78,7 @@ async def test_an_engine_whose_step_does_not_return_is_reported_and_one_that_ret
 
 def test_what_is_not_there_is_not_watched() -> None:
     watchdog, clock, stalled = watched(lambda: None)
-    look(watchdog, clock, 3 * LOOKS)
+    look(watchdog, clock, 3 * CHECKS)
     assert stalled == []
 
 
@@ -90,8 +90,8 @@ def test_a_process_that_was_stopped_for_long_has_not_stood_still() -> None:
 
 
 def test_any_move_begins_the_time_anew() -> None:
-    stillness = Stillness(longest_look_s=1.0)
-    assert [stillness.look(number, now) for now, number in enumerate([1, 1, 1, 2, 2, 1])] == [0, 1, 2, 0, 1, 0]
+    timer = ProgressTimer(longest_check_s=1.0)
+    assert [timer.observe(number, now) for now, number in enumerate([1, 1, 1, 2, 2, 1])] == [0, 1, 2, 0, 1, 0]
 
 
 async def test_an_event_loop_that_turns_moves_its_heartbeat() -> None:

@@ -85,5 +85,5 @@ async def test_a_name_that_a_worker_does_not_know_fails_that_request_alone(
         await eventually(lambda: pair.to_prefill.about("failed", 1))
         [failed] = pair.to_prefill.about("failed", 1)
         assert failed.reason == session_pb2.FAILURE_REASON_INVALID
-        assert "no adapter 'large'" in failed.message
+        assert "adapter 'large' is not loaded" in failed.message
         assert await pair.finish(await pair.compute(2, PROMPTS[2], TOKENS, adapter="small")) == expected[2]

@@ -64,7 +64,7 @@ async def test_a_source_killed_in_mid_transfer_is_named_and_the_next_one_is_pair
         before = len(tcp_sockets(os.getpid()))
         peer = await peers.borrow(dying.endpoint)
         started = time.monotonic()
-        with pytest.raises(PeerFailed, match="copying failed") as failed:
+        with pytest.raises(PeerFailed, match="copy failed") as failed:
             await peers.copy(peer, ID, PAIRS)
         assert time.monotonic() - started < NOTICED_S
         assert "Timed out" not in str(failed.value)

@@ -161,7 +161,7 @@ async def test_a_worker_without_groups_is_read_over_tcp_unless_a_group_was_deman
         async with running(DecodeStack(groups=GLOO)) as decode, linked(prefill, decode):
             [link] = decode.peers.links
             assert (link.endpoint, link.transport) == (prefill.endpoint, "tcp")
-            assert "gloo is not available there" in link.fallback
+            assert "gloo is not available on the peer" in link.fallback
         async with running(DecodeStack(transport="gloo", groups=GLOO)) as decode:
-            with pytest.raises(PeerFailed, match="gloo is not available there"):
+            with pytest.raises(PeerFailed, match="gloo is not available on the peer"):
                 await decode.peers.borrow(prefill.endpoint)

@@ -56,7 +56,7 @@ async def test_hosts_without_anything_faster_use_tcp_and_name_why() -> None:
         assert torch.equal(pools[0][[7, 2, 5]], pools[1][:3])
         [link] = decode.peers.links
         assert (link.transport, link.gb_per_s > 0) == ("tcp", True)
-        assert "shared_memory: its pool is not in shared memory" in link.fallback
+        assert "shared_memory: the peer's pool is not in shared memory" in link.fallback
 
 
 async def test_a_port_that_lets_no_one_in_is_replaced_by_grpc_unless_tcp_was_demanded() -> None:
@@ -108,7 +108,7 @@ async def test_a_link_that_breaks_ends_the_transfer_and_the_next_one_pairs_anew(
             broken = list(prefill.tcp._connections)
             for connection in broken:
                 connection.abort()
-            with pytest.raises(SourceLost, match="copying failed"):
+            with pytest.raises(SourceLost, match="copy failed"):
                 await decode.reader.pull(prefill.endpoint, ID, Reservation((7, 2, 5), 0))
             assert peer.forgotten
         other = secrets.token_bytes(16)

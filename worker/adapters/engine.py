@@ -77,7 +77,7 @@ class EngineAdapters:
             read = read_named(name, folder)
             return Read(name, folder, read.digest, read.adapter)
         if self._weights is None:
-            raise ModelError("the weights of this worker stay as long as it runs")
+            raise ModelError("the weights of this worker cannot be replaced while it runs")
         weights = self._weights.check(folder)
         return Read(name, folder, weights_digest(weights.checked.checkpoint), weights)
 
@@ -96,7 +96,7 @@ class EngineAdapters:
         try:
             content.model = load_beside(weights.prepared, content.checked, weights.runner.model)
             if check_weights(weights.prepared, read.folder).checkpoint != content.checked.checkpoint:
-                raise ModelError(f"{read.folder} has changed while it was read")
+                raise ModelError(f"{read.folder} was changed while it was read; try again")
         except ModelError:
             if others is not None:
                 between_steps(lambda: others.read_weights(""))
@@ -110,7 +110,7 @@ class EngineAdapters:
         if isinstance(read.content, Adapter):
             return self._add_adapter(read, read.content)
         if self._weights is None or read.content.model is None:
-            raise RuntimeError("weights are loaded before they are added")
+            raise RuntimeError("weights must be loaded before they are added")
         return self._add_weights(self._weights, read.content.model)
 
     def _add_adapter(self, read: Read, adapter: Adapter) -> int:

@@ -162,7 +162,7 @@ class AdapterKeeper:
     def _on_ended(self, task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()
         if fault is not None and not isinstance(fault, EngineStopped):
-            logger.error("loading an adapter failed", exc_info=fault)
+            logger.error("adapter not loaded: unexpected error", exc_info=fault)
             self._around.fault(fault)
 
     async def _prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
@@ -187,7 +187,7 @@ class AdapterKeeper:
             if self._table.rank != rank:
                 break  # a newer list has its own task
             if why:
-                logger.warning("%s is listed and not loaded: %s", _spoken(listed.key), why)
+                logger.warning("%s is listed but could not be loaded: %s", _spoken(listed.key), why)
                 self._table.refused[listed.key.name] = why
             else:
                 self._table.refused.pop(listed.key.name, None)
@@ -220,14 +220,16 @@ class AdapterKeeper:
         table = self._table
         if key.name != WEIGHTS:
             if any(each.key.name == WEIGHTS for each in table.listed):
-                raise ModelError("the model's weights were replaced while it ran, and adapters are for those before")
+                raise ModelError("the model's weights were replaced; adapters fit only the original weights")
             return
         if table.adapters:
             names = ", ".join(sorted({each.key.name for each in table.adapters}))
-            raise ModelError(f"adapters of the weights that are served are loaded: {names}; unload them first")
+            raise ModelError(f"adapters of the present weights are loaded: {names}; unload them first")
         if len(table.weights) > 1:
             versions = ", ".join(version_of(each.key.digest) for each in table.weights)
-            raise ModelError(f"two sets of weights are loaded already, {versions}: requests still run with the older")
+            raise ModelError(
+                f"two sets of weights are loaded already ({versions}); retry after the requests with the older set"
+            )
 
     def _wait_between_steps(self, function: Callable[[], None]) -> None:
         """Run `function` between steps, from another thread."""
@@ -237,11 +239,11 @@ class AdapterKeeper:
         number = await asyncio.wrap_future(self._loop.between_steps(self._engine.add, read))
         is_listed = any(each.key == key for each in self._table.listed)
         self._table.add(key, number, AdapterOrigin.LISTED if is_listed else AdapterOrigin.PREPARED)
-        logger.info("%s is loaded: %s", _spoken(key), key.digest[:24])
+        logger.info("%s loaded: %s", _spoken(key), key.digest[:24])
 
     def _remove(self, loaded: Loaded) -> None:
         self._table.drop(loaded)
-        logger.info("%s is freed: %s", _spoken(loaded.key), loaded.key.digest[:24])
+        logger.info("%s freed: %s", _spoken(loaded.key), loaded.key.digest[:24])
         try:
             removed = self._loop.between_steps(self._engine.remove, loaded.number)
         except EngineStopped:
@@ -257,7 +259,7 @@ def _report(events: asyncio.AbstractEventLoop, fault: Callable[[BaseException], 
 
 
 def _spoken(key: AdapterKey) -> str:
-    return "a set of weights" if key.name == WEIGHTS else f"adapter {key.name!r}"
+    return "set of weights" if key.name == WEIGHTS else f"adapter {key.name!r}"
 
 
 def _message(loaded: Loaded) -> session_pb2.Adapter:

@@ -113,14 +113,14 @@ class AdapterTable:
         """
         if not name:
             if self.own_weights_freed:
-                raise ValueError("the weights that this worker was started with were replaced and are freed")
+                raise ValueError("the original weights of this worker were replaced and freed")
             return 0
         had = self._had.get(name, set())
         if not digest and len(had) > 1:
-            raise ValueError(f"several adapters were called {name!r} here, and the router does not say which it means")
+            raise ValueError(f"adapter {name!r} is ambiguous: several had this name, and the router sent no digest")
         loaded = self._loaded.get(AdapterKey(name, digest or "".join(had)))
         if loaded is None or loaded.kept is AdapterOrigin.PREPARED:
-            raise ValueError(f"there is no adapter {name!r} here")
+            raise ValueError(f"adapter {name!r} is not loaded on this worker")
         return loaded.number
 
     def take_list(self, version: int, listed: Iterable[Listed]) -> bool:

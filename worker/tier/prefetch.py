@@ -32,7 +32,7 @@ class Prefetcher:
                 await asyncio.sleep(PERIOD_S)
                 await self._round()
         except EngineStopped as error:
-            logger.info("no sessions are loaded ahead any more: %s", error)
+            logger.info("prefetch of sessions stopped: %s", error)
 
     async def _round(self) -> None:
         """Load blocks of the sessions that are due. Raises: EngineStopped."""

@@ -146,7 +146,7 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
     """Create a store. Raises: ModelError."""
     least = least_bytes(format)
     if size_bytes < least:
-        raise ModelError(f"{flag} is {size_bytes}; with this model it is at least {least} bytes")
+        raise ModelError(f"{flag}: {size_bytes} bytes are too few for this model; at least {least} bytes")
     return TierStore(disk, config.worker_id, format, int(size_bytes))
 
 

@@ -121,7 +121,7 @@ class GrpcLink:
             for response in self.stub.Read(request, timeout=READ_TIMEOUT_S):
                 yield response.data
         except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed
-            raise CopyBroken(f"reading failed: {error}") from error
+            raise CopyBroken(f"read over gRPC failed: {error}") from error
 
     def close(self) -> None:
         self._channel.close()
@@ -194,9 +194,9 @@ class Peers:
             return await self._thread.copy(peer.transport, transfer_id, pairs)
         except LinkBroken as error:
             self.forget(peer)  # the next transfer pairs again
-            raise PeerFailed(f"copying failed: {error}") from error
+            raise PeerFailed(f"copy failed: {error}") from error
         except TransferError as error:
-            raise PeerFailed(f"copying failed: {error}") from error
+            raise PeerFailed(f"copy failed: {error}") from error
 
     async def check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
@@ -208,7 +208,7 @@ class Peers:
             try:
                 await self._thread.compare(partial(peer.compare, transfer_id, pairs[0]))
             except CopyBroken as error:
-                raise PeerFailed(f"comparing failed: {error}") from error
+                raise PeerFailed(f"comparison of the first block failed: {error}") from error
             peer.compare = None
         if wanted:
             await self._thread.check(self._checksums, wanted)

@@ -176,7 +176,7 @@ def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> 
     except SharedMemoryUnavailable as error:
         if choice == "shared_memory" or needed:
             raise
-        logger.warning("KV of this worker is read over grpc, the slowest transport: %s", error)
+        logger.warning("peers read KV of this worker over grpc, the slowest transport: %s", error)
         return None
 
 
@@ -190,7 +190,7 @@ def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHa
     except SharedMemoryUnavailable as error:
         if choice == "cuda_ipc" or needed:
             raise
-        logger.warning("cuda_ipc is not available: %s", error)
+        logger.warning("cuda_ipc is not available to peers: %s", error)
         return ()
 
 
@@ -206,7 +206,7 @@ def _nixl(storage: Storage, name: str, transfers: TransferOptions) -> NixlAgent 
         return None
     if not isinstance(storage, torch.Tensor):
         if transfers.choice == "nixl":
-            raise SharedMemoryUnavailable("nixl: a pool on several GPUs is not registered with it")
+            raise SharedMemoryUnavailable("nixl: pools on several GPUs are not supported")
         return None
     try:
         return NixlAgent(storage, name, transfers.interface)
@@ -227,7 +227,7 @@ def _serve_tcp(storage: Storage, shape: PoolShape, pool_id: bytes, transfers: Tr
     except SharedMemoryUnavailable as error:
         if transfers.choice == "tcp" or transfers.port:
             raise
-        logger.warning("KV of this worker is not read over tcp: %s", error)
+        logger.warning("peers do not read KV of this worker over tcp: %s", error)
         return None
     try:
         return TcpServer(listener, storage, shape, pool_id, secure_accepted(transfers.tls), transfers.cores)

@@ -210,11 +210,11 @@ class TransferReader:
             raise
         except OutOfBounds as refusal:
             _doubt(confirmed)
-            raise TransferFailed(f"{endpoint} sent {refusal}") from refusal
+            raise TransferFailed(f"invalid message from {endpoint}: {refusal}") from refusal
         except Exception as fault:  # foreign messages: any error ends only this transfer
-            logger.exception("a transfer failed: %s", endpoint)
+            logger.exception("transfer failed unexpectedly: %s", endpoint)
             _doubt(confirmed)
-            raise TransferFailed(f"the transfer from {endpoint} failed: {type(fault).__name__}: {fault}") from fault
+            raise TransferFailed(f"transfer from {endpoint} failed: {type(fault).__name__}: {fault}") from fault
 
     async def _pull_once(
         self,
@@ -250,7 +250,7 @@ class TransferReader:
             else:
                 self._give_up(peer, request.transfer_id)
         if outcome is Outcome.STALE:
-            raise TransferFailed(f"the KV read from {endpoint} was stale")
+            raise TransferFailed(f"the source {endpoint} reused blocks during the read")
         exposed_ms, late_ms = progress.timings_ms(time.monotonic())
         return Pull(
             tuple(first_token_from_wire(first) for first in end.first_tokens),
@@ -291,7 +291,7 @@ class TransferReader:
         if code is grpc.StatusCode.FAILED_PRECONDITION:
             raise PoolReplaced(f"another process now listens at {peer.endpoint}") from error
         kind = TransferFailed if code in TAKEN_BACK else SourceLost
-        raise kind(f"the transfer from {peer.endpoint} broke: {code.name} {error.details()}") from error
+        raise kind(f"transfer from {peer.endpoint} failed: {code.name} {error.details()}") from error
 
     async def close(self) -> None:
         """Wait until the sources are notified of cancelled pulls; bounded by the timeout of that call."""
@@ -365,7 +365,7 @@ class TransferReader:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, corrupt=True)
             kept = await _closed(peer, request)
             if not kept:
-                raise TransferFailed(f"the KV read from {peer.endpoint} was stale") from error
+                raise TransferFailed(f"the source {peer.endpoint} reused blocks during the read") from error
             self.integrity.checksum_mismatches += 1
             self._peers.distrust(peer)
             logger.error("KV read from %s is corrupt: %s; the blocks are not used", peer.endpoint, error)
@@ -386,7 +386,11 @@ class TransferReader:
             try:
                 await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
-                logger.info("cancelling a transfer at %s failed: %s", peer.endpoint, error.code().name)
+                logger.info(
+                    "transfer not cancelled at %s: %s; its lease expires",
+                    peer.endpoint,
+                    error.code().name,
+                )
             finally:
                 self._peers.give_back(peer)
 

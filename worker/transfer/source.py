@@ -200,7 +200,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if self._cache is None:
             raise FailedPrecondition("block_hashes", "this worker offers no cached blocks")
         if len(hashes) > self._num_blocks:
-            raise InvalidArgument("block_hashes", f"at most {self._num_blocks}")
+            raise InvalidArgument("block_hashes", f"at most {self._num_blocks} entries")
         if self._prepare_cached is not None:
             await self._prepare_cached(hashes, restore)
         try:
@@ -261,7 +261,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise UnknownTransfer(transfer_id)
         end = 1 + (wanted[-1] if isinstance(wanted, range) and wanted else max(wanted, default=-1))
         if end > len(state.blocks):
-            raise BlockOutOfRange(f"ends at block {end}, the watermark is {len(state.blocks)}")
+            raise BlockOutOfRange(f"block {end - 1} requested, only {len(state.blocks)} blocks are readable")
         return [state.blocks[logical] for logical in wanted]
 
     async def Join(

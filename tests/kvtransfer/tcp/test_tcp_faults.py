@@ -28,9 +28,9 @@ def empty() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("identity", "pairs", "reason"),
     [
-        (b"?" * 16, WHOLE[:1], "the transfer has ended, or was never announced"),
-        (TRANSFER, WHOLE[3:5], "more was asked for than may be read"),
-        (TRANSFER, [BlockPair(2**40, 0, 0)], "more was asked for than may be read"),
+        (b"?" * 16, WHOLE[:1], "the transfer has ended or was never announced"),
+        (TRANSFER, WHOLE[3:5], "the range exceeds the readable blocks"),
+        (TRANSFER, [BlockPair(2**40, 0, 0)], "the range exceeds the readable blocks"),
     ],
 )
 def test_a_refused_read_moves_nothing_and_leaves_the_link_as_it_was(

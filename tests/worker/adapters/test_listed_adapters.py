@@ -150,7 +150,7 @@ async def test_a_prepared_adapter_that_is_dropped_takes_no_requests_and_no_memor
         digest = (await prepare(client, 1, "sql", folders["one"])).digest
         adapter = session_pb2.Adapter(name="sql", digest=digest)
         await client.send(start=start(1, adapter))
-        assert "no adapter 'sql' here" in (await client.one("failed", 1)).message
+        assert "adapter 'sql' is not loaded" in (await client.one("failed", 1)).message
         await client.send(prepare_adapter=session_pb2.PrepareAdapter(change_id=1, drop=True))
         await eventually(lambda: not pair.decode._host.adapter_table.find(_key(adapter)))
 
@@ -183,7 +183,7 @@ async def test_a_stream_ends_on_the_adapter_that_it_began_with(checkpoint: Path,
         assert await ended(client, before) == greedy(models["one"], PROMPT, LONG)
         await eventually(lambda: usable(client) == ["sql"])
         await client.send(start=start(3, old))
-        assert "no adapter 'sql' here" in (await client.one("failed", 3)).message
+        assert "adapter 'sql' is not loaded" in (await client.one("failed", 3)).message
 
 
 async def test_an_unlisted_adapter_stays_as_long_as_any_router_needs_it(

@@ -78,7 +78,7 @@ async def test_memory_is_empty_in_the_next_process(tmp_path: Path) -> None:
 
 async def test_a_bound_that_no_model_fits_into_is_refused_with_the_one_that_would(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path / "tiny", "llama", seed=4)
-    with pytest.raises(ModelError, match="kv-tier-memory is 1000; with this model it is at least"):
+    with pytest.raises(ModelError, match="kv-tier-memory: 1000 bytes are too few"):
         async with elastic(checkpoint, "prefill", kv_tier_memory=ByteSize(1000)):
             pass
     await eventually(lambda: "kv-accept" not in {thread.name for thread in threading.enumerate()})

@@ -55,7 +55,7 @@ async def test_kv_of_a_prefill_worker_is_there_for_a_decode_worker_after_a_resta
 async def test_a_bound_that_no_model_fits_into_is_refused_with_the_one_that_would(
     checkpoint: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ModelError, match="kv-tier-size is 1000; with this model it is at least"):
+    with pytest.raises(ModelError, match="kv-tier-size: 1000 bytes are too few"):
         async with elastic(checkpoint, "prefill", kv_tier_dir=tmp_path, kv_tier_size=ByteSize(1000)):
             pass
 

@@ -85,68 +85,68 @@ class BatonServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Continues a prompt. The stream is: one Started, then PromptParts where the prompt is to be told back, then Deltas,
-        and one Finished per choice, after its last Delta; the last Finished carries usage and timings. A cancelled or
-        expired call frees its pages on every worker.
+        """Continues a prompt. The stream has one Started, then PromptParts if the prompt must be repeated, then Deltas, and
+        one Finished per choice after its last Delta; the last Finished has usage and timings. A cancelled or expired call
+        releases its KV blocks on every worker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """Renders messages with the model's chat template, then behaves as Generate.
+        """Renders messages with the model's chat template, then works like Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Resume(self, request, context):
-        """Goes on with a stream of Generate or Chat that broke, at any router of the cluster: a Started again, then only what
-        the client has not got. An older stream of the same request that still lives ends with ABORTED. NOT_FOUND: the
-        request is not known here, or is of another API key.
+        """Continues a broken stream of Generate or Chat at any router of the cluster: a Started again, then only what the
+        client lacks. An older stream of the same request ends with ABORTED. NOT_FOUND: the request is unknown here, or
+        belongs to another API key.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """One vector for each input, computed by prefill workers. INVALID_ARGUMENT where the checkpoint makes none.
+        """Embeddings, one per input. INVALID_ARGUMENT if the checkpoint does not support them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """How well each document suits its query: by a reranker the probability of that, by other models the cosine of their
-        vectors.
+        """Relevance of each document to its query: from a reranker a probability, from other models the cosine of the
+        embeddings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Text to token ids, with the tokenizer of the served model.
+        """Tokenises text with the served model's tokenizer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Token ids to text.
+        """Converts token ids to text.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """The model that this endpoint serves, and its adapters.
+        """Lists the model of this endpoint and its adapters.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModel(self, request, context):
-        """One model, by name. NOT_FOUND if it is not served here.
+        """Returns one model by name. NOT_FOUND if it is not served here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

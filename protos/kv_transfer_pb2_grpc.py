@@ -80,59 +80,63 @@ class KvTransferServiceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Pair(self, request, context):
-        """Two pools meet: refuses (FAILED_PRECONDITION, naming the field) unless their fingerprints and layouts are equal.
+        """Pair two pools. Refused with FAILED_PRECONDITION, naming the field, unless their fingerprints and layouts are
+        equal.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Open(self, request, context):
-        """Follows one transfer: a watermark whenever more blocks are complete; the last carries the first step.
-        Opening an id that is not known yet waits, bounded. An open stream keeps the lease alive.
-        With block hashes it is the other way round: any worker gives what its cache holds, to any other.
+        """Follow one transfer: a watermark whenever more blocks are complete; the last one has the first tokens. An unknown
+        id waits for its announcement, for a bounded time. An open stream keeps the blocks pinned. With block hashes, the
+        source offers the blocks that it has cached instead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Read(self, request, context):
-        """The bytes of blocks, for peers that share no memory.
+        """Read the bytes of blocks, for peers that share no memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Close(self, request, context):
-        """The reader has read all, or gives up. Unpins; the answer says whether what was read may be used.
+        """End a transfer: the reader has read everything, or gives up. Unpins the blocks; the response says whether the read
+        blocks may be used.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Confirm(self, request, context):
-        """The reader reads on: may what it has read so far be used, whatever becomes of the source after this answer?
+        """Ask, while reading continues, whether the blocks read so far may be used even if the source is lost afterwards.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """A process group of torch.distributed for this pair of workers, where blocks travel by NCCL or gloo. The stream is
-        the group's life: it says when both may meet and when they have, and either side ends the group by ending it.
+        """Form a torch.distributed process group for this pair of workers, in which blocks are sent over NCCL or gloo. The
+        stream lasts as long as the group: its messages say when both may meet and when they have met; either side closes
+        the group by closing it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Store(self, request, context):
-        """The store over which the two meet. The source keeps it.
+        """Access the rendezvous store of the group, which the source keeps.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Send(self, request, context):
-        """Asks for messages over the group, into memory of the reader. Answered when they will come, in the order asked for.
+        """Request messages over the group, into memory of the reader. The response comes when they will be sent, in the
+        requested order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

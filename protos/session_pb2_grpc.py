@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class SessionServiceStub(object):
-    """One long-lived stream per (router, worker). Both directions are numbered from 1 and acknowledged; what is not
-    acknowledged is kept, so a router that reconnects within the grace period loses nothing.
+    """One long-lived stream per router and worker, the link. Both directions are numbered from 1 and acknowledged.
+    Unacknowledged messages are kept, so that a router that reconnects within the grace period loses nothing.
     """
 
     def __init__(self, channel):
@@ -44,8 +44,8 @@ class SessionServiceStub(object):
 
 
 class SessionServiceServicer(object):
-    """One long-lived stream per (router, worker). Both directions are numbered from 1 and acknowledged; what is not
-    acknowledged is kept, so a router that reconnects within the grace period loses nothing.
+    """One long-lived stream per router and worker, the link. Both directions are numbered from 1 and acknowledged.
+    Unacknowledged messages are kept, so that a router that reconnects within the grace period loses nothing.
     """
 
     def Connect(self, request_iterator, context):
@@ -71,8 +71,8 @@ def add_SessionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SessionService(object):
-    """One long-lived stream per (router, worker). Both directions are numbered from 1 and acknowledged; what is not
-    acknowledged is kept, so a router that reconnects within the grace period loses nothing.
+    """One long-lived stream per router and worker, the link. Both directions are numbered from 1 and acknowledged.
+    Unacknowledged messages are kept, so that a router that reconnects within the grace period loses nothing.
     """
 
     @staticmethod

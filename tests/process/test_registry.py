@@ -140,7 +140,7 @@ async def test_registration_whose_name_is_taken_names_both_addresses(
     async with asyncio.timeout(20):
         await fenced.wait()
     await registration.close()
-    assert "it is at 10.0.0.9:1, this one at 10.0.0.5:2" in caplog.text and "--namespace" in caplog.text
+    assert "another process at 10.0.0.9:1; this one at 10.0.0.5:2" in caplog.text and "--namespace" in caplog.text
 
 
 async def test_a_fenced_registration_says_so_once_and_stops(registry: RedisRegistry, server: RedisServer) -> None:

@@ -1,1 +1,1 @@
-"""The `baton` command: starts a whole service on one machine, talks to it, looks at it."""
+"""The `baton` command: start a service on one machine, send requests to it, inspect it."""

@@ -74,7 +74,7 @@ def run_batch(options: BatchOptions) -> int:
                 f"{options.target} answers {sorted(unknown)[0]}, which is not in {options.source}; give another file"
             )
         left = [request for request in requests if request.custom_id not in done]
-        sys.stderr.write(f"{len(requests)} requests, {len(done)} done already\n")
+        sys.stderr.write(f"{len(requests)} requests, {len(done)} answered before\n")
         if left:
             answer_all(options, left, target)
         return report(target, options.target)
@@ -160,13 +160,13 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
                 write(target, answer_line(answered, output))
             for line, vectors in embedded(llm, inputs):
                 write(target, _line(line.request, line.body(vectors)))
-        except ModelError as error:  # of an adapter
+        except ModelError as error:  # an adapter cannot be loaded
             raise CommandFailed(str(error)) from error
     os.fsync(target.fileno())
 
 
 def write(target: BinaryIO, line: dict[str, object]) -> None:
-    """Write and flush a line, so that it survives a kill of this process."""
+    """Write and flush a line, so that it survives SIGKILL."""
     target.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     target.flush()
 

@@ -72,7 +72,7 @@ class Ready:
     params: "SamplingParams"
     model: str
     lora: "LoRARequest | None"
-    parser: MakeParser | None = None  # of chat answers with more than text
+    parser: MakeParser | None = None  # for chat answers with reasoning or calls
 
     def answer(self, text: str, reason: str | None) -> dict[str, Any]:
         """Return a chat's message and finish reason."""
@@ -82,7 +82,7 @@ class Ready:
         return {"message": message, "finish_reason": ended_by(message, reason)}
 
 
-MAX_INPUTS_TOGETHER = 256  # of lines that are computed together
+MAX_INPUTS_TOGETHER = 256  # per call of the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class Validator:
         token_ids = self._token_ids(valid)
         params = replace(
             sampling_params(replace(asked.sampling, seed=valid.sampling.seed)),
-            # Parts of an answer are between some of them.
+            # Special tokens delimit reasoning and calls, so they are kept where the parser needs them.
             skip_special_tokens=message.skip_special_tokens is not False and not asked.shown_tokens,
             include_stop_str_in_output=bool(message.include_stop_str_in_output),
         )
@@ -257,7 +257,7 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return to_json(body, inf_nan_mode="constants")  # null would be as if the field were not there
+    return to_json(body, inf_nan_mode="constants")  # null would count as an absent field
 
 
 def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -284,5 +284,5 @@ def _refusing() -> Iterator[None]:
         yield
     except Problem as problem:
         raise LineRefused(problem.message, problem.param) from problem
-    except ValueError as error:  # of the engine: checks that only it can make
+    except ValueError as error:  # from checks that only the engine can make
         raise LineRefused(str(error)) from error

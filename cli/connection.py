@@ -73,7 +73,7 @@ _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 def for_people(error: BatonClientError, target: str, begun: bool = False) -> BatonClientError:
     """Return the error with advice, or as it is if the server explained it. `begun`: part of the answer has arrived."""
-    # Baton gives every UNAVAILABLE a reason: without one there is no server.
+    # A server gives every UNAVAILABLE a reason; without one no server answered.
     if isinstance(error, Unavailable) and error.reason is None:
         return Unavailable(_unreachable(error.message, target, begun), error.details)
     if isinstance(error, NotAllowed):
@@ -130,7 +130,7 @@ def _unreachable(message: str, target: str, begun: bool) -> str:
     if any(sign in message for sign in _HTTP_SIGNS):
         return f"{target} is an HTTP port, and this command needs the gRPC port: {_grpc_port_advice(target)}"
     if "CERTIFICATE_VERIFY_FAILED" in message or "Hostname Verification Check failed" in message:
-        return f"the certificate of {target} is not the one that {TLS_CA_VARIABLE} vouches for"
+        return f"the certificate of {target} is not signed by the CA in {TLS_CA_VARIABLE}"
     if "WRONG_VERSION_NUMBER" in message:
         return f"{target} does not speak TLS; unset {TLS_CA_VARIABLE}"
     if begun:

@@ -148,7 +148,9 @@ def _find_target(context: typer.Context, given: str) -> str:
         return given
     running = [record.targets[0] for record in running_services(RUNTIME)]
     if len(running) > 1:
-        print(f"baton: {running[0]} is the newest service; --target takes {', '.join(running[1:])}", file=sys.stderr)
+        print(
+            f"baton: using the newest service, {running[0]}; --target selects {', '.join(running[1:])}", file=sys.stderr
+        )
     return running[0] if running else given
 
 
@@ -159,15 +161,15 @@ Target = Annotated[
         "--router",
         envvar=TARGET_VARIABLE,
         callback=_find_target,
-        help="gRPC address of the router, host:port; several of one cluster: host:port,host:port. Default: the newest "
-        "service that `baton up` runs on this machine.",
+        help="gRPC address of the router, host:port; several routers of a cluster: host:port,host:port. Default: the "
+        "newest `baton up` on this machine.",
     ),
 ]
 Admin = Annotated[
     str | None,
     typer.Option(
-        help="Admin address of the router, host:port; default: that of --target, where `baton up` runs it, or the port "
-        "after it."
+        help="Admin address of the router, host:port; default: the admin port of --target if `baton up` runs it here, "
+        "else the port after that of --target."
     ),
 ]
 TlsCa = Annotated[
@@ -208,7 +210,7 @@ def admin_target_of(target: str) -> str:
         if not host or not (port.isascii() and port.isdigit()):
             raise typer.BadParameter(f"{each!r} is not host:port; --admin names the admin port", param_hint="--target")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise typer.BadParameter(f"{each!r}: an IPv6 address stands in brackets", param_hint="--target")
+            raise typer.BadParameter(f"{each!r}: put an IPv6 address in brackets", param_hint="--target")
         admins.append(known.get(each.strip(), f"{host}:{int(port) + 1}"))
     return ",".join(admins)
 
@@ -220,16 +222,16 @@ def read_prompt(text: str) -> str:
 
 STATUS_COLUMNS = {
     "worker": "id of the worker",
-    "state": "connected, draining, or lost: it has no session with this router",
-    "restarts": "how often its process was found gone without a drain",
+    "state": "connected, draining, or lost: it has no link with this router",
+    "restarts": "number of times that its process was gone without a drain",
     "running": "sequences in the batch",
-    "pending": "requests that wait in the worker",
-    "pending tokens": "prompt tokens not computed yet",
+    "pending": "requests waiting in the worker",
+    "pending tokens": "prompt tokens still to compute",
     "blocks": "KV blocks in use / in the pool",
-    "pinned": "of those in use, blocks that a decode worker has yet to read",
+    "pinned": "blocks in use that a decode worker has yet to read",
     "cached": "blocks in the prefix cache, evicted when others need them",
     "hit rate": "share of prompt tokens found in the prefix cache",
-    "preempted": "sequences that gave their blocks back for a while",
+    "preempted": "sequences that gave up their blocks and continue later",
     "pid": "of the worker's process",
     "endpoint": "host:port of the worker",
 }

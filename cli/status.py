@@ -1,7 +1,4 @@
-"""Workers, blocks, load and latency of one router, once or with --watch (`baton status`).
-
-`baton top` shares its columns and its frames.
-"""
+"""Workers, KV blocks, load and latency of one router, once or with --watch (`baton status`)."""
 
 import json
 import time
@@ -73,7 +70,7 @@ COLUMNS: tuple[Column[WorkerStatus], ...] = (
     Column("pid", lambda worker: str(worker.pid), rank=3),
     Column("endpoint", lambda worker: worker.endpoint, rank=3, is_number=False),
 )
-"""Explained by STATUS_COLUMNS of options.py."""
+"""Columns of the table; STATUS_COLUMNS in options.py describes them."""
 
 
 def status_lines(status: ClusterStatus, width: int) -> list[str]:
@@ -110,7 +107,7 @@ def headline(status: ClusterStatus) -> str:
 def latency_line(status: ClusterStatus) -> str:
     latency = status.latency
     if latency is None:
-        return "TTFT and TBT: no request ended in the last minute"
+        return "TTFT and TBT: no request completed in the last minute"
     figures = [("TTFT", latency.ttft), *([("TBT", latency.tbt)] if latency.tbt is not None else [])]
     shown = " · ".join(f"{name} p50 {ms(each.p50_ms)}, p99 {ms(each.p99_ms)}" for name, each in figures)
     return f"{shown} · requests in the last minute: {latency.requests}"
@@ -130,7 +127,7 @@ def requests_line(status: ClusterStatus) -> str:
 
 
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
-    """Return as many columns as fit; if not even the first do, names are above their rows."""
+    """Return the columns that fit; if not even those of rank 0 do, put names above their rows."""
     return fitting_table(COLUMNS, workers, width) or names_above(COLUMNS[1:], workers, list(map(name_of, workers)))
 
 
@@ -160,7 +157,7 @@ def release_lines(status: ClusterStatus) -> list[str]:
 
 
 def departure_lines(status: ClusterStatus) -> list[str]:
-    """Count departures that were no crashes."""
+    """Count drains, role changes and lost links."""
     lines = []
     for worker in status.workers:
         counts = (
@@ -183,7 +180,7 @@ def arithmetic_lines(status: ClusterStatus) -> list[str]:
     if len(groups) < 2:
         return []
     listed = "; ".join(f"{', '.join(names)}: {arithmetic}" for arithmetic, names in sorted(groups.items()))
-    return [f"workers round differently, so an answer that moves between them may change at a near tie: {listed}"]
+    return [f"workers round differently; an answer that moves between them may change at a near tie: {listed}"]
 
 
 def link_lines(status: ClusterStatus) -> list[str]:
@@ -199,7 +196,7 @@ def link_lines(status: ClusterStatus) -> list[str]:
 
 
 def cache_lines(status: ClusterStatus) -> list[str]:
-    """List what the router knows of each prefix cache, and how often it predicted the hits of a prompt."""
+    """List the router's view of each prefix cache, with the share of correctly predicted prompts."""
     lines = []
     for worker in status.workers:
         view = worker.cache_view
@@ -215,7 +212,7 @@ def cache_lines(status: ClusterStatus) -> list[str]:
 
 
 def tier_lines(status: ClusterStatus) -> list[str]:
-    """List what the router knows of each worker's KV files, and which workers share them."""
+    """List the router's view of each worker's KV files, and the workers that share them."""
     views = [(worker, worker.tier_view) for worker in status.workers if worker.connected and worker.tier_view]
     lines = []
     for worker, view in views:
@@ -271,12 +268,12 @@ def show_status(admin_target: str, as_json: bool) -> int:
 
 PERIOD_S = 1.0
 TIMEOUT_S = 2.0
-NOTICE_S = 5.0  # for which a frame says that the router is back
+NOTICE_S = 5.0  # display time of the notice that the router answers again
 
 
 @dataclass(frozen=True, slots=True)
 class Frame(Generic[Content]):
-    """State of the screen. `content`: the newest, None before the first. `notice`: a problem, else empty."""
+    """State of the screen. `content`: newest figures, None before the first. `notice`: a problem, else empty."""
 
     content: Content | None
     notice: str
@@ -306,7 +303,7 @@ def watch_status(admin_target: str, as_json: bool) -> int:
 def frames(
     snapshot: Callable[[], Content], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> Iterator[Frame[Content]]:
-    """Yield a frame per PERIOD_S, without end, also while the router does not answer."""
+    """Yield a frame every PERIOD_S for ever, also while the router does not answer."""
     content: Content | None = None
     lost_s: float | None = None
     notice, notice_ends_s = "", 0.0
@@ -329,7 +326,7 @@ def frames(
 
 
 def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
-    """Return the lines of a frame; old figures are marked."""
+    """Return the lines of a frame, with a heading above old figures."""
     lines = [frame.notice] if frame.notice else []
     if frame.content is not None:
         lines += [] if frame.is_current else ["The last figures:"]

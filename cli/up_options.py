@@ -17,7 +17,7 @@ from baton.worker.config import WorkerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """Options of `baton up`. None: `up` decides, or the processes do."""
+    """Options of `baton up`. None: `up` or its processes choose the value."""
 
     PANELS: ClassVar[Mapping[str, str]] = {
         "model": "Model",
@@ -98,7 +98,7 @@ class UpOptions:
         RouterConfig,
         "http_port",
         default=None,
-        note="Default: 8000, or a free one if that is taken. Further routers use the ports after it.",
+        note="Default: 8000, or a free port if 8000 is in use. Further routers use the following ports.",
     )
     admin_port: int | None = of_field(
         RouterConfig, "admin_port", default=None, note="On loopback; default here: --port plus 1."

@@ -1,8 +1,8 @@
-"""Begin the next version of this repository: `.venv/bin/python deploy/release.py VERSION`.
+"""Start the next version of this repository: `.venv/bin/python deploy/release.py VERSION`.
 
-The current version becomes the last release, at the commit that is checked out: the tests roll clusters between it and
-the next one. Every file that states the version gets the next one; in CHANGELOG.md, the unreleased changes get the
-heading of the current version.
+The current version becomes the last release, at the checked-out commit; tests roll clusters between it and the next.
+Every file that states the version gets the next one. In CHANGELOG.md the unreleased changes get the heading of the
+current version.
 """
 
 import datetime
@@ -24,7 +24,7 @@ PLACES: Mapping[str, tuple[str, ...]] = {
     "src/baton/versions.py": ('RELEASE = "{}"\n',),
     "Dockerfile": ("ARG VERSION={}\n",),
 }
-"""Texts of files that have the version, once each."""
+"""Texts that contain the version, by file."""
 
 
 def current(root: Path = ROOT) -> str:
@@ -33,10 +33,10 @@ def current(root: Path = ROOT) -> str:
 
 
 def begin(root: Path, following: str, commit: str, today: datetime.date) -> None:
-    """Rewrites the files. Raises: ValueError, before any is written."""
+    """Rewrite the files. Raises: ValueError, before any is written."""
     before = current(root)
     if re.fullmatch(_VERSION, following) is None or _numbers(following) <= _numbers(before):
-        raise ValueError(f"{following!r} is no version after {before}, of three numbers with points between them")
+        raise ValueError(f"{following!r} is no version after {before}; give three numbers such as 1.2.3")
     written = {root / name: _with(root, name, texts, before, following) for name, texts in PLACES.items()}
     project = root / "pyproject.toml"
     written[project] = re.sub(
@@ -58,7 +58,9 @@ def _with(root: Path, name: str, texts: tuple[str, ...], before: str, following:
     content = (root / name).read_text()
     for text in texts:
         if content.count(text.format(before)) != 1:
-            raise ValueError(f"{name}: {text.format(before)!r} is there {content.count(text.format(before))} times")
+            raise ValueError(
+                f"{name}: {text.format(before)!r} occurs {content.count(text.format(before))} times, must occur once"
+            )
         content = content.replace(text.format(before), text.format(following))
     return content
 

@@ -1,7 +1,7 @@
-"""Prints the dependencies that a pyproject.toml names: `requirements.py pyproject.toml [EXTRAS]`.
+"""Print the dependencies of a pyproject.toml: `requirements.py pyproject.toml [EXTRAS]`.
 
-Torch and our own packages are left out: the images install torch by itself, in the build for their device, and the
-router not at all. Of extras, a list with commas, it prints those alone.
+Torch and the packages of this repository are left out: images install torch separately, in the build for their device.
+With EXTRAS, separated by commas, only the dependencies of these extras are printed.
 """
 
 import sys

@@ -1,12 +1,12 @@
-"""Writes a CycloneDX SBOM of an environment that Baton is installed in: `.venv/bin/python deploy/sbom.py`.
+"""Write a CycloneDX SBOM of an environment with Baton: `.venv/bin/python deploy/sbom.py`.
 
     --python PYTHON     interpreter of the environment; default: the one that runs this
-    --without PACKAGES  names with commas: left out with all that they alone need, as `torch` of a router's image
+    --without PACKAGES  names separated by commas, left out with what only they need: `torch` for a router's image
     --output FILE       default: sbom.json
-    --check             also validates every format of the result, some ten seconds
+    --check             also validate all formats of the result (10 s)
 
-It has what Baton needs when it runs, not its test tools: the dependencies of pyproject.toml and theirs. The generator
-is cyclonedx-bom, in a folder of its own (`.cache/sbom-tools`), made on first use and kept.
+It lists the run-time dependencies of pyproject.toml and theirs, without test tools. The generator, cyclonedx-bom, is
+installed into `.cache/sbom-tools` at the first use.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TOOLS_FOLDER = ROOT / ".cache" / "sbom-tools"
 PINS = Path(__file__).with_name("sbom-requirements.txt")
 INSTALL_S, GENERATE_S = 300, 120
 LICENSES = {"protobuf": "BSD-3-Clause", "transformers": "Apache-2.0"}
-"""Of packages whose metadata says it in words of its own, which the generator leaves out."""
+"""Licences of packages whose metadata states them in a form that the generator does not read."""
 _REQUIRED = """
 import importlib.metadata, json
 print(json.dumps({each.metadata["Name"]: each.requires or [] for each in importlib.metadata.distributions()}))
@@ -41,7 +41,7 @@ sys.exit(f"not valid: {fault}" if fault else 0)
 
 
 def tools_python() -> Path:
-    """Of the environment with the generator. One process at a time makes it."""
+    """Return the interpreter of the generator's environment; one process at a time creates it."""
     python, stamp = TOOLS_FOLDER / "bin" / "python", TOOLS_FOLDER / "installed.txt"
     wanted = PINS.read_text() + sys.version
     TOOLS_FOLDER.parent.mkdir(exist_ok=True)
@@ -59,7 +59,7 @@ def tools_python() -> Path:
 
 
 def generate(python: str) -> dict[str, Any]:
-    """Of everything that is installed there."""
+    """Return the SBOM of all installed packages."""
     command = [str(tools_python()), "-m", "cyclonedx_py", "environment", "--no-validate", "--output-reproducible"]
     command += ["--pyproject", str(ROOT / "pyproject.toml"), "--mc-type", "application", python]
     done = subprocess.run(command, check=True, timeout=GENERATE_S, capture_output=True, text=True)
@@ -68,13 +68,13 @@ def generate(python: str) -> dict[str, Any]:
 
 
 def direct_dependencies() -> set[str]:
-    """Names in pyproject.toml, as package indexes compare them, without our own, which images have as sources."""
+    """Return the normalised names in pyproject.toml, without the packages of this repository."""
     lines = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     return {name for name in map(name_in, lines) if not name.startswith("baton-")}
 
 
 def requirements(python: str) -> dict[str, set[str]]:
-    """By the name of what is installed there, the names of what it needs without any of its extras."""
+    """Return the required packages of each installed package, without those of extras."""
     done = subprocess.run([python, "-c", _REQUIRED], check=True, timeout=GENERATE_S, capture_output=True, text=True)
     lines: dict[str, list[str]] = json.loads(done.stdout)
     return {normal(name): {name_in(line) for line in each if "extra ==" not in line} for name, each in lines.items()}
@@ -91,7 +91,7 @@ def normal(name: str) -> str:
 def needed_at_run_time(
     bom: dict[str, Any], wanted: Collection[str], needs: Mapping[str, Collection[str]], without: Collection[str]
 ) -> dict[str, Any]:
-    """The wanted components, and what they need. Pure. Raises: SystemExit for one that is not there."""
+    """Return the wanted components and their dependencies. Raises: SystemExit if one is not installed."""
     components = {normal(each["name"]): each for each in bom["components"]}
     direct = sorted(set(wanted) - set(without))
     if missing := [name for name in direct if name not in components]:

@@ -49,7 +49,7 @@ def wall_clock_reads(source: str) -> Iterator[str]:
             yield from (f"{node.lineno}: {module}.{name}" for module, name in sorted(names & WALL, key=str))
 
 
-def test_only_labels_come_from_the_wall_clock() -> None:
+def test_sources_read_wall_clock_only_for_labels() -> None:
     reads = {
         name: list(wall_clock_reads(path.read_text()))
         for path in source_files(".py")
@@ -72,11 +72,11 @@ def test_the_checker_finds(source: str) -> None:
     assert list(wall_clock_reads(source))
 
 
-def test_the_checker_allows_monotonic_time(tmp_path: Path) -> None:
+def test_clock_checker_allows_monotonic_time(tmp_path: Path) -> None:
     assert not list(wall_clock_reads("import time\ntime.monotonic(); time.perf_counter(); self.time()"))
 
 
-async def test_jumps_of_the_wall_clock_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wall_clock_jumps_change_no_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reading is an hour or two off, to either side: no lease, deadline or grace ends for that."""
     wall, wall_ns, jumps = time.time, time.time_ns, itertools.cycle(JUMPS_S)
 

@@ -89,7 +89,7 @@ def started(file: str, profiles: str) -> str:
 
 
 @pytest.mark.parametrize(("file", "profiles"), STARTED)
-def test_profiles_start_their_services_with_what_these_depend_on(file: str, profiles: str) -> None:
+def test_compose_profile_starts_services_with_dependencies(file: str, profiles: str) -> None:
     every = yaml.safe_load(started(file, profiles))["services"]
     assert every.keys() == STARTED[file, profiles]
     assert all(each in every for service in every.values() for each in service.get("depends_on", ()))
@@ -97,7 +97,7 @@ def test_profiles_start_their_services_with_what_these_depend_on(file: str, prof
     assert all(service.get("command") == read[name].get("command") for name, service in every.items())
 
 
-def test_files_and_what_compose_makes_of_them_are_of_its_specification(tmp_path: Path) -> None:
+def test_compose_files_match_the_specification(tmp_path: Path) -> None:
     """Its schema knows every key and what type its value has."""
     for file, profiles in STARTED:
         (tmp_path / f"{profiles}.{Path(file).name}").write_text(started(file, profiles))
@@ -105,7 +105,7 @@ def test_files_and_what_compose_makes_of_them_are_of_its_specification(tmp_path:
     run_tool("check_jsonschema", "--builtin-schema", "vendor.compose-spec", *FILES, *made)
 
 
-def test_every_profile_of_files_and_documents_was_started_here() -> None:
+def test_compose_profiles_are_all_tested() -> None:
     every = {(file, profile) for file, profiles in STARTED for profile in profiles.split(",")}
     of_services = ((file, service) for file in FILES for service in services(file, variables_of(file)).values())
     assert every == {(file, profile) for file, service in of_services for profile in service.get("profiles", ())}
@@ -225,7 +225,7 @@ def test_box_grace_is_longer_than_all_stages_of_a_drain(name: str) -> None:
     assert int(grace.removesuffix("s")) > 2 * DRAIN_S + ROUTER_END_S + WORKER_END_S + REDIS_GRACE_S
 
 
-def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_worker_advertises_reachable_address(monkeypatch: pytest.MonkeyPatch) -> None:
     read = config("worker", monkeypatch)
     service = services("deploy/compose.hosts.yaml", SEVERAL_HOSTS)["worker"]
     assert (read.advertised_host, read.transfer_interface) == ("10.0.0.2", "ib0")
@@ -234,7 +234,7 @@ def test_a_worker_of_several_hosts_advertises_an_address_that_others_reach(monke
     assert service["build"]["args"]["EXTRAS"] == "nixl"
 
 
-def test_a_host_without_an_address_is_refused() -> None:
+def test_hosts_without_address_is_refused() -> None:
     with pytest.raises(KeyError, match="ADDRESS"):
         services("deploy/compose.hosts.yaml", {})
 
@@ -250,7 +250,7 @@ def mounted(service: dict[str, Any]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", OBSERVERS)
-def test_an_observer_starts_only_with_its_profile_from_an_exact_version(name: str) -> None:
+def test_observer_needs_profile_and_exact_version(name: str) -> None:
     service = services("compose.yaml", ONE_HOST)[name]
     assert service["profiles"] == ["observability"]
     assert re.fullmatch(r"docker\.io/[\w/-]+:v?\d+\.\d+\.\d+", service["image"])

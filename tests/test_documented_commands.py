@@ -26,7 +26,7 @@ def bare(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", documents())
-def test_our_modules_are_run_with_our_python(name: str) -> None:
+def test_document_runs_modules_with_venv_python(name: str) -> None:
     assert bare((ROOT / name).read_text(encoding="utf-8")) == []
 
 
@@ -35,7 +35,7 @@ def test_usage_of_the_processes_names_our_python() -> None:
         assert bare(path.read_text(encoding="utf-8")) == [], path
 
 
-def test_a_bare_python_is_found() -> None:
+def test_bare_python_in_document_is_found() -> None:
     assert bare("run `python -m baton.router --help`") and bare("python3 -P -m baton.router")
     assert not bare(
         "`.venv/bin/python -m baton.router`, python -m pip, docker compose exec router python -m baton.cli status"
@@ -53,11 +53,11 @@ def missing(text: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", documents())
-def test_files_that_a_document_names_are_there(name: str) -> None:
+def test_document_names_existing_files(name: str) -> None:
     path = ROOT / name
     assert missing(path.read_text(encoding="utf-8"), path.parent) == []
 
 
-def test_a_file_that_is_not_there_is_found() -> None:
+def test_missing_file_in_document_is_found() -> None:
     text = "`router/config.py`, `docs/none.md`, `routes/chat.py`, `pages/none.py`"
     assert missing(text, ROOT / "docs") == ["*/docs/none.md", "*/pages/none.py"]

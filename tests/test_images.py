@@ -42,13 +42,13 @@ def imports_at_once(package: str) -> set[str]:
     return {name.split(".")[1] for name in found if name.startswith("baton.")} & PACKAGES
 
 
-def test_what_is_copied_is_not_kept_from_the_build() -> None:
+def test_dockerfile_copies_only_files_in_the_build_context() -> None:
     let_through = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     assert set.union(*copied().values()) == let_through
 
 
 @pytest.mark.parametrize("image", ["router", "worker"])
-def test_an_image_has_all_that_its_packages_import(image: str) -> None:
+def test_image_contains_imported_packages(image: str) -> None:
     packages = copied()[image] & PACKAGES
     wanted = set[str]().union(*(imports_at_once(package) for package in packages - ON_DEMAND))
     assert "protos" in wanted and "src" in copied()[image]
@@ -56,7 +56,7 @@ def test_an_image_has_all_that_its_packages_import(image: str) -> None:
 
 
 @pytest.mark.parametrize("image", ["router", "worker"])
-def test_an_image_names_its_version_commit_source_and_licence(image: str) -> None:
+def test_image_labels_name_version_commit_source_licence(image: str) -> None:
     """Labels of Open Containers, of values that the build is given; and the commit in a file, for `baton version`."""
     stage = (ROOT / "Dockerfile").read_text().partition(f" AS {image}\n")[2].partition("\nFROM ")[0]
     labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', stage))

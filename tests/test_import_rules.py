@@ -94,7 +94,7 @@ def violations(root: Path) -> list[str]:
     return found
 
 
-def test_every_import_is_allowed() -> None:
+def test_imports_follow_the_rules() -> None:
     assert violations(ROOT) == []
 
 
@@ -117,7 +117,7 @@ def test_layers_of_the_router_import_only_downwards() -> None:
     assert upward_imports(ROOT / "router", ROUTER_LAYERS) == []
 
 
-def test_an_upward_import_is_found(tmp_path: Path) -> None:
+def test_upward_import_is_found(tmp_path: Path) -> None:
     for name, source in {
         "low/a.py": "from baton.things.high import b\n",
         "high/b.py": "from baton.things.low.a import x\nfrom baton.other.high import y\n",
@@ -152,21 +152,21 @@ def circles(imports: Mapping[str, Set[str]]) -> list[str]:
     return sorted(left)
 
 
-def test_no_imports_go_in_a_circle() -> None:
+def test_imports_have_no_circle() -> None:
     known = modules()
     imports = {name: imported_modules(path, known.keys()) for name, path in known.items()}
     assert circles({name: wanted - CIRCULAR.get(name, set()) for name, wanted in imports.items()}) == []
 
 
-def test_a_circle_is_found() -> None:
+def test_import_circle_is_found() -> None:
     assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == ["a", "b", "c"]
 
 
-def test_every_folder_of_the_rules_has_sources() -> None:
+def test_import_rules_name_existing_folders() -> None:
     assert [folder for folder in ALLOWED if not any((ROOT / folder).rglob("*.py"))] == []
 
 
-def test_the_checker_finds_planted_violations(tmp_path: Path) -> None:
+def test_planted_violations_are_found(tmp_path: Path) -> None:
     planted = {
         "router/a.py": "def f():\n    import torch\n",
         "prefill_worker/b.py": "from baton.decode_worker.loop import x\n",
@@ -202,5 +202,5 @@ def test_folders_of_tests_are_no_packages_and_names_are_unique() -> None:
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_the_picture_of_the_layers_is_drawn_from_these_imports() -> None:
+def test_layers_picture_is_up_to_date() -> None:
     assert PICTURE.read_text() == picture(), "run `.venv/bin/python -m tests.fixtures.layers_picture`"

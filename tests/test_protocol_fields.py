@@ -30,10 +30,10 @@ BY_PROTOCOL = {
 
 
 @pytest.mark.parametrize("message", BY_PROTOCOL[1], ids=lambda message: message.name)
-def test_every_field_of_what_workers_are_asked_has_a_protocol(message: Descriptor) -> None:
+def test_command_fields_have_a_protocol(message: Descriptor) -> None:
     known = {name for fields in BY_PROTOCOL.values() for name in fields.get(message, "").split()}
     assert {field.name for field in message.fields} == known, "docs/releases.md: when is PROTOCOL raised?"
 
 
-def test_the_newest_protocol_is_the_one_that_is_announced() -> None:
+def test_newest_protocol_is_announced() -> None:
     assert max(BY_PROTOCOL) == PROTOCOL

@@ -43,7 +43,7 @@ def _generated(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted((folder / "protos").glob("*_pb2*.py*"))}
 
 
-def test_generated_code_is_fresh(generator: ModuleType, tmp_path: Path) -> None:
+def test_generated_protos_are_fresh(generator: ModuleType, tmp_path: Path) -> None:
     generator.generate(tmp_path)
     expected, present = _generated(tmp_path), _generated(ROOT)
     assert len(expected) == 3 * len(list((ROOT / "protos").glob("*.proto")))
@@ -56,7 +56,7 @@ def test_protos_follow_the_standard_rules(buf: Path) -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
-def test_the_rules_find_a_planted_fault(buf: Path, tmp_path: Path) -> None:
+def test_buf_lint_finds_a_planted_fault(buf: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "buf.yaml", tmp_path)
     (tmp_path / "protos").mkdir()
     (tmp_path / "protos" / "bad.proto").write_text('syntax = "proto3";\npackage bad;\nenum Mode { FAST = 0; }\n')

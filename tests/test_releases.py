@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import baton
-from baton.versions import OLDEST_PROTOCOL, PROTOCOL, RELEASE
+from baton.versions import RELEASE
 
 ROOT = Path(__file__).parents[1]
 TODAY = datetime.date(2031, 2, 3)
@@ -52,15 +52,11 @@ def _dependencies(root: Path) -> list[str]:
     return lines
 
 
-def test_every_place_has_the_same_version(release: ModuleType) -> None:
+def test_version_is_equal_in_every_place(release: ModuleType) -> None:
     assert versions(release, ROOT) == {RELEASE} == {baton.__version__}
 
 
-def test_a_release_speaks_its_own_protocol_and_older_ones() -> None:
-    assert 1 <= OLDEST_PROTOCOL <= PROTOCOL
-
-
-def test_the_next_version_is_in_every_place_and_this_one_is_the_last_release(release: ModuleType, copy: Path) -> None:
+def test_release_begin_updates_every_place(release: ModuleType, copy: Path) -> None:
     release.begin(copy, "9.0.0", "c" * 40, TODAY)
     assert versions(release, copy) == {"9.0.0"}
     named = tomllib.loads((copy / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
@@ -69,21 +65,19 @@ def test_the_next_version_is_in_every_place_and_this_one_is_the_last_release(rel
 
 
 @pytest.mark.parametrize("following", ["0.0.1", RELEASE, "1.0", "9.0.0rc1"])
-def test_no_version_after_this_one_is_refused_and_nothing_is_written(
-    release: ModuleType, copy: Path, following: str
-) -> None:
+def test_release_begin_with_older_version_writes_nothing(release: ModuleType, copy: Path, following: str) -> None:
     with pytest.raises(ValueError, match=f"'{following}' is no version after {RELEASE}"):
         release.begin(copy, following, "c" * 40, TODAY)
     assert versions(release, copy) == {RELEASE}
 
 
-def test_changelog_without_unreleased_heading_is_refused(release: ModuleType, copy: Path) -> None:
+def test_release_begin_without_unreleased_heading_is_refused(release: ModuleType, copy: Path) -> None:
     (copy / "CHANGELOG.md").write_text("# Changelog\n\n## [1.2.3] - 2031-02-03\n")
     with pytest.raises(ValueError, match=r"CHANGELOG\.md has no heading"):
         release.begin(copy, "9.0.0", "c" * 40, TODAY)
 
 
-def test_a_place_without_the_version_is_named_and_nothing_is_written(release: ModuleType, copy: Path) -> None:
+def test_release_begin_with_missing_version_writes_nothing(release: ModuleType, copy: Path) -> None:
     (copy / "Dockerfile").write_text("ARG VERSION=0.0.1\n")
     with pytest.raises(ValueError, match="Dockerfile: 'ARG VERSION="):
         release.begin(copy, "9.0.0", "c" * 40, TODAY)

@@ -68,7 +68,7 @@ def source_files(*suffixes: str) -> Iterator[Path]:
                 yield path
 
 
-def test_nothing_runs_data_as_code() -> None:
+def test_sources_run_no_data_as_code() -> None:
     uses = [f"{path.relative_to(ROOT)}:{use}" for path in source_files(".py") for use in unsafe_uses(path.read_text())]
     assert uses == []
 

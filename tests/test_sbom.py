@@ -39,7 +39,7 @@ def names(sbom: Any) -> set[str]:
     return {script().normal(each["name"]) for each in sbom["components"]}
 
 
-def test_it_is_valid_by_the_schema_of_cyclonedx(sbom: Any) -> None:
+def test_sbom_is_valid_cyclonedx(sbom: Any) -> None:
     folder = next((ROOT / ".cache" / "sbom-tools").glob("lib/python*/site-packages/cyclonedx/schema/_res"))
     parts = {path.name: json.loads(path.read_text()) for path in folder.glob("*.SNAPSHOT.schema.json")}
     known = [(f"http://cyclonedx.org/schema/{name}", Resource.from_contents(part)) for name, part in parts.items()]
@@ -47,16 +47,16 @@ def test_it_is_valid_by_the_schema_of_cyclonedx(sbom: Any) -> None:
     assert [f"{fault.json_path}: {fault.message}" for fault in faults] == []
 
 
-def test_it_has_every_direct_dependency_and_no_test_tool(sbom: Any) -> None:
+def test_sbom_has_direct_dependencies_and_no_test_tool(sbom: Any) -> None:
     assert script().direct_dependencies() <= names(sbom)
     assert not {"pytest", "mypy", "ruff", "hypothesis", "podman-compose"} & names(sbom)
 
 
-def test_every_component_has_a_version_and_a_licence(sbom: Any) -> None:
+def test_sbom_components_have_version_and_licence(sbom: Any) -> None:
     assert [each["name"] for each in sbom["components"] if not (each.get("version") and each.get("licenses"))] == []
 
 
-def test_it_is_of_this_release(sbom: Any) -> None:
+def test_sbom_names_the_project_and_its_licence(sbom: Any) -> None:
     subject = sbom["metadata"]["component"]
     assert (subject["name"], subject["licenses"][0]["license"]["id"]) == ("baton-serve", "Apache-2.0")
 
@@ -72,13 +72,13 @@ BOM = {
 NEEDS = {"torch": ["sympy", "numpy"], "sympy": [], "numpy": [], "protobuf": ["absent"], "pytest": []}
 
 
-def test_what_only_a_left_out_package_needs_is_left_out_too() -> None:
+def test_sbom_without_package_leaves_out_its_dependencies() -> None:
     made = script().needed_at_run_time(BOM, {"torch", "numpy", "protobuf"}, NEEDS, {"torch"})
     assert names(made) == {"numpy", "protobuf"}
     assert made["dependencies"][0] == {"ref": "root", "dependsOn": ["numpy==1", "protobuf==1"]}
     assert made["components"][1]["licenses"][0]["license"]["id"] == "BSD-3-Clause"
 
 
-def test_a_dependency_that_is_not_installed_is_named() -> None:
+def test_sbom_missing_dependency_is_named() -> None:
     with pytest.raises(SystemExit, match="not installed in that environment: redis"):
         script().needed_at_run_time(BOM, {"numpy", "redis"}, NEEDS, ())

@@ -28,17 +28,13 @@ def test_others_are_refused_by_both_with_both_versions_named(other: Versions) ->
         assert str(THIS) in why and str(other) in why
 
 
-def test_a_release_that_announces_nothing_speaks_the_first_protocol() -> None:
+def test_release_without_announcement_speaks_protocol_1() -> None:
     assert announced() == UNANNOUNCED == Versions("", 1, 1)
     assert refusal(replace(OWN, oldest_protocol=1), UNANNOUNCED) == ""
     assert "before 0.2.0" in refusal(THIS, UNANNOUNCED)
 
 
-def test_this_release_works_with_the_one_before() -> None:
-    assert refusal(OWN, UNANNOUNCED) == ""
-
-
-def test_of_two_layouts_the_words_that_differ_are_named() -> None:
+def test_differing_names_words_of_both_layouts() -> None:
     mine, theirs = "order=block,layer layers=2 dtype=float32", "order=block,layer layers=2 dtype=int8 scales=token"
     assert differing(mine, theirs) == ("dtype=float32", "dtype=int8 scales=token")
     assert differing("layers=2", "layers=2 more=1") == ("nothing more", "more=1")

@@ -121,7 +121,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("changed", ["A sampling parameter"], indirect=True)
-def test_a_sampling_parameter_goes_from_every_client_to_the_sampler(changed: Path) -> None:
+def test_walkthrough_sampling_parameter_reaches_the_sampler(changed: Path) -> None:
     run(changed, "protos/generate.py")
     run(changed, "-c", SAMPLING)
     for command in ("generate", "chat"):
@@ -129,14 +129,14 @@ def test_a_sampling_parameter_goes_from_every_client_to_the_sampler(changed: Pat
 
 
 @pytest.mark.parametrize("changed", ["A placement policy"], indirect=True)
-def test_a_placement_policy_is_chosen_by_its_name(changed: Path) -> None:
+def test_walkthrough_placement_policy_is_chosen_by_name(changed: Path) -> None:
     run(changed, "-c", PLACEMENT)
     run(changed, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/router/test_policies.py")
     assert "least_answers" in run(changed, "-m", "baton.cli", "up", "--help")
 
 
 @pytest.mark.parametrize("changed", ["A model family"], indirect=True)
-def test_a_model_family_gives_the_logits_of_transformers(changed: Path) -> None:
+def test_walkthrough_model_family_equals_transformers(changed: Path) -> None:
     ran = run(
         changed, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/engine/test_exactness.py", "-k", "ministral"
     )

@@ -57,19 +57,19 @@ def names(wheel: Path) -> set[str]:
     return set(zipfile.ZipFile(wheel).namelist())
 
 
-def test_nothing_but_baton_is_installed_at_the_top(wheels: dict[str, Path]) -> None:
+def test_wheels_install_only_baton_at_the_top(wheels: dict[str, Path]) -> None:
     assert set(wheels) == {"baton-client", "baton-lab", "baton-serve"}
     for wheel in wheels.values():
         tops = {name.partition("/")[0] for name in names(wheel)}
         assert {top for top in tops if not top.endswith(".dist-info")} == {"baton"}
 
 
-def test_no_file_is_in_two_wheels(wheels: dict[str, Path]) -> None:
+def test_wheels_share_no_file(wheels: dict[str, Path]) -> None:
     files = [name for wheel in wheels.values() for name in names(wheel)]
     assert len(files) == len(set(files))
 
 
-def test_every_module_of_a_distributed_folder_is_in_a_wheel(wheels: dict[str, Path]) -> None:
+def test_wheels_contain_every_module(wheels: dict[str, Path]) -> None:
     shipped = set[str]().union(*map(names, wheels.values()))
     folders = {name.split("/")[1] for name in shipped if name.count("/") > 1}
     sources = {f"baton/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")}
@@ -103,7 +103,7 @@ def test_type_checker_reads_the_hints_of_both_wheels(wheels: dict[str, Path], tm
     assert done.stdout.count("error:") == 1
 
 
-def test_the_client_alone_names_the_package_that_has_the_engine(wheels: dict[str, Path], tmp_path: Path) -> None:
+def test_client_wheel_names_the_engine_package(wheels: dict[str, Path], tmp_path: Path) -> None:
     zipfile.ZipFile(wheels["baton-client"]).extractall(tmp_path)
     code = (
         "import sys; from baton import BatonClient\n"
@@ -179,21 +179,19 @@ def wait_ready(up: subprocess.Popen[bytes], admin_port: int, log: Path) -> None:
     pytest.fail(f"no service within {READY_S:g} s:\n{log.read_text()[-3000:]}")
 
 
-def test_the_command_of_the_wheels_names_the_release(installed: Path, tmp_path: Path) -> None:
+def test_wheel_command_names_the_release(installed: Path, tmp_path: Path) -> None:
     command = [str(installed / "baton"), "version", "--json"]
     done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, timeout=60, check=True)
     found = json.loads(done.stdout)
     assert (found["release"], found["commit"]) == (RELEASE, None)
 
 
-def test_the_wheels_have_the_sources_of_the_native_kernels(wheels: dict[str, Path]) -> None:
+def test_wheels_contain_kernel_sources(wheels: dict[str, Path]) -> None:
     sources = {f"baton/{path.relative_to(ROOT)}" for path in (ROOT / "kernels" / "native").glob("*.[ch]*")}
     assert sources and sources <= names(wheels["baton-serve"])
 
 
-def test_the_client_alone_has_an_answer_from_a_service_of_the_wheels(
-    wheels: dict[str, Path], served: str, tmp_path: Path
-) -> None:
+def test_client_wheel_gets_answer_from_service_wheel(wheels: dict[str, Path], served: str, tmp_path: Path) -> None:
     client = environment(tmp_path / "venv", wheels["baton-client"])
     command = [str(client / "python"), "-c", ASK, served]
     done = subprocess.run(command, cwd=tmp_path, env=plain(), capture_output=True, text=True, timeout=90, check=False)
@@ -202,7 +200,7 @@ def test_the_client_alone_has_an_answer_from_a_service_of_the_wheels(
     assert len(tokens) == 4 and loaded == []
 
 
-def test_a_process_of_the_wheels_leaves_its_files_outside_of_the_packages(installed: Path, served: str) -> None:
+def test_wheel_process_writes_outside_of_packages(installed: Path, served: str) -> None:
     assert not list(installed.parent.glob("lib/python*/site-packages/baton/runtime"))
 
 

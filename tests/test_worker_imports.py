@@ -52,9 +52,9 @@ def slow_imports(start: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("worker", ["prefill_worker", "decode_worker", "worker"])
-def test_a_worker_starts_without_what_is_slow_to_import(worker: str) -> None:
+def test_worker_imports_no_slow_package(worker: str) -> None:
     assert slow_imports(f"baton.{worker}.__main__") == {}
 
 
-def test_an_import_through_other_modules_is_found() -> None:
+def test_slow_import_through_other_modules_is_found() -> None:
     assert slow_imports("baton.engine.weights.model_shape").keys() == {"transformers"}

@@ -13,7 +13,7 @@ from baton.client.timelines import ProcessTimeline
 from baton.launch import CommandFailed
 
 CALL_S = 30.0
-AROUND_US = 100_000  # shown before and after a request
+AROUND_US = 100_000  # margin before and after a request
 UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000}
 LONGEST_MS = 3_600_000
 
@@ -83,6 +83,6 @@ def summary(timelines: Sequence[ProcessTimeline], out: Path) -> list[str]:
             transfers = sum(each.transfer is not None for each in timeline.worker_requests)
             lines.append(
                 f"  {timeline.name}: {len(timeline.steps)} steps, {len(timeline.worker_requests)} requests, "
-                f"{transfers} transfers, its clock known to within {timeline.error_us / 1e3:.2f} ms"
+                f"{transfers} transfers, clock within {timeline.error_us / 1e3:.2f} ms"
             )
     return lines

@@ -1,4 +1,4 @@
-"""Keys pressed at a terminal, which is restored at the end."""
+"""Keys pressed at a terminal."""
 
 import os
 import re
@@ -59,15 +59,15 @@ class Keyboard:
         self._terminal = terminal
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Take the terminal, and restore it at the end, also at SIGTERM and SIGHUP."""
+    def captured(self) -> Iterator[None]:
+        """Turn off echo and line buffering; restore the terminal at the end, also at SIGTERM and SIGHUP."""
         before = termios.tcgetattr(self._terminal)
         handlers = {number: signal.signal(number, _leave) for number in (signal.SIGTERM, signal.SIGHUP)}
         try:
             tty.setcbreak(self._terminal)
             yield
         finally:
-            # Discard unread input: it is not meant for the shell.
+            # Discard unread keys, which are not meant for the shell.
             termios.tcsetattr(self._terminal, termios.TCSAFLUSH, before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)

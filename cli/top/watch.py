@@ -46,7 +46,7 @@ def _show_once(admin_target: str, console: Console) -> int:
 
 
 class Keys(Protocol):
-    def taken(self) -> AbstractContextManager[None]: ...
+    def captured(self) -> AbstractContextManager[None]: ...
     def read(self, wait_s: float) -> list[Key]: ...
 
 
@@ -65,7 +65,7 @@ class Session:
 
     def run(self, take: Callable[[], Snapshot], target: str) -> None:
         """Draw frames until the user quits. Raises: Quit."""
-        with self.keyboard.taken(), Live(console=self.console, screen=True, auto_refresh=False) as live:
+        with self.keyboard.captured(), Live(console=self.console, screen=True, auto_refresh=False) as live:
 
             def wait(seconds: float) -> None:
                 self._wait(seconds, live)

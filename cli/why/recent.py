@@ -21,7 +21,7 @@ def _short_id(request: RecentRequest) -> str:
 
 
 def _stalls(request: RecentRequest) -> str:
-    """Number of stalls, which is not known in a list while the request runs."""
+    """Format the number of stalls; a list does not have it for running requests."""
     return str(request.stall_count) if request.tbt is not None and request.phase != "decode" else UNKNOWN
 
 
@@ -56,7 +56,7 @@ _FULL_ID = replace(
 
 
 def recent_lines(requests: Sequence[RecentRequest], width: int) -> list[str]:
-    """Return a table with the ids that `baton why` takes."""
+    """Return a table with ids that `baton why` accepts."""
     columns = (_FULL_ID, *COLUMNS[1:])
     lines = fitting_table(columns, requests, width)
     return lines or table([column for column in columns if column.rank == 0], requests)
@@ -77,7 +77,7 @@ def requests_in_file(path: Path) -> list[RecentRequest]:
             spans = read_spans(lines)
     except OSError as error:
         raise CommandFailed(
-            f"{path}: {error.strerror}; `baton up` writes traces to .runtime/traces-PORT.jsonl"
+            f"{path}: {error.strerror}; `baton up` writes traces to runtime/traces-PORT.jsonl"
         ) from error
     requests = requests_in(spans)
     if not requests and spans:
@@ -85,7 +85,7 @@ def requests_in_file(path: Path) -> list[RecentRequest]:
     if not requests and path.stat().st_size:
         raise CommandFailed(f"{path} has no spans: its lines are neither those of `baton up` nor OTLP JSON")
     if not requests:
-        raise CommandFailed(f"{path} has no completed request yet; they are written within some seconds")
+        raise CommandFailed(f"{path} has no completed request yet; try again in some seconds")
     return requests
 
 

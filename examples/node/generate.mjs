@@ -4,8 +4,8 @@
 //   node generate.mjs --target 127.0.0.1:50051 --max-tokens 50 "Once upon a time"
 //   node generate.mjs --chat "What is a block table?"    through the chat template of the model
 //   node generate.mjs --json "Once upon a time"          one JSON object per event
-//   node generate.mjs --target host:50051,host:50053 …   two routers: where one is gone, the other goes on
-//   BATON_API_KEY=baton-… node generate.mjs --ca ca.pem …  where keys are on, and TLS (baton certs)
+//   node generate.mjs --target host:50051,host:50053 …   two routers: if one dies, the other continues the stream
+//   BATON_API_KEY=baton-… node generate.mjs --ca ca.pem …  a service with API keys and TLS (baton certs)
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
@@ -15,14 +15,14 @@ import protoLoader from "@grpc/proto-loader";
 const USAGE = `usage: node generate.mjs [options] "prompt"
 
   --chat                    put the prompt through the model's chat template
-  --target HOST:PORT,...    routers; where one is gone, the next goes on (BATON_TARGET, or 127.0.0.1:50051)
-  --max-tokens N            most tokens of the answer
+  --target HOST:PORT,...    routers; if one dies, the next continues (BATON_TARGET, or 127.0.0.1:50051)
+  --max-tokens N            maximum number of tokens
   --temperature T           0 is greedy
   --seed N                  the same seed gives the same answer
-  --timeout-s S             for the whole answer (600)
+  --timeout-s S             for the complete answer (600)
   --json                    one JSON object per event instead of the text
-  --ca FILE                 certificates to trust, PEM: the connection uses TLS (BATON_TLS_CA)
-  --proto FILE              baton.proto, where it is not two folders above
+  --ca FILE                 CA certificate (PEM); turns TLS on (BATON_TLS_CA)
+  --proto FILE              baton.proto; default: two folders above
   -h, --help                show this
 An API key is read from BATON_API_KEY.`;
 
@@ -59,16 +59,16 @@ if (options.help) {
 }
 if (positionals.length !== 1) misused("one prompt is needed, in quotes");
 
-// uint64 (seed, transfer_bytes) may not fit a JavaScript number: as strings.
+// uint64 values (seed, transfer_bytes) are read as strings: they may exceed a JavaScript number.
 const reading = { keepCase: true, longs: String, enums: String, oneofs: true, defaults: true };
 const definition = protoLoader.loadSync(options.proto, reading);
 const { baton } = grpc.loadPackageDefinition(definition);
 const { createInsecure, createSsl } = grpc.credentials;
 const credentials = options.ca ? createSsl(readFileSync(options.ca)) : createInsecure();
-const alive = { "grpc.keepalive_time_ms": 15_000, "grpc.keepalive_timeout_ms": 5_000 }; // a router may hang, too
+const alive = { "grpc.keepalive_time_ms": 15_000, "grpc.keepalive_timeout_ms": 5_000 }; // detects a router that hangs
 const clients = options.target.split(",").map((target) => new baton.v1.BatonService(target.trim(), credentials, alive));
 
-// A key never is an option: all users of a machine can read those of a process.
+// The key is not an option, since other users of the machine can read the arguments of a process.
 const metadata = new grpc.Metadata();
 if (process.env.BATON_API_KEY) metadata.set("authorization", `Bearer ${process.env.BATON_API_KEY}`);
 
@@ -82,11 +82,11 @@ const [prompt] = positionals;
 const request = options.chat ? { messages: [{ role: "user", content: prompt }], sampling } : { text: prompt, sampling };
 
 const MAX_BREAKS = 16;
-let router = 0; // which of the targets
-let breaks = 0; // since something came
+let router = 0; // index of the current target
+let breaks = 0; // since the last event
 let started = null;
-let whole = false; // every choice has ended
-let withRequest = false; // no router knows the stream: it is told what was asked for
+let complete = false; // every choice is finished
+let withRequest = false; // the request is sent again, because no router knows the stream
 const received = new Map(); // of each choice: index, token_ids, text_bytes, finished
 let call = follow(clients[0][options.chat ? "Chat" : "Generate"](request, metadata, { deadline }));
 process.once("SIGINT", () => call.cancel());
@@ -95,7 +95,7 @@ function follow(stream) {
   stream.on("data", (response) => take(response.event, response[response.event]));
   stream.on("error", (error) => {
     if (stream !== call) return;
-    if (whole) return end();
+    if (complete) return end();
     if (process.exitCode || !resumable(error)) return end(`${grpc.status[error.code]}: ${error.details}`);
     setTimeout(resume, Math.min(2000, 50 * 2 ** breaks));
   });
@@ -107,7 +107,7 @@ function follow(stream) {
   return stream;
 }
 
-// A stream that broke after it began goes on at the next router, behind what has come.
+// A stream that breaks after its first event is resumed at the next router, after the received tokens.
 function resumable({ code }) {
   if (!started?.resume_token) return false;
   if (code === grpc.status.NOT_FOUND && !withRequest) return (withRequest = true);
@@ -123,11 +123,11 @@ function resume() {
 }
 
 function take(name, event) {
-  if (name === "started" && started) return; // a resumed stream begins with it again
+  if (name === "started" && started) return; // a resumed stream repeats it
   if (name === "started") started = event;
   if (name === "delta") count(event);
   if (name === "finished") of(event.index).finished = true;
-  whole = Boolean(event.usage);
+  complete = Boolean(event.usage);
   breaks = 0;
   if (options.json) console.log(JSON.stringify({ event: name, ...readable(name, event) }));
   else if (name === "delta") process.stdout.write(event.text);
@@ -138,7 +138,7 @@ function of(index) {
   return received.get(index);
 }
 
-// Offsets of a choice are contiguous from 0, whatever happens to the routers and workers.
+// The offsets of a choice are contiguous from 0, also over failures of routers and workers.
 function count({ index, offset, token_ids, text }) {
   const choice = of(index);
   if (offset !== choice.token_ids.length) {
@@ -160,8 +160,8 @@ function fail(message) {
 }
 
 function readable(name, event) {
-  if (name === "delta" && event.logprobs === null) delete event.logprobs; // not asked for
-  if (name === "started") return { ...event, resume_token: undefined }; // nobody else's business
+  if (name === "delta" && event.logprobs === null) delete event.logprobs; // not requested
+  if (name === "started") return { ...event, resume_token: undefined }; // a credential of this stream
   if (name !== "finished") return event;
   const { reason, matched_stop, ...rest } = event;
   return { finish_reason: reason.replace("FINISH_REASON_", "").toLowerCase(), ...rest };

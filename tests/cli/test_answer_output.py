@@ -86,14 +86,14 @@ def test_usage_and_timings_are_only_on_the_last_finished() -> None:
     assert first == {"event": "finished", "index": 1, "finish_reason": "stop", "matched_stop": "end"}
 
 
-def test_an_error_goes_to_stderr_with_its_code_and_field() -> None:
+def test_text_output_error_goes_to_stderr_with_code_and_field() -> None:
     errors = io.StringIO()
     error = InvalidRequest("must be finite", ErrorDetails(field="sampling.temperature"))
     assert not show_answer(failing([], error), TextOutput(1, io.StringIO(), errors))
     assert errors.getvalue() == "baton: INVALID_ARGUMENT: sampling.temperature: must be finite\n"
 
 
-def test_a_json_error_is_an_event_too() -> None:
+def test_json_output_error_is_an_event() -> None:
     output, errors = io.StringIO(), io.StringIO()
     assert not show_answer(failing([STARTED], Busy("full", ErrorDetails(reason="NO_ROOM"))), JsonOutput(output, errors))
     assert json.loads(output.getvalue().splitlines()[1]) == {
@@ -106,13 +106,13 @@ def test_a_json_error_is_an_event_too() -> None:
     assert errors.getvalue() == "baton: RESOURCE_EXHAUSTED: full\n"
 
 
-def test_an_error_after_some_text_begins_a_new_line() -> None:
+def test_text_output_error_after_text_begins_a_new_line() -> None:
     output, errors = io.StringIO(), io.StringIO()
     show_answer(failing([STARTED, Delta(0, 0, (1,), "Hel")], ServerError("broken")), TextOutput(1, output, errors))
     assert (output.getvalue(), errors.getvalue()) == ("Hel\n", "baton: INTERNAL: broken\n")
 
 
-def test_a_prompt_shown_back_begins_every_text() -> None:
+def test_text_output_echoed_prompt_begins_each_choice() -> None:
     part = PromptPart(0, (7, 8), "Say")
     assert text_of([STARTED, part, Delta(0, 0, (1,), " hi"), LAST]) == "Say hi\n"
     events = [STARTED, part, Delta(1, 0, (2,), " x"), Finished(1, FinishReason.STOP), Delta(0, 0, (1,), " y"), LAST]

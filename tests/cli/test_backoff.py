@@ -3,13 +3,13 @@
 from baton.launch.processes import Backoff
 
 
-def test_waits_double_up_to_ten_seconds() -> None:
+def test_backoff_doubles_up_to_ten_seconds() -> None:
     backoff = Backoff()
     delays = [backoff.delay_after(lived_s=0.1) for _ in range(8)]
     assert delays == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
 
-def test_a_healthy_life_wipes_the_slate() -> None:
+def test_backoff_after_healthy_life_is_reset() -> None:
     backoff = Backoff()
     for _ in range(5):
         backoff.delay_after(lived_s=1.0)
@@ -17,5 +17,5 @@ def test_a_healthy_life_wipes_the_slate() -> None:
     assert backoff.delay_after(lived_s=29.9) == 0.4
 
 
-def test_dying_for_days_does_not_overflow() -> None:
+def test_backoff_after_many_deaths_does_not_overflow() -> None:
     assert Backoff(deaths=100_000).delay_after(lived_s=0.0) == 10.0

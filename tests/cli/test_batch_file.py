@@ -82,7 +82,7 @@ def many() -> list[dict[str, Any]]:
     ]
 
 
-def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tiny: Path, tmp_path: Path) -> None:
+def test_batch_killed_midway_resumes_without_loss_or_repetition(tiny: Path, tmp_path: Path) -> None:
     source, target = write_requests(tmp_path / "in.jsonl", many()), tmp_path / "out.jsonl"
     command = [sys.executable, "-c", HELD, "batch", str(source), str(target), "--model", str(tiny)]
     command += ["--device", "cpu", "--dtype", "float32", "--max-model-len", "512", "--kv-memory", "1MiB"]
@@ -110,16 +110,18 @@ def test_killed_in_the_middle_nothing_is_lost_or_done_twice(tiny: Path, tmp_path
     assert texts[0] == texts[1], "an interruption changed an answer"
 
 
-def test_a_second_run_does_nothing(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_repeated_run_answers_nothing_again(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, target = write_requests(tmp_path / "in.jsonl", many()[:2]), tmp_path / "out.jsonl"
     assert run_batch(options(source, target, tiny)) == 0
     before = target.read_bytes()
     assert run_batch(options(source, target, Path("/no/such/model"))) == 0
     assert target.read_bytes() == before
-    assert "2 requests, 2 done already" in capsys.readouterr().err
+    assert "2 requests, 2 answered before" in capsys.readouterr().err
 
 
-def test_a_line_chooses_an_adapter_by_its_model(tiny: Path, tmp_path: Path) -> None:
+def test_batch_line_selects_adapter_by_model(tiny: Path, tmp_path: Path) -> None:
     adapter = make_adapter(tmp_path / "sql", tiny, 1, rank=8, targets=ALL_PROJECTIONS)
     prompt = random_prompt(20)
     lines = [
@@ -136,7 +138,7 @@ def test_a_line_chooses_an_adapter_by_its_model(tiny: Path, tmp_path: Path) -> N
     assert bodies["sql"]["choices"] != bodies["tiny"]["choices"] == bodies[str(tiny)]["choices"]
 
 
-def test_openai_lines_are_answered_in_openai_form(tiny: Path, tmp_path: Path) -> None:
+def test_batch_openai_line_is_answered_in_openai_form(tiny: Path, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Hello"}]
     line = {
         "custom_id": "mine",
@@ -182,7 +184,7 @@ BAD: list[tuple[dict[str, Any], str | None]] = [
 ]
 
 
-def test_bad_requests_are_refused_one_by_one(tiny: Path, tmp_path: Path) -> None:
+def test_batch_invalid_request_is_refused_alone(tiny: Path, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [{"custom_id": "good", "prompt": [5, 6], "max_tokens": 2}]
     lines += [{"custom_id": str(number), **line} for number, (line, _) in enumerate(BAD)]
     target = tmp_path / "out.jsonl"
@@ -206,7 +208,7 @@ def test_bad_requests_are_refused_one_by_one(tiny: Path, tmp_path: Path) -> None
         (b"[" * 100_000, "line 2 is not JSON"),
     ],
 )
-def test_a_line_that_is_no_request_loses_nothing_else(line: bytes, message: str) -> None:
+def test_batch_malformed_line_keeps_other_lines(line: bytes, message: str) -> None:
     first, bad, third, last = read_lines(
         b'{"custom_id": "a", "prompt": "x"}\n%b\n{"custom_id": "line-2", "prompt": "\xe2\x80\xa8"}\r\n\n{"prompt": "z"}'
         % line
@@ -226,7 +228,7 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def test_drafts_may_be_turned_off(tiny: Path, tmp_path: Path) -> None:
+def test_batch_speculative_method_changes_no_token(tiny: Path, tmp_path: Path) -> None:
     lines = [
         {"custom_id": name, "prompt": "a", "max_tokens": 4, "temperature": 0, "speculative": {"method": name}}
         for name in ("off", "ngram")
@@ -237,7 +239,7 @@ def test_drafts_may_be_turned_off(tiny: Path, tmp_path: Path) -> None:
     assert len(texts) == 1
 
 
-def test_a_session_changes_no_answer_and_is_checked_as_by_the_server(tiny: Path, tmp_path: Path) -> None:
+def test_batch_session_is_validated_and_changes_no_answer(tiny: Path, tmp_path: Path) -> None:
     sessions: dict[str, dict[str, Any]] = {
         "none": {},
         "one": {"session_id": "agent-7", "keep_for_s": 60, "done": True},
@@ -254,7 +256,7 @@ def test_a_session_changes_no_answer_and_is_checked_as_by_the_server(tiny: Path,
     assert "keep_for_s" in str(given["bad"])
 
 
-def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
+def test_batch_structured_output_is_enforced(tiny: Path, tmp_path: Path) -> None:
     lines = [{"custom_id": name, "prompt": "a", "max_tokens": 40, **asked} for name, (asked, _) in FORMS.items()]
     target = tmp_path / "out.jsonl"
     assert run_batch(options(write_requests(tmp_path / "in.jsonl", lines), target, tiny)) == 0
@@ -264,7 +266,7 @@ def test_forms_are_held(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("message", [BatchChat, BatchCompletion])
-def test_a_batch_reads_the_servers_own_messages(message: type[BaseModel]) -> None:
+def test_batch_messages_extend_those_of_the_server(message: type[BaseModel]) -> None:
     of_both, served = message.__bases__
     assert of_both is BatchFields
     assert served.__module__.startswith("baton.router.http.messages") and message.model_config["extra"] == "forbid"
@@ -272,7 +274,7 @@ def test_a_batch_reads_the_servers_own_messages(message: type[BaseModel]) -> Non
 
 
 @pytest.mark.parametrize("content", ["not ours\n", '{"custom_id": "of another file"}\n'])
-def test_an_output_of_something_else_is_left_alone(tiny: Path, tmp_path: Path, content: str) -> None:
+def test_batch_foreign_output_file_is_not_changed(tiny: Path, tmp_path: Path, content: str) -> None:
     source, target = write_requests(tmp_path / "in.jsonl", many()[:1]), tmp_path / "out.jsonl"
     target.write_text(content)
     with pytest.raises(CommandFailed, match=r"out\.jsonl"):
@@ -280,12 +282,12 @@ def test_an_output_of_something_else_is_left_alone(tiny: Path, tmp_path: Path, c
     assert target.read_text() == content
 
 
-def test_a_request_without_a_seed_has_one_of_its_own() -> None:
+def test_batch_request_without_seed_gets_a_stable_one() -> None:
     assert seed_of("line-1") == 3274914901562840328, "the same in every run"
     assert seed_of("line-1") != seed_of("line-2")
 
 
-def test_an_answer_of_a_chat_has_thoughts_apart() -> None:
+def test_batch_chat_answer_separates_reasoning() -> None:
     request = BatchRequest("one", CHAT, {})
     nothing: Any = None
     ready = Ready(request, nothing, nothing, "m", None, lambda: OutputParser(ThoughtParser(opened=True), None))
@@ -315,7 +317,7 @@ SHOWN = (
 )
 
 
-def test_a_line_with_tools_is_answered_as_by_the_server(tiny: Path, tmp_path: Path) -> None:
+def test_batch_line_with_tools_is_answered_with_calls(tiny: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "calls")
     (model / "chat_template.jinja").write_text(SHOWN)
     asked = {
@@ -342,7 +344,7 @@ def test_a_line_with_tools_is_answered_as_by_the_server(tiny: Path, tmp_path: Pa
         assert all(json.loads(call["arguments"])["unit"] in ("c", "f") for call in calls)
 
 
-def test_thoughts_have_their_budget_and_a_form_behind_them(tiny: Path, tmp_path: Path) -> None:
+def test_batch_reasoning_keeps_budget_and_structured_output(tiny: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny, tmp_path / "thinks")
     template = "{{ messages[0].content }}<think>{{ '</think>' if enable_thinking is defined and not enable_thinking }}"
     (model / "chat_template.jinja").write_text(template)

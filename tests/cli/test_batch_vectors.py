@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_modules(folder, pooling_config("mean"), normalises=True)
 
 
-def test_lines_for_vectors_are_answered_beside_others_and_refused_by_field(tiny: Path, tmp_path: Path) -> None:
+def test_batch_embedding_lines_are_answered_or_refused_by_field(tiny: Path, tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"custom_id": "many", "method": "POST", "url": URL, "body": {"input": PROMPTS}},
         {"custom_id": "answer", "prompt": "hi", "max_tokens": 3},
@@ -56,7 +56,7 @@ def test_lines_for_vectors_are_answered_beside_others_and_refused_by_field(tiny:
     }
 
 
-def test_lines_that_ask_alike_are_computed_together_within_a_bound() -> None:
+def test_batch_equal_embedding_options_are_computed_together() -> None:
     def line(inputs: int, dimensions: int | None = None) -> ReadyInputs:
         prompts: Any = (None,) * inputs
         return ReadyInputs(BatchRequest(""), prompts, dimensions, False, "tiny", None)

@@ -42,13 +42,6 @@ def test_json_is_a_list_with_an_object_per_batch(folder: Path, capsys: pytest.Ca
             assert speed[name] > 0
 
 
-def test_the_table_names_batches_and_limits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_engine_bench(options(folder, json=False))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 4
-    assert "GB/s" in lines[-1]
-
-
 def test_a_step_reads_weights_once_and_kv_of_each_sequence(folder: Path) -> None:
     prepared = prepare_model(ModelOptions(folder, torch.device("cpu"), "float32", 32, 1 << 20, None))
     alone, together = (decode_step_bytes(prepared, batch, 100.0) for batch in (1, 5))

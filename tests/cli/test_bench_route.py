@@ -30,7 +30,7 @@ from baton.lab.benchmarks.placement.simulation import (
     WorkerChoice,
     pooled_hit_rate,
 )
-from baton.lab.benchmarks.placement.traces import SHAPES, TraceArrival, block_ids, make_trace, read_trace
+from baton.lab.benchmarks.placement.traces import TraceArrival, block_ids, read_trace
 from baton.lab.benchmarks.router.decision import COLUMNS, as_picture, measure, note
 from baton.lab.commands.bench import RouteOptions
 from baton.lab.report.result import table
@@ -179,14 +179,6 @@ def test_azure_traces_have_lengths_and_share_nothing(tmp_path: Path) -> None:
     assert (first.at_s, first.input_tokens, second.output_tokens) == (0.0, 374, 109)
     assert second.at_s == pytest.approx(4.314579, abs=1e-5)
     assert len(second.blocks) == 3 and not set(first.blocks) & set(second.blocks)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_made_up_trace_is_the_same_for_the_same_seed(shape: str) -> None:
-    trace = make_trace(shape, 1)
-    assert trace == make_trace(shape, 1) != make_trace(shape, 2)
-    assert all(0 < each.input_tokens <= 512 * len(each.blocks) for each in trace)
-    assert [each.at_s for each in trace] == sorted(each.at_s for each in trace)
 
 
 def test_figures_become_a_table_and_pictures(tmp_path: Path) -> None:

@@ -74,12 +74,12 @@ def machine(tmp_path: Path) -> Machine:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_the_script_is_executable_and_parses(script: str) -> None:
+def test_script_is_executable_and_parses(script: str) -> None:
     assert os.access(ROOT / script, os.X_OK)
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True)
 
 
-def test_the_first_call_installs_and_the_second_only_runs(machine: Machine) -> None:
+def test_script_first_call_installs_and_second_runs(machine: Machine) -> None:
     machine.add_python()
     first = machine.run("--help")
     assert (first.returncode, first.stdout) == (0, "cli --help\n")
@@ -90,7 +90,7 @@ def test_the_first_call_installs_and_the_second_only_runs(machine: Machine) -> N
 
 
 @pytest.mark.parametrize("file", ["pyproject.toml", "constraints.txt"])
-def test_changed_dependencies_are_installed_into_the_same_environment(machine: Machine, file: str) -> None:
+def test_script_changed_dependencies_are_installed(machine: Machine, file: str) -> None:
     machine.add_python()
     machine.run("version")
     with (machine.folder / file).open("a") as lines:
@@ -99,7 +99,7 @@ def test_changed_dependencies_are_installed_into_the_same_environment(machine: M
     assert [call.split()[0] for call in machine.calls] == ["venv", "pip", "pip", "pip", "pip"]
 
 
-def test_test_installs_its_tools_once(machine: Machine) -> None:
+def test_script_test_installs_tools_once(machine: Machine) -> None:
     machine.add_python()
     machine.run("version")
     assert machine.run("test", "-q").stdout == "cli test -q\n"
@@ -107,14 +107,14 @@ def test_test_installs_its_tools_once(machine: Machine) -> None:
     assert machine.calls[3:] == [machine.packages("[test]")]
 
 
-def test_a_first_call_of_test_installs_all_at_once(machine: Machine) -> None:
+def test_script_first_test_installs_everything(machine: Machine) -> None:
     machine.add_python()
     machine.run("test")
     machine.run("version")
     assert machine.calls == ["venv", "pip torch==2.13.0+cpu", machine.packages("[test]")]
 
 
-def test_without_a_cpu_build_the_general_one_is_taken_and_that_is_said(machine: Machine) -> None:
+def test_script_without_cpu_build_installs_general_build(machine: Machine) -> None:
     machine.add_python()
     done = machine.run("version", FAKE_NO_CPU_BUILD="1")
     assert done.returncode == 0
@@ -122,33 +122,33 @@ def test_without_a_cpu_build_the_general_one_is_taken_and_that_is_said(machine: 
     assert "several GB" in done.stderr
 
 
-def test_with_an_nvidia_driver_the_cuda_build_is_taken(machine: Machine) -> None:
+def test_script_with_nvidia_driver_installs_cuda_build(machine: Machine) -> None:
     machine.add_python()
     (machine.bin / "nvidia-smi").symlink_to(str(shutil.which("true")))
     machine.run("version")
     assert machine.calls[1] == "pip torch==2.13.0"
 
 
-def test_no_python_says_what_to_install(machine: Machine) -> None:
+def test_script_without_python_names_packages(machine: Machine) -> None:
     done = machine.run("--help")
     assert done.returncode == 1
     assert "Python 3.11 or newer" in done.stderr and "apt install" in done.stderr
 
 
-def test_an_old_python_is_not_taken(machine: Machine) -> None:
+def test_script_with_old_python_fails(machine: Machine) -> None:
     machine.add_python()
     assert machine.run("--help", FAKE_OLD="1").returncode == 1
     assert machine.calls == []
 
 
-def test_a_python_that_cannot_make_environments_says_what_to_install(machine: Machine) -> None:
+def test_script_without_venv_names_packages(machine: Machine) -> None:
     machine.add_python()
     done = machine.run("--help", FAKE_NO_VENV="1")
     assert done.returncode == 1
     assert "apt install python3.11-venv" in done.stderr
 
 
-def test_calls_at_the_same_time_install_once(machine: Machine) -> None:
+def test_script_concurrent_calls_install_once(machine: Machine) -> None:
     machine.add_python()
     environment = {"PATH": str(machine.bin), "JOURNAL": str(machine.journal)}
     calls = [

@@ -25,7 +25,7 @@ def filled(directory: Path, owner: str, blocks: int) -> None:
     store.close()
 
 
-def test_ls_shows_every_file_with_its_blocks(tmp_path: Path) -> None:
+def test_cache_ls_lists_files_with_blocks(tmp_path: Path) -> None:
     filled(tmp_path, "prefill-0", 5)
     filled(tmp_path, "decode-0", 3)
     (tmp_path / "decode-0" / "000000000009.kv").write_bytes(b"?" * 100)
@@ -40,7 +40,7 @@ def test_ls_shows_every_file_with_its_blocks(tmp_path: Path) -> None:
     assert "not readable" in cache("ls", tmp_path)[1]
 
 
-def test_du_says_how_much_each_has_and_whether_it_runs(tmp_path: Path) -> None:
+def test_cache_du_lists_workers_with_state(tmp_path: Path) -> None:
     filled(tmp_path, "prefill-0", 5)
     running = store_in(tmp_path, "decode-0")
     _, output = cache("du", tmp_path, "--json")
@@ -51,7 +51,7 @@ def test_du_says_how_much_each_has_and_whether_it_runs(tmp_path: Path) -> None:
     assert (prefill["runs"], prefill["blocks"], prefill["size_bytes"]) == (False, 5, size_bytes)
 
 
-def test_clear_removes_the_files_of_those_that_do_not_run(tmp_path: Path) -> None:
+def test_cache_clear_keeps_files_of_running_worker(tmp_path: Path) -> None:
     filled(tmp_path, "prefill-0", 5)
     filled(tmp_path, "decode-0", 5)
     running = store_in(tmp_path, "decode-0")
@@ -63,19 +63,19 @@ def test_clear_removes_the_files_of_those_that_do_not_run(tmp_path: Path) -> Non
     assert len(segment_files(tmp_path, "decode-0")) == 1
 
 
-def test_clear_of_one_worker_leaves_the_others(tmp_path: Path) -> None:
+def test_cache_clear_of_one_worker_keeps_others(tmp_path: Path) -> None:
     filled(tmp_path, "prefill-0", 5)
     filled(tmp_path, "decode-0", 5)
     assert cache("clear", tmp_path, "--worker", "decode-0")[0] == 0
     assert (len(segment_files(tmp_path, "prefill-0")), segment_files(tmp_path, "decode-0")) == (1, [])
 
 
-def test_a_directory_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_cache_missing_directory_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["cache", "du", str(tmp_path / "none")])
     assert "is not a directory" in str(result.exception)
 
 
-def test_looking_at_a_folder_that_is_no_tier_changes_nothing(tmp_path: Path) -> None:
+def test_cache_other_folder_is_not_changed(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir(mode=0o755)
     assert cache("du", tmp_path)[0] == cache("clear", tmp_path)[0] == 0
     assert list((tmp_path / "photos").iterdir()) == []

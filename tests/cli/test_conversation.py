@@ -74,7 +74,7 @@ def said(text: str) -> list[Event]:
     return [Delta(0, 0, (1,), text), END]
 
 
-def test_each_question_goes_with_the_whole_conversation(talk: Talk) -> None:
+def test_chat_question_is_sent_with_the_conversation(talk: Talk) -> None:
     fake, code = talk(["one", "", "two"], [said("1"), said("2")], system="Be brief")
     assert fake.asked == [
         [("system", "Be brief"), ("user", "one")],
@@ -83,56 +83,56 @@ def test_each_question_goes_with_the_whole_conversation(talk: Talk) -> None:
     assert code == 0
 
 
-def test_ctrl_c_cancels_the_answer_and_keeps_the_conversation(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_ctrl_c_cancels_the_answer_only(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     fake, code = talk(["one", "two"], [[Delta(0, 0, (1,), "half"), KeyboardInterrupt()], said("2")])
     assert fake.asked[1] == [("user", "one"), ("assistant", "half"), ("user", "two")]
     assert (fake.closed, code) == (2, 0)
     assert capsys.readouterr().err == "(cancelled)\n"
 
 
-def test_an_answer_that_failed_or_never_began_is_forgotten_with_its_question(talk: Talk) -> None:
+def test_chat_failed_answer_is_dropped_with_its_question(talk: Talk) -> None:
     fake, code = talk(["one", "two", "three"], [[Busy("no room")], [KeyboardInterrupt()], said("3")])
     assert fake.asked[2] == [("user", "three")]
     assert code == 0
 
 
-def test_ctrl_c_at_the_prompt_takes_back_the_line_alone(talk: Talk) -> None:
+def test_chat_ctrl_c_at_prompt_drops_the_line(talk: Talk) -> None:
     fake, code = talk([KeyboardInterrupt(), "one"], [said("1")])
     assert (len(fake.asked), code) == (1, 0)
 
 
-def test_reset_forgets_all_but_the_system_message(talk: Talk) -> None:
+def test_chat_reset_keeps_the_system_message(talk: Talk) -> None:
     fake, _ = talk(["one", "/reset", "two"], [said("1"), said("2")], system="Be brief")
     assert fake.asked[1] == [("system", "Be brief"), ("user", "two")]
 
 
 @pytest.mark.parametrize("line", ["/help", "/unknown"])
-def test_commands_are_explained_and_go_to_no_model(talk: Talk, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_command_prints_help_and_asks_nothing(talk: Talk, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     fake, _ = talk([line], [])
     assert fake.asked == []
     assert HELP in capsys.readouterr().out
 
 
-def test_a_path_is_a_question(talk: Talk) -> None:
+def test_chat_path_is_a_question(talk: Talk) -> None:
     fake, _ = talk(["/etc/hosts is what?"], [said("a file")])
     assert fake.asked == [[("user", "/etc/hosts is what?")]]
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_verbose_adds_the_timing_of_each_answer(talk: Talk, verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_verbose_prints_timings(talk: Talk, verbose: bool, capsys: pytest.CaptureFixture[str]) -> None:
     started = Started("req-7f", "tiny", 3, 7)
     talk(["one", "two"], [[started, *said("1")], [started, *said("2")]], verbose=verbose)
     line = "TTFT 40 ms · 20.0 tokens/s · 21 tokens · 64 of 96 prompt tokens cached · req-7f\n"
     assert capsys.readouterr().err == line * 2 * verbose
 
 
-def test_lines_of_a_pipe_are_questions_without_a_prompt(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_chat_pipe_lines_are_questions(talk: Talk, capsys: pytest.CaptureFixture[str]) -> None:
     _, code = talk(["one", "two"], [said("1"), said("2")], terminal=False)
     assert capsys.readouterr().out == "1\n2\n"
     assert code == 0
 
 
-def test_in_a_pipe_a_failure_is_the_exit_code_and_ctrl_c_the_end(talk: Talk) -> None:
+def test_chat_pipe_failure_sets_exit_code(talk: Talk) -> None:
     answers: list[list[Event | BaseException]] = [[Busy("no room")], list(said("2"))]
     fake, code = talk(["one", "two"], answers, terminal=False)
     assert (len(fake.asked), code) == (2, 1)

@@ -23,7 +23,7 @@ def baton() -> Iterator[FakeBaton]:
     server.stop(grace=0).wait(timeout=5)
 
 
-def test_ctrl_c_cancels_the_call_and_ctrl_d_ends_the_conversation(baton: FakeBaton) -> None:
+def test_chat_at_terminal_ctrl_c_cancels_and_ctrl_d_ends(baton: FakeBaton) -> None:
     events = Events()
 
     def endless(request: Any, context: grpc.ServicerContext) -> Any:

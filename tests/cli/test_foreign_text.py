@@ -37,5 +37,5 @@ def test_answer_is_escaped_on_a_terminal_and_exact_in_a_pipe(
     assert output.getvalue() == ("a\tb\n\\x1b]0;x\\x07" if at_terminal else "a\tb\n\x1b]0;x\x07")
 
 
-def test_joined_emoji_and_other_scripts_are_shown_as_they_are() -> None:
+def test_shown_text_keeps_joined_emoji_and_other_scripts() -> None:
     assert shown("\U0001f468\u200d\U0001f469 שלום") == "\U0001f468\u200d\U0001f469 שלום"

@@ -5,7 +5,7 @@ from pathlib import Path
 from baton.cli.installed import REVISION_FILE, installed, lines
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_installed_without_git_and_kernels_says_so(tmp_path: Path) -> None:
     found = installed(["no-such-package"], tmp_path)
     assert (found.commit, found.changed_files, found.native_kernels) == (None, None, ())
     assert lines(found)[1:] == [
@@ -13,12 +13,12 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_an_image_names_the_commit_that_it_was_built_from(tmp_path: Path) -> None:
+def test_installed_image_names_its_commit(tmp_path: Path) -> None:
     (tmp_path / REVISION_FILE).write_text("0123abcd\n")
     assert installed([], tmp_path).commit == "0123abcd"
 
 
-def test_native_kernels_are_named_by_their_level(tmp_path: Path) -> None:
+def test_installed_names_native_kernel_levels(tmp_path: Path) -> None:
     built = tmp_path / "kernels" / "native" / "built"
     built.mkdir(parents=True)
     for level in ("avx2", "avx512_bf16"):

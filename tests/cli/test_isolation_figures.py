@@ -100,10 +100,6 @@ def test_answers_that_slow_down_fail_whatever_their_gaps_are() -> None:
     assert not verdict.holds
 
 
-def test_without_a_saturated_phase_there_is_no_verdict() -> None:
-    assert judge({LoadPhase.QUIET: [figures(10.0)], LoadPhase.SATURATED: []}) is None
-
-
 def test_rounds_take_turns_in_which_phase_comes_first() -> None:
     phases = [phases_of_round(Variant.SPLIT, number) for number in range(4)]
     assert {each[0] for each in phases} == set(LoadPhase)

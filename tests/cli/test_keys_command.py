@@ -19,7 +19,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_new_key_is_printed_once_and_its_hash_kept(tmp_path: Path) -> None:
+def test_keys_new_prints_key_and_stores_its_hash(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     done = CliRunner().invoke(
         app,
@@ -34,7 +34,7 @@ def test_a_new_key_is_printed_once_and_its_hash_kept(tmp_path: Path) -> None:
     assert mode(file) == 0o600
 
 
-def test_lines_that_are_there_stay_and_so_does_who_may_read_them(tmp_path: Path) -> None:
+def test_append_key_keeps_lines_and_mode(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours")
     file.chmod(0o640)
@@ -46,7 +46,7 @@ def test_lines_that_are_there_stay_and_so_does_who_may_read_them(tmp_path: Path)
     assert [path.name for path in tmp_path.iterdir()] == ["keys"]
 
 
-def test_a_name_that_is_taken_or_no_name_changes_nothing(tmp_path: Path) -> None:
+def test_append_key_invalid_name_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     append_key(file, "a", UNLIMITED, is_admin=False)
     before = file.read_text()
@@ -56,7 +56,7 @@ def test_a_name_that_is_taken_or_no_name_changes_nothing(tmp_path: Path) -> None
     assert file.read_text() == before
 
 
-def test_certificates_are_good_for_their_purpose_alone(tmp_path: Path) -> None:
+def test_certificates_serve_their_purpose_only(tmp_path: Path) -> None:
     make_certificates(tmp_path, ["gpu.example"], days=2)
 
     def verifies(authority: str, certificate: str, *more: str) -> bool:
@@ -75,20 +75,20 @@ def test_certificates_are_good_for_their_purpose_alone(tmp_path: Path) -> None:
     assert all(mode(tmp_path / name) == (0o600 if "key" in name else 0o644) for name in FILES)
 
 
-def test_certificates_that_are_there_are_not_overwritten(tmp_path: Path) -> None:
+def test_certificates_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "internal.pem").write_text("ours")
     with pytest.raises(CommandFailed, match=r"internal\.pem exists"):
         make_certificates(tmp_path, [], days=1)
     assert [path.name for path in tmp_path.iterdir()] == ["internal.pem"]
 
 
-def test_what_is_no_host_is_refused(tmp_path: Path) -> None:
+def test_certificates_for_invalid_host_are_refused(tmp_path: Path) -> None:
     for host in ("a,DNS:b", "", "a b"):
         with pytest.raises(CommandFailed, match="neither a name nor an address"):
             make_certificates(tmp_path / "none", [host], days=1)
 
 
-def test_the_key_is_in_no_repr_of_a_client_and_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_come_from_environment_and_are_not_in_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     from baton.client.channel import Security
 
     monkeypatch.setenv("BATON_API_KEY", "baton-SECRET")
@@ -97,13 +97,13 @@ def test_the_key_is_in_no_repr_of_a_client_and_comes_from_the_environment(monkey
     assert "SECRET" not in repr(Security(**credentials()))
 
 
-def test_no_command_has_a_flag_for_a_key() -> None:
+def test_command_has_no_flag_for_api_key() -> None:
     for command in ("generate", "chat", "up", "batch"):
         output = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200"}).output
         assert "--api-key " not in output
 
 
-def test_beyond_loopback_up_takes_keys_or_the_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_up_beyond_loopback_needs_keys_or_insecure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("BATON_API_KEY_HASHES", raising=False)
     reached: list[object] = []
 
@@ -122,7 +122,7 @@ def test_beyond_loopback_up_takes_keys_or_the_word(monkeypatch: pytest.MonkeyPat
     assert len(reached) == 2
 
 
-def test_router_gets_the_keys_and_certificate_of_up() -> None:
+def test_process_plan_passes_keys_and_certificates_to_router() -> None:
     given = layout(api_keys=Path("keys"), insecure=True, tls_cert=Path("c"), tls_key=Path("k"))
     command = " ".join(plan(given)[0].command)
     assert "--api-keys keys --insecure --tls-cert c --tls-key k" in command

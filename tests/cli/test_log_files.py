@@ -10,7 +10,7 @@ from baton.process.private_files import older
 RECORD = RunRecord(7, ("h:1",), ("h:2", "h:3"), "/logs", "/traces", {"router": {"--port": "1"}}, {"A": "b"})
 
 
-def test_lines_are_appended_and_a_full_file_becomes_the_older_one(tmp_path: Path) -> None:
+def test_log_file_full_becomes_the_older_one(tmp_path: Path) -> None:
     reports: list[str] = []
     path = tmp_path / "router.log"
     log = LogFile(path, reports.append, max_bytes=20)
@@ -21,7 +21,7 @@ def test_lines_are_appended_and_a_full_file_becomes_the_older_one(tmp_path: Path
     assert reports == []
 
 
-def test_a_file_that_cannot_be_written_is_reported_once_and_costs_nothing(tmp_path: Path) -> None:
+def test_log_file_unwritable_is_reported_once(tmp_path: Path) -> None:
     reports: list[str] = []
     kept: list[str] = []
 
@@ -36,7 +36,7 @@ def test_a_file_that_cannot_be_written_is_reported_once_and_costs_nothing(tmp_pa
     assert len(reports) == 1 and "x.log" in reports[0]
 
 
-def test_logs_of_an_earlier_run_on_the_port_stay_and_old_runs_go(tmp_path: Path) -> None:
+def test_begin_logs_keeps_port_and_removes_old_runs(tmp_path: Path) -> None:
     (begin_logs(tmp_path, 1) / "router.log").write_text("before\n")
     assert (begin_logs(tmp_path, 1) / "router.log").read_text() == "before\n"
     for port in range(2, KEPT_RUNS + 3):
@@ -45,7 +45,7 @@ def test_logs_of_an_earlier_run_on_the_port_stay_and_old_runs_go(tmp_path: Path)
     assert newest.is_dir() and len(list(tmp_path.iterdir())) == KEPT_RUNS
 
 
-def test_the_newest_record_that_can_be_read_is_found(tmp_path: Path) -> None:
+def test_newest_run_skips_unreadable_records(tmp_path: Path) -> None:
     assert newest_run(tmp_path) is None
     first = write_run_record(tmp_path, 1, RECORD)
     assert newest_run(tmp_path) == RECORD

@@ -10,14 +10,14 @@ from baton.launch.model_source import ModelNotUsable, find_adapters, find_model,
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 
-def test_a_folder_serves_under_its_own_name(tmp_path: Path) -> None:
+def test_find_model_folder_is_named_by_itself(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "my-model")
     source = find_model(str(tmp_path / "my-model"), tmp_path, tmp_path)
     assert (source.folder, source.name, source.is_random) == (tmp_path / "my-model", "my-model", False)
 
 
 @pytest.mark.parametrize("missing", ["config.json", "model.safetensors", "tokenizer.json"])
-def test_a_folder_that_is_no_checkpoint_says_what_is_missing(tmp_path: Path, missing: str) -> None:
+def test_find_model_incomplete_folder_names_missing_file(tmp_path: Path, missing: str) -> None:
     write_tiny_checkpoint(tmp_path / "broken")
     (tmp_path / "broken" / missing).unlink()
     with pytest.raises(ModelNotUsable, match=missing.removeprefix("model")):
@@ -52,12 +52,12 @@ def test_find_model_of_other_weights_says_what_they_are_and_what_to_give(
 
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "nowhere", "a/b/c"])
-def test_a_name_that_is_neither_folder_nor_hub_id_says_so(tmp_path: Path, name: str) -> None:
+def test_find_model_unknown_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelNotUsable, match="no such folder"):
         find_model(name, tmp_path, tmp_path)
 
 
-def test_a_hub_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_model_hub_without_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -69,7 +69,7 @@ def test_a_hub_id_without_a_network_says_so(tmp_path: Path, monkeypatch: pytest.
         find_model("owner/name", tmp_path, tmp_path)
 
 
-def test_plan_and_up_say_the_same_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_and_up_without_network_fail_with_the_same_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -91,14 +91,14 @@ def test_plan_and_up_say_the_same_without_a_network(tmp_path: Path, monkeypatch:
     assert "config.json" not in asked[0] and asked[1] == ["config.json"]
 
 
-def test_a_plan_takes_a_folder_or_its_configuration(tmp_path: Path) -> None:
+def test_config_folder_accepts_folder_or_config(tmp_path: Path) -> None:
     from baton.cli.plan import config_folder
 
     (tmp_path / "config.json").write_text("{}")
     assert config_folder(str(tmp_path)) == config_folder(str(tmp_path / "config.json")) == tmp_path
 
 
-def test_from_the_hub_only_safe_formats_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_model_hub_fetches_only_safe_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     write_tiny_checkpoint(tmp_path / "snapshot")
@@ -113,7 +113,7 @@ def test_from_the_hub_only_safe_formats_are_fetched(tmp_path: Path, monkeypatch:
     assert not any(pattern.endswith((".bin", ".pt", ".py", ".pth")) for pattern in patterns)
 
 
-def test_adapters_are_named_folders_as_peft_saves_them(tmp_path: Path) -> None:
+def test_find_adapters_needs_unique_names_of_peft_folders(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     [adapter] = find_adapters([f"sql={tmp_path}"], "base")
     assert (adapter.name, adapter.folder) == ("sql", tmp_path)
@@ -127,25 +127,19 @@ def test_adapters_are_named_folders_as_peft_saves_them(tmp_path: Path) -> None:
             find_adapters(given, "base")
 
 
-def test_without_a_model_the_demo_is_served(tmp_path: Path) -> None:
+def test_find_model_without_name_is_the_demo(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path / "models" / "tableqa")
     source = find_model(None, tmp_path, tmp_path / "scratch")
     assert (source.name, source.is_demo, source.is_random) == ("tableqa", True, False)
 
 
-def test_without_the_demo_random_weights_are_made_and_named_as_such(tmp_path: Path) -> None:
+def test_find_model_without_demo_is_random(tmp_path: Path) -> None:
     source = find_model(None, tmp_path, tmp_path / "scratch")
     assert (source.name, source.is_random) == ("tiny-random", True)
     assert json.loads((source.folder / "config.json").read_text())["model_type"] == "llama"
 
 
-def test_the_random_checkpoint_is_the_same_every_time(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        write_tiny_checkpoint(tmp_path / name)
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
-
-
-def test_transformers_loads_the_random_checkpoint_whole(tmp_path: Path) -> None:
+def test_tiny_checkpoint_loads_completely_in_transformers(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     write_tiny_checkpoint(tmp_path)
@@ -167,6 +161,6 @@ def test_transformers_loads_the_random_checkpoint_whole(tmp_path: Path) -> None:
         ("config.json", "{}", False),
     ],
 )
-def test_a_chat_template_lies_in_either_place(tmp_path: Path, name: str, content: str, expected: bool) -> None:
+def test_has_chat_template_reads_both_files(tmp_path: Path, name: str, content: str, expected: bool) -> None:
     (tmp_path / name).write_text(content)
     assert has_chat_template(tmp_path) is expected

@@ -76,7 +76,7 @@ def forms(documents: list[dict[str, Any]]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", ["lines", "one document", "a list"])
-def test_every_form_has_the_same_spans_as_our_own_file(kept: Kept, tmp_path: Path, form: str) -> None:
+def test_read_objects_of_otlp_json_equals_own_format(kept: Kept, tmp_path: Path, form: str) -> None:
     own = (tmp_path / "own.jsonl").read_text().splitlines(keepends=True)
     (document,) = kept.documents
     written = forms([document])[form]
@@ -85,7 +85,9 @@ def test_every_form_has_the_same_spans_as_our_own_file(kept: Kept, tmp_path: Pat
     assert len(read_spans(own)) == 3
 
 
-def test_a_collectors_file_is_shown_as_our_own(kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_file_of_collector_is_shown_like_own_file(
+    kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = tmp_path / "collector.json"
     other.write_text(forms(kept.documents)["lines"])
     assert show_file(None, tmp_path / "own.jsonl", 9, False) == 0
@@ -95,7 +97,7 @@ def test_a_collectors_file_is_shown_as_our_own(kept: Kept, tmp_path: Path, capsy
     assert "4.5 ms" in own and "8.0 ms" in own
 
 
-def test_numbers_names_of_enums_and_upper_case_ids_are_read_too() -> None:
+def test_otlp_json_accepts_enum_names_and_upper_case_ids() -> None:
     span = {"traceId": "AB", "spanId": "C0", "kind": "SPAN_KIND_SERVER", "name": "chat", "status": {"code": 2}}
     span |= {"startTimeUnixNano": 5, "endTimeUnixNano": "9", "attributes": [{"key": "n", "value": {"intValue": 3}}]}
     (found,) = read_spans([json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})])
@@ -103,7 +105,7 @@ def test_numbers_names_of_enums_and_upper_case_ids_are_read_too() -> None:
     assert (found.parent_span_id, found.start_ns, found.end_ns, found.attributes) == (None, 5, 9, {"n": 3})
 
 
-def test_documents_of_other_signals_broken_ones_and_cut_lines_are_left_out(kept: Kept) -> None:
+def test_read_spans_skips_other_broken_and_truncated_lines(kept: Kept) -> None:
     whole = json.dumps(kept.documents[0]) + "\n"
     broken = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "1"}]}]}]}) + "\n"
     lines = [whole[-50:], '{"resourceMetrics": []}\n', broken, whole, whole, whole[:60]]
@@ -117,14 +119,14 @@ def test_documents_of_other_signals_broken_ones_and_cut_lines_are_left_out(kept:
         ("", "has no completed request"),
     ],
 )
-def test_a_file_without_spans_says_so(tmp_path: Path, content: str, message: str) -> None:
+def test_why_file_without_spans_is_refused(tmp_path: Path, content: str, message: str) -> None:
     file = tmp_path / "file"
     file.write_text(content)
     with pytest.raises(CommandFailed, match=message):
         show_file(None, file, 1, False)
 
 
-def test_spans_of_others_alone_are_counted(kept: Kept, tmp_path: Path) -> None:
+def test_why_file_without_roots_counts_spans(kept: Kept, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text(forms(kept.documents)["lines"].replace("baton.total_ms", "other"))
     with pytest.raises(CommandFailed, match="has 3 spans, and none is the root"):

@@ -37,7 +37,7 @@ def flag(spec: ProcessSpec, name: str) -> str:
 
 
 @pytest.mark.parametrize("machine", [CPU, TWO_GPUS])
-def test_every_process_understands_its_flags(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_plan_flags_are_accepted_by_processes(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     for spec in plan(layout(machine=machine, prefill=2, decode=2)):
         monkeypatch.setenv("BATON_REDIS_URL", spec.environment["BATON_REDIS_URL"])
         module = spec.command[spec.command.index("-m") + 1]
@@ -45,7 +45,7 @@ def test_every_process_understands_its_flags(machine: Machine, monkeypatch: pyte
         assert isinstance(read_config(CONFIGS[module], arguments, module), CONFIGS[module])
 
 
-def test_workers_of_both_roles_load_every_adapter() -> None:
+def test_process_plan_passes_adapters_to_both_roles() -> None:
     for spec in plan(layout()):
         if spec.stage is Stage.WORKER:
             config = read_config(ElasticConfig, spec.command[spec.command.index("-m") + 2 :], "worker")
@@ -59,7 +59,7 @@ def test_process_plan_given_a_redis_password_keeps_it_out_of_every_command_line(
     assert {spec.environment["BATON_REDIS_URL"] for spec in specs} == {url}
 
 
-async def test_own_redis_refuses_a_client_without_its_password() -> None:
+async def test_embedded_redis_refuses_client_without_password() -> None:
     source = choose_redis(None, (), set())
     assert source.spec is not None
     password = urlsplit(source.url).password
@@ -88,7 +88,7 @@ async def _answers(redis: Redis) -> bool:
         return False
 
 
-def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
+def test_process_plan_two_cores_isolate_decode() -> None:
     specs = by_name()
     cores = {name: flag(spec, "--cores") for name, spec in specs.items()}
     assert cores == {"router": "1", "prefill-0": "1", "decode-0": "0"}
@@ -96,35 +96,33 @@ def test_two_cores_keep_decode_to_itself_with_one_thread_each() -> None:
     assert {specs[name].environment["OMP_NUM_THREADS"] for name in ("prefill-0", "decode-0")} == {"1"}
 
 
-def test_prefill_stands_back_where_the_router_shares_its_core() -> None:
+def test_process_plan_prefill_on_router_core_is_nice() -> None:
     shared, apart = by_name(), by_name(machine=replace(CPU, cores=(0, 1, 2)))
     assert flag(shared["prefill-0"], "--nice") == "5"
     assert not any("--nice" in spec.command for spec in (shared["decode-0"], *apart.values()))
 
 
-def test_workers_take_the_gpus_in_turn_and_are_not_pinned() -> None:
+def test_process_plan_gpu_workers_take_gpus_in_turn() -> None:
     specs = by_name(machine=TWO_GPUS, prefill=1, decode=2)
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if spec.stage is Stage.WORKER}
     assert devices == {"decode-0": "cuda:0", "decode-1": "cuda:1", "prefill-0": "cuda:0"}
     assert not any("--cores" in spec.command for spec in specs.values())
 
 
-def test_a_colocated_service_has_no_prefill_workers() -> None:
+def test_process_plan_colocated_has_no_prefill_workers() -> None:
     assert set(by_name(prefill=0)) == {"router", "decode-0"}
 
 
 @pytest.mark.parametrize(
     ("prefill", "given_ms", "told"), [(1, 20.0, "20.0"), (0, 20.0, "20.0"), (0, None, "60.0"), (1, None, None)]
 )
-def test_answers_wait_for_prompts_by_the_clock_where_that_is_wished_or_nobody_else_computes_them(
-    prefill: int, given_ms: float | None, told: str | None
-) -> None:
+def test_process_plan_tbt_slo_defaults_when_colocated(prefill: int, given_ms: float | None, told: str | None) -> None:
     command = by_name(prefill=prefill, tbt_slo_ms=given_ms)["decode-0"].command
     assert ("--tbt-slo-ms" in command) is (told is not None)
     assert told is None or command[command.index("--tbt-slo-ms") + 1] == told
 
 
-def test_workers_listen_on_loopback_whatever_the_public_host() -> None:
+def test_process_plan_workers_listen_on_loopback() -> None:
     specs = by_name(host="0.0.0.0")
     assert {name: flag(spec, "--host") for name, spec in specs.items()} == {
         "router": "0.0.0.0",
@@ -133,12 +131,7 @@ def test_workers_listen_on_loopback_whatever_the_public_host() -> None:
     }
 
 
-def test_the_length_limit_is_left_to_the_model_unless_given() -> None:
-    assert flag(by_name(max_model_len=512)["decode-0"], "--max-model-len") == "512"
-    assert "--max-model-len" not in by_name(max_model_len=None)["decode-0"].command
-
-
-def test_workers_that_measure_their_gpu_have_an_equal_share_of_it() -> None:
+def test_process_plan_gpu_workers_share_memory_equally() -> None:
     given: dict[str, Any] = {"machine": TWO_GPUS, "prefill": 2, "decode": 1, "kv_memory": None}
     specs = by_name(**given)
     assert {flag(specs[name], "--gpu-memory-utilization") for name in ("prefill-0", "decode-0")} == {"0.450"}
@@ -146,25 +139,25 @@ def test_workers_that_measure_their_gpu_have_an_equal_share_of_it() -> None:
     assert (config.kv_memory, config.kv_memory_bytes) == ("auto", None)
 
 
-def test_auto_on_a_cpu_is_what_a_worker_has_by_default() -> None:
+def test_kv_memory_auto_on_cpu_is_the_default() -> None:
     command = by_name()["decode-0"].command[4:]
     config = read_config(ElasticConfig, [*command, "--kv-memory", "auto"])
     assert config.kv_memory_bytes == ElasticConfig.fields["kv_memory"].default
 
 
-def test_kv_memory_defaults_to_a_share_of_what_there_is() -> None:
+def test_kv_memory_default_is_a_share_of_memory() -> None:
     assert CPU.default_kv_bytes == 2**30
     assert Machine((0,), memory_bytes=2**30).default_kv_bytes == int(0.1 * 2**30)
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_workers_on_gpus_measure_what_is_left_for_kv_with_any_number_of_ranks(tensor_parallel: int) -> None:
+def test_process_plan_gpu_workers_measure_kv_memory(tensor_parallel: int) -> None:
     kv_memory = TWO_GPUS.default_kv_bytes
     workers = by_name(machine=TWO_GPUS, decode=2, kv_memory=kv_memory, tensor_parallel=tensor_parallel)
     assert {flag(spec, "--kv-memory") for name, spec in workers.items() if name != "router"} == {"auto"}
 
 
-def test_ranks_of_a_worker_have_gpus_side_by_side() -> None:
+def test_process_plan_ranks_use_consecutive_gpus() -> None:
     five = replace(TWO_GPUS, gpu_free_bytes=(10**9,) * 5)
     specs = by_name(machine=five, prefill=1, decode=2, tensor_parallel=2)
     devices = {name: flag(spec, "--device") for name, spec in specs.items() if name != "router"}
@@ -204,21 +197,21 @@ def test_worker_counts_use_every_group_of_gpus_once(
     assert not gpus or len(set(devices)) == len(devices) - shared
 
 
-def test_process_groups_stay_on_this_machine() -> None:
+def test_process_plan_process_groups_use_loopback() -> None:
     gloo = by_name(transport="gloo")
     for name in ("prefill-0", "decode-0"):
         assert (flag(gloo[name], "--transport"), flag(gloo[name], "--transfer-interface")) == ("gloo", "lo")
     assert "--transfer-interface" not in by_name()["decode-0"].command
 
 
-def test_a_process_group_needs_the_network_it_may_use() -> None:
+def test_worker_config_process_group_needs_interface() -> None:
     flags = ["--worker-id", "d", "--model", "/models/tiny", "--port", "0"]
     with pytest.raises(ConfigError, match="--transport gloo needs --transfer-interface"):
         read_config(DecodeConfig, [*flags, "--transport", "gloo"])
     assert read_config(DecodeConfig, [*flags, "--transport", "gloo", "--transfer-interface", "lo"]).transport == "gloo"
 
 
-def test_every_router_has_ports_of_its_own_and_a_name() -> None:
+def test_process_plan_routers_have_distinct_ports() -> None:
     specs = by_name(
         ports=(RouterPorts(50051, 50052, 8000), RouterPorts(50053, 50054, 8001), RouterPorts(50055, 50056, 8002))
     )
@@ -228,7 +221,7 @@ def test_every_router_has_ports_of_its_own_and_a_name() -> None:
     assert {flag(spec, "--namespace") for spec in routers.values()} == {"baton-50051"}
 
 
-def test_prefill_leaves_a_part_of_a_gpu_that_it_shares_to_answers() -> None:
+def test_process_plan_prefill_on_shared_gpu_is_limited() -> None:
     one_gpu = replace(TWO_GPUS, gpu_free_bytes=(80 * 10**9,))
     for machine, percent in ((one_gpu, "75"), (TWO_GPUS, None), (CPU, None)):
         specs = by_name(machine=machine)
@@ -236,17 +229,7 @@ def test_prefill_leaves_a_part_of_a_gpu_that_it_shares_to_answers() -> None:
         assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in specs["decode-0"].environment
 
 
-def test_workers_speculate_where_that_is_asked_for() -> None:
-    """Those of both roles: a worker may become a decode worker."""
-    plain, drafting = by_name(), by_name(speculate="ngram")
-    for name in ("prefill-0", "decode-0"):
-        assert flag(plain[name], "--speculate") == "off"
-        command = drafting[name].command
-        assert command[command.index("--speculate") + 1] == "ngram"
-        assert "--draft-model" not in command
-
-
-def test_workers_get_the_model_that_drafts() -> None:
+def test_process_plan_passes_draft_model_to_workers() -> None:
     specs = by_name(speculate="draft", draft_model=Path("/models/small"))
     for name in ("prefill-0", "decode-0"):
         command = specs[name].command

@@ -29,49 +29,49 @@ async def output_of(
     return exit_code, output.getvalue().splitlines(), errors.getvalue().splitlines()
 
 
-async def test_both_streams_are_passed_on_under_the_name_of_the_child() -> None:
+async def test_child_output_is_prefixed_with_its_name() -> None:
     code = "import os, sys; print(os.environ['WORD']); print('bad', file=sys.stderr); sys.exit(7)"
     assert await output_of(code) == (7, ["worker-0  | hello"], ["worker-0  | bad"])
 
 
-async def test_noise_is_left_out_and_the_rest_passed_on() -> None:
+async def test_child_output_drops_noise() -> None:
     code = "print('1 WARNING Memory overcommit!'); print('2 Failed listening'); print('3 overcommit', end='')"
     assert (await output_of(code, noise=("overcommit",)))[1] == ["worker-0  | 2 Failed listening"]
 
 
-async def test_a_last_line_without_an_end_is_not_lost() -> None:
+async def test_child_output_keeps_unterminated_line() -> None:
     assert (await output_of("print('one'); print('two', end='')"))[1] == ["worker-0  | one", "worker-0  | two"]
 
 
-async def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+async def test_child_output_of_progress_bar_is_its_last_state() -> None:
     assert (await output_of(r"print('10%\r50%\r100%')"))[1] == ["worker-0  | 100%"]
 
 
-async def test_a_line_longer_than_any_buffer_ends_nothing() -> None:
+async def test_child_output_splits_long_lines() -> None:
     _, lines, _ = await output_of("print('x' * 300_000); print('after')")
     assert "".join(line.removeprefix("worker-0  | ") for line in lines[:-1]) == "x" * 300_000
     assert lines[-1] == "worker-0  | after"
 
 
-async def test_bytes_that_are_no_text_are_passed_on_all_the_same() -> None:
+async def test_child_output_replaces_invalid_bytes() -> None:
     _, lines, _ = await output_of(r"import sys; sys.stdout.buffer.write(b'\xff\n')")
     assert lines == ["worker-0  | �"]
 
 
-async def test_a_child_is_pinned_before_it_starts() -> None:
+async def test_child_is_pinned_to_cores() -> None:
     core = min(os.sched_getaffinity(0))
     _, lines, _ = await output_of("import os; print(os.sched_getaffinity(0))", cores=(core,))
     assert lines == [f"worker-0  | {{{core}}}"]
 
 
-async def test_a_command_that_does_not_exist_says_so() -> None:
+async def test_child_with_missing_command_says_so() -> None:
     errors = io.StringIO()
     process = await ChildProcess.start(spec("/nonexistent/program"), LineWriter(io.StringIO()), LineWriter(errors))
     assert await asyncio.wait_for(process.wait(), 20) == 1
     assert "cannot run /nonexistent/program" in errors.getvalue()
 
 
-def test_a_reader_that_is_gone_is_no_reason_to_fail() -> None:
+def test_line_writer_ignores_closed_stream() -> None:
     reader, writer_end = os.pipe()
     os.close(reader)
     with os.fdopen(writer_end, "w") as stream:
@@ -82,7 +82,7 @@ def test_a_reader_that_is_gone_is_no_reason_to_fail() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def test_a_child_dies_with_its_parent_even_when_that_is_killed(tmp_path: Path) -> None:
+def test_child_dies_with_killed_parent(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     grandchild = (
         f"import os, pathlib, time; pathlib.Path({str(pid_file)!r}).write_text(str(os.getpid())); time.sleep(60)"
@@ -103,7 +103,7 @@ def test_a_child_dies_with_its_parent_even_when_that_is_killed(tmp_path: Path) -
     poll(lambda: not is_running(pid))
 
 
-def test_a_child_whose_parent_is_gone_already_does_not_start() -> None:
+def test_child_without_parent_does_not_start() -> None:
     command = [sys.executable, "-I", "-S", child.__file__, "1", "", "/bin/echo", "started"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -125,7 +125,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def test_a_signal_to_an_ended_child_goes_nowhere() -> None:
+async def test_child_signal_after_exit_is_ignored() -> None:
     process = await ChildProcess.start(spec("/bin/true"), LineWriter(io.StringIO()), LineWriter(io.StringIO()))
     assert await asyncio.wait_for(process.wait(), 20) == 0
     process.send(signal.SIGTERM)

@@ -21,7 +21,7 @@ async def start(health: HealthService) -> tuple[grpc.aio.Server, str]:
     return server, f"127.0.0.1:{port}"
 
 
-async def test_a_process_is_unreachable_then_not_serving_then_serving() -> None:
+async def test_check_health_follows_the_process() -> None:
     assert await check_health(f"127.0.0.1:{free_port()}") is Health.UNREACHABLE
     health = HealthService(())
     server, target = await start(health)
@@ -32,7 +32,7 @@ async def test_a_process_is_unreachable_then_not_serving_then_serving() -> None:
     await server.stop(None)
 
 
-async def test_waits_until_it_serves_and_nothing_is_missing() -> None:
+async def test_wait_until_serving_reports_and_returns() -> None:
     health = HealthService(())
     server, target = await start(health)
     await health.set_serving(False)
@@ -51,12 +51,12 @@ async def test_waits_until_it_serves_and_nothing_is_missing() -> None:
     await server.stop(None)
 
 
-async def test_gives_up_when_the_time_is_over_and_says_how_far_it_came() -> None:
+async def test_wait_until_serving_times_out_with_last_state() -> None:
     with pytest.raises(NotReady, match=r"unreachable after 0\.3 s"):
         await wait_until_serving(f"127.0.0.1:{free_port()}", 0.3, print, silent)
 
 
-async def test_readiness_answered_by_another_run_does_not_count() -> None:
+async def test_wait_until_serving_ignores_other_run() -> None:
     """Two `baton up` on one port: the router of the first must not make the second one ready."""
     health = HealthService((), run_id="first")
     server, target = await start(health)
@@ -78,12 +78,12 @@ def status(*connected: tuple[str, bool], registry: bool = True) -> ClusterStatus
     return ClusterStatus(False, "the readiness probe is running", registry, 0, 0, workers)
 
 
-def test_a_start_waits_for_the_workers_that_are_not_connected() -> None:
+def test_waiting_for_names_unconnected_workers() -> None:
     expected = ["prefill-0", "decode-0", "decode-1"]
     said = waiting_for(expected, status(("decode-0", True), ("decode-1", False)))
     assert said.startswith("waiting for prefill-0, decode-1, which connect when")
     assert waiting_for(expected, status(registry=False)).endswith("Redis does not answer")
 
 
-def test_with_all_workers_connected_a_start_waits_for_what_the_router_says() -> None:
+def test_waiting_for_connected_workers_is_router_detail() -> None:
     assert waiting_for(["decode-0"], status(("decode-0", True))) == "the readiness probe is running"

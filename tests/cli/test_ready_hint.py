@@ -28,18 +28,18 @@ def hints(settings: ServiceLayout, default_target: str = DEFAULT_TARGET, chats: 
     return [question.removeprefix("  try").strip(), status.strip()]
 
 
-def test_on_the_default_port_nothing_need_be_said() -> None:
+def test_ready_hint_on_default_port_names_no_target() -> None:
     assert hints(layout()) == ["./baton chat 'What is a block table?'", "./baton status"]
     assert "generate" in hints(layout(), chats=False)[0]
 
 
-def test_the_admin_port_of_an_ipv6_target_is_found_where_brackets_say_which_part_is_the_port() -> None:
+def test_admin_target_of_ipv6_needs_brackets() -> None:
     assert admin_target_of("[fd00::1]:50051,router:7") == "[fd00::1]:50052,router:8"
     with pytest.raises(typer.BadParameter, match="in brackets"):
         admin_target_of("fd00::1:50051")
 
 
-def test_elsewhere_the_target_is_named() -> None:
+def test_ready_hint_on_other_port_names_target() -> None:
     ports = (RouterPorts(7000, 7001, 8000),)
     moved = layout(ports=ports, host="0.0.0.0")
     assert all(hint.endswith(" --target 127.0.0.1:7000") for hint in hints(moved))
@@ -48,12 +48,12 @@ def test_elsewhere_the_target_is_named() -> None:
     assert hints(layout(ports=ports, host="::"))[0].endswith(" --target 127.0.0.1:7000")
 
 
-def test_a_variable_that_names_another_router_is_overridden() -> None:
+def test_ready_hint_overrides_target_variable() -> None:
     assert hints(layout(), default_target="other:1")[0].endswith(f" --target {DEFAULT_TARGET}")
     assert "--target" not in hints(layout(ports=(RouterPorts(7000, 7001, 8000),)), default_target="127.0.0.1:7000")[0]
 
 
-def test_further_routers_are_listed() -> None:
+def test_ready_lines_list_further_routers() -> None:
     two = layout(ports=(RouterPorts(50051, 50052, 8000), RouterPorts(50053, 50054, 8001)))
     lines = ready_lines(two, "./baton", DEFAULT_TARGET, True)
     assert "  router 2  127.0.0.1:50053, HTTP 8001, admin 127.0.0.1:50054" in lines
@@ -96,7 +96,7 @@ def port(certificate: TlsFiles) -> Iterator[int]:
     server.stop(grace=0).wait(timeout=5)
 
 
-def test_the_hint_of_a_service_with_tls_works_when_pasted(certificate: TlsFiles, port: int, tmp_path: Path) -> None:
+def test_ready_hint_with_tls_works_when_pasted(certificate: TlsFiles, port: int, tmp_path: Path) -> None:
     command = f"{shlex.quote(sys.executable)} -P -m baton.cli"
     settings = layout(ports=(RouterPorts(port, port + 1, 8000),), tls_cert=certificate.certificate)
     *_, question, _ = ready_lines(settings, command, DEFAULT_TARGET, True)
@@ -106,6 +106,6 @@ def test_the_hint_of_a_service_with_tls_works_when_pasted(certificate: TlsFiles,
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
 
 
-def test_a_key_is_asked_for_where_keys_are_on() -> None:
+def test_ready_hint_with_keys_names_key_variable() -> None:
     guarded = layout(api_keys=Path("keys"), tls_cert=Path("cert"))
     assert hints(guarded)[0].startswith("BATON_API_KEY=... BATON_TLS_CA=")

@@ -57,7 +57,7 @@ def test_command_without_target_finds_the_running_service_and_its_admin_port(run
         assert asked(BATON_TARGET="10.0.0.1:7000")[0] == "10.0.0.1:7000"
 
 
-def test_command_without_a_running_service_takes_the_default(runtime: Path) -> None:
+def test_command_without_running_service_uses_the_default(runtime: Path) -> None:
     [port] = free_ports(1)
     note(runtime, port, port + 1)  # its process does not claim the port: it has ended
     assert asked() == [DEFAULT_TARGET, "127.0.0.1:50052"]
@@ -66,7 +66,7 @@ def test_command_without_a_running_service_takes_the_default(runtime: Path) -> N
         assert asked()[0] == DEFAULT_TARGET
 
 
-def test_of_several_services_the_newest_is_taken_and_the_others_are_named(runtime: Path) -> None:
+def test_command_with_several_services_uses_the_newest(runtime: Path) -> None:
     old, new = free_ports(2)
     note(runtime, old, old + 1, age_s=60)
     note(runtime, new, new + 1)
@@ -97,7 +97,7 @@ def seen(request_id: str, trace_id: str = "t" * 32) -> Any:
         ("req-beef", "req-beef"),  # a whole id comes before a longer one
     ],
 )
-def test_request_is_found_by_a_unique_beginning_of_its_ids(given: str, found: str | None) -> None:
+def test_named_finds_request_by_unique_prefix(given: str, found: str | None) -> None:
     kept = [seen("req-beef"), seen("req-beef5678", "0123" + "a" * 28), seen("req-abcd1234")]
     assert getattr(named(given, kept), "request_id", None) == found
 
@@ -120,7 +120,7 @@ def ended(request_id: str, total_ms: float, age_s: float = 1.0, phase: str = "an
     return SimpleNamespace(request_id=request_id, phase=phase, age_s=age_s, stages=stages)
 
 
-def test_why_without_an_id_takes_the_slowest_request_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_without_id_explains_slowest_recent_request(monkeypatch: pytest.MonkeyPatch) -> None:
     routers = {
         "a": Router(ended("req-quick", 5), ended("req-running", 99, phase="decode"), ended("req-old", 999, age_s=61)),
         "b": Router(ended("req-slow", 50), ended("", 70, phase="refused")),

@@ -115,7 +115,7 @@ def cells(workers: tuple[WorkerStatus, ...], width: int = 200) -> list[dict[str,
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> None:
+def test_status_lines_fit_the_terminal_uncut(width: int) -> None:
     lines = status_lines(LARGE, width)
     assert max(map(len, lines)) <= width
     text = "\n".join(lines)
@@ -124,21 +124,21 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_cut(width: int) -> 
     assert "…" not in text and "..." not in text
 
 
-def test_a_wider_terminal_shows_more_columns_of_the_same_figures() -> None:
+def test_status_table_wider_shows_more_columns() -> None:
     shown = [cells((worker(),), width)[0] for width in (60, 80, 120, 200)]
     for narrow, wide in itertools.pairwise(shown):
         assert narrow.items() < wide.items()
     assert list(shown[-1]) == [column.header for column in COLUMNS]
 
 
-def test_a_long_name_stands_above_its_row() -> None:
+def test_status_table_long_name_is_above_its_row() -> None:
     named = replace(huge(0), worker_id="baton-decode-7f9c4d5b6-" + "x" * 20)
     lines = table_lines((named,), 60)
     assert max(map(len, lines)) <= 60
     assert lines[1] == f"{named.worker_id} (decode)" and "407409/654321" in lines[2]
 
 
-def test_a_row_shows_load_and_the_use_of_blocks() -> None:
+def test_status_row_shows_load_and_blocks() -> None:
     assert cells((worker(),)) == [
         {
             "worker": "decode-0",
@@ -158,25 +158,25 @@ def test_a_row_shows_load_and_the_use_of_blocks() -> None:
     ]
 
 
-def test_help_says_what_each_column_is() -> None:
+def test_status_help_describes_each_column() -> None:
     assert list(STATUS_COLUMNS) == [column.header for column in COLUMNS]
     shown = re.sub(r"\s+", " ", CliRunner().invoke(app, ["status", "--help"], env={"COLUMNS": "120"}).output)
     for name, meaning in STATUS_COLUMNS.items():
         assert f"{name}: {meaning}" in shown
 
 
-def test_a_cache_that_was_never_asked_has_no_hit_rate() -> None:
+def test_status_unused_cache_has_no_hit_rate() -> None:
     idle = worker(load=replace(LOAD, cache_query_tokens=0, cache_hit_tokens=0))
     assert cells((idle,))[0]["hit rate"] == "-"
 
 
-def test_a_crash_loop_shows_as_restarts() -> None:
+def test_status_counts_deaths_as_restarts() -> None:
     for connected, state in ((True, "connected"), (False, "lost")):
         (shown,) = cells((replace(worker(connected=connected), deaths=3),))
         assert (shown["state"], shown["restarts"]) == (state, "3")
 
 
-def test_the_line_of_requests_says_how_they_ended_and_why() -> None:
+def test_status_requests_line_counts_outcomes() -> None:
     counts = (("refused", "queue_full", 2), ("answered", "", 7), ("refused", "draining", 1))
     ended = tuple(EndedRequests(*each) for each in counts)
     totals = RequestTotals(started=11, ended=ended, prompt_tokens=70, generated_tokens=140)
@@ -186,7 +186,7 @@ def test_the_line_of_requests_says_how_they_ended_and_why() -> None:
     )
 
 
-def test_drains_role_changes_and_lost_links_are_no_restarts() -> None:
+def test_status_departures_are_no_restarts() -> None:
     seen = replace(worker(), drains=1, role_changes=2, lost_sessions=3)
     assert departure_lines(replace(status(), workers=(worker(), seen))) == [
         "decode-0 drained 1 time, changed its role 2 times, lost its link 3 times"
@@ -194,27 +194,27 @@ def test_drains_role_changes_and_lost_links_are_no_restarts() -> None:
     assert cells((seen,))[0]["restarts"] == "0"
 
 
-def test_load_that_is_not_known_is_a_dash() -> None:
+def test_status_unknown_load_is_a_dash() -> None:
     for unknown in (worker(load=None), worker(connected=False)):
         (shown,) = cells((unknown,))
         assert [shown[name] for name in ("running", "pending", "blocks", "hit rate", "preempted")] == ["-"] * 5
         assert shown["pid"] == "4711"
 
 
-def test_a_worker_of_another_role_than_its_name_says_so() -> None:
+def test_status_names_role_that_differs_from_id() -> None:
     assert cells((replace(worker(), role="prefill"),))[0]["worker"] == "decode-0 (prefill)"
 
 
-def test_latency_is_that_of_the_last_minute() -> None:
+def test_status_latency_line_is_of_last_minute() -> None:
     assert latency_line(LARGE) == (
         "TTFT p50 1,234 ms, p99 98.8 s · TBT p50 9.9 ms, p99 1,234 ms · requests in the last minute: 256"
     )
     single = replace(status(), latency=Latency(1, Quantiles(50.2, 50.2), None))
     assert latency_line(single) == "TTFT p50 50 ms, p99 50 ms · requests in the last minute: 1"
-    assert latency_line(status()) == "TTFT and TBT: no request ended in the last minute"
+    assert latency_line(status()) == "TTFT and TBT: no request completed in the last minute"
 
 
-def test_other_routers_and_the_planner_have_a_line_each() -> None:
+def test_status_lists_routers_and_planner() -> None:
     assert cluster_lines(LARGE) == [
         "router 0a1b2c3d at 127.0.0.1:50053, up 1:01:01: 2 requests, 900 tokens on the workers",
         "role planner (propose): prefill at 61% of its SLO, decode at 97%; decode is busier, but a change is not "
@@ -223,7 +223,7 @@ def test_other_routers_and_the_planner_have_a_line_each() -> None:
     ]
 
 
-def test_workers_that_may_round_differently_are_named() -> None:
+def test_status_names_workers_that_round_differently() -> None:
     first, second, third = (replace(worker(), worker_id=name, arithmetic="avx2") for name in ("d-0", "d-1", "d-2"))
     assert arithmetic_lines(replace(status(), workers=(first, second))) == []
     assert arithmetic_lines(replace(status(), workers=(first, replace(second, arithmetic="")))) == [], "an older one"
@@ -231,7 +231,7 @@ def test_workers_that_may_round_differently_are_named() -> None:
     assert line.endswith("d-0, d-1: avx2; d-2: avx512")
 
 
-def test_links_have_their_rate_and_why_they_are_slow() -> None:
+def test_status_links_show_rate_and_fallback() -> None:
     links = (Link("127.0.0.1:40001", "gloo", 1.234, ""), Link("10.0.0.9:1", "grpc", 0.4, "gloo: not offered there"))
     reader = worker(load=replace(LOAD, links=links))
     assert link_lines(replace(status(), workers=(reader,))) == [
@@ -241,7 +241,7 @@ def test_links_have_their_rate_and_why_they_are_slow() -> None:
     assert link_lines(replace(status(), workers=(worker(connected=False),))) == []
 
 
-def test_files_are_shown_with_who_shares_them() -> None:
+def test_status_tier_lines_name_sharing_workers() -> None:
     mine, other = TierView(True, 120, 200, "aa"), TierView(False, 80, 200, "aa")
     workers = (
         replace(worker(), worker_id="prefill-0", role="prefill", tier_view=mine),
@@ -256,14 +256,14 @@ def test_files_are_shown_with_who_shares_them() -> None:
     ]
 
 
-def test_a_cache_view_says_how_well_it_predicts() -> None:
+def test_status_cache_line_shows_prediction_rate() -> None:
     assert cache_lines(replace(LARGE, workers=(huge(0),)))[1] == (
         "cache of decode-0: 123456 blocks known, exact; hits predicted correctly for 97.1% of 340000 prompts, "
         "98.0% of the last 64; 12 snapshots requested"
     )
 
 
-def test_the_headline_says_ready_or_what_is_missing() -> None:
+def test_status_headline_names_what_is_missing() -> None:
     rest = " · tiny · 2 requests running, 1 pending"
     missing = "no decode worker is connected"
     assert headline(status()) == "ready" + rest
@@ -272,7 +272,7 @@ def test_the_headline_says_ready_or_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize(("ready", "code"), [(True, 0), (False, 3)])
-def test_the_exit_code_says_whether_it_is_ready(
+def test_status_exit_code_is_readiness(
     ready: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -295,20 +295,20 @@ class FakeAdmin:
         return status(self._ready)
 
 
-def test_nobody_there_is_said_with_what_to_do() -> None:
+def test_status_without_router_names_remedy() -> None:
     target = f"127.0.0.1:{free_port()}"
     with pytest.raises(CommandFailed) as caught:
         show_status(target, as_json=False)
     assert str(caught.value) == f"no answer from {target} (admin port); is `baton up` running?"
 
 
-def test_a_refused_worker_is_listed_with_what_does_not_fit() -> None:
+def test_status_lists_refused_worker_with_reason() -> None:
     refused = replace(worker(), connected=False, refused="no protocol in common: release 0.2.0 here, 9.0.0 there")
     assert cells((refused,))[0]["state"] == "refused"
     assert refusal_lines(replace(status(), workers=(refused, worker()))) == [f"decode-0 is refused: {refused.refused}"]
 
 
-def test_releases_are_named_where_several_serve_together() -> None:
+def test_status_names_mixed_releases() -> None:
     alone = replace(status(), release="0.2.0", workers=(replace(worker(), release="0.2.0"),))
     assert release_lines(alone) == []
     mixed = replace(alone, workers=(*alone.workers, replace(worker(), worker_id="decode-1")))

@@ -41,14 +41,14 @@ class Router:
 GONE = Unavailable("connection refused")
 
 
-def test_the_router_is_asked_once_a_second() -> None:
+def test_frames_ask_once_a_second() -> None:
     router = Router(status())
     shown = list(islice(router.frames(), 3))
     assert router.asked_s == pytest.approx([100, 100 + PERIOD_S, 100 + 2 * PERIOD_S])
     assert shown == [Frame(status(), "", True)] * 3
 
 
-def test_a_router_that_goes_and_comes_back_is_said() -> None:
+def test_frames_report_lost_and_returned_router() -> None:
     router = Router(status(), GONE, GONE, LARGE)
     shown = list(islice(router.frames(), 12))
     assert (shown[1].content, shown[1].is_current) == (status(), False)
@@ -59,13 +59,13 @@ def test_a_router_that_goes_and_comes_back_is_said() -> None:
     assert all(frame.is_current for frame in shown[3:])
 
 
-def test_a_router_that_is_not_there_yet_has_no_figures() -> None:
+def test_frame_without_router_has_no_figures() -> None:
     frame = next(Router(GONE).frames())
     (line,) = frame_lines(frame, 80)
     assert line.startswith(f"no answer from {TARGET}")
 
 
-def test_old_figures_are_marked_as_such() -> None:
+def test_frame_marks_old_figures() -> None:
     lines = frame_lines(Frame(LARGE, "gone", False), 80)
     assert lines[:2] == ["gone", "The last figures:"]
     assert lines[2:] == frame_lines(Frame(LARGE, "", True), 80)
@@ -98,7 +98,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return watch
 
 
-def test_ctrl_c_ends_it_cleanly(watching: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_status_ends_at_ctrl_c(watching: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
     watching(Router(status()), 3)
     assert watch_status("host:1", as_json=False) == 0
     shown = capsys.readouterr()
@@ -106,7 +106,9 @@ def test_ctrl_c_ends_it_cleanly(watching: Callable[..., None], capsys: pytest.Ca
     assert shown.err == ""
 
 
-def test_json_has_one_object_per_second(watching: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_watch_status_json_prints_object_per_second(
+    watching: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
     watching(Router(status(), GONE), 2)
     assert watch_status("host:1", as_json=True) == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
@@ -114,7 +116,7 @@ def test_json_has_one_object_per_second(watching: Callable[..., None], capsys: p
     assert second["error"].startswith("no answer from host:1")
 
 
-def test_at_a_terminal_it_is_drawn_in_place(
+def test_watch_status_at_terminal_draws_in_place(
     watching: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")

@@ -74,7 +74,7 @@ async def world() -> AsyncIterator[World]:
 REDIS, WORKER, ROUTER = spec("redis", Stage.REDIS), spec("decode-0", Stage.WORKER), spec("router", Stage.ROUTER)
 
 
-async def test_a_worker_that_dies_is_started_again(world: World) -> None:
+async def test_supervisor_dead_worker_is_restarted(world: World) -> None:
     supervisor = world.supervise(WORKER)
     supervisor.start()
     supervisor.mark_ready()
@@ -85,7 +85,7 @@ async def test_a_worker_that_dies_is_started_again(world: World) -> None:
     await supervisor.stop()
 
 
-async def test_the_wait_grows_with_every_death_and_a_long_life_resets_it(world: World) -> None:
+async def test_supervisor_delay_grows_until_a_long_life(world: World) -> None:
     supervisor = world.supervise(WORKER)
     supervisor.start()
     supervisor.mark_ready()
@@ -98,7 +98,7 @@ async def test_the_wait_grows_with_every_death_and_a_long_life_resets_it(world: 
     await supervisor.stop()
 
 
-async def test_stopping_goes_router_then_workers_then_redis(world: World) -> None:
+async def test_supervisor_stops_router_workers_redis_in_order(world: World) -> None:
     other = spec("prefill-0", Stage.WORKER)
     supervisor = world.supervise(REDIS, WORKER, other, ROUTER)
     supervisor.start()
@@ -108,7 +108,7 @@ async def test_stopping_goes_router_then_workers_then_redis(world: World) -> Non
     assert len(world.starts) == 4
 
 
-async def test_workers_are_left_alone_until_the_router_has_drained(world: World) -> None:
+async def test_supervisor_stop_waits_for_router_drain(world: World) -> None:
     world.stubborn = {"router"}
     supervisor = world.supervise(WORKER, ROUTER)
     supervisor.start()
@@ -120,7 +120,7 @@ async def test_workers_are_left_alone_until_the_router_has_drained(world: World)
     assert world.journal == ["router SIGTERM", "decode-0 SIGTERM"]
 
 
-async def test_what_outlives_its_grace_is_killed(world: World) -> None:
+async def test_supervisor_stop_kills_after_grace(world: World) -> None:
     world.stubborn = {"decode-0"}
     supervisor = world.supervise(spec("decode-0", Stage.WORKER, grace_s=0.01))
     supervisor.start()
@@ -129,7 +129,7 @@ async def test_what_outlives_its_grace_is_killed(world: World) -> None:
     assert world.journal == ["decode-0 SIGTERM", "decode-0 SIGKILL"]
 
 
-async def test_force_ends_a_stop_that_is_waiting(world: World) -> None:
+async def test_supervisor_force_ends_waiting_stop(world: World) -> None:
     world.stubborn = {"router", "decode-0"}
     supervisor = world.supervise(WORKER, ROUTER)
     supervisor.start()
@@ -142,7 +142,7 @@ async def test_force_ends_a_stop_that_is_waiting(world: World) -> None:
     assert {"router SIGKILL", "decode-0 SIGKILL"} <= set(world.journal)
 
 
-async def test_a_stop_does_not_wait_out_a_restart(world: World) -> None:
+async def test_supervisor_stop_interrupts_restart_delay(world: World) -> None:
     slow = partial(Backoff, first_s=60.0, longest_s=60.0)
     supervisor = Supervisor([WORKER], world.start_child, world.said.append, lambda: 0.0, slow)  # type: ignore[arg-type]
     supervisor.start()
@@ -155,7 +155,7 @@ async def test_a_stop_does_not_wait_out_a_restart(world: World) -> None:
     assert len(world.starts) == 1
 
 
-async def test_a_child_made_while_stopping_is_told_to_end(world: World) -> None:
+async def test_supervisor_stop_signals_child_that_is_starting(world: World) -> None:
     gate = asyncio.Event()
 
     async def slow_start(child_spec: ProcessSpec) -> FakeChild:
@@ -174,7 +174,7 @@ async def test_a_child_made_while_stopping_is_told_to_end(world: World) -> None:
     assert world.journal == ["decode-0 SIGTERM"]
 
 
-async def test_three_deaths_before_the_service_is_ready_give_up(world: World) -> None:
+async def test_supervisor_three_early_deaths_fail(world: World) -> None:
     supervisor = world.supervise(WORKER)
     supervisor.start()
     for number in range(1, 4):
@@ -186,7 +186,7 @@ async def test_three_deaths_before_the_service_is_ready_give_up(world: World) ->
     await supervisor.stop()
 
 
-async def test_arguments_that_a_process_rejects_are_not_tried_again(world: World) -> None:
+async def test_supervisor_final_exit_code_before_ready_fails(world: World) -> None:
     supervisor = world.supervise(WORKER)
     supervisor.start()
     await until(lambda: len(world.starts) == 1)

@@ -1,13 +1,11 @@
 """Lines of a run at a terminal, and the groups of `--help`."""
 
 import re
-from dataclasses import fields
 
 import pytest
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
-from baton.cli.up_options import UpOptions
 from baton.launch.processes import shortened
 
 LINE = "router    | 14:44:47.410 {} router baton.router.process: {} trace_id=0af7 request_id=req-1"
@@ -43,7 +41,3 @@ def test_help_puts_every_command_and_flag_below_a_title(command: tuple[str, ...]
     assert [line for line in own.splitlines()[1:] if re.match(r"│ (--)?\w", line)] == [
         line for line in own.splitlines()[1:] if "--help" in line
     ]
-
-
-def test_panels_of_up_begin_with_fields_of_it() -> None:
-    assert UpOptions.PANELS.keys() <= {each.name for each in fields(UpOptions)}

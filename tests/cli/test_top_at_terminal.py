@@ -79,7 +79,7 @@ def terminal(admin: Admin) -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_keys_choose_open_sort_pause_and_quit(terminal: Terminal) -> None:
+def test_top_at_terminal_handles_keys(terminal: Terminal) -> None:
     terminal.type("j\x1b[B")
     terminal.wait_for("> number2")
     terminal.type("\r")
@@ -99,13 +99,13 @@ def test_keys_choose_open_sort_pause_and_quit(terminal: Terminal) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 0)])
-def test_a_signal_gives_the_terminal_back(terminal: Terminal, number: signal.Signals, code: int) -> None:
+def test_top_at_signal_restores_terminal(terminal: Terminal, number: signal.Signals, code: int) -> None:
     terminal.process.send_signal(number)
     assert terminal.wait_for_end() == code
     assert USUAL in terminal.shown and terminal.echoes
 
 
-def test_a_router_that_is_not_there_is_said_and_keys_work() -> None:
+def test_top_without_router_handles_keys() -> None:
     unanswered = Terminal("top", "--admin", f"127.0.0.1:{free_port()}", kind="xterm")
     try:
         unanswered.wait_for("no answer from")
@@ -129,14 +129,14 @@ def run(*arguments: str, columns: int = 80) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("arguments", [(), ("--once",)])
-def test_without_a_terminal_it_is_one_frame_from_two_looks(admin: Admin, arguments: tuple[str, ...]) -> None:
+def test_top_without_terminal_prints_one_frame(admin: Admin, arguments: tuple[str, ...]) -> None:
     ended = run("--admin", admin.target, *arguments)
     assert (ended.returncode, ended.stderr, admin.looks) == (0, "", 2)
     assert "tokens per second: 0 prompt, 0 generated" in ended.stdout
     assert "number2" in ended.stdout and "q quit" not in ended.stdout and "\x1b" not in ended.stdout
 
 
-def test_once_at_a_terminal_is_one_frame_too(admin: Admin) -> None:
+def test_top_once_at_terminal_prints_one_frame(admin: Admin) -> None:
     terminal = Terminal("top", "--once", "--admin", admin.target, kind="xterm")
     try:
         terminal.wait_for("number2")
@@ -146,7 +146,7 @@ def test_once_at_a_terminal_is_one_frame_too(admin: Admin) -> None:
         terminal.close()
 
 
-def test_one_frame_without_a_router_is_an_error() -> None:
+def test_top_once_without_router_fails() -> None:
     ended = run("--once", "--admin", f"127.0.0.1:{free_port()}")
     assert ended.returncode == 1
     assert "no answer from" in ended.stderr and "`baton up`" in ended.stderr

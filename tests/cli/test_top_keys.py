@@ -23,12 +23,12 @@ WAIT_S = 10.0
         (b"\x1b[1;5Cq\x1b[5~j", [Key.QUIT, Key.DOWN]),
     ],
 )
-def test_keys_are_read_and_others_are_left_out(typed: bytes, keys: list[Key]) -> None:
+def test_keys_in_skips_unknown_keys(typed: bytes, keys: list[Key]) -> None:
     assert keys_in(typed) == (keys, b"")
 
 
 @pytest.mark.parametrize("rest", [b"\x1b", b"\x1b[", b"\x1bO"])
-def test_the_beginning_of_a_key_waits_for_its_rest(rest: bytes) -> None:
+def test_keys_in_returns_incomplete_key(rest: bytes) -> None:
     assert keys_in(b"j" + rest) == ([Key.DOWN], rest)
 
 
@@ -41,10 +41,10 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(theirs)
 
 
-def test_keys_come_without_enter_and_are_not_shown(terminal: tuple[int, int]) -> None:
+def test_keyboard_reads_without_enter_and_echo(terminal: tuple[int, int]) -> None:
     ours, theirs = terminal
     keyboard = Keyboard(theirs)
-    with keyboard.taken():
+    with keyboard.captured():
         os.write(ours, b"j")
         assert keyboard.read(WAIT_S) == [Key.DOWN]
         assert keyboard.read(0.0) == []
@@ -53,15 +53,15 @@ def test_keys_come_without_enter_and_are_not_shown(terminal: tuple[int, int]) ->
             os.read(ours, 10)
 
 
-def test_escape_alone_goes_back(terminal: tuple[int, int]) -> None:
+def test_keyboard_escape_is_back(terminal: tuple[int, int]) -> None:
     ours, theirs = terminal
     keyboard = Keyboard(theirs)
-    with keyboard.taken():
+    with keyboard.captured():
         os.write(ours, b"\x1b")
         assert keyboard.read(WAIT_S) == [Key.BACK]
 
 
-def test_a_terminal_that_is_gone_says_quit() -> None:
+def test_keyboard_closed_terminal_is_quit() -> None:
     ours, theirs = pty.openpty()
     keyboard = Keyboard(theirs)
     os.close(ours)
@@ -95,12 +95,12 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("body", [ends_well, fails, is_terminated, is_interrupted])
-def test_the_terminal_is_as_before_however_it_ends(terminal: tuple[int, int], body: Callable[[], None]) -> None:
+def test_keyboard_restores_terminal_on_every_exit(terminal: tuple[int, int], body: Callable[[], None]) -> None:
     _, theirs = terminal
     before, handler = termios.tcgetattr(theirs), signal.getsignal(signal.SIGTERM)
     error: type[BaseException] | None = None
     try:
-        with Keyboard(theirs).taken():
+        with Keyboard(theirs).captured():
             assert termios.tcgetattr(theirs) != before
             body()
     except (ValueError, SystemExit, KeyboardInterrupt) as caught:

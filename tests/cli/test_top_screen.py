@@ -67,15 +67,15 @@ def shown(view: View = CHOSEN, width: int = 80, height: int | None = None, snaps
     return "\n".join(screen_of(Frame(snapshot, "", is_current=True), view, width, height).lines)
 
 
-def test_eighty_columns_have_workers_latency_rates_and_requests() -> None:
+def test_screen_at_80_columns() -> None:
     assert shown() == AT_80
 
 
-def test_forty_columns_have_fewer_columns_of_the_same() -> None:
+def test_screen_at_40_columns_has_fewer_columns() -> None:
     assert shown(width=40).endswith("\n\n" + AT_40)
 
 
-def test_a_wide_terminal_says_what_the_longest_stall_was_and_a_wider_one_where() -> None:
+def test_screen_wide_shows_stalls_and_workers() -> None:
     assert "100 ms: prompt tokens" in shown(width=120)
     assert "prefill-0 > decode-0" not in shown(width=120)
     wide = shown(width=160)
@@ -84,18 +84,18 @@ def test_a_wide_terminal_says_what_the_longest_stall_was_and_a_wider_one_where()
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 @pytest.mark.parametrize("is_open", [False, True])
-def test_no_line_is_wider_than_the_terminal(width: int, is_open: bool) -> None:
+def test_screen_lines_fit_the_terminal(width: int, is_open: bool) -> None:
     named = replace(STALLED, request_id="w" * 128, model="m" * 100)
     snapshot = replace(SNAPSHOT, requests=(named, SLOW, RUNNING))
     lines = shown(View(chosen=key_of(named), is_open=is_open), width, 24, snapshot).split("\n")
     assert max(map(len, lines)) <= width
 
 
-def test_the_open_request_is_a_waterfall_with_its_stalls() -> None:
+def test_screen_open_request_is_a_waterfall() -> None:
     assert shown(replace(CHOSEN, is_open=True)) == OPEN_AT_80
 
 
-def test_stages_follow_each_other_and_later_tokens_end_with_the_request() -> None:
+def test_bars_are_consecutive_stages() -> None:
     assert [tuple(each) for each in bars(STAGES)] == [
         ("router queue", 0.0, 100.0),
         ("prefill", 100.0, 300.0),
@@ -105,37 +105,37 @@ def test_stages_follow_each_other_and_later_tokens_end_with_the_request() -> Non
     ]
 
 
-def test_time_that_belongs_to_no_stage_before_the_first_token_is_unfinished() -> None:
+def test_bars_before_first_token_end_unfinished() -> None:
     waiting = replace(NO_STAGES, router_queue_ms=40.0, total_ms=100.0)
     assert [tuple(each) for each in bars(waiting)] == [("router queue", 0.0, 40.0), ("unfinished", 40.0, 60.0)]
 
 
-def test_a_failed_request_says_why_and_how_often_it_was_tried() -> None:
+def test_waterfall_failed_request_shows_reason_and_attempts() -> None:
     heading = " ".join(waterfall_lines(SLOW, 200)[:3])
     assert "failed: worker lost" in heading and "2 attempts" in heading
 
 
-def test_the_drafts_of_a_request_are_in_its_heading() -> None:
+def test_waterfall_heading_shows_drafts() -> None:
     drafted = request(5, drafts=RequestDrafts(20, 12, 34.0))
     assert "Of 20 drafted tokens 12 were accepted: its answer came about 34 ms sooner" in "\n".join(
         waterfall_lines(drafted, 200)[:4]
     )
 
 
-def test_the_stalls_of_a_running_request_are_those_of_the_close_look() -> None:
+def test_screen_open_running_request_shows_its_stalls() -> None:
     listed = request(4, phase="decode")
     snapshot = replace(SNAPSHOT, requests=(listed,), opened=replace(listed, stalls=(STALL,), stall_count=1))
     text = shown(View(chosen=key_of(listed), is_open=True), snapshot=snapshot)
     assert "stalls (1), marked !:" in text and "req-00000000000000b2, 80 ms" in text
 
 
-def test_a_request_that_is_open_stays_when_newer_ones_push_it_out_of_the_list() -> None:
+def test_screen_open_request_outlives_the_list() -> None:
     snapshot = replace(SNAPSHOT, requests=(RUNNING,), opened=STALLED)
     assert shown(replace(CHOSEN, is_open=True), snapshot=snapshot) == OPEN_AT_80
 
 
 @pytest.mark.parametrize("height", [12, 16, 24])
-def test_a_low_terminal_shows_the_chosen_request_and_the_keys(height: int) -> None:
+def test_screen_low_terminal_shows_chosen_request_and_keys(height: int) -> None:
     requests = tuple(request(number) for number in range(1, 60))
     snapshot = replace(SNAPSHOT, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
     screen = screen_of(Frame(snapshot, "", is_current=True), View(chosen=key_of(requests[40])), 80, height)
@@ -145,7 +145,7 @@ def test_a_low_terminal_shows_the_chosen_request_and_the_keys(height: int) -> No
     assert any("more lines" in line for line in screen.lines)
 
 
-def test_all_workers_and_requests_are_there_where_height_does_not_matter() -> None:
+def test_screen_unbounded_shows_everything() -> None:
     requests = tuple(request(number) for number in range(1, 60))
     snapshot = replace(SNAPSHOT, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
     lines = screen_of(Frame(snapshot, "", is_current=True), View(), 80, None, has_keys=False).lines
@@ -154,13 +154,13 @@ def test_all_workers_and_requests_are_there_where_height_does_not_matter() -> No
     assert not any(line.startswith("q quit") for line in lines)
 
 
-def test_a_router_that_is_lost_is_said_above_the_last_figures() -> None:
+def test_screen_lost_router_is_above_last_figures() -> None:
     lines = screen_of(Frame(SNAPSHOT, "no answer", is_current=False), View(), 80, 24).lines
     assert lines[:2] == ["no answer", "The last figures:"]
     assert screen_of(Frame(None, "no answer", is_current=False), View(), 80, 24).lines == ["no answer"]
 
 
-def test_a_router_without_requests_says_so() -> None:
+def test_screen_without_requests_says_so() -> None:
     assert "No request yet." in shown(View(), snapshot=replace(SNAPSHOT, requests=()))
 
 
@@ -174,7 +174,7 @@ def after(*keys: Key, requests: tuple[RecentRequest, ...] = SNAPSHOT.requests) -
     return view
 
 
-def test_up_and_down_choose_and_stop_at_the_ends() -> None:
+def test_pressed_up_and_down_stop_at_the_ends() -> None:
     assert after(Key.DOWN).chosen == key_of(RUNNING)
     assert after(Key.DOWN, Key.DOWN).chosen == key_of(STALLED)
     assert after(*[Key.DOWN] * 9).chosen == key_of(SLOW)
@@ -182,19 +182,19 @@ def test_up_and_down_choose_and_stop_at_the_ends() -> None:
     assert after(Key.DOWN, requests=()).chosen is None
 
 
-def test_the_chosen_request_stays_chosen_when_others_come() -> None:
+def test_screen_chosen_request_stays_chosen() -> None:
     view = after(Key.DOWN, Key.DOWN)
     snapshot = replace(SNAPSHOT, requests=(request(9), *SNAPSHOT.requests))
     screen = screen_of(Frame(snapshot, "", is_current=True), view, 80, None)
     assert screen.chosen is not None and screen.lines[screen.chosen].startswith("> 0002")
 
 
-def test_one_that_is_gone_gives_way_to_the_first() -> None:
+def test_pressed_with_vanished_choice_takes_the_first() -> None:
     gone = View(chosen=RequestKey("gone", "gone"))
     assert pressed(gone, Key.DOWN, SNAPSHOT.requests).chosen == key_of(RUNNING)
 
 
-def test_enter_opens_and_closes_and_escape_closes() -> None:
+def test_pressed_enter_opens_and_closes() -> None:
     assert after(Key.ENTER) == View(chosen=key_of(RUNNING), is_open=True), "the first, where none was chosen"
     assert after(Key.ENTER).opened_id == RUNNING.request_id
     assert after(Key.ENTER, Key.DOWN).opened_id == STALLED.request_id
@@ -203,19 +203,19 @@ def test_enter_opens_and_closes_and_escape_closes() -> None:
     assert after(Key.ENTER, requests=()) == View()
 
 
-def test_a_refused_request_without_an_id_is_opened_by_its_trace() -> None:
+def test_pressed_enter_without_id_uses_trace() -> None:
     refused = request(5, request_id="", phase="refused")
     assert after(Key.ENTER, requests=(refused,)).opened_id == refused.trace_id
 
 
-def test_sorting_goes_round_and_the_largest_come_first() -> None:
+def test_pressed_sort_cycles_largest_first() -> None:
     sorts = [after(*[Key.SORT] * count).sort for count in range(5)]
     assert sorts == [Sort.NEWEST, Sort.TTFT, Sort.TOTAL, Sort.GAP, Sort.NEWEST]
     firsts = [ordered(SNAPSHOT.requests, sort)[0] for sort in Sort]
     assert firsts == [RUNNING, STALLED, SLOW, STALLED]
 
 
-def test_a_paused_view_says_so() -> None:
+def test_screen_paused_says_so() -> None:
     assert "· paused" in shown(after(Key.PAUSE)).split("\n")[0]
     assert not after(Key.PAUSE, Key.PAUSE).is_paused
 
@@ -242,7 +242,7 @@ class Router:
         return (STALLED,)
 
 
-def test_rates_are_over_several_looks() -> None:
+def test_snapshots_rates_span_several_snapshots() -> None:
     router = Router()
     looks = Snapshots(router, lambda: router.looks / 2)
     taken = [looks.take() for _ in range(9)]
@@ -251,14 +251,14 @@ def test_rates_are_over_several_looks() -> None:
         assert snapshot.rates == Rates(0.0, 200.0, {snapshot.status.workers[0].endpoint: 100.0})
 
 
-def test_a_process_that_started_anew_has_no_rate_yet() -> None:
+def test_rates_between_restarts_are_unknown() -> None:
     old = Snapshot(1.0, replace(STATUS, requests=RequestTotals(9, (), 900, 900)), ())
     again = tuple(replace(each, epoch=2) for each in STATUS.workers)
     new = Snapshot(2.0, replace(STATUS, workers=again, requests=RequestTotals(1, (), 5, 5)), ())
     assert rates_between(old, new) == Rates(None, None, {})
 
 
-def test_only_an_open_request_is_asked_for_by_name() -> None:
+def test_snapshots_fetch_open_request_by_name() -> None:
     router, named = Router(), ""
     looks = Snapshots(router, lambda: 0.0, lambda: named)
     assert looks.take().opened is None

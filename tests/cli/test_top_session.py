@@ -19,7 +19,7 @@ class Keyboard:
         self._keys = [*keys, Key.QUIT]
         self.waits_s: list[float] = []
 
-    def taken(self) -> AbstractContextManager[None]:
+    def captured(self) -> AbstractContextManager[None]:
         return nullcontext()
 
     def read(self, wait_s: float) -> list[Key]:
@@ -43,17 +43,17 @@ def looks(*keys: Key | None) -> list[str]:
     return taken
 
 
-def test_a_key_is_answered_without_another_look() -> None:
+def test_session_key_needs_no_snapshot() -> None:
     assert looks(Key.DOWN, Key.SORT, Key.DOWN) == [""]
 
 
-def test_while_it_is_paused_the_router_is_not_asked() -> None:
+def test_session_paused_takes_no_snapshot() -> None:
     assert looks(Key.PAUSE, *[None] * 9) == [""]
 
 
-def test_a_request_that_is_opened_is_asked_for_at_once() -> None:
+def test_session_opened_request_is_fetched_immediately() -> None:
     assert looks(Key.ENTER, None) == ["", RUNNING.request_id]
 
 
-def test_a_request_that_is_opened_while_it_is_paused_is_shown_as_it_was() -> None:
+def test_session_paused_open_request_is_not_fetched() -> None:
     assert looks(Key.PAUSE, Key.ENTER, None) == [""]

@@ -23,17 +23,17 @@ def begin(folder: Path, port: int, modified_s: int) -> Path:
     return path
 
 
-def test_a_run_on_the_same_port_begins_anew(tmp_path: Path) -> None:
+def test_trace_file_of_port_is_replaced(tmp_path: Path) -> None:
     begin_trace_file(tmp_path, 1).write_text("old\n")
     assert begin_trace_file(tmp_path, 1).read_text() == ""
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_trace_files_keep_the_newest(tmp_path: Path) -> None:
     runs = [begin(tmp_path, port, modified_s=port) for port in range(1, KEPT + 4)]
     assert sorted(tmp_path.iterdir()) == sorted(runs[-KEPT:])
 
 
-def test_a_run_that_sends_its_traces_elsewhere_says_so_in_its_file(tmp_path: Path) -> None:
+def test_trace_file_names_collector(tmp_path: Path) -> None:
     begin_trace_file(tmp_path, 1).write_text('{"trace_id": "a"}\n')
     assert collector_of(tmp_path / "traces-1.jsonl") is None
     path = begin_trace_file(tmp_path, 2, Collector("http://collector:4317"))
@@ -43,7 +43,7 @@ def test_a_run_that_sends_its_traces_elsewhere_says_so_in_its_file(tmp_path: Pat
     assert collector_of(begin_trace_file(tmp_path, 2)) is None
 
 
-def test_traces_go_to_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_collector_excludes_trace_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_collector(Path("traces")) is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317")
     assert chosen_collector() == Collector("http://collector:4317")
@@ -54,7 +54,7 @@ def test_traces_go_to_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
         chosen_collector(Path("traces"))
 
 
-def test_a_protocol_that_is_not_spoken_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chosen_collector_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
     assert chosen_collector() is None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")

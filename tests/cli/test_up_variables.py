@@ -73,9 +73,7 @@ def up(monkeypatch: pytest.MonkeyPatch, *arguments: str, **environment: str) -> 
 
 
 @pytest.mark.parametrize("flag", passed_flags())
-def test_every_flag_that_up_passes_holds_as_a_variable_or_is_refused(
-    flag: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_variable_of_passed_flag_applies_or_is_refused(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     field = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
     variable = variable_of(field)
     text, name, value = OPTIONS.get(flag, ("by hand", "", None))
@@ -90,27 +88,27 @@ def test_every_flag_that_up_passes_holds_as_a_variable_or_is_refused(
                 plan_processes(each, {variable: text}, OWN_OPTIONS)
 
 
-def test_a_flag_wins_over_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_flag_wins_over_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     assert up(monkeypatch, "--placement", "round_robin", BATON_PLACEMENT="least_tokens").placement == "round_robin"
     assert up(monkeypatch, "--adapter", "a=/b", BATON_ADAPTER="c=/d").adapter == ["a=/b"]
 
 
-def test_a_variable_that_says_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_empty_variable_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     assert up(monkeypatch, BATON_PLACEMENT="").placement == "cache_aware"
 
 
-def test_variable_that_agrees_with_up_is_accepted() -> None:
+def test_up_variable_that_agrees_is_accepted() -> None:
     assert plan_processes(layout(prefill=0), {"BATON_CORES": "0,1", "BATON_NICE": ""}, OWN_OPTIONS)
 
 
-def test_variable_of_a_process_alone_reaches_it_and_one_of_an_option_does_not() -> None:
+def test_up_variables_of_processes_reach_them() -> None:
     given = {"BATON_LOCAL_PREFILL_TOKENS": "0", "BATON_STEP_FILE": "steps", "BATON_TBT_SLO_MS": "70", "HOME": "/"}
     for spec in plan_processes(layout(), given, OWN_OPTIONS):
         kept = {name: value for name, value in spec.environment.items() if name in given}
         assert kept == {name: value for name, value in given.items() if name != "BATON_TBT_SLO_MS"}
 
 
-def test_up_refuses_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_contradicting_variable_fails_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CORES", "0-63")
     options = up(monkeypatch, "--port", "0", "--admin-port", "0", "--http-port", "0")
     monkeypatch.undo()
@@ -119,7 +117,7 @@ def test_up_refuses_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) 
         baton.cli.up.run_up(options)
 
 
-def test_a_draft_model_that_is_not_there_is_named_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_missing_draft_model_fails_before_start(monkeypatch: pytest.MonkeyPatch) -> None:
     ports = ("--port", "0", "--admin-port", "0", "--http-port", "0")
     options = up(monkeypatch, *ports, "--speculate", "draft", "--draft-model", "./no-such-folder")
     monkeypatch.undo()

@@ -65,20 +65,20 @@ def run(fate: str, blocks: int = 1, worker: str = "") -> BlockRun:
     return BlockRun(0, blocks, fate, worker, 12.0, 12.0)
 
 
-def test_the_first_sentence_names_what_took_most() -> None:
+def test_why_first_token_names_largest_stages() -> None:
     assert first_token(FOUND) == (
         "The first token came after 812 ms: 610 ms (75 %) to compute 1,024 of 1,536 prompt tokens on prefill-0, "
         "150 ms (18 %) waiting on prefill-0 and 52 ms for the rest."
     )
 
 
-def test_where_one_stage_is_nearly_all_of_it_nothing_else_is_named() -> None:
+def test_why_first_token_names_single_dominant_stage() -> None:
     stages = replace(STAGES, ttft_ms=1000.0, router_queue_ms=990.0, prefill_queue_ms=0.0, prefill_ms=8.0, return_ms=1.0)
     found = replace(FOUND, stages=stages)
     assert first_token(found) == "The first token came after 1,000 ms: 990 ms (99 %) in the router's queue."
 
 
-def test_a_request_without_a_token_says_how_it_ended() -> None:
+def test_why_first_token_without_token_names_outcome() -> None:
     stages = RequestStages(0.0, 950.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1000.0)
     found = replace(FOUND, stages=stages, placed=replace(PLACED, status="UNAVAILABLE"))
     assert first_token(found) == (
@@ -86,12 +86,12 @@ def test_a_request_without_a_token_says_how_it_ended() -> None:
     )
 
 
-def test_gaps_that_are_no_stalls_are_said_to_be_none() -> None:
+def test_why_stalls_without_stall_says_so() -> None:
     assert stalls(FOUND) == "No gap between its tokens was a stall: 12 ms at the median, 30 ms at most."
     assert stalls(replace(FOUND, longest_gap_ms=0.0)) == ("The answer was too short to have gaps between later tokens.")
 
 
-def test_the_second_sentence_blames_the_cause_that_took_most_in_all_stalls() -> None:
+def test_why_stalls_names_largest_cause() -> None:
     other = replace(BLAMED, gap_ms=120.0, causes=(StallCausePart("preemption", 70.0, "req-1", ""),))
     found = replace(FOUND, stalls=(BLAMED, other), stall_count=2, longest_gap_ms=402.0)
     assert stalls(found) == (
@@ -105,7 +105,7 @@ def test_the_second_sentence_blames_the_cause_that_took_most_in_all_stalls() -> 
     )
 
 
-def test_drafts_have_a_sentence_of_their_own_where_there_were_any() -> None:
+def test_why_sentences_include_drafts() -> None:
     assert len(sentences(FOUND)) == 3
     found = replace(FOUND, drafts=RequestDrafts(20, 12, 34.4))
     time = "about 34 ms sooner than without drafts."
@@ -119,11 +119,11 @@ def test_drafts_have_a_sentence_of_their_own_where_there_were_any() -> None:
         (RequestDrafts(0, 0, -5.0), "Tokens were drafted for other answers only: its own came about 5.0 ms later"),
     ],
 )
-def test_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> None:
+def test_why_drafts_that_cost_time_say_so(given: RequestDrafts, said: str) -> None:
     assert drafts(given) == f"{said} than without drafts."
 
 
-def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
+def test_why_cached_counts_fates_of_blocks() -> None:
     assert cached(FOUND) == (
         "Of the 47 blocks of its prompt, prefill-0 had 16 in its cache, as predicted; "
         "20 were evicted 12–14 s before and 11 were not cached in the 312 s that are known."
@@ -148,18 +148,18 @@ def test_the_third_sentence_counts_what_became_of_the_blocks() -> None:
         ([], 0, "Its prompt has no reusable block of 32 tokens: none could be cached."),
     ],
 )
-def test_each_fate_has_its_words(runs: list[BlockRun], expected: int, said: str) -> None:
+def test_why_cached_describes_each_fate(runs: list[BlockRun], expected: int, said: str) -> None:
     assert cached(autopsy(*runs, expected=expected)).endswith(said)
 
 
-def test_a_request_that_another_router_placed_has_no_autopsy() -> None:
+def test_why_cached_of_other_router_is_unknown() -> None:
     found = replace(FOUND, cache=None, colocated=None)
     assert cached(found) == "Another router placed its prompt: what was cached is not known here."
     assert "to compute its prompt on its worker" in first_token(found)
     assert not any("instead" in line for line in lines(found))
 
 
-def test_the_price_of_colocated_prefill_comes_with_the_error_of_such_predictions() -> None:
+def test_why_colocated_prefill_states_prediction_error() -> None:
     assert colocated_sentences(COLOCATED) == [
         "Computing 1,536 tokens there: first token predicted after 2,310 ms, 200 ms of it for other prompts; "
         "with the prefill worker it came after 770 ms (from the dispatch).",
@@ -169,7 +169,7 @@ def test_the_price_of_colocated_prefill_comes_with_the_error_of_such_predictions
     ]
 
 
-def test_what_is_assumed_or_not_known_is_said() -> None:
+def test_why_colocated_prefill_states_assumptions() -> None:
     unproven = replace(COLOCATED, basis="assumed", checked_requests=0, answers=0, wait_ms=0.0)
     assert colocated_sentences(unproven)[1:] == [
         "The rate is assumed, from other workers or from prompts without concurrent answers.",
@@ -180,14 +180,14 @@ def test_what_is_assumed_or_not_known_is_said() -> None:
     ]
 
 
-def test_a_prompt_that_decode_did_compute_is_compared_with_its_prediction() -> None:
+def test_why_local_prefill_is_compared_with_prediction() -> None:
     local = replace(COLOCATED, is_local=True, wait_ms=0.0, checked_requests=1)
     first, error = colocated_sentences(local)
     assert first == "It computed 1,536 tokens itself: first token predicted after 2,310 ms, came after 770 ms."
     assert "(one prompt of 1,200 tokens; median)" in error
 
 
-def test_every_line_fits_a_terminal_and_a_prompt_of_text_is_not_among_them() -> None:
+def test_why_lines_fit_the_terminal() -> None:
     long_id = "req-" + "0" * 24
     found = replace(FOUND, stalls=(BLAMED,), stall_count=1, placed=replace(PLACED, request_id=long_id))
     text = list(lines(found))
@@ -199,7 +199,7 @@ def test_every_line_fits_a_terminal_and_a_prompt_of_text_is_not_among_them() -> 
 
 
 @pytest.mark.parametrize("characters", range(1, 40))
-def test_a_number_and_its_unit_stay_on_one_line(characters: int) -> None:
+def test_why_lines_keep_number_and_unit_together(characters: int) -> None:
     text = lines(replace(FOUND, cache=replace(CACHE, worker_id="p" * characters)))
     assert not any(line.split()[:1] in (["ms"], ["s"], ["%"], ["ms:"]) for line in text)
 
@@ -254,11 +254,11 @@ def test_placement_names_the_session() -> None:
     assert placed("")[0] == "placement" and placed("", session_id="agent-7")[0].endswith("session agent-7")
 
 
-def test_every_cause_has_words() -> None:
+def test_why_words_cover_every_cause() -> None:
     assert set(CAUSES) == {each.value for each in StallCause}
 
 
-def test_numbers_have_units() -> None:
+def test_layout_formats_numbers_with_units() -> None:
     assert [ms(value) for value in (0.04, 9.94, 9.96, 9999.0, 12_345.0)] == [
         "0.0 ms", "9.9 ms", "10 ms", "9,999 ms", "12.3 s"
     ]  # fmt: skip
@@ -283,7 +283,7 @@ class Router:
         return FOUND
 
 
-def test_one_router_after_another_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_why_asks_one_router_after_another(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(baton.cli.connection, "admin_client", Router)
     assert show_why("req-1", ["other", "knows"], as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)

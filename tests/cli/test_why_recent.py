@@ -48,7 +48,7 @@ def test_requests_in_spans_have_stages_workers_and_stalls() -> None:
     assert (seen.at_ms, seen.gap_ms, seen.causes) == (70.0, 30.0, (StallCausePart("network", 25.0, "", ""),))
 
 
-def test_half_written_last_line_is_left_out() -> None:
+def test_read_spans_skips_incomplete_last_line() -> None:
     root = line("root", 0, 100, STAGES)
     assert len(requests_in(read_spans([root, root[:40]]))) == 1
 

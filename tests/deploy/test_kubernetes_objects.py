@@ -38,7 +38,7 @@ REACHED = {
 """Which pods may connect to each, and to which port."""
 
 
-def test_every_object_is_of_the_schemas_of_old_and_new_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kubernetes_objects_match_schemas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strict ones: an unknown field is an error."""
     monkeypatch.setattr(schemas, "schema_contents", functools.cache(schemas.schema_contents))
     every = {repr(each): each for overlay, components in EVERY for each in rendered(overlay, components)}
@@ -49,7 +49,7 @@ def test_every_object_is_of_the_schemas_of_old_and_new_versions(monkeypatch: pyt
             schemas.validate(each, version, strict=True)
 
 
-def test_the_pod_that_fills_the_claim_is_as_restricted_as_the_others() -> None:
+def test_fill_model_pod_is_restricted() -> None:
     pod = yaml.safe_load((MANIFESTS / "fill-model.yaml").read_text())
     for version in VERSIONS:
         schemas.validate(pod, version, strict=True)
@@ -62,14 +62,14 @@ def test_the_pod_that_fills_the_claim_is_as_restricted_as_the_others() -> None:
     assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == "baton-model"
 
 
-def test_a_wrong_field_is_found() -> None:
+def test_wrong_kubernetes_field_is_found() -> None:
     [service, *_] = of_kind(rendered("cpu"), "Service")
     with pytest.raises(schemas.ValidationError):
         schemas.validate(service | {"spec": service["spec"] | {"selektor": {}}}, VERSIONS[0], strict=True)
 
 
 @over_all
-def test_no_container_has_rights_that_it_does_not_need(overlay: str, components: tuple[str, ...]) -> None:
+def test_containers_have_no_extra_rights(overlay: str, components: tuple[str, ...]) -> None:
     for name, pod, container in containers(rendered(overlay, components)):
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["securityContext"]["runAsUser"] > 0, name
@@ -86,7 +86,7 @@ def test_no_container_has_rights_that_it_does_not_need(overlay: str, components:
 
 
 @over_all
-def test_every_container_has_probes_and_its_share_of_a_node(overlay: str, components: tuple[str, ...]) -> None:
+def test_containers_have_probes_and_resources(overlay: str, components: tuple[str, ...]) -> None:
     for name, pod, container in containers(rendered(overlay, components)):
         given = container["resources"]
         assert {"cpu", "memory"} <= given["requests"].keys() & given["limits"].keys(), name
@@ -94,7 +94,7 @@ def test_every_container_has_probes_and_its_share_of_a_node(overlay: str, compon
         assert all("sizeLimit" in each["emptyDir"] for each in pod["volumes"] if "emptyDir" in each), name
 
 
-def test_each_gpu_worker_has_one_gpu_of_its_own() -> None:
+def test_gpu_workers_have_one_gpu_each() -> None:
     for overlay in ("gpu", "multi-node"):
         workers = [each for name, _, each in containers(rendered(overlay)) if name in ("baton-prefill", "baton-decode")]
         assert len(workers) == 2
@@ -121,7 +121,7 @@ def test_selectors_find_pods(overlay: str, components: tuple[str, ...]) -> None:
 
 
 @over_all
-def test_every_port_that_is_named_exists(overlay: str, components: tuple[str, ...]) -> None:
+def test_named_ports_exist(overlay: str, components: tuple[str, ...]) -> None:
     objects = rendered(overlay, components)
     for service in of_kind(objects, "Service"):
         found = [pod for pod in pods(objects).values() if selects(service["spec"]["selector"], pod)]
@@ -143,7 +143,7 @@ def ports(pod: Object) -> dict[str, int]:
 
 
 @over_all
-def test_only_those_that_need_to_reach_a_pod_can(overlay: str, components: tuple[str, ...]) -> None:
+def test_network_policies_allow_only_needed_connections(overlay: str, components: tuple[str, ...]) -> None:
     objects = rendered(overlay, components)
     assert {name: set(reaching(objects, name)) for name in pods(objects)} == {
         name: REACHED[name] for name in pods(objects)
@@ -174,7 +174,7 @@ def sources(objects: tuple[Object, ...], rule: Object) -> list[str]:
 
 
 @over_all
-def test_volumes_maps_and_claims_that_are_used_are_there(overlay: str, components: tuple[str, ...]) -> None:
+def test_used_volumes_maps_and_claims_exist(overlay: str, components: tuple[str, ...]) -> None:
     objects = rendered(overlay, components)
     maps = {name_of(each) for each in of_kind(objects, "ConfigMap")}
     claims = {name_of(each) for each in of_kind(objects, "PersistentVolumeClaim")}
@@ -190,7 +190,7 @@ def test_volumes_maps_and_claims_that_are_used_are_there(overlay: str, component
 
 
 @over_all
-def test_all_is_in_one_namespace_of_the_strictest_standard(overlay: str, components: tuple[str, ...]) -> None:
+def test_objects_share_a_restricted_namespace(overlay: str, components: tuple[str, ...]) -> None:
     objects = rendered(overlay, components)
     [space] = of_kind(objects, "Namespace")
     assert space["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"

@@ -64,7 +64,7 @@ def text_of(value: Any, secrets: Path) -> str:
 
 
 @over_all
-def test_every_process_accepts_its_configuration(
+def test_pod_configurations_are_accepted(
     overlay: str, components: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     objects = rendered(overlay, components)
@@ -99,7 +99,7 @@ def test_every_process_accepts_its_configuration(
 
 
 @over_all
-def test_a_drain_ends_within_the_grace_period(overlay: str, components: tuple[str, ...]) -> None:
+def test_pod_drain_fits_the_grace_period(overlay: str, components: tuple[str, ...]) -> None:
     objects = rendered(overlay, components)
     for pod, container in ours(objects):
         [package] = container["args"]
@@ -110,7 +110,7 @@ def test_a_drain_ends_within_the_grace_period(overlay: str, components: tuple[st
 
 
 @over_all
-def test_images_have_the_version_of_this_project(overlay: str, components: tuple[str, ...]) -> None:
+def test_pod_images_have_the_version(overlay: str, components: tuple[str, ...]) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     for name, _, container in containers(rendered(overlay, components)):
         repository, _, tag = container["image"].rpartition(":")
@@ -121,7 +121,7 @@ def test_images_have_the_version_of_this_project(overlay: str, components: tuple
             assert f"`{repository}:{version}`" in PAGE, "the page says how to build it"
 
 
-def test_secrets_come_from_their_owner_and_the_page_says_how() -> None:
+def test_secrets_are_documented_and_not_in_the_repository() -> None:
     objects = rendered("cpu", COMPONENTS)
     assert not of_kind(objects, "Secret"), "none is in the repository"
     assert not re.search(r"'secret", repr(rendered("cpu"))), "without components none is needed"
@@ -133,7 +133,7 @@ def test_secrets_come_from_their_owner_and_the_page_says_how() -> None:
         assert re.search(rf"kubectl create secret (generic|tls) {name} ", PAGE.replace("\\\n", "")), name
 
 
-def test_probes_still_reach_a_process_that_needs_certificates() -> None:
+def test_probes_reach_processes_with_tls() -> None:
     every = {container["args"][0]: container for _, container in ours(rendered("cpu", COMPONENTS))}
     assert every["router"]["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
     for package in ("prefill_worker", "decode_worker"):
@@ -142,13 +142,13 @@ def test_probes_still_reach_a_process_that_needs_certificates() -> None:
         assert all(worker[kind]["grpc"]["port"] == int(port) for kind in ("startupProbe", "readinessProbe"))
 
 
-def test_a_redis_of_ones_own_takes_the_place_of_ours() -> None:
+def test_external_redis_replaces_redis() -> None:
     names = {name_of(each) for each in rendered("cpu", ("external-redis",))}
     assert not {"baton-redis", "baton-to-redis"} & names
     assert {"baton-redis", "baton-to-redis"} <= {name_of(each) for each in rendered("cpu")}
 
 
-def test_autoscalers_have_targets_without_a_number_of_their_own_and_metrics_that_exist() -> None:
+def test_autoscalers_have_targets_and_existing_metrics() -> None:
     objects = rendered("cpu", COMPONENTS)
     sets = {(each["kind"], name_of(each)): each for each in of_kind(objects, "Deployment", "StatefulSet")}
     scalers = of_kind(objects, "HorizontalPodAutoscaler")
@@ -181,14 +181,14 @@ def series_of(rule: Object) -> str:
     [each for each in adapter_rules() if series_of(each) in SERIES or series_of(each) != "baton:desired_replicas"],
     ids=lambda rule: rule["name"]["as"],
 )
-def test_the_adapter_reads_series_that_routers_have(rule: Object) -> None:
+def test_prometheus_adapter_reads_existing_series(rule: Object) -> None:
     query = rule["metricsQuery"].replace("<<.Series>>", series_of(rule)).replace("<<.LabelMatchers>>,", "")
     assert faults(query.replace("<<.LabelMatchers>>", "")) == []
     for name in re.findall(r"(baton-\w+)-\.\*", query):
         assert name in pods(rendered("cpu")), "workers are called by their pods"
 
 
-def test_prometheus_finds_each_router_once_under_the_job_of_the_alerts() -> None:
+def test_service_monitor_finds_each_router_once() -> None:
     objects = rendered("cpu", ("monitoring",))
     [monitor] = of_kind(objects, "ServiceMonitor")
     [found] = [one for one in of_kind(objects, "Service") if labels(one).items() >= wanted_by(monitor).items()]
@@ -208,7 +208,7 @@ def wanted_by(monitor: Object) -> dict[str, str]:
     return found
 
 
-def test_alerts_and_dashboards_are_those_of_the_repository() -> None:
+def test_monitoring_contains_alerts_and_dashboards() -> None:
     objects = rendered("cpu", ("monitoring",))
     folder = ROOT / "deploy" / "observability"
     [rule] = of_kind(objects, "PrometheusRule")
@@ -218,13 +218,13 @@ def test_alerts_and_dashboards_are_those_of_the_repository() -> None:
     assert texts == {path.name: path.read_text() for path in (folder / "grafana" / "dashboards").glob("*.json")}
 
 
-def test_with_keys_and_tls_prometheus_still_has_access() -> None:
+def test_service_monitor_with_keys_and_tls_has_access() -> None:
     [monitor] = of_kind(rendered("cpu", COMPONENTS), "ServiceMonitor")
     [endpoint] = monitor["spec"]["endpoints"]
     assert endpoint["scheme"] == "https" and endpoint["authorization"]["credentials"]["name"] == "baton-metrics-key"
 
 
-def test_the_page_names_every_overlay_and_component_and_its_example_renders(tmp_path: Path) -> None:
+def test_kubernetes_page_is_complete_and_its_example_renders(tmp_path: Path) -> None:
     for folder in ("overlays", "components"):
         assert all(f"`{each.name}`" in PAGE for each in (MANIFESTS / folder).iterdir())
     assert {each.name for each in (MANIFESTS / "components").iterdir()} == {*COMPONENTS}

@@ -8,7 +8,7 @@ from tests.fixtures.kubernetes import rendered
 ADDRESS = "10.91.7.10"
 
 
-def test_a_pod_has_its_name_its_address_and_nothing_that_podman_does_not_know() -> None:
+def test_play_pod_has_name_address_and_known_fields() -> None:
     pod = pod_of(rendered("cpu"), "baton-decode", "baton-decode-1", ADDRESS)
     *maps, made = pod.objects
     [container] = made["spec"]["containers"]
@@ -19,18 +19,12 @@ def test_a_pod_has_its_name_its_address_and_nothing_that_podman_does_not_know() 
     assert [each["metadata"]["name"].rpartition("-")[0] for each in maps] == ["baton-decode", "baton-worker"]
 
 
-def test_what_was_taken_out_is_kept_for_the_program() -> None:
+def test_play_pod_keeps_removed_fields() -> None:
     pod = pod_of(rendered("cpu"), "baton-router", "baton-router-1", ADDRESS)
     assert sorted(pod.services) == ["baton", "baton-grpc"] and pod.ports["http"] == 8000
     assert pod.before_stop[0] == "sleep" and pod.grace_s == 320 and pod.probe["httpGet"]["path"] == "/ready"
 
 
-def test_the_rendered_objects_stay_as_they_are() -> None:
-    pod_of(rendered("cpu"), "baton-router", "baton-router-1", ADDRESS)
-    again = pod_of(rendered("cpu"), "baton-router", "baton-router-2", ADDRESS)
-    assert again.probe and again.ports
-
-
 @pytest.mark.parametrize("kind", ["NetworkPolicy", "PodDisruptionBudget"])
-def test_kinds_that_nothing_stands_in_for_are_listed(kind: str) -> None:
+def test_play_lists_kinds_that_are_not_run(kind: str) -> None:
     assert kind in kinds_not_run(rendered("cpu")) and "StatefulSet" not in kinds_not_run(rendered("cpu"))

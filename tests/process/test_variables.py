@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from baton.cli.__main__ import app
 from baton.cli.up_options import UpOptions
 from baton.decode_worker.config import DecodeConfig
-from baton.launch import CommandFailed
 from baton.process.config import ConfigError, read_config, read_config_or_exit
 from baton.router.config import RouterConfig
 from baton.variables import known_variables, unknown_variables
@@ -87,7 +86,7 @@ def test_up_warns_of_an_unknown_variable_and_refuses_it_when_strict() -> None:
     assert "did you mean BATON_KV_MEMORY?" in warned.output and "no such folder" in str(warned.exception)
     for strict in ({"BATON_STRICT_ENV": "1"}, {}):
         refused = CliRunner().invoke(app, ["up", *FIRST, *([] if strict else ["--strict-env"])], env=given | strict)
-        assert isinstance(refused.exception, CommandFailed) and "BATON_KV_MEMROY" in str(refused.exception)
+        assert isinstance(refused.exception, ConfigError) and "BATON_KV_MEMROY" in str(refused.exception)
 
 
 def test_strict_environment_without_unknown_variables_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

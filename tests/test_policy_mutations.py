@@ -40,9 +40,9 @@ MUTATIONS = [
         EVICTION,
         "else self._others\n        for",
         "else self._done\n        for",
-        "whose_time_is_over_is_as_others_by_its_last_use",
+        "blocks_of_a_lapsed_session_go_by_their_last_use",
     ),
-    (EVICTION, "block in self._loaded or ", "", "what_was_loaded_for_a_prompt_goes_after_what_a_session_protects"),
+    (EVICTION, "block in self._loaded or ", "", "blocks_loaded_for_a_prompt_go_after_those_of_sessions"),
     (
         SESSIONS,
         "self._sessions.move_to_end(turn.session_id)",
@@ -86,7 +86,12 @@ MUTATIONS = [
         "_reuse_premium(workers) - 1.0, MAX_AFFINITY_MS",
         "prompt_computed_again_costs_a_premium_that_the_shortest_wait_bounds",
     ),
-    (AT_REST, "if not watch.broken:", "if True:", "block_given_away_while_it_is_summed_raises_no_alarm"),
+    (
+        AT_REST,
+        "not watch.broken and not self._known",
+        "not self._known",
+        "block_given_away_while_it_is_summed_raises_no_alarm",
+    ),
 ]
 
 

@@ -46,7 +46,7 @@ async def runs(both: Pair, attempt_id: int, tokens: int, **fields: Any) -> None:
     await eventually(lambda: len(both.router.tokens(attempt_id)) == tokens)
 
 
-async def test_while_it_runs() -> None:
+async def test_running_answer_is_adopted() -> None:
     async with pair() as both, heir(both) as second:
         await runs(both, 1, 3, n=2, max_tokens=60)
         await both.router.disconnect()
@@ -60,7 +60,7 @@ async def test_while_it_runs() -> None:
         assert both.router.about("failed", 1)[0].reason == session_pb2.FAILURE_REASON_ADOPTED
 
 
-async def test_its_first_router_can_do_no_more_about_it_and_hears_no_more() -> None:
+async def test_first_router_of_an_adopted_answer_hears_and_cancels_nothing() -> None:
     async with pair() as both, heir(both) as second:
         await runs(both, 1, 3, max_tokens=60)
         await adopt(second, both.router, 1)
@@ -72,7 +72,7 @@ async def test_its_first_router_can_do_no_more_about_it_and_hears_no_more() -> N
         assert len(both.router.tokens(1)) == heard
 
 
-async def test_the_router_that_took_over_can_cancel_it() -> None:
+async def test_adopting_router_can_cancel_the_answer() -> None:
     async with pair() as both, heir(both) as second:
         await runs(both, 1, 3, max_tokens=60)
         await adopt(second, both.router, 1)
@@ -82,7 +82,7 @@ async def test_the_router_that_took_over_can_cancel_it() -> None:
         assert len(second.tokens(AS)) < 60
 
 
-async def test_before_its_kv_has_landed_it_begins_with_prefills_token() -> None:
+async def test_answer_before_its_landing_is_adopted_from_the_first_token() -> None:
     async with pair() as both, heir(both) as second:
         both.prefill.runner.hold()
         await both.ask(1)
@@ -95,7 +95,7 @@ async def test_before_its_kv_has_landed_it_begins_with_prefills_token() -> None:
         assert second.about("landed", AS)
 
 
-async def test_between_its_landing_and_its_first_step() -> None:
+async def test_answer_between_landing_and_first_step_is_adopted() -> None:
     async with pair() as both, heir(both) as second:
         both.decode.runner.hold()
         await both.ask(1)
@@ -118,7 +118,7 @@ async def test_an_answer_that_ends_with_prefill_comes_by_decode_where_it_was_tak
             await hears_all(second, 1, choice)
 
 
-async def test_after_its_end_and_twice() -> None:
+async def test_finished_answer_is_adopted_and_adopted_again() -> None:
     async with pair() as both, heir(both) as second, heir(both) as third:
         await both.ask(1, max_tokens=4, n=2)
         await eventually(lambda: not both.decode.service.busy and both.router.tokens(1, 1))
@@ -130,7 +130,7 @@ async def test_after_its_end_and_twice() -> None:
             await hears_all(third, 4, choice, 78)
 
 
-async def test_one_that_ended_with_prefill_is_kept_too() -> None:
+async def test_answer_that_ended_with_prefill_is_adopted() -> None:
     async with pair() as both, heir(both) as second:
         await both.ask(1, max_tokens=1)
         await both.to_prefill.one("first_step", 1)
@@ -140,7 +140,7 @@ async def test_one_that_ended_with_prefill_is_kept_too() -> None:
 
 
 @pytest.mark.parametrize("how", ["unknown", "cancelled", "grace over", "another router's"])
-async def test_what_is_not_kept_is_said(how: str) -> None:
+async def test_adoption_of_an_unknown_answer_is_refused(how: str) -> None:
     async with pair(grace_s=0.02 if how == "grace over" else 30.0) as both, heir(both) as second:
         if how == "cancelled":
             await runs(both, 1, 2, max_tokens=60)
@@ -156,7 +156,7 @@ async def test_what_is_not_kept_is_said(how: str) -> None:
         assert (await second.one("failed", AS)).reason == session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
 
 
-async def test_nobody_adopts_and_its_pages_are_free_after_the_grace() -> None:
+async def test_answer_that_nobody_adopts_is_freed_after_the_grace() -> None:
     async with pair({"grace_s": 0.05}, grace_s=0.05) as both:
         await runs(both, 1, 2, max_tokens=60)
         await both.router.disconnect()
@@ -208,7 +208,7 @@ async def test_a_prompt_that_is_computed_here_is_told_to_the_new_router() -> Non
         await eventually(lambda: sum(len(each.token_ids) for each in second.outputs(AS)) == 3)
 
 
-async def test_it_counts_for_the_router_that_has_it() -> None:
+async def test_adopted_answer_counts_for_the_router_that_has_it() -> None:
     async with pair() as both, heir(both) as second:
         await runs(both, 1, 2, max_tokens=60, n=3)
         for wanted in (both.router, second):
@@ -224,7 +224,7 @@ async def test_it_counts_for_the_router_that_has_it() -> None:
             await hears_all(second, 60, choice)
 
 
-async def test_the_deadline_may_be_another_one() -> None:
+async def test_adoption_may_set_another_deadline() -> None:
     async with pair() as both, heir(both) as second:
         await both.ask_decode_alone(1)
         await adopt(second, both.router, 1, time_left_ms=20)

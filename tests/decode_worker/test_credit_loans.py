@@ -32,7 +32,7 @@ def test_a_request_that_is_not_placed_gives_the_others_their_time() -> None:
     assert loans.loan(BOTH, 2.0 * TURN_S) == CreditLoan("a", BIG), "it asked before"
 
 
-def test_after_its_turn_a_router_stands_at_the_end_of_the_line() -> None:
+def test_router_after_its_turn_is_last_in_line() -> None:
     loans = CreditLoans[str]()
     loans.ask("a", BIG)
     loans.ask("b", SMALL)

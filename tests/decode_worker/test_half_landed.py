@@ -139,7 +139,7 @@ async def test_the_next_attempt_waits_for_the_copy_under_way() -> None:
         assert landed.cached_tokens == OFFERED * BLOCK_TOKENS
 
 
-async def test_a_request_that_is_given_up_leaves_nothing_behind() -> None:
+async def test_cancelled_transfer_leaves_no_blocks() -> None:
     async with three() as world:
         await world.begin()
         await world.is_certain(OFFERED)

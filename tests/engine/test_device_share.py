@@ -30,7 +30,7 @@ def test_a_share_that_is_held_close_to_the_target_stays() -> None:
     assert share.chunk_tokens(0.1) == before == 3072
 
 
-def test_it_grows_back_when_decode_has_room() -> None:
+def test_share_grows_back_when_decode_has_room() -> None:
     share = DeviceShare(4096, 1.5)
     for moment in range(8):
         share.observe_slow_down(3.0, moment / 10)

@@ -40,11 +40,11 @@ def drafted(token_ids: Sequence[int], most: int = 4) -> list[int]:
         ([1], []),
     ],
 )
-def test_what_followed_the_same_tokens_before(token_ids: list[int], draft: list[int]) -> None:
+def test_prompt_lookup_drafts_what_followed_the_same_tokens(token_ids: list[int], draft: list[int]) -> None:
     assert drafted(token_ids) == draft
 
 
-def test_no_more_than_asked_for() -> None:
+def test_prompt_lookup_drafts_no_more_than_asked_for() -> None:
     assert drafted([1, 2, 3, 4, 5, 1, 2], most=1) == [3]
     assert drafted([1, 2, 3, 4, 5, 1, 2], most=0) == []
 
@@ -56,7 +56,7 @@ def test_a_long_prompt_is_noted_over_several_steps() -> None:
     assert drafts == [[], [], [3]]
 
 
-def test_of_a_very_long_prompt_the_end_is_noted() -> None:
+def test_prompt_lookup_notes_the_end_of_a_very_long_prompt() -> None:
     token_ids = [1, 2, 3, *range(1000, 1000 + MOST_NOTED), 5, 6, 7, 5, 6]
     lookup = PromptLookup()
     while not (draft := lookup.draft(token_ids, 1)):
@@ -82,7 +82,7 @@ def reference(token_ids: Sequence[int], most: int) -> list[int]:
 
 
 @given(st.lists(st.integers(0, 5), max_size=16), st.integers(1, 5))
-def test_as_by_comparing_all_places(token_ids: list[int], most: int) -> None:
+def test_prompt_lookup_equals_comparing_all_positions(token_ids: list[int], most: int) -> None:
     assert drafted(token_ids, most) == reference(token_ids, most)
 
 

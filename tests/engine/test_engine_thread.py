@@ -59,7 +59,7 @@ def rig() -> Any:
     assert rig.thread.stop(WAIT_S)
 
 
-def test_it_steps_while_there_is_work_and_tells_of_each_step(rig: Rig) -> None:
+def test_engine_thread_steps_while_there_is_work_and_reports_each_step(rig: Rig) -> None:
     assert rig.thread.call(rig.engine.add, 3).result(WAIT_S) == 3
     wait_until(lambda: rig.thread.observed == 3)
     assert rig.outcomes == [1, 2, 3] and rig.thread.steps == 3

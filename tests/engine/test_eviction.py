@@ -69,7 +69,7 @@ def test_of_two_sessions_the_one_that_comes_back_later_goes_first() -> None:
     assert evicted(pool, 4) == ["cd", "c", "ab", "a"]
 
 
-def test_whose_time_is_over_is_as_others_by_its_last_use() -> None:
+def test_blocks_of_a_lapsed_session_go_by_their_last_use() -> None:
     pool = BlockPool(12)
     run(pool, "ab", turn("short", keep_for_s=1.0))
     run(pool, "cd")
@@ -122,7 +122,7 @@ def load(pool: BlockPool, prompt: str) -> None:
     pool.order.loaded(blocks)
 
 
-def test_what_was_loaded_for_a_prompt_goes_after_what_a_session_protects() -> None:
+def test_blocks_loaded_for_a_prompt_go_after_those_of_sessions() -> None:
     pool = BlockPool(12)
     run(pool, "ab", turn("kept"))
     load(pool, "cd")
@@ -130,7 +130,7 @@ def test_what_was_loaded_for_a_prompt_goes_after_what_a_session_protects() -> No
     assert evicted(pool, 6) == ["ef", "e", "ab", "a", "cd", "c"]
 
 
-def test_once_it_was_used_it_goes_as_others() -> None:
+def test_loaded_blocks_that_were_used_go_as_others() -> None:
     pool = BlockPool(12)
     run(pool, "ab", turn("kept"))
     load(pool, "cd")
@@ -166,7 +166,7 @@ def test_sessions_are_loaded_ahead_until_it_is_known_to_be_for_nothing() -> None
     assert prefetches.worth_loading(DUE) == [DUE[RETRY_EVERY - 1], DUE[-1]]
 
 
-def test_one_of_several_is_tried_however_they_come() -> None:
+def test_prefetch_that_does_not_pay_is_tried_for_one_session_of_several() -> None:
     prefetches = Prefetches()
     loaded_ahead(prefetches, used=0, lost=MIN_BLOCKS)
     tried = [prefetches.worth_loading([session]) for session in DUE]

@@ -61,7 +61,7 @@ def test_an_answer_goes_on_wherever_it_was_cut(checkpoint: Path, path: object) -
 
 
 @pytest.mark.usefixtures("native_kernels")
-def test_it_does_so_in_bfloat16(tmp_path: Path) -> None:
+def test_bfloat16_answer_goes_on_wherever_it_was_cut(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, "qwen3_5_text", seed=1, dtype="bfloat16")
     assert_resumes(folder, PROMPT, {"greedy": lambda: GREEDY, "choices": lambda: replace(DRAWN, n=3)}, CUTS, pulled)
 

@@ -14,7 +14,7 @@ from tests.fixtures.paged import CPU, PagedModel, random_prompt
 
 @pytest.mark.parametrize(("family", "packed"), [("llama", True), ("llama", False), ("gpt2", False)])
 @pytest.mark.parametrize("lengths", [(7, 1), (1, 1)], ids=["a prompt and a token", "tokens"])
-def test_it_is_called_once_before_any_layer_has_written(
+def test_meanwhile_is_called_once_before_any_layer_has_written(
     tmp_path: Path, family: str, packed: bool, lengths: tuple[int, ...]
 ) -> None:
     paged = PagedModel(make_checkpoint(tmp_path / "model", family), packed=packed)

@@ -86,7 +86,7 @@ class Drafting:
         return self.drafter.pool.counts.held
 
 
-def test_it_is_a_costly_drafter() -> None:
+def test_model_drafter_is_a_costly_drafter() -> None:
     assert isinstance(Drafting(4).drafter, CostlyDrafter)
 
 

@@ -108,7 +108,7 @@ def test_memory_is_planned_by_the_bytes_of_blocks_and_scales(made: Made) -> None
     assert planned == PlannedWeights(WeightFormat.MXFP4, expected)
 
 
-def test_it_is_not_quantised_again(made: Made) -> None:
+def test_mxfp4_checkpoint_is_not_quantised_again(made: Made) -> None:
     with pytest.raises(ModelError, match="already quantised as mxfp4"):
         load_model(made.folder, torch.float32, CPU, progress=False, quantize="int8")
 

@@ -48,7 +48,7 @@ class Line:
         return [waiter.name for waiter in admitted(self.waiting, lambda waiter: waiter.coming, self.admit)]
 
 
-def test_others_go_first_until_they_have_as_many_tokens() -> None:
+def test_admission_lets_others_overtake_up_to_the_size_of_the_waiting_prompt() -> None:
     waits = Waiter("waits", 10, coming=True)
     line = Line(waits, Waiter("a", 6), Waiter("b", 6), Waiter("c", 1))
     assert line.step() == ["a", "b"], "the bound is looked at before each"
@@ -57,7 +57,7 @@ def test_others_go_first_until_they_have_as_many_tokens() -> None:
     assert line.step() == ["waits", "c"]
 
 
-def test_what_went_first_in_earlier_steps_counts() -> None:
+def test_admission_counts_tokens_that_overtook_in_earlier_steps() -> None:
     waits = Waiter("waits", 10, coming=True)
     line = Line(waits)
     went = 0
@@ -67,12 +67,12 @@ def test_what_went_first_in_earlier_steps_counts() -> None:
     assert went == 4
 
 
-def test_nothing_goes_before_one_that_has_no_room() -> None:
+def test_admission_lets_nobody_overtake_a_prompt_without_room() -> None:
     line = Line(Waiter("coming", 9, coming=True), Waiter("large", 9), Waiter("small", 1), room_tokens=5)
     assert line.step() == []
 
 
-def test_a_step_looks_at_so_many_and_no_more() -> None:
+def test_admission_looks_ahead_a_bounded_number_of_prompts() -> None:
     coming = [Waiter(str(number), 10, coming=True) for number in range(LOOKAHEAD + 1)]
     assert Line(*coming, Waiter("last", 1)).step() == []
     assert Line(*coming[1:], Waiter("last", 1)).step() == ["last"]
@@ -92,7 +92,7 @@ def test_the_scheduler_looks_past_a_prompt_whose_block_is_coming(prefill_only: b
 
 
 @pytest.mark.parametrize("prefill_only", [True, False])
-def test_it_is_overtaken_by_its_own_size_at_most(prefill_only: bool) -> None:
+def test_scheduler_lets_a_prompt_be_overtaken_by_its_own_size_at_most(prefill_only: bool) -> None:
     scheduler = mixed(40)
     prompt = partial(shared_prompt, prefill_only=prefill_only)
     scheduler.add(prompt(1, shared_blocks=4, own_tokens=40))

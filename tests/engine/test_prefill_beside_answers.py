@@ -29,7 +29,7 @@ def pinned(outcomes: list[SchedulerOutcome]) -> list[int]:
     return [each.request_id for each in outcomes if isinstance(each, PromptComputed) and each.first is not None]
 
 
-def test_they_take_no_place_in_the_batch() -> None:
+def test_prefill_only_prompts_take_no_slot() -> None:
     scheduler = Scheduler(BlockPool(16), BLOCK, 64, max_sequences=1)
     scheduler.add(request(1, 5))
     for number in (2, 3):
@@ -39,14 +39,14 @@ def test_they_take_no_place_in_the_batch() -> None:
     assert isinstance(step(scheduler)[0], TokenMade)
 
 
-def test_where_no_answers_run_only_they_are_taken() -> None:
+def test_scheduler_without_slots_takes_prefill_only_prompts_alone() -> None:
     scheduler = Scheduler(BlockPool(16), BLOCK, 64, max_sequences=0)
     scheduler.add(prefill_request(1, range(9), PARAMS))
     with pytest.raises(RequestTooLong, match="1 places in the batch; there are 0"):
         scheduler.add(request(2, 5))
 
 
-def test_answers_that_outgrow_the_pool_preempt_each_other_and_none_of_them() -> None:
+def test_answers_that_outgrow_the_pool_preempt_no_prefill_only_prompt() -> None:
     scheduler = Scheduler(BlockPool(6), BLOCK, 3, max_sequences=4)
     scheduler.add(request(1, 3))
     step(scheduler)
@@ -61,7 +61,7 @@ def test_answers_that_outgrow_the_pool_preempt_each_other_and_none_of_them() -> 
     assert scheduler.plan() is not None
 
 
-def test_no_room_to_grow_is_left_for_them() -> None:
+def test_prefill_only_prompts_are_left_no_room_to_grow() -> None:
     scheduler = Scheduler(BlockPool(6), BLOCK, 64, max_sequences=8)
     for number in (1, 2, 3):
         scheduler.add(prefill_request(number, range(8), PARAMS))
@@ -80,7 +80,7 @@ def test_the_size_of_chunks_may_change_between_two_plans() -> None:
     assert ends == [8, 11, 20]
 
 
-def test_one_that_fails_gives_its_blocks_back_beside_an_answer_that_goes_on() -> None:
+def test_failed_prefill_only_prompt_releases_its_blocks_and_answers_continue() -> None:
     scheduler = Scheduler(BlockPool(8), BLOCK, 64, max_sequences=2)
     scheduler.add(request(1, 3))
     scheduler.add(prefill_request(2, range(9), PARAMS))

@@ -47,18 +47,18 @@ def test_a_thread_counts_as_idle_in_a_session_of_its_own(kernel: Path) -> None:
     assert policies(kernel) == [os.SCHED_IDLE, os.SCHED_OTHER]
 
 
-def test_not_in_a_session_that_it_shares(kernel: Path) -> None:
+def test_thread_keeps_its_policy_in_a_shared_session(kernel: Path) -> None:
     assert policies(kernel, own_session=False) == [os.SCHED_OTHER] * 2
 
 
 @pytest.mark.parametrize("text", ["0\n", None])
-def test_not_where_sessions_are_no_groups(text: str | None, kernel: Path) -> None:
+def test_thread_keeps_its_policy_without_groups_by_session(text: str | None, kernel: Path) -> None:
     (kernel / "enabled").unlink() if text is None else (kernel / "enabled").write_text(text)
     assert policies(kernel) == [os.SCHED_OTHER] * 2
 
 
 @pytest.mark.parametrize("group", ["", "user", "user/terminal"])
-def test_not_where_a_control_group_shares_out_the_cpu(group: str, kernel: Path) -> None:
+def test_thread_keeps_its_policy_where_a_control_group_shares_out_the_cpu(group: str, kernel: Path) -> None:
     """Its own, one above it, or that of its container, which looks like the root there."""
     (kernel / "groups" / group / "cpu.weight").write_text("100\n")
     assert policies(kernel) == [os.SCHED_OTHER] * 2
@@ -68,7 +68,7 @@ def test_not_where_a_control_group_shares_out_the_cpu(group: str, kernel: Path) 
     ("name", "is_root", "policy"),
     [("/", True, os.SCHED_IDLE), ("/", False, os.SCHED_OTHER), ("/docker/1", True, os.SCHED_OTHER)],
 )
-def test_under_the_first_version_of_control_groups_only_in_the_root(
+def test_thread_counts_as_idle_under_control_groups_v1_in_the_root_alone(
     name: str, is_root: bool, policy: int, kernel: Path
 ) -> None:
     (kernel / "own").write_text(f"4:cpu,cpuacct:{name}\n0::/\n")

@@ -66,7 +66,7 @@ def test_an_answer_of_experts_and_of_latent_attention_goes_on_too(family: str, t
         assert_resumes(folder, PROMPT, made(some), CUTS[2:4], PATHS[path])
 
 
-def test_with_steps_that_overlap_too(checkpoint: Path) -> None:
+def test_an_answer_goes_on_with_overlapping_steps(checkpoint: Path) -> None:
     alone = {kind: KINDS[kind] for kind in ("greedy", "choices")}
     assert_resumes(checkpoint, PROMPT, made(alone), CUTS, PATHS["ahead"])
 

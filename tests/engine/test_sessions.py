@@ -61,7 +61,7 @@ def test_a_session_is_protected_until_it_is_not_likely_to_come_back() -> None:
     assert book.ended == [session.keep]
 
 
-def test_the_client_says_how_long() -> None:
+def test_session_is_protected_as_long_as_the_client_says() -> None:
     book = Book()
     short, long = book.turn("a", 0.0, keep_for_s=2.0), book.turn("b", 0.0, keep_for_s=86_400.0)
     book.sessions.advance(2.0)
@@ -72,7 +72,7 @@ def test_the_client_says_how_long() -> None:
     assert standing(long) is RetentionState.OTHER
 
 
-def test_to_be_kept_for_no_time_is_as_no_session() -> None:
+def test_session_kept_for_no_time_is_not_protected() -> None:
     assert standing(Book().turn("a", 0.0, keep_for_s=0.0)) is RetentionState.OTHER
 
 
@@ -126,7 +126,7 @@ def test_a_turn_that_is_tried_until_there_is_room_has_paused_once() -> None:
     assert (session.pauses, session.usual_pause_s) == (1, 5.0)
 
 
-def test_who_is_overdue_is_expected_the_later_the_longer_it_is() -> None:
+def test_overdue_session_is_expected_the_later_the_longer_it_is_away() -> None:
     book = Book(1000)
     overdue = book.turn("a", 0.0, keep_for_s=1000.0)
     book.sessions.advance(100.0)
@@ -153,7 +153,7 @@ def test_a_session_of_more_than_its_owners_share_is_not_protected() -> None:
     assert standing(book.turn("a", 1.0, blocks=51)) is RetentionState.OTHER
 
 
-def test_owners_share_what_is_protected() -> None:
+def test_protected_blocks_are_shared_among_owners() -> None:
     book = Book()
     ann = [book.turn(f"ann{number}", 0.0) for number in range(5)]
     assert sum(standing(session) is RetentionState.PROTECTED for session in ann) == 5

@@ -41,7 +41,7 @@ def test_a_sibling_is_not_admitted_into_the_step_that_computes_what_it_lacks() -
     assert spans(scheduler.plan()) == [(2, 16, 21)]
 
 
-def test_it_computes_everything_where_the_first_one_failed() -> None:
+def test_sibling_computes_the_prefix_where_the_first_prompt_failed() -> None:
     scheduler = prefill_scheduler(BlockPool(32), BLOCK, chunk_tokens=64)
     scheduler.add(prompt(1, shared_blocks=2, own_tokens=3))
     scheduler.add(prompt(2, shared_blocks=2, own_tokens=5))
@@ -49,7 +49,7 @@ def test_it_computes_everything_where_the_first_one_failed() -> None:
     assert spans(scheduler.plan()) == [(2, 0, 13)]
 
 
-def test_it_does_not_wait_for_what_it_cannot_take() -> None:
+def test_sibling_does_not_wait_for_the_block_of_its_last_token() -> None:
     """The block of its last token is computed in any case."""
     scheduler = prefill_scheduler(BlockPool(32), BLOCK, chunk_tokens=64)
     scheduler.add(prompt(1, shared_blocks=1, own_tokens=3))

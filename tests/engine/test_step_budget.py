@@ -40,7 +40,7 @@ def test_prompts_take_their_share_of_a_step() -> None:
     assert allowed(learned(StepBudget())) == pytest.approx(TARGET_SHARE * OWN_S / TOKEN_S, abs=2)
 
 
-def test_with_a_target_they_take_what_is_left_of_it() -> None:
+def test_budget_with_a_target_gives_prompts_what_answers_leave_of_it() -> None:
     assert allowed(learned(StepBudget(0.050))) == pytest.approx((0.050 - OWN_S) / TOKEN_S, rel=0.15)
 
 
@@ -89,7 +89,7 @@ def test_steps_before_an_odd_measurement_change_no_cost() -> None:
     assert allowed(budget) == before
 
 
-def test_it_gropes_its_way_to_large_chunks() -> None:
+def test_budget_grows_chunks_step_by_step() -> None:
     budget, largest = StepBudget(1.0), 0
     for _ in range(100):
         tokens = budget.prompt_tokens(1, most=512)
@@ -117,7 +117,7 @@ def test_one_disturbed_step_starves_no_prompt() -> None:
         assert allowed(budget) >= 0.6 * before, f"disturbed in step {place}"
 
 
-def test_it_follows_a_machine_that_became_slower() -> None:
+def test_budget_follows_a_machine_that_became_slower() -> None:
     budget = learned(learned(StepBudget()), own_s=2 * OWN_S, token_s=4 * TOKEN_S)
     budget.observe(4, 0, 2 * OWN_S)
     assert budget.prompt_tokens(4, most=512) == pytest.approx(5, abs=1)

@@ -21,7 +21,7 @@ class World:
         self.time += seconds
 
 
-def test_nothing_rests_while_nobody_complains() -> None:
+def test_throttle_does_not_rest_without_a_slow_down() -> None:
     world = World(0.01)
     for _ in range(3):
         world.step()

@@ -39,5 +39,5 @@ def test_a_name_is_given_once_and_is_not_the_models() -> None:
         read_config(WorkerConfig, [*WORKER, "--adapter", "base=/a"])
 
 
-def test_it_prints_as_it_is_written() -> None:
+def test_adapter_folder_prints_as_it_is_written() -> None:
     assert parse_adapters([str(each) for each in BOTH]) == BOTH

@@ -86,14 +86,8 @@ def listening() -> Iterator[int]:
             ExitCode.CANNOT_LISTEN,
             "--http-port 127.0.0.1:{taken}: the port is in use by pid",
         ),
-        (("--admin-port", "{taken}"), ExitCode.CANNOT_LISTEN, "--admin-port 127.0.0.1:{taken}: the port is in use"),
         (("--cores", "4095"), ExitCode.WRONG_CONFIGURATION, "--cores: [4095] are not available"),
         (("--tls-cert", "/etc/passwd", "--tls-key", "/etc/passwd"), ExitCode.WRONG_CONFIGURATION, "/etc/passwd"),
-        (
-            tuple(f"--internal-tls-{file}=/none" for file in ("ca", "cert", "key")),
-            ExitCode.WRONG_CONFIGURATION,
-            "/none",
-        ),
     ],
 )
 def test_router_with_a_wrong_configuration_ends_with_one_sentence(

@@ -21,17 +21,17 @@ async def helper() -> AsyncIterator[Helper]:
     made.close()
 
 
-async def test_many_parts_are_one_question(helper: Helper) -> None:
+async def test_helper_joins_parts_to_one_question(helper: Helper) -> None:
     assert await helper.ask([b"he", b"", b"llo"]) == b"said hello"
 
 
-async def test_megabytes_come_back_as_they_went(helper: Helper) -> None:
+async def test_helper_returns_megabytes_unchanged(helper: Helper) -> None:
     sent = bytes(range(256)) * (4 * MEGABYTE // 256)
 
     assert (await helper.ask([sent]))[5:] == sent
 
 
-async def test_it_is_one_process_for_all_and_comes_after_whoever_waits_for_a_token(helper: Helper) -> None:
+async def test_helper_is_one_process_of_low_priority(helper: Helper) -> None:
     answers = await asyncio.gather(*(helper.ask([b"pid"]) for _ in range(8)))
 
     assert len({bytes(each) for each in answers}) == 1
@@ -45,14 +45,14 @@ async def test_helper_ignores_signals_of_its_group_and_answers_on(helper: Helper
     assert int(bytes(await helper.ask([b"pid"])).removeprefix(b"said ")) == pid
 
 
-async def test_one_that_ends_fails_who_asked_and_no_other(helper: Helper) -> None:
+async def test_helper_that_ends_fails_the_question_under_way_alone(helper: Helper) -> None:
     with pytest.raises(HelperFailed):
         await helper.ask([b"end"])
 
     assert await helper.ask([b"a"]) == b"said a"
 
 
-async def test_one_that_hangs_is_ended_in_time() -> None:
+async def test_helper_that_hangs_is_ended_in_time() -> None:
     helper = Helper(MODULE, limit_s=0.5)
     try:
         assert await helper.ask([b"a"]) == b"said a"  # it has started
@@ -63,7 +63,7 @@ async def test_one_that_hangs_is_ended_in_time() -> None:
         helper.close()
 
 
-async def test_who_comes_when_too_much_waits_is_told_so() -> None:
+async def test_helper_with_too_much_waiting_refuses_questions() -> None:
     helper = Helper(MODULE, max_waiting_bytes=3)
     try:
         waiting = [asyncio.ensure_future(helper.ask([b"a"])) for _ in range(2)]
@@ -76,7 +76,7 @@ async def test_who_comes_when_too_much_waits_is_told_so() -> None:
         helper.close()
 
 
-async def test_a_closed_one_starts_nothing() -> None:
+async def test_closed_helper_starts_no_process() -> None:
     helper = Helper(MODULE)
     helper.close()
 
@@ -84,7 +84,7 @@ async def test_a_closed_one_starts_nothing() -> None:
         await helper.ask([b"a"])
 
 
-async def test_close_of_a_killed_one_that_is_not_gone_yet_returns(
+async def test_close_of_a_killed_helper_that_is_not_gone_returns(
     helper: Helper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await helper.ask([b"a"]) == b"said a"

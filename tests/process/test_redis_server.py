@@ -67,7 +67,7 @@ def test_a_server_that_ends_at_once_is_reported(tmp_path: Path, monkeypatch: pyt
         start_redis_server()
 
 
-def test_it_listens_on_loopback_and_keeps_nothing_on_disk() -> None:
+def test_redis_listens_on_loopback_and_keeps_nothing_on_disk() -> None:
     command = " ".join(redis_command(Path("redis-server"), 7))
     assert "--bind 127.0.0.1 " in command
     assert "--save  --appendonly no" in command

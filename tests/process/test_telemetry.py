@@ -122,15 +122,16 @@ def test_a_file_that_cannot_be_written_is_reported_once(tmp_path: Path, caplog: 
     assert "traces.jsonl" in caplog.text
 
 
-def test_service_runs_without_redis_and_opentelemetry() -> None:
+def test_process_package_imports_without_redis_and_opentelemetry() -> None:
     script = """
 import sys
 for name in ("redis", "opentelemetry", "uvloop", "baton.protos", "torch"):
     sys.modules[name] = None
 import pathlib
-for path in sorted(pathlib.Path("service").rglob("*.py")):
-    if path.stem != "otel":
-        __import__("baton." + ".".join(path.with_suffix("").parts))
+modules = [path.with_suffix("").parts for path in pathlib.Path("process").rglob("*.py") if path.stem != "otel"]
+assert ("process", "config") in modules
+for parts in modules:
+    __import__("baton." + ".".join(parts))
 from baton.process.telemetry.export import open_telemetry
 from baton.process.telemetry.spans import NoTelemetry
 assert isinstance(open_telemetry("x", None, pathlib.Path("never")), NoTelemetry)

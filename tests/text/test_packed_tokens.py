@@ -11,7 +11,7 @@ IDS = st.lists(st.integers(0, 2**32 - 1) | st.sampled_from([0, 127, 128, 16_383,
 
 
 @given(IDS)
-def test_they_are_the_bytes_that_protobuf_writes(token_ids: list[int]) -> None:
+def test_packed_tokens_are_the_bytes_that_protobuf_writes(token_ids: list[int]) -> None:
     expected = session_pb2.Start(token_ids=token_ids).SerializeToString()
     assert field(NUMBER, TokenPacker().pack(token_ids)) == expected
 

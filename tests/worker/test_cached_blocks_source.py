@@ -59,7 +59,7 @@ async def test_blocks_that_are_not_there_are_an_answer_too() -> None:
         assert await closed_valid(stub)
 
 
-async def test_their_bytes_can_be_read_as_a_stream() -> None:
+async def test_bytes_of_cached_blocks_can_be_read_as_a_stream() -> None:
     async with served(stack := DecodeStack()) as stub:
         message = await stub.Open(opening(stack)).read()
         asked = kv_transfer_pb2.TransferRange(transfer_id=ID, first_block=0, num_blocks=2)

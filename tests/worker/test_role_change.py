@@ -103,7 +103,7 @@ async def test_a_decode_worker_becomes_prefill_and_decode_again_with_its_cache(c
         assert await answer(endpoint, 3, epoch=3) == (tokens, 40)
 
 
-async def test_it_drains_before_it_changes_and_takes_what_crosses_the_notice(checkpoint: Path) -> None:
+async def test_role_change_drains_first_and_takes_prompts_that_cross_the_notice(checkpoint: Path) -> None:
     async with elastic(checkpoint, "prefill") as (worker, endpoint), SessionClient(endpoint) as router:
         await router.send(prefill=session_pb2.Prefill(**command(1)))
         await router.one("first_step", 1)

@@ -67,28 +67,28 @@ async def test_what_is_kept_is_offered_at_once_and_what_the_last_requests_leave_
     assert worker.offered == [b"a", b"b"]
 
 
-async def test_it_stays_while_others_read(quick: Callable[..., None]) -> None:
+async def test_hand_over_waits_while_others_read(quick: Callable[..., None]) -> None:
     quick(QUIET_S=1e-6)
     worker = LeavingWorker([[kept("a")]], readers=[True] * 5 + [False])
     await hand_over(worker.leaving())
     assert worker.readers == [False]
 
 
-async def test_without_a_router_or_sessions_it_does_not_wait(quick: Callable[..., None]) -> None:
+async def test_hand_over_without_router_or_sessions_does_not_wait(quick: Callable[..., None]) -> None:
     quick(QUIET_S=60.0)
     async with asyncio.timeout(20):
         await hand_over(LeavingWorker([[]]).leaving())
         await hand_over(LeavingWorker([[kept("a")]], has_router=False).leaving())
 
 
-async def test_it_waits_for_no_reader_for_ever(quick: Callable[..., None]) -> None:
+async def test_hand_over_waits_for_readers_within_a_bound(quick: Callable[..., None]) -> None:
     quick(QUIET_S=60.0, MOST_S=0.01)
     async with asyncio.timeout(20):
         await hand_over(LeavingWorker([[kept("a")]], readers=[True]).leaving())
         await hand_over(LeavingWorker([[kept("a")]], requests=[True]).leaving())
 
 
-async def test_an_engine_that_has_stopped_ends_it() -> None:
+async def test_hand_over_ends_with_a_stopped_engine() -> None:
     worker = LeavingWorker([[]])
     failed: Future[list[KeptBlocks]] = Future()
     failed.set_exception(EngineStopped("stopped"))
@@ -126,7 +126,7 @@ def test_what_is_protected_makes_no_room_for_what_is_taken_over() -> None:
     assert scheduler.pool.order.evictions.protected == 0
 
 
-def test_nothing_that_came_leaves_nothing() -> None:
+def test_take_over_of_no_blocks_leaves_no_session() -> None:
     scheduler = Scheduler(BlockPool(10), 4, 8, 4)
     incoming = scheduler.batch.begin_take_over(names("a", 5))
     assert incoming is not None

@@ -11,7 +11,7 @@ from tests.fixtures.faulty_disk import Faults, FaultyDisk
 from tests.fixtures.tier_blocks import store_in
 
 
-def test_it_is_drawn_once_and_private(tmp_path: Path) -> None:
+def test_directory_id_is_drawn_once_and_private(tmp_path: Path) -> None:
     directory = tmp_path / "kv"
     drawn = RealDisk(directory).identify()
     assert len(drawn) == ID_BYTES
@@ -21,7 +21,7 @@ def test_it_is_drawn_once_and_private(tmp_path: Path) -> None:
     assert RealDisk(tmp_path / "other").identify() != drawn
 
 
-def test_a_directory_that_is_reached_by_another_path_has_the_same(tmp_path: Path) -> None:
+def test_directory_id_is_the_same_by_another_path(tmp_path: Path) -> None:
     drawn = RealDisk(tmp_path / "kv").identify()
     (tmp_path / "mounted").symlink_to(tmp_path / "kv")
     assert RealDisk(tmp_path / "mounted").identify() == drawn
@@ -48,7 +48,7 @@ def test_a_file_that_is_no_id_is_an_error_and_no_store_opens(tmp_path: Path) -> 
         store_in(tmp_path)
 
 
-def test_of_a_directory_of_another_user_each_worker_has_its_own(
+def test_directory_id_that_another_user_hides_is_drawn_by_each_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn = RealDisk(tmp_path).identify()
@@ -60,14 +60,14 @@ def test_of_a_directory_of_another_user_each_worker_has_its_own(
     assert len({drawn, RealDisk(tmp_path).identify(), RealDisk(tmp_path).identify()}) == 3
 
 
-def test_a_store_has_it_while_it_is_open(tmp_path: Path) -> None:
+def test_store_has_the_directory_id_while_it_is_open(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     assert store.directory_id == RealDisk(tmp_path).identify()
     store.close()
     assert store.directory_id == b""
 
 
-def test_where_it_cannot_be_read_the_folder_is_free_again(tmp_path: Path) -> None:
+def test_directory_id_that_cannot_be_read_leaves_the_folder_free(tmp_path: Path) -> None:
     faults = Faults(failing={"identify": 5})
     with pytest.raises(OSError, match="injected into identify"):
         store_in(FaultyDisk(tmp_path, faults))

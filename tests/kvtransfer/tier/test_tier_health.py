@@ -3,14 +3,14 @@
 from baton.kvtransfer.tier.health import FIRST_PAUSE_S, LONGEST_PAUSE_S, Health
 
 
-def test_it_works_until_it_fails() -> None:
+def test_health_is_on_until_a_failure() -> None:
     health = Health()
     assert health.is_on
     assert health.allows(0.0)
     assert not health.worked()
 
 
-def test_after_a_failure_nothing_is_tried_for_a_pause() -> None:
+def test_health_allows_nothing_during_the_pause_after_a_failure() -> None:
     health = Health()
     assert health.failed(100.0)
     assert not health.is_on
@@ -18,7 +18,7 @@ def test_after_a_failure_nothing_is_tried_for_a_pause() -> None:
     assert health.allows(100.0 + FIRST_PAUSE_S)
 
 
-def test_pauses_double_up_to_the_longest() -> None:
+def test_health_pauses_double_up_to_the_longest() -> None:
     health, now, pauses = Health(), 0.0, []
     for _ in range(10):
         health.failed(now)

@@ -207,7 +207,7 @@ async def test_a_check_that_is_called_off_leaves_no_watch() -> None:
         await eventually(lambda: not stack.worker.pool._watches)
 
 
-async def test_after_its_engine_it_looks_at_nothing() -> None:
+async def test_detached_checker_compares_nothing() -> None:
     async with rest_stack() as stack:
         await stack.worker.cache(HASHES)
         await stack.summed()

@@ -67,7 +67,9 @@ async def pair(directory: Path, always: bool = True, **asking: Any) -> AsyncIter
 
 
 @pytest.mark.parametrize("transport", ["shared_memory", "tcp", "grpc"])
-async def test_they_are_loaded_there_and_come_over_bit_for_bit(tmp_path: Path, transport: Any) -> None:
+async def test_blocks_in_files_of_another_worker_are_loaded_there_and_come_over_bit_for_bit(
+    tmp_path: Path, transport: Any
+) -> None:
     async with pair(tmp_path, transport=transport) as both:
         timings = await both.ask(1)
         assert (timings.fetched_tokens, timings.cached_tokens, timings.restored_tokens) == (20, 20, 0)

@@ -36,7 +36,7 @@ async def test_blocks_that_were_evicted_come_back_bit_for_bit_and_only_the_rest_
         assert stack.tier.state.hit_blocks == stack.tier.state.queried_blocks == 5
 
 
-async def test_a_new_process_has_them_too(tmp_path: Path) -> None:
+async def test_blocks_in_files_come_back_in_a_new_process(tmp_path: Path) -> None:
     async with tier_stack(tmp_path) as stack:
         published = await stack.publish(HASHES)
         before = [stack.block_bytes(block) for block in published]

@@ -41,8 +41,8 @@ class Continuity:
     def __init__(self, choices: int) -> None:
         self._choices = choices
         self.started: Started | None = None
-        self.prompt_tokens = 0  # echoed tokens
-        self.received: dict[int, ReceivedTokens] = {}  # by choice
+        self.prompt_tokens = 0  # received tokens of the echoed prompt
+        self.received: dict[int, ReceivedTokens] = {}  # by index of the choice
 
     def accept(self, event: Event) -> None:
         match event:
@@ -118,7 +118,7 @@ class _Pieces:
     finished: Finished | None = None
     thoughts: list[str] = field(default_factory=list)
     calls: list[CallBegins] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)  # by call
+    arguments: list[str] = field(default_factory=list)  # by index of the call
 
 
 def completion_from(events: Sequence[Event]) -> Completion:

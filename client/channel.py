@@ -18,10 +18,9 @@ DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-# The ping interval stays above the server's limit of 10 s, below which it would drop the connection. Pings are sent
-# also while only the server sends: a router that hangs is noticed, and its streams are resumed at another one. One that
-# accepts and then sends nothing is given up after 4 s (`min_reconnect_backoff` bounds an attempt). A refused connection
-# is tried again soon, so that the client's own retries find a server that has just come up.
+# The ping interval stays above 10 s, the server's minimum. Pings detect a hanging router, whose streams are then
+# resumed at another one. `min_reconnect_backoff` is the timeout of a connection attempt, 4 s. Refused connections are
+# retried soon, so that the client's retries find a server that has just started.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -34,9 +33,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
-# A name that stands for several routers, as a headless Service of Kubernetes does: calls go to all of them in turn, but
-# to none that says that it does not serve. One that drains keeps its connections until its last stream has ended. A
-# name is looked up again when a connection is lost, at most once a second; gRPC's own bound is 30 s.
+# A name with the addresses of several routers, such as a headless Service of Kubernetes: calls are balanced over the
+# routers whose health check succeeds; a draining router fails it but finishes its streams. A lost connection resolves
+# the name again, at most once per second (gRPC's default is 30 s).
 _BY_NAME: tuple[tuple[str, str | int], ...] = (
     (
         "grpc.service_config",

@@ -63,9 +63,9 @@ def _asked_wait_s(error: BatonClientError) -> float | None:
     match error:
         case Unavailable(retry_after_s=after):
             return after or 0.0
-        case Cancelled():  # by a stopping server, never by closing the client
+        case Cancelled():  # cancelled by a stopping server; closing the client is handled elsewhere
             return 0.0
-        case Busy(retry_after_s=after):  # None: a limit of the key, not overload
+        case Busy(retry_after_s=after):  # None for a limit of the API key, which a retry does not lift
             return after
         case _:
             return None
@@ -92,7 +92,7 @@ class Recovery:
         self._continuity = Continuity(choices(request))
         self._moved = True  # an event arrived since the last failure
         self._breaks = 0  # failures since the last event
-        # The server needs the request to split an answer into parts: it does not keep the options.
+        # The server splits an answer into parts by the request's options, which it does not keep.
         self._with_request = isinstance(request, baton_pb2.ChatRequest) and in_parts(request)
 
     def remaining_s(self, now: float) -> float | None:

@@ -296,7 +296,7 @@ class ChunkWriter(AnswerWriter):
                 return b"".join(self._delta(place, event))
             if not event.text:
                 return b""
-            # Nearly all chunks: a text between two constant parts.
+            # Fast path of nearly all chunks: a text between two constant parts.
             if not self._begin:
                 raise RuntimeError("a stream begins with Started")
             index = place * self.n + event.index

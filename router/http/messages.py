@@ -125,7 +125,7 @@ class Speculative(Body):
     num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's maximum")
 
 
-# Fields that several messages have
+# Fields that several bodies share
 
 
 class ModelField(Body):
@@ -311,7 +311,7 @@ class ChatMessage(Body):
     annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
     parsed: Any = harmless("OpenAI's client adds the parsed content")
 
-    # No template would show these.
+    # No chat template shows these.
     refusal: Annotated[Any, Unserved("send the text in content", ("",))] = None
     function_call: Annotated[Any, Unserved("send calls in tool_calls")] = None
     audio: Annotated[Any, Unserved(TEXT_ONLY)] = None

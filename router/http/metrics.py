@@ -251,7 +251,9 @@ class StallMetrics(Collector):
         """Create the metrics. `loop_busy_s`: total time for which the router's event loop was busy."""
         self._loop_busy_s = loop_busy_s
         self._stalls, self._seconds = declared.STALLS.counter(), declared.STALL_SECONDS.counter()
-        for cause in StallCause:  # zeros from the start: see COUNTED_FAILURES
+        for (
+            cause
+        ) in StallCause:  # exposed as zeros from the start: Prometheus misses the growth of a series that begins at 1
             self._stalls.labels(cause.value)
             self._seconds.labels(cause.value)
 

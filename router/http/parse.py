@@ -22,7 +22,7 @@ MAX_VALUES = (1 << 17) + (1 << 12)
 MAX_TEXTS = 1 << 14
 """Maximum number of texts, keys included: a conversation has four or more per message."""
 MAX_CONTAINERS = 1 << 13
-_SHOWN = 64  # characters of a name
+_SHOWN = 64  # maximum characters of a name in an error
 _LIKE = 0.7  # minimum similarity of a suggestion, from 0 to 1
 
 
@@ -133,7 +133,7 @@ Message = TypeVar("Message", bound=BaseModel)
 
 SMALL_BYTES = 1 << 16
 _SMALL_WEIGHT = 1 << 11
-_VALUES_PER_TEXT = 4  # a number is as much work as a quarter of a text
+_VALUES_PER_TEXT = 4  # values that take as long to parse as one text
 
 
 def is_small(size: JsonSize) -> bool:

@@ -31,18 +31,18 @@ from baton.router.http.vectors.bodies import VECTOR_MESSAGES
 
 Message = TypeVar("Message", bound=BaseModel)
 
-LONG = 1 << 9  # elements of a list
-LONG_TEXT = 1 << 14  # characters, of a text or of all texts in a list
+LONG = 1 << 9  # elements beyond which a list is a long field
+LONG_TEXT = 1 << 14  # characters beyond which a text, or a list of texts, is a long field
 PIECE = 1 << 8  # elements of a list, such as messages, that are parsed together
 _LENGTH_BYTES = 8
 
 
 class FieldKind(Enum):
     TEXT = "text"  # one part, in UTF-8
-    TEXTS = "texts"  # a part for each
+    TEXTS = "texts"  # one part per text
     IDS = "ids"  # token ids: one part, 32 bits each
-    ID_LISTS = "id lists"  # a part for each
-    PIECES = "pieces"  # JSON lists of some of the elements each
+    ID_LISTS = "id lists"  # one part per list
+    PIECES = "pieces"  # JSON lists of up to PIECE elements each
 
 
 class _LongField(NamedTuple):

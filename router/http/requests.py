@@ -87,7 +87,7 @@ def call_of(headers: Headers, caller: Caller) -> HttpCall:
 
 
 class AskedForm(NamedTuple):
-    field: str  # of the message
+    field: str  # name of the message's field
     form: StructuredOutput
 
 
@@ -203,7 +203,7 @@ def chat_message(message: ChatMessage) -> Message:
         role=message.role,
         content=_text(message.content),
         name=message.name or "",
-        # Few of a conversation's messages call functions.
+        # Fast path: few messages of a conversation call functions.
         tool_calls=tuple(ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls)
         if message.tool_calls
         else (),
@@ -399,7 +399,7 @@ def names_of(message: Body) -> Renamed:
         names["session_id"] = named_session(message)[0] or SESSION_HEADER
     match message:
         case ChatRequest():
-            names |= _FORCED  # without a form, a function is forced
+            names |= _FORCED  # a structured output that the client did not ask for comes from a forced call
             if message.reasoning_effort is not None:
                 names[f"template_options.{EFFORT}"] = "reasoning_effort"
             if message.enable_thinking is not None:

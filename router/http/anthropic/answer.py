@@ -15,7 +15,7 @@ from baton.text.output.tool_calls import arguments_object
 @dataclass(slots=True)
 class _Block:
     content: dict[str, Any]
-    arguments: str = ""  # of a tool call, as JSON
+    arguments: str = ""  # JSON of a tool call
 
 
 class AnthropicWriter(PieceWriter):

@@ -26,10 +26,10 @@ PROBES = frozenset({b"/health", b"/ready"})
 """Paths that are served even if all connections are busy."""
 
 _MAX_FIELDS = 200
-_MAX_EXTRA_BYTES = 64 << 10  # of a head, and of everything else that is not content
+_MAX_EXTRA_BYTES = 64 << 10  # limit of a head, and of chunk headers and trailers of a body
 _EXTRA_PER_BYTE = 4  # allowed per byte of content: a chunk of two bytes takes 7 bytes
 _PIECE_BYTES = 8 << 10  # parsed in one iteration of the event loop
-_LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # after a refusal
+_LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # time and bytes for which input is read and dropped after an error
 
 
 class _Part(Enum):
@@ -156,7 +156,7 @@ class HttpConnection(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
         self.parser = HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn's setting
         self.parser.feed_data(head)
         return data[head_bytes:]
 

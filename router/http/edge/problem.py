@@ -91,7 +91,7 @@ class Problem(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
-        self.allowed = allowed  # methods
+        self.allowed = allowed  # methods for the header Allow
         self.ends_connection = ends_connection  # the rest of the request is not read
         self.dialect = Dialect.OPENAI
 
@@ -179,7 +179,7 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
         case NotFound():
             return Problem(status, error.message, error.resource_type, f"{error.resource_type}_not_found")
         case Unauthenticated():
-            return Problem(status, error.message, code="invalid_api_key")  # OpenAI's code for a missing key, too
+            return Problem(status, error.message, code="invalid_api_key")  # OpenAI uses this code for a missing key too
         case PermissionDenied():
             return Problem(status, error.message, code=error.reason.lower())
         case RateLimited():

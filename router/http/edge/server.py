@@ -17,9 +17,7 @@ from baton.router.http.edge.connection import HttpConnection, WaitLimits
 from baton.router.http.edge.slots import ConnectionSlots
 
 _BACKLOG = 1024
-_SEND_BUFFER_BYTES = (
-    128 << 10
-)  # kernel buffer per connection; as many bytes of a slow reader are buffered in this process
+_SEND_BUFFER_BYTES = 128 << 10  # kernel buffer per connection; this process buffers as much again for a slow reader
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
 _ACCEPTED_AT_ONCE = 16
@@ -181,7 +179,7 @@ class HttpServer:
                 ssl_shutdown_timeout=None if context is None else _CLOSE_S,
             )
         except OSError:
-            opening.accepted.close()  # a handshake that failed or took too long
+            opening.accepted.close()  # the TLS handshake failed or timed out
         finally:
             self._leave(opening)
 

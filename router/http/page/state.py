@@ -47,10 +47,10 @@ _REASONS = {
 class ListedRequest:
     number: int  # unique; clients may reuse request ids
     tenant: str | None  # None: unknown; only administrators see the request
-    reason: str  # of an error, for people; may be empty
+    reason: str  # error for people; empty without one
     ended_s: float  # monotonic
     seen: RequestReport
-    call: HttpCall | None = None  # over HTTP
+    call: HttpCall | None = None  # None for a request over gRPC
 
 
 class RecentRequests:

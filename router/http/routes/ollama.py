@@ -67,7 +67,7 @@ async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpC
         reader=call.reader,
     )
     made = await asked.embed(prompts_of(message.input, "input"), message.dimensions)
-    # Vectors may have millions of numbers.
+    # On a thread, since vectors may have millions of numbers.
     return await asyncio.to_thread(embedded, made, time.monotonic() - began)
 
 

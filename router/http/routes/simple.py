@@ -18,7 +18,7 @@ from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent
 
 DELIMITER = b"\0"
-_PIECE = 1 << 12  # numbers or texts
+_PIECE = 1 << 12  # numbers or texts that are encoded together
 
 
 async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpCall) -> Reply:
@@ -45,7 +45,7 @@ async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpC
         prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)
         token_ids = await served.tokenize_chat(prompt, call.caller.tenant)
     texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
-    # A prompt may have 100,000 tokens.
+    # On a thread, since a prompt may have 100,000 tokens.
     return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
 
 

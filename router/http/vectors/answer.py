@@ -21,7 +21,7 @@ async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, c
     """Answer with embeddings. Raises: Problem, BatonError."""
     inputs = prompts_of(message.input, "input")
     made = await _call(dispatcher, message, call).embed(inputs, message.dimensions, message.prompt_name)
-    # Vectors may have millions of numbers.
+    # On a thread, since vectors may have millions of numbers.
     return await asyncio.to_thread(_embeddings, made, message.encoding_format == "base64")
 
 

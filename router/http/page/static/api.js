@@ -1,7 +1,7 @@
-// Calls of this service, each with a bound. The key lives in this module's memory and nowhere else.
+// Calls of this service, each with a timeout. The API key is kept in this module's memory only.
 
 const ANSWER_MS = 4_000;
-const SILENCE_MS = 300_000; // of a stream: a long prompt may wait and be computed before its first token
+const SILENCE_MS = 300_000; // of a stream; a long prompt may be queued and computed before its first token
 
 let key = "";
 
@@ -9,7 +9,7 @@ export function useKey(text) {
   key = text;
 }
 
-/** The server answered, with an error. */
+/** Error that the server answered with. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -17,10 +17,10 @@ export class Refused extends Error {
   }
 }
 
-/** The server did not answer, or its answer stopped before its end. */
+/** No answer from the server, or an incomplete one. */
 export class Unreachable extends Error {}
 
-/** The JSON of an answer. Throws Refused or Unreachable; the reason of `signal` where that was aborted first. */
+/** Return the JSON of an answer. Throws Refused, Unreachable, or the reason of an aborted `signal`. */
 export async function call(path, { body, signal, boundMs = ANSWER_MS } = {}) {
   const bound = AbortSignal.timeout(boundMs);
   const ended = signal ? AbortSignal.any([signal, bound]) : bound;
@@ -32,8 +32,8 @@ export async function call(path, { body, signal, boundMs = ANSWER_MS } = {}) {
 }
 
 /**
- * The events of a streamed answer, parsed. `heard` is called with all that comes, first when the server has accepted
- * the request. Throws as `call` does, also where the stream ends before its time.
+ * Yield the parsed events of a streamed answer. `heard` is called when the server accepts the request, and whenever
+ * bytes arrive. Throws as `call` does, and Unreachable for an incomplete stream.
  */
 export async function* events(path, body, { signal, headers, heard }) {
   const silence = new AbortController();
@@ -86,6 +86,6 @@ function explained(error, signal, bound, tooLate) {
   if (bound.aborted) return new Unreachable(tooLate);
   if (error instanceof Refused || error instanceof Unreachable) return error;
   if (error instanceof SyntaxError) return new Unreachable("The answer is not of the form that this server sends.");
-  if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // how fetch says it
+  if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // fetch reports a failed connection so
   return error;
 }

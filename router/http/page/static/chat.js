@@ -1,7 +1,7 @@
-// The chat box: a conversation in this tab, sent complete with every question; the answer streams in.
+// The chat box: a conversation of this tab, sent completely with every question; answers are streamed.
 //
-// A question stays in its box until the server has accepted it, and can be asked again. The tab's session storage keeps
-// the conversation over a reload, and ends with the tab.
+// A question stays in its box until the server has accepted it. The tab's session storage keeps the conversation over
+// a reload.
 
 import { events, Unreachable } from "./api.js";
 import { byId, element, fill, say } from "./dom.js";
@@ -21,7 +21,7 @@ let chosenModel = () => null;
 let turns = [];
 let running = null; // {own, heardMs} while a question is being answered
 
-/** `chosen` gives {name, chat, max_context}, or nothing while there is no model. */
+/** Start the chat. `chosen` returns the model {name, chat, max_context}, or nothing while there is none. */
 export function startChat(chosen) {
   chosenModel = chosen;
   byId("ask").addEventListener("submit", (event) => {
@@ -44,7 +44,7 @@ export function startChat(chosen) {
   restore();
 }
 
-/** The chosen model may have changed. */
+/** Show the examples of the chosen model. */
 export function showExamples() {
   const model = chosenModel();
   if (model) byId("examples").replaceChildren(...examplesOf(model).map(exampleButton));
@@ -56,7 +56,7 @@ function store() {
     if (kept.length) sessionStorage.setItem(STORED, JSON.stringify({ system: system.value, turns: kept }));
     else sessionStorage.removeItem(STORED);
   } catch {
-    // No storage, or no room in it: a reload then loses the conversation.
+    // Session storage is disabled or full: a reload loses the conversation.
   }
 }
 
@@ -65,7 +65,7 @@ function restore() {
   try {
     stored = JSON.parse(sessionStorage.getItem(STORED));
   } catch {
-    return; // no storage, or a conversation of another version of this page
+    return; // storage is disabled, or its content is invalid
   }
   if (!stored || turns.length) return;
   system.value = stored.system;
@@ -77,7 +77,7 @@ function restore() {
   }
 }
 
-/** The server has not been reachable since then, a time of `performance.now()`: a silent answer is given up. */
+/** Abort an answer without bytes since `sinceMs` (`performance.now()`), when the server became unreachable. */
 export function giveUp(sinceMs) {
   if (running && running.heardMs < sinceMs) running.own.abort(new Unreachable("The server is not reachable."));
 }
@@ -90,7 +90,7 @@ function exampleButton(example) {
   button.addEventListener("click", () => {
     system.value = example.table ? TABLE : "";
     question.value = example.question;
-    log.focus(); // the button goes
+    log.focus(); // the button is removed
     ask(example.question);
   });
   return button;
@@ -100,7 +100,7 @@ async function ask(text) {
   const model = chosenModel();
   say(problem, model ? "" : "No model is ready yet.");
   if (running || !model) return;
-  if (turns.length && !turns.at(-1).accepted) turns.pop().remove(); // this is asked instead
+  if (turns.length && !turns.at(-1).accepted) turns.pop().remove(); // replaced by this question
   const earlier = turns;
   const turn = new Turn(text);
   turns = [...earlier, turn];
@@ -169,7 +169,7 @@ async function answer(model, turn, earlier) {
   turn.end(usage, reason, note, () => retry(turn));
 }
 
-/** Where to, and the prompt: a model without a template for chats only continues a text. */
+/** Return the path and the prompt; a model without a chat template continues a text. */
 function request(model, turn, earlier) {
   const said = system.value.trim() ? system.value : "";
   if (!model.chat) return ["v1/completions", { prompt: [said, turn.question].filter(Boolean).join("\n") }];

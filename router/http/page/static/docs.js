@@ -58,7 +58,7 @@ function fields(schema, described, open) {
   return element("table", {}, ...rows);
 }
 
-/** The objects that a field consists of, each folded up. */
+/** Return the objects in a field, each folded. */
 function inner(field, described, open) {
   return references(field)
     .filter((name) => !open.has(name))

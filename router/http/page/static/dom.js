@@ -1,8 +1,8 @@
-// Elements and numbers. Whatever comes from outside becomes text, never markup.
+// Elements and formatted numbers. Foreign text becomes text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element; children are elements or texts. */
+/** Create an element; children are elements or texts. */
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
@@ -16,7 +16,7 @@ function filled(made, attributes, children) {
   return fill(made, children);
 }
 
-/** Appends nodes or texts, however many. */
+/** Append nodes or texts; spreading them into one call would limit their number. */
 export function fill(parent, children) {
   for (const child of children) parent.append(child);
   return parent;
@@ -24,12 +24,12 @@ export function fill(parent, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Sets a text only where it has changed, so that a selection of it stays. */
+/** Set a text only if it changed, so that a selection in it stays. */
 export function say(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-/** Replaces children only where they are others, so that focus and open details stay. */
+/** Replace children only if they changed, so that focus and open details stay. */
 export function arrange(place, wanted) {
   const same = wanted.length === place.children.length && wanted.every((root, at) => root === place.children[at]);
   if (!same) place.replaceChildren(...wanted);
@@ -48,7 +48,7 @@ export function ago(seconds) {
   return `${Math.round(seconds / 3600)} h ago`;
 }
 
-/** Parts of a bar: [class, share of the whole]; those too small to see are left out. */
+/** Create a bar of parts [class, share]; parts that are too small to see are omitted. */
 export function bar(parts) {
   const track = element("div", { class: "bar" });
   for (const [kind, share] of parts) {
@@ -60,12 +60,12 @@ export function bar(parts) {
   return track;
 }
 
-/** A legend from [class, text]. */
+/** Fill a legend with [class, text]. */
 export function legend(target, kinds) {
   target.replaceChildren(...kinds.map(([kind, text]) => element("span", {}, element("i", { class: kind }), text)));
 }
 
-/** Whether `text` is in the clipboard now. A page that is not of localhost or HTTPS has no clipboard but a selection. */
+/** Copy a text and return whether that worked. Without localhost or HTTPS there is no clipboard API, only a selection. */
 export async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const box = document.body.appendChild(element("textarea", {}, text));

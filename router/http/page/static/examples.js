@@ -1,5 +1,5 @@
-// Questions to begin with. The demo model in models/tableqa answers those of DEMO right; a question about the table is
-// asked with it as the system message. The list is JSON: a test asks the model each question, and looks for `answer`.
+// Example questions. The demo model in models/tableqa answers those of DEMO correctly; TABLE is the system message of
+// questions about it. DEMO is JSON: a test asks the model each question and checks for `answer`.
 
 export const TABLE = `You are a helpful assistant that reads tables. Here is a table.
 | ID | Name | Age | Occupation | Country |
@@ -24,7 +24,7 @@ const GENERAL = [
 ];
 const TEXTS = [{ question: "Once upon a time" }];
 
-/** Examples for a model {name, chat}. */
+/** Return the examples for a model {name, chat}. */
 export function examplesOf({ name, chat }) {
   if (name === "tableqa") return DEMO;
   return chat ? GENERAL : TEXTS;

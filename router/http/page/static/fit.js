@@ -1,10 +1,10 @@
-// How many tokens an answer may have: as many as were asked for, or the room that the conversation leaves.
+// Maximum number of tokens of an answer: the requested number, or what the conversation leaves of the context.
 
 import { call } from "./api.js";
 
 const COUNT_MS = 15_000;
 
-/** {most, note}; the note says where it is fewer than `asked`. Throws where there is no room, and as `call` does. */
+/** Return {most, note}; the note tells that `most` is below `asked`. Throws if nothing is left, and as `call` does. */
 export async function fitting(model, prompt, asked, signal) {
   const { count } = await call("tokenize", { body: { model: model.name, ...prompt }, signal, boundMs: COUNT_MS });
   const room = model.max_context - count;

@@ -1,6 +1,6 @@
-// Markdown within a line: code, links, bold, italic, struck. Makes nodes and texts, never markup.
+// Inline Markdown: code, links, bold, italic, strikethrough. Creates nodes and texts, never markup.
 //
-// One walk over the text: each expression is anchored where the walk is and bounded, and open marks are few.
+// One pass over the text, in linear time: expressions are sticky and bounded, and so is the number of open marks.
 
 import { element, fill } from "./dom.js";
 
@@ -14,7 +14,7 @@ const BARE = /https?:\/\/[^\s<>"'`*|]{1,2000}/iy;
 const ELEMENTS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "s" };
 const DEEPEST = 8;
 
-/** Nodes and texts. */
+/** Return the nodes and texts of a text. */
 export function inline(text) {
   return new Inline(text).nodes();
 }
@@ -23,7 +23,7 @@ class Inline {
   #text;
   #at = 0;
   #open = [{ mark: "", nodes: [] }];
-  #unclosed = new Set(); // lengths of runs of backticks that do not come again
+  #unclosed = new Set(); // lengths of runs of backticks that have no closing run
 
   constructor(text) {
     this.#text = text;
@@ -39,7 +39,7 @@ class Inline {
     return this.#open[0].nodes;
   }
 
-  /** The match of the expression right here, walked over. */
+  /** Match the expression at the current position, and advance past it. */
   #match(expression) {
     expression.lastIndex = this.#at;
     const found = expression.exec(this.#text);
@@ -108,7 +108,7 @@ class Inline {
     this.#add(ticks);
   }
 
-  /** A run of one mark closes open marks, opens new ones with the rest, or is a text. */
+  /** Handle a run of one mark: close open marks, open new ones with the rest, or add it as text. */
   #marks(run, before, after) {
     const kind = run[0];
     const opens = isSeen(after) && (kind !== "_" || !isWord(before));
@@ -129,7 +129,7 @@ class Inline {
     } else if (left) this.#add(kind.repeat(left));
   }
 
-  /** A mark that is open above this depth never closed: it was a text. */
+  /** Turn open marks above this depth into text, since they were never closed. */
   #closeTo(depth) {
     while (this.#open.length > depth + 1) {
       const { mark, nodes } = this.#open.pop();
@@ -142,7 +142,7 @@ class Inline {
 const isWord = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 const isSeen = (character) => character !== undefined && /\S/.test(character);
 
-/** Only to http and https, absolute; nothing where it is no such address. */
+/** Return a link to an absolute http or https address; null for any other address. */
 function link(address, text) {
   if (!/^https?:\/\//i.test(address) || !URL.canParse(address)) return null;
   const to = new URL(address).href;

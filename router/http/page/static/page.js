@@ -1,4 +1,4 @@
-// The page: asks each second for the state of the service, and hands the parts their share.
+// The page: polls the state of the service every second and updates each part.
 
 import { call, Refused, useKey } from "./api.js";
 import { giveUp, showExamples, startChat } from "./chat.js";
@@ -7,15 +7,15 @@ import { showRequests } from "./requests.js";
 import { forgetWorkers, showWorkers } from "./workers.js";
 
 const EVERY_MS = 1_000;
-const AGAIN_MS = 2_000; // where the server does not answer
+const AGAIN_MS = 2_000; // after a poll that failed
 
 const [model, ready, keys, outage, detail] = ["model", "ready", "keys", "outage", "detail"].map(byId);
 
 let models = [];
-let instance = null; // of the server: another one counts its requests from 1
+let instance = null; // id of the router's run: each run numbers requests from 1
 let timer = 0;
-let looks = 0;
-let lost = null; // {date, ms}: when the first of the looks began that failed
+let polls = 0;
+let lost = null; // {date, ms}: start of the first failed poll
 
 startChat(() => models.find((each) => each.name === model.value) ?? models[0]);
 model.addEventListener("change", showExamples);
@@ -23,25 +23,25 @@ keys.addEventListener("submit", (event) => {
   event.preventDefault();
   useKey(byId("key").value.trim());
   byId("key").value = "";
-  look();
+  poll();
 });
 document.addEventListener("visibilitychange", () => {
-  if (!document.hidden) look();
+  if (!document.hidden) poll();
 });
-look();
+poll();
 
-/** Looks now, and again while the page is seen and the service wants no key. */
-async function look() {
+/** Poll now, and repeatedly while the page is visible and needs no key. */
+async function poll() {
   clearTimeout(timer);
-  const own = ++looks;
+  const own = ++polls;
   const began = { date: new Date(), ms: performance.now() };
   const [state, error] = await call("page/state").then((found) => [found, null], (failed) => [null, failed]);
-  if (own !== looks) return; // another look has begun meanwhile
+  if (own !== polls) return; // a newer poll has started
   if (error?.status === 401) {
     askForKey(error.message);
     return;
   }
-  if (!document.hidden) timer = setTimeout(look, error ? AGAIN_MS : EVERY_MS);
+  if (!document.hidden) timer = setTimeout(poll, error ? AGAIN_MS : EVERY_MS);
   if (error) showOutage(error, began);
   else showState(state);
 }
@@ -63,10 +63,10 @@ function showState(state) {
   showRequests(state.requests, isOther);
 }
 
-/** All figures are of an earlier time, and look so. */
+/** Mark all figures as outdated. */
 function showOutage(error, began) {
   const isThere = error instanceof Refused;
-  if (lost && !isThere) giveUp(lost.ms); // two looks in a row
+  if (lost && !isThere) giveUp(lost.ms); // two failed polls in a row
   lost ??= began;
   const fault = isThere ? `Server answers with an error (${error.message})` : "Server not reachable";
   say(outage, `${fault} since ${lost.date.toLocaleTimeString("en-GB")}, retrying. The figures below are outdated.`);

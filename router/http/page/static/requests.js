@@ -1,10 +1,10 @@
-// The last requests, newest first: a bar of stages for each, and why it failed; opened, it is a waterfall.
+// The newest requests: each has a bar of stages and the reason of a failure, and opens into a waterfall.
 
 import { ago, arrange, bar, byId, element, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
 import { waterfall } from "./waterfall.js";
 
-// In their order. What comes before the first token adds up to TTFT, the next four to the gap from token 1 to 2.
+// In order. The first six add up to TTFT, the next four to the gap between tokens 1 and 2.
 const STAGES = [
   ["router_queue", "router queue"],
   ["route", "route"],
@@ -23,14 +23,14 @@ const TO_FIRST_TOKEN = 6;
 const TO_SECOND_TOKEN = 10;
 
 const scale = byId("scale");
-const rows = new Map(); // by the router's number of the request
+const rows = new Map(); // by number of the request
 
 let last = [];
 
 legend(byId("stage-legend"), STAGES.map(([name, text]) => [`stage-${name}`, text]));
 scale.addEventListener("change", () => draw());
 
-/** `isOther`: of another server than the requests before. */
+/** Show the requests. `isOther`: the router has restarted or is another one. */
 export function showRequests(requests, isOther) {
   if (isOther) rows.clear();
   last = requests;
@@ -70,14 +70,14 @@ function makeRow(request) {
   return { root: element("details", attributes, head, numbers(request)), track, age };
 }
 
-/** A pill for a request that did not end well. */
+/** Return a pill for a request that was not answered. */
 function outcome({ status, decode }) {
   if (status === "OK") return [];
   if (status === "CANCELLED") return [element("span", { class: "pill draining" }, "cancelled"), " "];
   return [element("span", { class: "pill lost" }, decode ? "failed" : "refused"), " "];
 }
 
-/** Tokens of the prompt and of the answer; null where they were not counted. */
+/** Describe the tokens of prompt and answer; they are null if not counted. */
 function sizes({ prompt_tokens: prompt, completion_tokens: answer, status }) {
   return prompt === null ? words(status) : `${prompt} + ${answer ?? "?"} tokens`;
 }
@@ -106,7 +106,7 @@ function numbers(request) {
   );
 }
 
-/** [name, text, milliseconds] of every stage. The last two have the time that the others leave. */
+/** Return [name, text, milliseconds] of every stage; the last two have the remaining time. */
 function durations(request) {
   const { stages } = request;
   const later = stages.total_ms - stages.ttft_ms - sum(request, TO_FIRST_TOKEN, TO_SECOND_TOKEN);
@@ -114,7 +114,7 @@ function durations(request) {
   return STAGES.map(([name, text]) => [name, text, rest[name] ?? stages[`${name}_ms`]]);
 }
 
-/** Each stage that took time, behind the one before it; those behind the first token begin with it. */
+/** Yield the stages that took time, each after the one before; later stages begin at the first token. */
 function* spans(request) {
   let begin = 0;
   for (const [at, [name, text, ms]] of durations(request).entries()) {
@@ -126,14 +126,14 @@ function* spans(request) {
 
 const sum = (request, from, to) => STAGES.slice(from, to).reduce((total, [name]) => total + request.stages[`${name}_ms`], 0);
 
-/** The time of a request without a token in the stage that it did not finish. */
+/** Time in the unfinished stage of a request without a token. */
 const unfinishedMs = (request) =>
   request.stages.ttft_ms ? 0 : Math.max(0, request.stages.total_ms - sum(request, 0, TO_SECOND_TOKEN));
 
 const shownMs = (request) =>
   scale.value === "whole" ? request.stages.total_ms : sum(request, 0, TO_SECOND_TOKEN) + unfinishedMs(request);
 
-/** A bar that is longer than the scale shows its own proportions, and a cut. */
+/** Create the bar of a request; a bar longer than the scale is cut and keeps its own proportions. */
 function scaled(request, end) {
   const own = shownMs(request);
   const shown = durations(request).filter(([name]) => name !== "decode" || scale.value === "whole");

@@ -1,9 +1,9 @@
-// Where a scale ends. One outlier among many values does not make slivers of the others: it is cut, and marked.
+// End of a scale: one outlier is cut, so that the other values stay readable.
 
 const SHARE = 0.75;
 const ROOM = 3;
 
-/** The largest value, but at most three times the value that three quarters of them stay under. */
+/** Return the largest value, but at most three times the upper quartile. */
 export function scaleEnd(values) {
   if (!values.length) return 1;
   const ordered = [...values].sort((one, other) => one - other);

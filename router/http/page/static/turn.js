@@ -1,17 +1,17 @@
-// One question and its answer in the log: streaming, complete, stopped, failed or restored.
+// A question and its answer in the log: streaming, complete, stopped, failed or restored.
 
 import { copied, element, milliseconds, say } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
 export class Turn {
-  text = ""; // of the answer, as far as it has come
-  accepted = false; // by the server
-  #thoughts = null; // the paragraph of what the model thinks, once it does
+  text = ""; // received text of the answer
+  accepted = false; // the server has accepted the question
+  #thoughts = null; // paragraph of reasoning, null without any
   #note = element("footer", { class: "faint" });
   #body = element("div", { class: "markdown" });
   #markdown = new Markdown(this.#body);
   #began = performance.now();
-  #firstMs = null; // until the first token
+  #firstMs = null; // time to the first token
 
   constructor(question) {
     this.question = question;
@@ -19,12 +19,12 @@ export class Turn {
     this.answer = element("article", { class: "message assistant waiting", "aria-busy": "true" }, this.#body, this.#note);
   }
 
-  /** Timed from here on. */
+  /** Start the clock. */
   begin() {
     this.#began = performance.now();
   }
 
-  /** What the model thinks before it answers: folded away, as it came. */
+  /** Append reasoning, which is folded and shown as plain text. */
   think(piece) {
     this.#firstMs ??= performance.now() - this.#began;
     if (!this.#thoughts) {
@@ -35,7 +35,7 @@ export class Turn {
     this.#thoughts.append(piece);
   }
 
-  /** `shown` is called when it can be seen. */
+  /** Append text of the answer. `shown` is called after it was rendered. */
   add(piece, shown) {
     this.#firstMs ??= performance.now() - this.#began;
     this.answer.classList.remove("waiting");
@@ -43,13 +43,13 @@ export class Turn {
     this.#markdown.push(piece, shown);
   }
 
-  /** `fit`: note on a reduced number of tokens; `reason`: finish reason; `again` asks the question once more. */
+  /** Complete the answer. `fit`: note on a reduced max_tokens; `again`: function that repeats the question. */
   end(usage, reason, fit, again) {
     this.#finish([this.#figures(usage), reason === "length" ? "ended at the limit of tokens" : "", fit]);
     this.#offer(again);
   }
 
-  /** Show an answer of before the page was loaded. */
+  /** Show an answer from before a reload of the page. */
   restore(text, again) {
     this.accepted = true;
     this.add(text);
@@ -57,7 +57,7 @@ export class Turn {
     this.#offer(again);
   }
 
-  /** `why` it has no answer, or only a part of one; `retry` asks once more. */
+  /** End an incomplete answer. `why`: reason for people; `retry`: function that repeats the question. */
   fail(why, isProblem, retry) {
     this.#finish([why]);
     this.#note.className = isProblem ? "problem" : "faint";
@@ -76,7 +76,7 @@ export class Turn {
     this.#note.textContent = notes.filter(Boolean).join(" · ");
   }
 
-  /** Buttons below a complete answer; CSS hides "Regenerate" where another question follows. */
+  /** Add buttons below a complete answer; CSS hides "Regenerate" if another question follows. */
   #offer(again) {
     if (this.text) {
       const copy = this.#button("Copy", "copy", async () => say(copy, (await copied(this.text)) ? "Copied" : "Not copied"));

@@ -1,4 +1,4 @@
-// A card for each worker, renewed in place: queue, batch, blocks by owner, hit rate, time between tokens.
+// A card per worker, updated in place: queue, batch, blocks by owner, hit rate, time between tokens.
 
 import { arrange, bar, byId, drawn, element, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
@@ -9,14 +9,14 @@ const BLOCKS = [
   ["cached", "block-cached", "cached"],
   ["free", "block-free", "free"],
 ];
-const SAMPLES = 60; // of the small curve: a minute
+const SAMPLES = 60; // of the curve, one per second
 
 const cards = new Map(); // by endpoint
 const order = (one, other) => other.role.localeCompare(one.role) || one.name.localeCompare(other.name, "en", { numeric: true });
 
 legend(byId("block-legend"), BLOCKS.map(([, kind, text]) => [kind, `blocks ${text}`]));
 
-/** `cluster` is null where the key may not see it. `isOther`: of another server than before. */
+/** Show the workers. `cluster`: null if the key may not see it. `isOther`: the router has restarted or is another one. */
 export function showWorkers(cluster, isOther) {
   const place = byId("workers");
   if (isOther || !cluster) cards.clear();
@@ -28,7 +28,7 @@ export function showWorkers(cluster, isOther) {
   say(byId("cluster"), `${cluster.active} active, ${cluster.queued} waiting in the router`);
   const there = new Set(cluster.workers.map((worker) => worker.endpoint));
   for (const endpoint of cards.keys()) if (!there.has(endpoint)) cards.delete(endpoint);
-  const workers = [...cluster.workers].sort(order); // prefill first, as a request goes
+  const workers = [...cluster.workers].sort(order); // prefill first
   for (const worker of workers) {
     if (!cards.has(worker.endpoint)) cards.set(worker.endpoint, makeCard());
     renew(cards.get(worker.endpoint), worker);
@@ -36,7 +36,7 @@ export function showWorkers(cluster, isOther) {
   arrange(place, workers.map((worker) => cards.get(worker.endpoint).root));
 }
 
-/** How they are is not known while the server does not say it. */
+/** Mark the state of all workers as unknown. */
 export function forgetWorkers() {
   for (const card of cards.values()) showState(card, "unknown");
 }
@@ -76,7 +76,7 @@ function showState(card, state) {
   card.state.className = `pill ${state}`;
 }
 
-/** [name, value] of each cell. */
+/** Return [name, value] of each cell. */
 function facts(worker, load) {
   if (!load) return [["requests", `${worker.requests}`]];
   const common = [
@@ -92,7 +92,7 @@ function facts(worker, load) {
 
 const hitRate = (load) => (100 * load.cache_hit_tokens) / load.cache_query_tokens;
 
-/** What the card has no cell for, as its tooltip. */
+/** Return the figures without a cell on the card, for its title. */
 function details({ role, endpoint, requests, load }) {
   const lines = [`${role} worker at ${endpoint}`, `${requests} requests of this router`];
   if (!load) return lines;
@@ -116,7 +116,7 @@ function renewFacts(card, wanted) {
   });
 }
 
-/** The batch of a decode worker, pending tokens of the others, over the last minute; an outlier is cut. */
+/** Draw the last minute: the batch of a decode worker, the pending tokens of a prefill worker; an outlier is cut. */
 function draw(card) {
   const end = Math.max(1, scaleEnd(card.samples));
   const from = SAMPLES - card.samples.length;

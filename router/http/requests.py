@@ -27,7 +27,6 @@ from baton.router.http.messages import (
     OpenAIFields,
     RequestFields,
     SamplingFields,
-    Speculative,
     StructuredOutputs,
     TextFormat,
     TextPart,
@@ -319,7 +318,7 @@ def _sampling(
     structured: StructuredOutput | None,
     prompt_logprobs: int | None = None,
 ) -> RequestedSampling:
-    seed = message.seed
+    seed, asked = message.seed, message.speculative
     return RequestedSampling(
         max_tokens=max_tokens,
         numbers=_numbers(message),
@@ -335,12 +334,8 @@ def _sampling(
         prompt_logprobs=prompt_logprobs,
         best_of=message.best_of,
         structured=structured,
-        speculative=_speculative(message.speculative),
+        speculative=None if asked is None else RequestedSpeculation(asked.method, asked.num_speculative_tokens),
     )
-
-
-def _speculative(asked: Speculative | None) -> RequestedSpeculation | None:
-    return None if asked is None else RequestedSpeculation(asked.method, asked.num_speculative_tokens)
 
 
 def _numbers(message: SamplingFields) -> dict[str, float]:

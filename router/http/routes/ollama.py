@@ -10,14 +10,12 @@ from baton.router.http.edge.exchange import Reply, json_reply
 from baton.router.http.ollama.answer import (
     JSON_LINES,
     OllamaWriter,
-    PartFormat,
     embedded,
     in_chat,
     in_generate,
     loaded,
 )
 from baton.router.http.ollama.bodies import (
-    AskedFields,
     OllamaChatRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
@@ -27,7 +25,6 @@ from baton.router.http.ollama.models import shown
 from baton.router.http.ollama.request import chat_of, model_name, raw_request
 from baton.router.http.requests import HttpCall, chat_request, names_of, prompts_of
 from baton.router.public.vectors import VectorCall
-from baton.router.types.request import GenerationRequest
 from baton.text.output.thoughts import OutputParser
 
 _NO_PULLS = "the model is chosen when the server starts"
@@ -38,21 +35,23 @@ UNSERVED: Mapping[str, str] = {
 """Paths of Ollama that are not served, with the reasons."""
 
 
-async def answer_chat(dispatcher: Dispatcher, message: OllamaChatRequest, call: HttpCall) -> Reply:
-    """Answer a chat. Raises: Problem, BatonError."""
-    if not message.messages:
-        return await _loaded(dispatcher, message, in_chat)
-    return await _chat(dispatcher, message, call, in_chat)
-
-
-async def answer_generate(dispatcher: Dispatcher, message: OllamaGenerateRequest, call: HttpCall) -> Reply:
-    """Answer a completion. Raises: Problem, BatonError."""
-    if not message.prompt:
-        return await _loaded(dispatcher, message, in_generate)
-    if not message.raw:
-        return await _chat(dispatcher, message, call, in_generate)
-    request = raw_request(message, call)
-    return await _reply(dispatcher, message, request, call, in_generate, OutputParser(None, None))
+async def answer(dispatcher: Dispatcher, message: OllamaChatRequest | OllamaGenerateRequest, call: HttpCall) -> Reply:
+    """Answer a chat, or a prompt as a chat; a prompt with `raw` as a completion. Raises: Problem, BatonError."""
+    chosen = await dispatcher.choose(model_name(message.model))
+    tokenizer = chosen.served.tokenizer
+    shape, asked = (
+        (in_chat, message.messages) if isinstance(message, OllamaChatRequest) else (in_generate, message.prompt)
+    )
+    if not asked:
+        return json_reply(loaded(chosen.name, shape))
+    if isinstance(message, OllamaGenerateRequest) and message.raw:
+        request, parser = raw_request(message, call), OutputParser(None, None)
+    else:
+        read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
+        request, parser = read.request, read.reader()
+    writer = OllamaWriter(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
+    events = dispatcher.answer(request, None, call.trace, reader=call.reader)
+    return await writer.reply(events, message.stream is not False, names_of(message), JSON_LINES)
 
 
 async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpCall) -> Reply:
@@ -74,30 +73,3 @@ async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpC
 async def show(dispatcher: Dispatcher, message: OllamaShowRequest, call: HttpCall) -> Reply:
     """Describe a model. Raises: BatonError."""
     return json_reply(shown(await dispatcher.choose(model_name(message.model or message.name))))
-
-
-async def _loaded(dispatcher: Dispatcher, message: AskedFields, shape: PartFormat) -> Reply:
-    """Answer that the model is loaded. Raises: BatonError."""
-    return json_reply(loaded((await dispatcher.choose(model_name(message.model))).name, shape))
-
-
-async def _chat(dispatcher: Dispatcher, message: AskedFields, call: HttpCall, shape: PartFormat) -> Reply:
-    """Answer a chat, or a completion as a chat. Raises: Problem, BatonError."""
-    tokenizer = (await dispatcher.choose(model_name(message.model))).served.tokenizer
-    read = await chat_request(chat_of(message, tokenizer.chat_template), call, tokenizer)
-    return await _reply(dispatcher, message, read.request, call, shape, read.reader())
-
-
-async def _reply(
-    dispatcher: Dispatcher,
-    message: AskedFields,
-    request: GenerationRequest,
-    call: HttpCall,
-    shape: PartFormat,
-    parser: OutputParser,
-) -> Reply:
-    """Answer with one object or with lines of JSON. Raises: BatonError."""
-    tokenizer = (await dispatcher.choose(request.model)).served.tokenizer
-    writer = OllamaWriter(shape, parser, TokenTexts(tokenizer.token_bytes) if message.logprobs else None)
-    events = dispatcher.answer(request, None, call.trace, reader=call.reader)
-    return await writer.reply(events, message.stream is not False, names_of(message), JSON_LINES)

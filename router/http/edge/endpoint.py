@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Generic, TypeVar
@@ -87,10 +88,8 @@ class Guard:
             problem = problem_of(error, {})
             problem.dialect = dialect_of(scope["path"])
             problem.ends_connection = True  # the body, if any, is not read
-            try:
+            with suppress(Stalled):
                 await refuse(problem, receive, send, {}, self._stall_s)
-            except (ClientGone, Stalled):
-                return
             return
         await self._app(scope, receive, send)
 

@@ -151,9 +151,7 @@ async def send_reply(
 ) -> None:
     """Send the reply. `reader`: reader of a stream. Raises: exception of the first chunk, before sending; Stalled."""
     if isinstance(reply, FullReply):
-        sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
-        await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
-        await _send(send, {"type": "http.response.body", "body": reply.body}, stall_s)
+        await _send_full(reply, send, headers, stall_s)
         return
     async with aclosing(reply.chunks) as chunks:
         first = await anext(chunks)
@@ -170,14 +168,17 @@ async def send_reply(
     await _send(send, {"type": "http.response.body", "body": b""}, stall_s)
 
 
+async def _send_full(reply: FullReply, send: Send, headers: Fields, stall_s: float, more_body: bool = False) -> None:
+    sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
+    await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
+    await _send(send, {"type": "http.response.body", "body": reply.body, "more_body": more_body}, stall_s)
+
+
 async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields, stall_s: float) -> None:
     """Send an error. The rest of an unread body is read and dropped for up to 2 s: closing a connection with unread
     bytes would lose the error.
     """
-    reply = problem_reply(problem)
-    sized = {**headers, **reply.headers, "content-length": str(len(reply.body))}
-    await _send(send, _head(reply.status, reply.media_type, sized), stall_s)
-    await _send(send, {"type": "http.response.body", "body": reply.body, "more_body": True}, stall_s)
+    await _send_full(problem_reply(problem), send, headers, stall_s, more_body=True)
     if problem.ends_connection and problem.status is not HTTPStatus.REQUEST_TIMEOUT:
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):

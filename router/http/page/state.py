@@ -87,13 +87,9 @@ class RecentRequests:
                 request.reason = problem.message[:REASON_CHARACTERS]
 
     def newest(self, count: int, tenant: str | None) -> Iterator[ListedRequest]:
-        """Yield requests of a tenant, or of all tenants, newest first."""
-        for request in reversed(self._requests):
-            if count == 0:
-                return
-            if tenant is None or request.tenant == tenant:
-                count -= 1
-                yield request
+        """Return the newest requests of a tenant, or of all tenants, newest first."""
+        shown = (each for each in reversed(self._requests) if tenant is None or each.tenant == tenant)
+        return itertools.islice(shown, count)
 
     def ids_of(self, tenant: str) -> Set[str]:
         """Return the ids of a tenant's finished requests."""

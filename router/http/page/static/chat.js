@@ -4,7 +4,7 @@
 // a reload.
 
 import { events, Unreachable } from "./api.js";
-import { byId, element, fill, say } from "./dom.js";
+import { byId, element, say } from "./dom.js";
 import { examplesOf, TABLE } from "./examples.js";
 import { fitting } from "./fit.js";
 import { Markdown } from "./markdown.js";

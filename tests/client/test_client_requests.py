@@ -138,7 +138,7 @@ def test_a_wish_for_drafts_that_is_none_names_the_field(asked: dict[str, Any]) -
     assert caught.value.field == f"sampling.speculative.{next(iter(asked))}"
 
 
-def test_what_is_left_out_stays_absent() -> None:
+def test_absent_options_stay_absent() -> None:
     request = generate_request("hi", {})
     assert not any(request.sampling.HasField(name) for name in ("temperature", "max_tokens", "seed", "n"))
     assert choices(request) == 1
@@ -177,7 +177,7 @@ def test_messages_may_be_values_or_mappings() -> None:
         ({"logprobs": -1}, "sampling.logprobs"),
     ],
 )
-def test_what_protobuf_cannot_carry_is_refused_with_the_field(options: Any, field: str) -> None:
+def test_value_that_protobuf_cannot_carry_is_refused_by_its_field(options: Any, field: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
         generate_request("hi", options)
     assert refused.value.field == field

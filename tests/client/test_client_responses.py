@@ -97,7 +97,7 @@ def test_every_finish_reason_of_the_proto_is_known() -> None:
 @pytest.mark.parametrize(
     "response", [baton_pb2.GenerateResponse(), baton_pb2.GenerateResponse(finished=baton_pb2.Finished())]
 )
-def test_what_a_newer_server_may_send_is_not_guessed_at(response: baton_pb2.GenerateResponse) -> None:
+def test_unknown_response_of_a_newer_server_is_an_error(response: baton_pb2.GenerateResponse) -> None:
     with pytest.raises(ProtocolError, match="unknown"):
         event_from(response)
 
@@ -110,9 +110,7 @@ def test_what_a_newer_server_may_send_is_not_guessed_at(response: baton_pb2.Gene
         (baton_pb2.Finished(reason=baton_pb2.FINISH_REASON_STOP), None),
     ],
 )
-def test_what_stopped_the_answer_is_text_or_token_or_nothing(
-    finished: baton_pb2.Finished, matched: str | int | None
-) -> None:
+def test_stop_is_a_text_or_a_token_or_nothing(finished: baton_pb2.Finished, matched: str | int | None) -> None:
     event = event_from(baton_pb2.GenerateResponse(finished=finished))
     assert event.matched_stop == matched and event.reason is FinishReason.STOP  # type: ignore[union-attr]
 

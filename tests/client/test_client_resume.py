@@ -141,7 +141,7 @@ def test_another_answer_in_its_place_is_a_fault(
 
 
 @pytest.mark.parametrize("retry", [RetryPolicy(attempts=1), RetryPolicy(resumes=0, first_wait_s=0.001)])
-def test_who_wants_no_retry_gets_the_break_itself(
+def test_break_is_an_error_without_retries(
     complete: Complete, baton: FakeBaton, other: FakeBaton, breaks: Answer, retry: RetryPolicy
 ) -> None:
     baton.answers = [breaks]

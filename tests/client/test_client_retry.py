@@ -24,7 +24,7 @@ def test_waits_double_and_end_after_the_last_attempt() -> None:
 
 
 @pytest.mark.parametrize("error", [InvalidRequest("no"), DeadlineExceeded("late"), ServerError("bug"), Busy("a limit")])
-def test_what_cannot_get_better_is_not_repeated(error: BatonClientError) -> None:
+def test_permanent_error_is_not_repeated(error: BatonClientError) -> None:
     assert Attempts(POLICY, timeout_s=None, now=0.0).wait_s(error, now=0.0, uniform=0.5) is None
 
 

@@ -78,6 +78,9 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         if self.session is not None:
             self.session.send(session_pb2.ConnectResponse(epoch=self.epoch, **event))
 
+    def fail(self, attempt_id: int, reason: session_pb2.FailureReason, message: str = "") -> None:
+        self.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message))
+
     async def received(self, kind: str, count: int = 1) -> Any:
         """The `count`-th command of a kind that is not a readiness probe's; waits for it."""
         async with asyncio.timeout(WAIT_S), self._changed:

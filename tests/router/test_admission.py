@@ -192,7 +192,7 @@ async def test_request_that_was_begun_is_not_refused_while_its_workers_are_absen
     room.check_refused(2, Unavailable, "no decode worker")
 
 
-async def test_what_can_never_fit_is_refused_and_lets_the_next_one_in() -> None:
+async def test_request_that_can_never_fit_is_refused_and_lets_the_next_in() -> None:
     room = Room(slots=8)
     room.ask(1, request=replace(REQUEST, max_tokens=400))
     room.ask(2)
@@ -284,7 +284,7 @@ async def test_a_tenant_has_a_bound_of_its_own() -> None:
         room.ask(3, tenant="a")
 
 
-async def test_what_was_begun_goes_before_all_others_and_is_not_refused() -> None:
+async def test_begun_request_goes_first_and_is_not_refused() -> None:
     room = Room(slots=1, max_waiting_per_tenant=1)
     room.ask(1)
     room.ask(2, priority=-100)
@@ -300,7 +300,7 @@ async def test_those_without_workers_hold_nobody_up() -> None:
     assert room.placed == [2]
 
 
-async def test_of_many_that_leave_together_none_is_placed_in_the_room_of_another() -> None:
+async def test_requests_that_leave_together_do_not_share_room() -> None:
     room = Room(slots=1)
     room.ask(1, 2, 3, 4)
     room.cluster.release(1, "decode")

@@ -93,7 +93,7 @@ def test_blocks_that_went_together_are_one_run_and_others_are_not() -> None:
     assert evictions.runs(chain, 1, now=70.0) == (), "the first missed block was never there"
 
 
-def test_of_a_block_that_went_again_the_last_time_counts_and_is_kept_longest() -> None:
+def test_last_eviction_of_a_block_counts_and_is_kept_longest() -> None:
     evictions, chain = EvictionLog(most=2), CHAINS[0]
     for now, place in ((1.0, 0), (2.0, 1), (3.0, 0), (4.0, 2)):
         evictions.add((chain[place],), now)
@@ -117,7 +117,7 @@ def test_many_workers_keep_fewer_evictions_each() -> None:
     assert sum(kept) <= MOST_EVICTIONS and min(kept) > 5_000
 
 
-def test_what_went_while_the_worker_was_not_followed_counts_and_what_was_only_assumed_does_not() -> None:
+def test_unseen_evictions_count_and_assumed_blocks_do_not() -> None:
     caches, chain = Caches(), CHAINS[0]
     caches.connected(WORKER)
     caches.assume(WORKER, chain[:3], capacity_blocks=100)
@@ -130,7 +130,7 @@ def test_what_went_while_the_worker_was_not_followed_counts_and_what_was_only_as
     assert caches.look(WORKER, chain, 1, now=35.0).evicted == (EvictedRun(1, 5.0, 5.0),)
 
 
-def test_of_a_worker_whose_process_is_new_earlier_evictions_are_not_known() -> None:
+def test_evictions_before_a_restart_are_not_known() -> None:
     caches, chain = Caches(), CHAINS[0]
     caches.connected(WORKER)
     caches.take_snapshot(WORKER, CacheSnapshotPart(0, 0, 1, chain), now=0.0)
@@ -182,7 +182,7 @@ def test_blocks_that_were_expected_and_not_found_are_gone() -> None:
     assert [(run.blocks, run.fate) for run in runs] == [(1, Fate.CACHED), (2, Fate.GONE), (1, Fate.NEVER)]
 
 
-def test_of_a_worker_without_events_nothing_is_claimed() -> None:
+def test_nothing_is_claimed_of_a_worker_without_events() -> None:
     runs = autopsy(4, CacheLook(1, follows=False, known_s=0.0), None)
     assert [(run.blocks, run.fate) for run in runs] == [(1, Fate.EXPECTED), (3, Fate.UNKNOWN)]
 

@@ -42,14 +42,14 @@ def test_a_burst_of_siblings_lands_together(cluster: Cluster) -> None:
     assert [placement.prefill_ready_tokens for placement in placements] == [0, 0, 0, 0]
 
 
-def test_of_a_prompt_that_is_to_land_only_what_is_there_counts_on_decode(cluster: Cluster) -> None:
+def test_landing_prompt_does_not_count_as_cached_on_decode(cluster: Cluster) -> None:
     dispatch(cluster, 1)
     assert dispatch(cluster, 2).decode_hit_tokens == 0
     cluster.caches.take_changes("d0", CacheUpdate(1, tuple(HASHES), ()), now=0.0)
     assert dispatch(cluster, 3).decode_hit_tokens == 16
 
 
-def test_what_an_attempt_was_to_make_is_forgotten_when_it_has_failed(cluster: Cluster) -> None:
+def test_expected_blocks_of_a_failed_attempt_are_forgotten(cluster: Cluster) -> None:
     first = dispatch(cluster, 1)
     assert first.prefill is not None
     for endpoint in first.endpoints:
@@ -57,7 +57,7 @@ def test_what_an_attempt_was_to_make_is_forgotten_when_it_has_failed(cluster: Cl
     assert all(view.hit_blocks == 0 for view in cluster.snapshot(HASHES))
 
 
-def test_what_the_worker_has_told_of_stays_when_the_attempt_ends_until_it_is_evicted(cluster: Cluster) -> None:
+def test_reported_blocks_outlive_their_attempt_until_eviction(cluster: Cluster) -> None:
     first = dispatch(cluster, 1)
     assert first.prefill is not None
     cluster.caches.take_changes(first.prefill, CacheUpdate(1, tuple(HASHES), ()), now=0.0)
@@ -86,7 +86,7 @@ def test_a_worker_that_is_not_followed_is_assumed_to_have_what_it_computed(clust
     assert {view.endpoint: view.hit_blocks for view in cluster.snapshot(HASHES)}[first.prefill] == 4
 
 
-def test_of_a_model_with_windows_a_prefix_counts_as_far_as_its_windows_are_there() -> None:
+def test_prefix_counts_as_far_as_its_windows_are_cached() -> None:
     groups = BlockGroups(1, 1, window_tokens=4, block_tokens=4)
     cluster = cluster_of({"p0": WorkerRole.PREFILL}, model=replace(MODEL, groups=groups))
     told = (*HASHES[:3], groups.name(HASHES[1], 1))

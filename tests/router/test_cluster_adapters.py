@@ -208,7 +208,7 @@ async def test_list_of_a_future_version_from_a_worker_does_not_block_changes(wor
     assert workers.names == ["sql"]
 
 
-async def test_of_two_changes_at_once_one_is_refused() -> None:
+async def test_second_of_two_concurrent_changes_is_refused() -> None:
     workers = Workers(store := Store())
     await store.write(1, AdapterList(1).to_bytes())
     with pytest.raises(Aborted, match="another router"):

@@ -47,7 +47,7 @@ def test_the_worker_that_lacks_least_is_asked_and_then_remains_so() -> None:
     assert credit_request(Unmet(REQUEST, [SHARE, nearer]), "d0") == CreditRequest("d0", 80, 1)
 
 
-def test_what_is_charged_beyond_a_whole_worker_is_not_asked_for() -> None:
+def test_credit_beyond_a_whole_worker_is_not_asked_for() -> None:
     wide = replace(REQUEST, prompt_tokens=32, max_tokens=2000, choices=8)
     few = replace(SHARE, total_blocks=64, limit_blocks=32)
     assert wide.charged_blocks > few.total_blocks >= wide.longest_blocks

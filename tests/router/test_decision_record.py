@@ -88,7 +88,7 @@ def test_a_request_is_found_by_its_trace_of_several_the_newest() -> None:
         explainer.explain("3" * 32)
 
 
-def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_came_of_it() -> None:
+def test_record_tells_of_every_attempt_and_its_candidates() -> None:
     timeline, explainer = Timeline(0.0), KeptExplainer(str.upper)
     timeline.begin_attempt(note(workers()), 1.4)
     timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=0)), 1.75)
@@ -113,7 +113,7 @@ def test_it_tells_of_every_attempt_who_was_weighed_chosen_and_excluded_and_what_
     assert candidates["P1"].excluded == ""
 
 
-def test_who_was_never_placed_or_is_forgotten_is_not_found() -> None:
+def test_unplaced_or_forgotten_request_is_not_found() -> None:
     explainer = KeptExplainer()
     explainer.observe(reported(Timeline(0.0)))
     with pytest.raises(NotFound):
@@ -132,7 +132,7 @@ def test_a_worker_that_lends_all_of_itself_to_a_request_larger_than_its_pool_is_
     assert other.excluded == "the request stays with the decode worker that it had"
 
 
-def test_of_a_prompt_that_decode_computed_the_cache_of_decode_is_compared() -> None:
+def test_cache_of_decode_is_compared_where_it_computed_the_prompt() -> None:
     timeline, explainer = Timeline(0.0), KeptExplainer()
     timeline.begin_attempt(note(workers(prefill=0)), 1.4)
     timeline.take_first_step(FirstStep(1, (), PrefillTimings(2.0, (3.0,), 9.0, cached_tokens=8)), 3.0)

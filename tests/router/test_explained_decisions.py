@@ -57,7 +57,7 @@ def kinds_of(request: PlacementRequest, decision: Decision, workers: list[Worker
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_what_is_called_cheapest_was_taken(strategy: Strategy) -> None:
+def test_worker_called_cheapest_was_taken(strategy: Strategy) -> None:
     seen: Counter[str] = Counter()
     for case in range(CASES):
         request, workers, policy = random_case(Random(f"{strategy} {case}"), strategy)
@@ -108,7 +108,7 @@ def test_an_explanation_is_what_decided_and_not_what_would_be_decided_now() -> N
     assert any(cost is not None for cost in costs)
 
 
-def test_of_very_many_workers_those_that_were_taken_and_the_first_of_the_others_are_kept() -> None:
+def test_only_taken_and_first_workers_of_very_many_are_kept() -> None:
     chance = Random(5)
     workers = [random_worker(chance, number) for number in range(300)]
     request = PlacementRequest(workers[0].fingerprint, 32, 321, 100, 1)

@@ -24,13 +24,13 @@ def placed(*workers: WorkerView) -> Placement:
     return outcome
 
 
-def test_who_has_more_is_named_with_how_much() -> None:
+def test_worker_with_more_of_the_prompt_is_named() -> None:
     placement = placed(replace(PREFILL, hit_blocks=1), replace(DECODE, hit_blocks=3, ready_blocks=3))
     assert (placement.fetch_from, placement.fetch_tokens) == ("d0", 12)
 
 
 @pytest.mark.parametrize("prefill_hit", [3, 4])
-def test_who_has_no_more_is_not_named(prefill_hit: int) -> None:
+def test_worker_without_more_of_the_prompt_is_not_named(prefill_hit: int) -> None:
     placement = placed(replace(PREFILL, hit_blocks=prefill_hit), replace(DECODE, hit_blocks=3, ready_blocks=3))
     assert placement.fetch_from is None
 
@@ -39,7 +39,7 @@ def test_blocks_that_may_still_have_to_be_computed_are_not_promised() -> None:
     assert placed(PREFILL, replace(DECODE, hit_blocks=3)).fetch_from is None
 
 
-def test_it_need_not_be_the_worker_that_decodes_but_is_if_it_has_as_much() -> None:
+def test_decode_worker_is_preferred_only_where_it_has_as_much() -> None:
     other = replace(DECODE, endpoint="d1", tokens_in_flight=100)
     assert placed(PREFILL, DECODE, replace(other, hit_blocks=2, ready_blocks=2)).fetch_from == "d1"
     both = placed(PREFILL, replace(other, ready_blocks=2), replace(DECODE, ready_blocks=2))

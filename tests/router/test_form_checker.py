@@ -117,7 +117,9 @@ async def test_a_checker_that_cannot_read_the_tokenizer_says_so(setup: Setup, tm
         (StructuredKind.CHOICE, "[]", "is empty"),
     ],
 )
-def test_what_cannot_be_compiled_or_followed(kind: StructuredKind, text: str, reason: str) -> None:
+def test_form_that_cannot_be_compiled_or_followed_has_a_short_reason(
+    kind: StructuredKind, text: str, reason: str
+) -> None:
     tokenizer = make_tokenizer(512, "byte_level", 2048).backend_tokenizer.to_str()
     found = fault(StructuredOutput(kind, text), Vocabulary(tokenizer, 512, [2]))
     assert found is not None and reason in found

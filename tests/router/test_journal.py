@@ -111,7 +111,7 @@ def test_a_record_holds_neither_key_nor_caller_nor_salt() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"", journal_wire.to_bytes(Record(ROUTER, 1, request(), "tiny"))[2:]])
-def test_what_is_not_understood_is_no_record(data: bytes) -> None:
+def test_data_that_is_not_understood_is_no_record(data: bytes) -> None:
     assert journal_wire.from_bytes(data, "somebody", BLOCK_TOKENS) is None
 
 
@@ -205,7 +205,7 @@ async def test_a_store_that_does_not_answer_costs_a_count_and_what_lives_is_writ
     assert {change.key for change in world.store.written} == {"k", "other"}
 
 
-async def test_what_a_store_did_not_answer_for_is_written_later_though_nothing_else_changes() -> None:
+async def test_unanswered_write_is_repeated_without_another_change() -> None:
     world = World(Store(answers=False))
     lives, ended = (world.journal.open(key, 1, request(), "tiny", 130.0) for key in ("lives", "ended"))
     for attempt_id, entry in enumerate((lives, ended)):

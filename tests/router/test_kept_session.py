@@ -59,7 +59,7 @@ def test_without_a_name_there_is_none() -> None:
         ({"done": True}, "done"),
     ],
 )
-def test_what_cannot_be_is_refused_by_the_fields_name(fields: dict[str, object], field: str) -> None:
+def test_impossible_field_is_refused_by_its_name(fields: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidArgument) as refusal:
         checked(**fields)
     assert refusal.value.field == field

@@ -38,7 +38,7 @@ def test_no_minute_has_more_requests_than_two_minutes_allow_and_no_hour_more_tha
         assert len(taken) <= allowed + allowed * now / 60 + 1
 
 
-def test_who_comes_back_when_told_is_let_in_and_no_earlier() -> None:
+def test_client_is_let_in_when_told_and_no_earlier() -> None:
     for seed in range(200):
         draw = random.Random(seed)
         limits = KeyLimits(requests_per_minute=draw.randint(1, 600), tokens_per_minute=draw.randint(1, 10_000))
@@ -135,7 +135,7 @@ def test_new_limit_is_charged_what_peers_let_through_within_a_minute() -> None:
 LIMITED = KeyLimits(requests_per_minute=30, tokens_per_minute=3000, concurrency=8)
 
 
-def test_what_was_let_through_elsewhere_is_charged_here() -> None:
+def test_tokens_let_through_elsewhere_are_charged_here() -> None:
     meters = KeyMeters()
     for _ in range(2):
         meters.begin("a", LIMITED, 0.0)
@@ -149,7 +149,7 @@ def test_what_was_let_through_elsewhere_is_charged_here() -> None:
     meters.begin("a", LIMITED, 20.0)
 
 
-def test_what_a_key_took_elsewhere_counts_also_before_it_first_comes_here_but_no_longer_than_a_minute() -> None:
+def test_charge_elsewhere_counts_for_a_key_not_yet_seen_here_for_a_minute() -> None:
     for pause_s, allowed in ((1.0, False), (61.0, True)):
         meters = KeyMeters()
         meters.taken_elsewhere("a", 60, 0, 0.0)
@@ -304,7 +304,7 @@ async def test_without_redis_each_goes_by_itself(two: Pair) -> None:
     assert two.begin(1, limits) is None
 
 
-def test_what_a_router_says_again_is_charged_once_and_a_gap_is_made_up() -> None:
+def test_repeated_charge_counts_once_and_a_gap_is_made_up() -> None:
     limits, other = SharedLimits(), b"o" * 16
     assert list(limits.take(other, {"a": KeyUse(0, 100, 5)})) == [], "before it was heard of"
     assert list(limits.take(other, {"a": KeyUse(2, 103, 9)})) == [("a", 3, 4)]

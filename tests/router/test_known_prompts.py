@@ -60,7 +60,7 @@ def test_a_prompt_that_is_asked_for_again_is_kept_longer() -> None:
     assert (kept(known, *"ab"), kept(known, *"xy"), kept(known, *"mn")) == (2, 0, 2)
 
 
-def test_of_a_prompt_that_does_not_fit_the_beginning_is_kept() -> None:
+def test_beginning_of_a_prompt_that_does_not_fit_is_kept() -> None:
     known = KnownPrompts(2 * BYTES)
     keep(known, "a", "b", "c", "d")
     assert kept(known, *"abcd") == 2

@@ -31,7 +31,7 @@ async def admitted(cluster: Cluster) -> Admitted:
     return outcome
 
 
-async def test_who_has_the_prefix_is_found_among_all() -> None:
+async def test_worker_with_the_prefix_is_found_among_all() -> None:
     cluster = large_cluster()
     cluster.caches.assume("p177", HASHES, 1000)
     found = await admitted(cluster)

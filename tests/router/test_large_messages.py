@@ -76,7 +76,7 @@ async def test_too_much_is_refused_by_its_field(name: str) -> None:
     assert refused.value.field == field
 
 
-async def test_what_is_within_bounds_comes_through_without_what_is_unknown() -> None:
+async def test_message_within_bounds_comes_through_without_unknown_fields() -> None:
     message = baton_pb2.GenerateRequest(token_ids=baton_pb2.TokenIds(ids=[*range(100_000)]), cache_salt="a")
 
     assert await prevalidated(message.SerializeToString() + UNKNOWN * 100_000) == message

@@ -106,7 +106,7 @@ def test_a_next_turn_goes_on_from_the_end_of_a_prompt_and_others_part_midway() -
     assert fan_out.behind([b"s"], 0) == 0
 
 
-def test_what_parts_behind_the_end_of_a_prompt_is_counted() -> None:
+def test_branches_behind_the_end_of_a_prompt_are_counted() -> None:
     fan_out = PrefixFanOut(most_blocks=4)
     fan_out.placed([b"1", b"2"], 0)
     fan_out.placed([b"1", b"2", b"3"], 2)
@@ -138,12 +138,12 @@ def test_sums_of_charges_are_those_of_what_was_not_given_back(changes: list[tupl
     assert (len(charges), charges.tokens, charges.blocks, charges.slots) == (0, 0, 0, 0)
 
 
-def test_of_a_small_cluster_everyone_is_looked_at() -> None:
+def test_all_workers_of_a_small_cluster_are_candidates() -> None:
     workers = [str(number) for number in range(ALL_UP_TO)]
     assert shortlist(workers, {}, 7) == workers
 
 
-def test_of_a_large_one_those_that_have_much_and_in_turn_all_others() -> None:
+def test_large_cluster_offers_the_best_and_in_turn_all_others() -> None:
     workers = [str(number) for number in range(1000)]
     found = {"500": 90, "501": 80, "502": 3}
     lists = [shortlist(workers, found, turn) for turn in range(1000)]

@@ -57,8 +57,7 @@ async def test_a_worker_that_says_another_token_than_before(stack: Stack) -> Non
 
 async def test_a_worker_that_does_not_repeat_what_another_has_said(stack: Stack) -> None:
     call, attempt_id = await begun(stack)
-    reason = session_pb2.FAILURE_REASON_DRAINING
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
+    stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_DRAINING)
     again = (await stack.decode.received("start", 2)).attempt_id
     stack.pair.step(again, 0, list(OTHER))
     await ends(stack, call, grpc.StatusCode.UNAVAILABLE)
@@ -73,10 +72,8 @@ async def test_tokens_past_the_end_of_one_of_two_choices(stack: Stack) -> None:
 
 async def test_a_worker_whose_message_quotes_the_answer(stack: Stack) -> None:
     call, attempt_id = await begun(stack)
-    failed = session_pb2.Failed(
-        attempt_id=attempt_id, reason=session_pb2.FAILURE_REASON_INVALID, message='grammar: token "secret" does not fit'
-    )
-    stack.decode.say(failed=failed)
+    message = 'grammar: token "secret" does not fit'
+    stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_INVALID, message)
     await ends(stack, call, grpc.StatusCode.INVALID_ARGUMENT)
 
 

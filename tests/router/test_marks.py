@@ -69,7 +69,7 @@ def test_tokens_that_are_put_around_a_text_are_known() -> None:
     assert [*marks.before, *marks.after] == ids and len(marks.before) == 1
 
 
-def test_of_many_tokens_those_of_the_template_are_marks() -> None:
+def test_only_tokens_of_the_template_are_marks() -> None:
     many = [f"<{one}{other}>" for one in "abcdef" for other in "ghijk"]
     template = ChatTemplate("{{ messages }}<fk>{{ bos_token }}", {"bos_token": "<ek>"})
     marks = find_marks(tokenizer_with(*many), template)

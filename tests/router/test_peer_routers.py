@@ -131,7 +131,7 @@ async def test_a_router_hears_which_of_its_streams_another_one_resumed(two: tupl
     assert second.taken_over == []
 
 
-async def test_what_is_returned_is_heard_too(two: tuple[Router, Router]) -> None:
+async def test_released_load_is_heard(two: tuple[Router, Router]) -> None:
     first, second = two
     first.cluster.charge(1, PLACED, REQUEST, CHAIN)
     await first.peer_routers.exchange()
@@ -169,13 +169,13 @@ async def test_without_redis_each_router_goes_by_itself_and_with_it_again_by_all
     assert second.view("p0").tokens_in_flight == 17
 
 
-async def test_what_no_router_of_this_version_wrote_is_passed_over(two: tuple[Router, Router], redis: Redis) -> None:
+async def test_entries_of_other_versions_are_passed_over(two: tuple[Router, Router], redis: Redis) -> None:
     redis.shares[7] = b"\xff\xff"
     assert await two[0].peer_routers.exchange()
     assert two[0].peer_routers.others == 0
 
 
-async def test_it_ends_when_it_is_told_to_also_where_the_store_swallows_that(redis: Redis, clock: Clock) -> None:
+async def test_peer_ends_though_the_store_swallows_its_cancellation(redis: Redis, clock: Clock) -> None:
     """As redis-py does with a cancellation that comes together with its answer."""
     router, asked = Router(redis, 0, clock), asyncio.Event()
 

@@ -14,7 +14,7 @@ CASES = 800
 
 
 @pytest.mark.parametrize("without", NoPrefillWorker)
-def test_what_is_decided_fast_is_what_is_decided_plainly(without: NoPrefillWorker) -> None:
+def test_fast_and_plain_decisions_are_equal(without: NoPrefillWorker) -> None:
     for case in range(CASES):
         chance = Random(f"{without} {case}")
         workers = [random_worker(chance, number) for number in range(chance.randrange(12))]

@@ -78,7 +78,7 @@ def test_a_role_keeps_its_last_worker(workers: tuple[int, int], prefill: float, 
     assert "cannot give up a worker" in verdict.why
 
 
-def test_what_more_workers_would_not_shorten_is_no_reason() -> None:
+def test_time_that_more_workers_would_not_shorten_is_no_reason() -> None:
     """A prompt that takes 3 s on any worker is beyond an SLO of 2 s with as many workers as one likes."""
     assert look(1.6, 0.1).to is WorkerRole.PREFILL
     assert look(1.6, 0.1, floor=1.5).to is None

@@ -201,7 +201,7 @@ def test_a_session_stays_on_its_workers_until_they_are_overloaded() -> None:
     assert len(others) == 4
 
 
-def test_what_is_expected_is_told() -> None:
+def test_expected_times_are_told() -> None:
     placement = placed(REQUEST, prefill(0, tokens_in_flight=500, hit_blocks=50), DECODE)
     assert placement.expected_ttft_ms == pytest.approx(500 + 3201 - 1600)
     assert placement.expected_token_gap_ms > SLOW.token_gap_ms

@@ -36,8 +36,7 @@ def answers(stack: Stack, failures: int = 0) -> list[Any]:
         commands.append(command.prefill)
         attempt_id = command.prefill.attempt_id
         if len(commands) <= failures:
-            reason = session_pb2.FAILURE_REASON_TRANSFER
-            stack.prefill.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason, message="for this test"))
+            stack.prefill.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER, message="for this test")
             return
         timings = session_pb2.PrefillTimings(chunk_ms=[0.2], total_ms=0.3, cached_tokens=4)
         first_step = session_pb2.FirstStep(attempt_id=attempt_id, pooled=VECTOR, timings=timings)

@@ -32,7 +32,7 @@ def test_scores_come_in_parts_after_the_first_token() -> None:
     assert [part.text for part in parts][:2] == ["text", ""]
 
 
-def test_what_another_attempt_repeats_is_told_once() -> None:
+def test_prompt_repeated_by_another_attempt_is_told_once() -> None:
     echo = PromptEcho(TOKENS[:20], "", scored=True)
     parts = [*echo.take(scores(1, 9)), *echo.take(scores(1, 5)), *echo.take(scores(5, 20)), *echo.rest()]
     check(parts, TOKENS[:20])

@@ -148,7 +148,7 @@ def turns(count: int) -> str:
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_of_a_prompt_that_goes_on_only_the_new_part_is_read(name: str) -> None:
+def test_only_the_new_part_of_a_longer_prompt_is_read(name: str) -> None:
     reader = reader_of(name)
     first = read(reader, turns(100))
     assert (reader.known_tokens, reader.read_tokens) == (0, len(first.token_ids))

@@ -171,6 +171,6 @@ class Ended:
         raise AssertionError("nothing is taken any more")
 
 
-def test_what_comes_behind_the_last_end_tells_nothing_again() -> None:
+def test_tokens_behind_the_last_end_are_ignored() -> None:
     best = BestOf(cast(RequestAnswer, Ended()), 1, with_logprobs=False)
     assert best.take(cast(NewTokens, None)) == ()

@@ -92,7 +92,7 @@ async def test_adapters_and_other_weights_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize(("path", "grace_s", "field"), [("new", 1.0, "path"), ("/new", 3601.0, "grace_s")])
-async def test_what_is_asked_is_checked(path: str, grace_s: float, field: str) -> None:
+async def test_bad_reload_requests_are_refused(path: str, grace_s: float, field: str) -> None:
     with pytest.raises(InvalidArgument, match=field):
         await Workers().adapters.reload(path, grace_s, OWN, b"f")
 

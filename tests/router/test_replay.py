@@ -80,7 +80,7 @@ def test_an_answer_is_the_same_whatever_its_attempts_come_to(
 
 @settings(max_examples=60, deadline=None)
 @given(REQUESTS, fates(), st.data())
-def test_what_a_client_has_of_another_routers_answer_is_told_again_and_goes_on(
+def test_answer_of_another_router_goes_on_from_what_the_client_has(
     runner: asyncio.Runner, shape: dict[str, object], drawn: list[Fate], data: st.DataObject
 ) -> None:
     request = request_of(**shape)  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ async def test_each_unfinished_choice_goes_on_by_itself() -> None:
     ]  # fmt: skip
 
 
-async def test_what_nothing_was_given_out_of_begins_again_whole() -> None:
+async def test_answer_without_delivered_tokens_begins_again() -> None:
     request = request_of(n=3)
     world = World([Fate(outputs=0, with_first_step=False)])
     await read(generation_of(request, scheduling_of(world)), 3)
@@ -211,7 +211,7 @@ async def test_a_canary_may_come_again_whatever_dies_of_it() -> None:
     assert len(scheduling.quarantine) == 0
 
 
-def test_what_is_in_quarantine_is_found_by_what_it_asks_for_and_for_a_while() -> None:
+def test_quarantine_finds_equal_requests_for_a_while() -> None:
     quarantine, request = Quarantine(), request_of()
     quarantine.add(request_digest(request), now=10.0)
     other_seed = replace(request, sampling=replace(request.sampling, seed=8))

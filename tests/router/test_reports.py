@@ -227,7 +227,7 @@ def test_quantiles_are_over_all_requests() -> None:
     assert rounded(found.tbt) == (10.0, 200.0)
 
 
-def test_what_ended_before_the_last_minute_does_not_count() -> None:
+def test_requests_that_ended_earlier_do_not_count() -> None:
     old, new = ended_at(1000.0 - WINDOW_S - 1, 900.0, (90.0,)), ended_at(999.0, 100.0, (5.0,))
     found = figures(old, new)
     assert found is not None and found.requests == 1
@@ -244,7 +244,7 @@ def test_answers_of_one_token_have_no_time_between_tokens() -> None:
     assert found is not None and found.tbt is None
 
 
-def test_what_is_kept_is_bounded_to_the_newest() -> None:
+def test_only_the_newest_are_kept() -> None:
     many = figures(*(ended_at(1000.0, float(number)) for number in range(LATENCY_REQUESTS + 50)))
     assert many is not None and many.requests == LATENCY_REQUESTS
     assert many.ttft.p50_ms > LATENCY_REQUESTS / 2

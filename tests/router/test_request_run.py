@@ -95,7 +95,7 @@ async def test_all_that_has_come_is_taken_at_once() -> None:
     await events.aclose()
 
 
-async def test_what_came_before_a_failure_goes_out_before_it() -> None:
+async def test_tokens_before_a_failure_go_out_before_it() -> None:
     world = Silent([])
     events, waiting = await begun(world)
     inbox, a = world.inboxes[ATTEMPT], ALPHABET[0]

@@ -48,7 +48,7 @@ async def test_query_and_document_go_through_the_template_and_the_logits_become_
     assert command.pooling.kind == session_pb2.POOLING_KIND_LAST
 
 
-async def test_it_makes_no_vectors(stack: Stack) -> None:
+async def test_reranker_makes_no_vectors(stack: Stack) -> None:
     await stack.ready()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         inputs = [baton_pb2.EmbedInput(text="a")]

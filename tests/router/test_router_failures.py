@@ -116,8 +116,7 @@ async def test_the_servers_own_deadline_ends_a_request(stack: Stack) -> None:
 @pytest.mark.parametrize("settings", [{"attempts": 1}], indirect=True)
 async def test_the_last_failure_becomes_a_status(stack: Stack) -> None:
     call, attempt_id = await under_way(stack)
-    reason = session_pb2.FAILURE_REASON_NO_ROOM
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason, message="why"))
+    stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_NO_ROOM, message="why")
     assert (await refusal(call)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     await idle(stack)
 
@@ -127,8 +126,7 @@ async def test_a_failed_transfer_is_tried_once_more(stack: Stack) -> None:
     stack.pair.manual = True
     answer = asyncio.create_task(stack.generate(max_tokens=2))
     first = await stack.decode.received("start")
-    failed = session_pb2.Failed(attempt_id=first.attempt_id, reason=session_pb2.FAILURE_REASON_TRANSFER)
-    stack.decode.say(failed=failed)
+    stack.decode.fail(first.attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
     second = await stack.decode.received("start", 2)
     assert second.attempt_id != first.attempt_id
     assert second.transfer_id != first.transfer_id
@@ -144,8 +142,7 @@ async def test_prefills_troubles_do_not_matter_once_the_kv_has_landed(stack: Sta
     stack.pair.landed(attempt_id)
     stack.pair.step(attempt_id, 1, encode("b"))
     assert (await call.read()).delta.text == "b"
-    reason = session_pb2.FAILURE_REASON_TRANSFER
-    stack.prefill.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
+    stack.prefill.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
     stack.pair.step(attempt_id, 2, encode("c"), end=session_pb2.END_REASON_LENGTH)
     assert (await call.read()).delta.text == "c"
 

@@ -137,8 +137,7 @@ async def test_between_probes_that_no_prefill_worker_answers_there_is_a_pause(st
 
     def refuse(command: session_pb2.ConnectRequest) -> None:
         if command.WhichOneof("command") == "prefill":
-            reason, attempt_id = session_pb2.FAILURE_REASON_TRANSFER, command.prefill.attempt_id
-            stack.prefill.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
+            stack.prefill.fail(command.prefill.attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
 
     def answer_alone(command: session_pb2.ConnectRequest) -> None:
         if command.WhichOneof("command") == "start" and not command.start.prefill_endpoint:
@@ -167,8 +166,7 @@ async def test_a_second_turn_goes_where_the_answer_lies_and_its_rest_is_computed
 
 async def test_a_first_token_that_went_out_survives_its_prefill_worker(stack: Stack) -> None:
     call, first = await begun(stack)
-    reason = session_pb2.FAILURE_REASON_TRANSFER
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
+    stack.decode.fail(first, session_pb2.FAILURE_REASON_TRANSFER)
     second = (await stack.decode.received("start", 2)).attempt_id
     stack.pair.first_step(second, encode("a"))
     stack.pair.landed(second)
@@ -187,8 +185,7 @@ async def test_a_first_token_that_went_out_survives_its_prefill_worker(stack: St
 
 async def test_a_second_attempt_with_another_first_token_ends_the_request(stack: Stack) -> None:
     call, first = await begun(stack)
-    reason = session_pb2.FAILURE_REASON_TRANSFER
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
+    stack.decode.fail(first, session_pb2.FAILURE_REASON_TRANSFER)
     stack.pair.first_step((await stack.decode.received("start", 2)).attempt_id, encode("x"))
     error = await refusal(call)
     assert error.code() is grpc.StatusCode.UNAVAILABLE

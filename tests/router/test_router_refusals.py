@@ -219,7 +219,7 @@ def small_decode_worker(pair: FakePair) -> None:
 
 
 @pytest.mark.usefixtures("small_decode_worker")
-async def test_what_can_never_fit_is_refused_at_once(stack: Stack) -> None:
+async def test_request_that_can_never_fit_is_refused_at_once(stack: Stack) -> None:
     for asked, field in (({"n": 16, "max_tokens": 2}, "sampling.n"), ({"max_tokens": 100}, "sampling.max_tokens")):
         error = await refusal(stack.stub.Generate(sampling(**asked), timeout=10))
         assert (error.code(), fields_of(error)) == (INVALID, [field])

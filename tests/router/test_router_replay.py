@@ -91,8 +91,7 @@ async def test_a_choice_that_only_prefill_knew_of_is_made_again(stack: Stack) ->
     responses = [await call.read(), await call.read()]
     assert tokens_of(responses, 1)  # of the other choice decode will never speak if its first token has ended it
     stack.pair.manual = False
-    failed = session_pb2.Failed(attempt_id=start.attempt_id, reason=session_pb2.FAILURE_REASON_TRANSFER)
-    stack.prefill.say(failed=failed)
+    stack.prefill.fail(start.attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
     while (response := await call.read()) is not grpc.aio.EOF:
         responses.append(response)
     assert [tokens_of(responses, choice) for choice in range(2)] == [echo(encode("hello"), c)[:4] for c in range(2)]
@@ -112,8 +111,7 @@ async def test_an_answer_of_a_worker_that_hangs_goes_on_and_its_late_output_is_d
 
 async def test_the_answer_of_a_draining_worker_goes_on_elsewhere_at_once(stack: Stack) -> None:
     answer, start = await cut(stack, 4, max_tokens=8)
-    reason = session_pb2.FAILURE_REASON_DRAINING
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=start.attempt_id, reason=reason))
+    stack.decode.fail(start.attempt_id, session_pb2.FAILURE_REASON_DRAINING)
     again = await replayed(stack)  # as soon as it reports that it does not drain
     assert again.answered_tokens == 4
     assert text_of(await answer) == "hellohel"

@@ -116,8 +116,7 @@ async def test_an_answer_that_no_worker_keeps_is_made_on_from_what_the_client_ha
     stack = broken.stack
     call = broken.resume("ab")
     adopt = await stack.decode.received("adopt")
-    unknown = session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=adopt.as_attempt_id, reason=unknown))
+    stack.decode.fail(adopt.as_attempt_id, session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT)
     prefill = await stack.prefill.received("prefill", 2)
     assert (list(prefill.token_ids), prefill.answered_tokens) == (encode("helloab"), 2)
     assert prefill.sampling.max_tokens == 8
@@ -170,13 +169,13 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-async def test_what_cannot_have_come_is_refused(broken: Broken) -> None:
+async def test_tokens_that_cannot_have_come_are_refused(broken: Broken) -> None:
     for fields, field in IMPOSSIBLE:
         error = await refusal(broken.resume(**fields))
         assert (error.code(), fields_of(error)) == (INVALID, [field]), fields
 
 
-async def test_of_two_streams_of_a_request_the_newer_lives(stack: Stack) -> None:
+async def test_newer_of_two_streams_of_a_request_lives(stack: Stack) -> None:
     older, started, attempt_id = await begun(stack)
     newer = Broken(stack, started).resume("a")
     prefill = await stack.prefill.received("prefill", 2)
@@ -189,8 +188,7 @@ async def test_of_two_streams_of_a_request_the_newer_lives(stack: Stack) -> None
 
 async def test_a_stream_whose_answer_another_router_has_adopted_ends(stack: Stack) -> None:
     older, _, attempt_id = await begun(stack)
-    adopted = session_pb2.FAILURE_REASON_ADOPTED
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=adopted))
+    stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_ADOPTED)
     assert (await refusal(older)).code() is grpc.StatusCode.ABORTED
 
 

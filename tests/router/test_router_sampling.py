@@ -73,7 +73,7 @@ async def test_workers_are_told_every_field(stack: Stack) -> None:
     assert (await stack.prefill.received("prefill")).sampling == expected
 
 
-async def test_what_is_left_out_is_neutral(stack: Stack) -> None:
+async def test_absent_fields_are_neutral(stack: Stack) -> None:
     await stack.generate(max_tokens=3)
     told = (await stack.prefill.received("prefill")).sampling
     assert (told.typical_p, told.repetition_penalty, told.min_tokens) == (1.0, 1.0, 0)

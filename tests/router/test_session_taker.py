@@ -38,7 +38,7 @@ def test_the_one_with_most_blocks_that_nobody_comes_back_for_takes_over() -> Non
     assert taken(worker("a"), worker("b", free=0)) == taken(worker("b", free=0), worker("a"))
 
 
-def test_what_was_given_since_the_last_report_counts() -> None:
+def test_sessions_given_since_the_last_report_count() -> None:
     assert taken(worker("a"), worker("b", protected=10), handed=Counter({"a": 11})) == "b"
 
 

@@ -154,7 +154,7 @@ def test_a_worker_that_does_not_say_when_it_made_its_tokens() -> None:
     assert stall.usual_ms == pytest.approx(10.0)
 
 
-def test_of_many_stalls_the_longest_are_kept_in_order() -> None:
+def test_longest_of_many_stalls_are_kept_in_order() -> None:
     stream = Stream(tokens=4 * KEPT_LONG_GAPS)
     for index in range(2 * KEPT_LONG_GAPS):
         stream.token(0.050 + index * 1e-5)

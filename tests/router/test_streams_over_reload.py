@@ -50,15 +50,10 @@ def _freed(stack: Stack, workers: tuple[FakeWorker, ...]) -> bool:
     return all(each is not None and not each.has_own_weights for each in found)
 
 
-def fail(stack: Stack, attempt_id: int) -> None:
-    reason = session_pb2.FAILURE_REASON_TRANSFER
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason, message="for this test"))
-
-
 async def test_a_stream_whose_worker_fails_goes_on_with_the_old_weights_and_a_new_one_has_the_new(stack: Stack) -> None:
     call, started, attempt_id = await begun(stack)
     await replaced(stack)
-    fail(stack, attempt_id)
+    stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
     start = await stack.decode.received("start", 2)
     assert (list(start.token_ids), start.adapter, start.answered_tokens) == (encode("helloa"), "", 1)
     stack.pair.step(start.attempt_id, 1, encode(TEXT[1:]), session_pb2.END_REASON_LENGTH)
@@ -72,7 +67,7 @@ async def test_a_stream_whose_worker_fails_goes_on_with_the_old_weights_and_a_ne
 async def test_where_no_worker_has_them_it_ends_by_name_and_nothing_is_held(stack: Stack) -> None:
     call, _, attempt_id = await begun(stack)
     await replaced(stack, stack.prefill, stack.decode)
-    fail(stack, attempt_id)
+    stack.decode.fail(attempt_id, session_pb2.FAILURE_REASON_TRANSFER)
     await check_replaced(call, "no worker has them any more")
     await idle(stack)
 
@@ -90,7 +85,7 @@ async def test_a_resumed_stream_goes_on_with_the_old_weights(broken: Broken) -> 
     assert responses[0].started.model_version == broken.started.model_version
 
 
-async def test_it_goes_on_where_only_the_decode_worker_has_them(broken: Broken) -> None:
+async def test_stream_goes_on_where_only_decode_has_the_old_weights(broken: Broken) -> None:
     stack = broken.stack
     await replaced(stack, stack.prefill)
     call = broken.resume("ab")
@@ -103,8 +98,8 @@ async def test_it_goes_on_where_only_the_decode_worker_has_them(broken: Broken) 
 
 async def not_adopted(stack: Stack) -> None:
     """The decode worker does not keep the answer any more."""
-    adopt, unknown = await stack.decode.received("adopt"), session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=adopt.as_attempt_id, reason=unknown))
+    adopt = await stack.decode.received("adopt")
+    stack.decode.fail(adopt.as_attempt_id, session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT)
 
 
 async def test_a_resumed_stream_whose_weights_no_worker_has_ends_by_name(broken: Broken) -> None:

@@ -54,7 +54,7 @@ def test_developer_becomes_system_where_the_template_knows_only_that() -> None:
         (Message("assistant", "x", reasoning="hm"), BARE, "messages[1].reasoning"),
     ],
 )
-def test_what_leaves_no_trace_is_refused_by_its_field(message: Message, source: str, field: str) -> None:
+def test_message_that_leaves_no_trace_is_refused_by_its_field(message: Message, source: str, field: str) -> None:
     traces = find_traces(CompiledTemplate(source, {}).attempt)
 
     with pytest.raises(NotShown) as lost:

@@ -68,7 +68,7 @@ def test_a_tier_that_a_failing_disk_has_turned_off_is_not_shown_at_that_worker(c
     assert in_files(cluster) == {"p0": 4, "d0": 4}
 
 
-def test_what_is_in_the_pool_too_is_not_counted_twice_and_stays_when_the_pool_evicts_it(cluster: Cluster) -> None:
+def test_blocks_also_in_the_pool_count_once_and_outlive_their_eviction(cluster: Cluster) -> None:
     cluster.caches.take_changes("p0", CacheUpdate(1, tuple(HASHES[:3]), ()), now=0.0)
     assert in_files(cluster) == {"p0": 1, "d0": 4}
     cluster.caches.take_changes("p0", CacheUpdate(2, (), tuple(HASHES[:3])), now=0.0)
@@ -91,7 +91,7 @@ def test_a_restarted_worker_is_shown_again_when_it_has_told_what_it_read(cluster
     assert in_files(cluster) == {"p0": 4}
 
 
-def test_what_is_loaded_is_charged_to_nobody_and_counts_as_cached_for_those_that_come_after(cluster: Cluster) -> None:
+def test_loaded_blocks_are_free_and_count_as_cached_afterwards(cluster: Cluster) -> None:
     first = dispatch(cluster, 1)
     assert (first.prefill, first.prefill_hit_tokens, first.loaded_tokens) == ("p0", 0, 16)
     worker = cluster.find("p0")
@@ -104,7 +104,7 @@ def test_what_is_loaded_is_charged_to_nobody_and_counts_as_cached_for_those_that
     assert worker.charges.load_ms == 0.0
 
 
-def test_of_many_workers_those_that_read_the_prompt_are_among_those_looked_at() -> None:
+def test_workers_with_the_prompt_are_always_candidates() -> None:
     cluster = Cluster()
     for number in range(ALL_UP_TO + 40):
         join(cluster, f"p{number}", WorkerRole.PREFILL, TWO if number else ONE)

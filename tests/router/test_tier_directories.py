@@ -44,7 +44,7 @@ def test_blocks_count_behind_those_of_the_pool_up_to_the_first_that_is_missing()
     assert behind(tiers, a=6, b=9, c=20) == {"b": 11}, "what is in the pool too counts once"
 
 
-def test_of_a_worker_that_died_its_files_stay_known_while_another_reads_them() -> None:
+def test_files_of_a_dead_worker_stay_known_while_another_reads_them() -> None:
     tiers = TierDirectories()
     follow(tiers, "a", ONE, piece(range(5)))
     follow(tiers, "b", ONE, piece(range(5, 9)))

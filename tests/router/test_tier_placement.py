@@ -34,13 +34,13 @@ def placed(*workers: WorkerView, request: PlacementRequest = REQUEST, policy: Pl
     return outcome
 
 
-def test_what_lies_in_files_is_expected_to_be_loaded_and_not_computed() -> None:
+def test_blocks_in_files_are_expected_to_be_loaded() -> None:
     expected = expected_here(REQUEST, prefill(0, hit_blocks=10, **FILES))
     assert (expected.compute_ms, expected.load_ms) == pytest.approx((3201 - 60 * 32, LOAD_MS))
     assert expected.ttft_ms == pytest.approx(3201 - 60 * 32 + LOAD_MS)
 
 
-def test_of_two_workers_the_one_that_can_load_is_taken_and_one_that_has_it_in_its_pool_before_both() -> None:
+def test_worker_that_can_load_is_preferred_and_one_with_the_blocks_even_more() -> None:
     loads = prefill(1, **FILES)
     placement = placed(prefill(0), loads, DECODE)
     assert (placement.prefill, placement.loaded_tokens) == ("p1", 1600)

@@ -72,7 +72,7 @@ async def test_the_time_that_asking_takes_is_not_cut_off() -> None:
     assert last_ms >= 1000 + ASKING_MS - ROUNDED_MS, "the calls for its clock are made first"
 
 
-async def test_what_is_not_known_and_times_that_are_none_are_refused() -> None:
+async def test_unknown_requests_and_bad_times_are_refused() -> None:
     with pytest.raises(NotFound):
         await asked(ended(), request_id="other")
     for last_ms in (0, 3_600_001):

@@ -67,7 +67,7 @@ def test_token_stream_gives_the_same_answer_for_any_interleaving_and_batches(
     assert ends == dict.fromkeys(range(len(answers)), SequenceEnd.LENGTH)
 
 
-def test_what_came_before_an_inconsistent_output_goes_out_before_the_error() -> None:
+def test_tokens_before_an_inconsistent_output_go_out() -> None:
     stream = begun()
     outputs = deque([output(0, [1, 2]), output(1, [9]), output(2, [3])])
     assert stream.take_all(outputs) == (NewTokens(0, 0, (1, 2), None),)

@@ -244,8 +244,7 @@ async def test_a_retry_keeps_only_the_last_attempts_stages(stack: Stack) -> None
     stack.pair.manual = True
     answer = asyncio.create_task(stack.generate(max_tokens=1))
     first = (await stack.decode.received("start")).attempt_id
-    reason = session_pb2.FAILURE_REASON_DRAINING
-    stack.decode.say(failed=session_pb2.Failed(attempt_id=first, reason=reason))
+    stack.decode.fail(first, session_pb2.FAILURE_REASON_DRAINING)
     second = (await stack.decode.received("start", 2)).attempt_id
     stack.pair.first_step(second, encode("a"), [session_pb2.END_REASON_LENGTH])
     timings = (await answer)[-1].finished.timings

@@ -58,7 +58,7 @@ def test_the_autopsy_is_of_the_worker_that_computed_the_prompt_and_names_who_els
     assert cache.expected_blocks == 1
 
 
-def test_of_several_attempts_the_one_counts_that_made_the_first_token() -> None:
+def test_attempt_that_made_the_first_token_counts() -> None:
     timeline = Timeline(0.0)
     timeline.begin_attempt(note(PREFILL, DECODE), 1.4)
     timeline.begin_attempt(note(PREFILL, DECODE, attempt_id=2), 1.6)

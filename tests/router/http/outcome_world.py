@@ -13,7 +13,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from baton.process.telemetry.spans import SpanKind
-from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc, session_pb2
+from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 from tests.router.conftest import RecordingTelemetry, encode, running_router
 from tests.router.fake_worker import FakePair
 from tests.router.http.conftest import CLIENT_S, WAIT_S, ObservedGateway
@@ -158,9 +158,6 @@ class OutcomeWorld:
         async with asyncio.timeout(WAIT_S):
             while (await self.status()).queued_requests != count:
                 await asyncio.sleep(0)
-
-    def fail(self, attempt_id: int, reason: Any) -> None:
-        self.pair.decode.say(failed=session_pb2.Failed(attempt_id=attempt_id, reason=reason))
 
     async def say_of_two(self) -> None:
         """Of a request that comes, two tokens of each of two choices."""

@@ -106,7 +106,7 @@ async def test_workers_are_asked_the_same_as_over_http(gateway: Gateway, baton: 
         assert gateway.prefill.sampling.structured == sampling.structured, asked
 
 
-async def test_what_http_refuses_is_refused_by_its_field(baton: AsyncBatonClient) -> None:
+async def test_grpc_refuses_what_http_refuses(baton: AsyncBatonClient) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "time"}, "tool_choice.function.name"),

@@ -123,7 +123,7 @@ async def test_a_connection_is_kept_for_the_next_request_and_not_for_ever(gatewa
     assert answers.count(b"HTTP/1.1 200 OK") == 2
 
 
-async def test_what_is_no_http_is_refused(gateway: Gateway) -> None:
+async def test_bytes_that_are_no_http_are_refused(gateway: Gateway) -> None:
     assert (await gateway.raw(b"\x16\x03\x01 hello\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
 
 

@@ -167,7 +167,7 @@ def test_the_longest_of_anthropics_marks_says_how_long_a_session_is_kept() -> No
     assert kept_for_s(response, True) == 3600.0
 
 
-async def test_what_is_said_of_no_session_has_no_effect_where_other_servers_have_the_field(gateway: Gateway) -> None:
+async def test_empty_session_field_has_no_effect(gateway: Gateway) -> None:
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral", "ttl": "1h"}}
     message = [{"role": "user", "content": [part]}]
     await gateway.post(CHAT, **(ASKED[CHAT] | {"messages": message}), prompt_cache_retention="24h")
@@ -290,7 +290,7 @@ async def test_a_query_parameter_is_refused_by_name(gateway: Gateway) -> None:
     assert (await gateway.client.get("/?utm=x")).status_code == 200, "links to the page may carry anything"
 
 
-async def test_what_goes_with_the_other_kind_of_tokenizing_is_refused(gateway: Gateway) -> None:
+async def test_fields_of_the_other_kind_of_tokenizing_are_refused(gateway: Gateway) -> None:
     others: tuple[dict[str, Any], ...] = ({"add_generation_prompt": True}, {"chat_template_kwargs": {}}, {"tools": []})
     for fields in others:
         assert (await gateway.refused("/tokenize", prompt="a", **fields))["param"] == next(iter(fields))

@@ -16,7 +16,7 @@ from tests.router.http.conftest import Gateway
 PATH = "/v1/completions"
 
 
-async def test_what_is_no_message_is_refused(gateway: Gateway) -> None:
+async def test_body_that_is_no_message_is_refused(gateway: Gateway) -> None:
     for body in [b"", b"{", b'{"prompt": "\xff"}', b"[" * 100_000, b"null", b'"text"', b"[]"]:
         response = await gateway.client.post(PATH, content=body)
 

@@ -53,7 +53,7 @@ def test_values_are_counted_outside_of_texts() -> None:
         (b'{"messages":[' + b"1," * MAX_VALUES + b"1]}", "elements"),
     ],
 )
-def test_what_takes_long_to_parse_is_refused_before(body: bytes, named: str) -> None:
+def test_body_that_takes_long_to_parse_is_refused_before(body: bytes, named: str) -> None:
     with pytest.raises(Problem) as refused:
         parse(ChatRequest, body)
 

@@ -46,13 +46,13 @@ async def test_a_record_is_found_by_its_owner_alone(records: Records) -> None:
     assert await records.get("a", "resp_x y") is None
 
 
-async def test_of_too_many_records_the_oldest_goes(records: Records) -> None:
+async def test_oldest_of_too_many_records_goes(records: Records) -> None:
     for name in ("1", "2", "3", "4"):
         await records.put("a", name, b"x")
     assert await there(records, "1", "2", "3", "4") == ["2", "3", "4"]
 
 
-async def test_of_too_many_bytes_the_oldest_goes(records: Records) -> None:
+async def test_oldest_of_too_many_bytes_goes(records: Records) -> None:
     for name in ("1", "2"):
         await records.put("a", name, b"x" * 50)
     await records.put("a", "3", b"x")
@@ -187,7 +187,7 @@ async def test_input_items_are_listed_in_parts(gateway: Gateway) -> None:
         assert (response.status_code, response.json()["error"]["param"]) == (status, next(iter(params)))
 
 
-async def test_what_is_not_to_be_stored_is_not(gateway: Gateway) -> None:
+async def test_unstored_response_is_not_kept(gateway: Gateway) -> None:
     gateway.says("hello")
     made = await gateway.post(PATH, input="hi", store=False)
     assert made["store"] is False

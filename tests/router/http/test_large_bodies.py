@@ -122,7 +122,7 @@ FULL = [
 ]
 
 
-async def test_what_is_large_or_full_is_not_parsed_on_the_event_loop(
+async def test_large_or_dense_bodies_are_not_parsed_on_the_event_loop(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here: list[int] = []

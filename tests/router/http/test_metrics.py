@@ -180,7 +180,7 @@ class NoStore(JournalStore):
     async def close(self) -> None: ...
 
 
-def test_what_became_of_records_is_counted_by_outcome() -> None:
+def test_records_are_counted_by_outcome() -> None:
     journal = Journal(NoStore(), b"r" * 16, lambda record: b"", lambda stream: None)  # type: ignore[abstract]
     journal.counts.written, journal.counts.dropped = 5, 2
     streams = Streams(b"r" * 16, journal, lambda router_id, stream: None)

@@ -160,8 +160,7 @@ async def test_an_error_in_a_stream_is_its_last_line(gateway: Gateway) -> None:
     async with opened as response:
         received = response.aiter_lines()
         first = json.loads(await anext(received))
-        failed = session_pb2.Failed(attempt_id=attempt.result().attempt_id, reason=session_pb2.FAILURE_REASON_NONFINITE)
-        gateway.pair.decode.say(failed=failed)
+        gateway.pair.decode.fail(attempt.result().attempt_id, session_pb2.FAILURE_REASON_NONFINITE)
         (last,) = [json.loads(line) async for line in received]
     assert first["message"]["content"] == "x"
     assert last.keys() == {"error"} and last["error"]

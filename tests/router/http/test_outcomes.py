@@ -125,7 +125,7 @@ async def test_one_of_several_prompts_fails(world: OutcomeWorld) -> None:
     await world.attempt(2)
     world.first(first)
     await world.check(Seen("", "", 2 * PROMPT_TOKENS, 1), running=2)
-    world.fail(first, NONFINITE)
+    world.pair.decode.fail(first, NONFINITE)
     assert (await asking).status_code == 500
     await world.check(
         Seen("failed", "nonfinite_logits", PROMPT_TOKENS, 1), Seen("cancelled", "sibling_failed", PROMPT_TOKENS)
@@ -138,7 +138,7 @@ async def test_failed_over(world: OutcomeWorld) -> None:
     attempt_id = await world.attempt()
     for _ in range(2):
         await call.read()
-    world.fail(attempt_id, session_pb2.FAILURE_REASON_DRAINING)
+    world.pair.decode.fail(attempt_id, session_pb2.FAILURE_REASON_DRAINING)
     while (event := await call.read()).WhichOneof("event") != "finished":
         continue
     assert event.finished.usage.completion_tokens == 5
@@ -155,7 +155,7 @@ async def test_failed_by_a_worker(world: OutcomeWorld, over_http: bool) -> None:
     world.first(attempt_id)
     world.pair.step(attempt_id, 1, encode("b"))
     await world.check(Seen("", "", PROMPT_TOKENS, 2), running=1)
-    world.fail(attempt_id, NONFINITE)
+    world.pair.decode.fail(attempt_id, NONFINITE)
     await asking
     await world.check(Seen("failed", "nonfinite_logits", PROMPT_TOKENS, 2))
 
@@ -288,7 +288,7 @@ async def test_bad_input(world: OutcomeWorld) -> None:
     await world.check(*seen, Seen("refused", "method_not_allowed"))
 
 
-async def test_what_runs_when_the_router_ends_is_cancelled_by_it(
+async def test_running_requests_are_cancelled_when_the_router_ends(
     pair: FakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("baton.process.serving.server._STOP_S", 0.0)

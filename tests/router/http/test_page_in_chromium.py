@@ -37,7 +37,7 @@ async def test_a_question_is_answered_as_it_streams_and_the_workers_change(page:
     assert all(url.startswith(f"http://127.0.0.1:{gateway.port}/") for url in page.fetched)
 
 
-async def test_what_models_say_is_text_on_a_phone_too(page: Page, gateway: Gateway) -> None:
+async def test_answers_are_text_on_a_phone_too(page: Page, gateway: Gateway) -> None:
     gateway.says(HOSTILE)
     await page.shape(360, 740, mobile=True, dark=True)
     await visit(page, gateway.port)

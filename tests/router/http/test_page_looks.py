@@ -82,7 +82,7 @@ async def test_texts_are_readable_and_nothing_is_wider_than_the_screen(
     assert await page.evaluate(SCROLLS_SIDEWAYS) == []
 
 
-async def test_what_can_be_used_has_a_name_and_can_be_reached_by_keyboard(page: Page, gateway: Gateway) -> None:
+async def test_controls_have_names_and_can_be_reached_by_keyboard(page: Page, gateway: Gateway) -> None:
     await fill(page, gateway)
     nameless = """
       [...document.querySelectorAll('button, input, select, textarea, a, [tabindex], [role=img]')]

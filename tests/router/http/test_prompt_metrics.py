@@ -45,7 +45,7 @@ async def test_a_chat_with_tools_goes_on_from_what_is_known(gateway: Gateway) ->
         messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": f"and {turn}?{END}"}]
 
 
-async def test_what_was_read_over_http_is_known_over_grpc(gateway: Gateway) -> None:
+async def test_prompt_read_over_http_is_known_over_grpc(gateway: Gateway) -> None:
     await gateway.post("/v1/completions", prompt=SAID, max_tokens=2)
     first = (list(gateway.prefill.token_ids), list(gateway.prefill.block_hashes))
     _, known = await counted(gateway)

@@ -114,7 +114,7 @@ async def test_a_stream_has_thoughts_apart(gateway: Gateway) -> None:
     assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": len("<think>Hm.</think>")}
 
 
-async def test_what_is_held_back_to_the_end_is_not_lost(gateway: Gateway) -> None:
+async def test_text_held_back_to_the_end_is_not_lost(gateway: Gateway) -> None:
     await gateway.thinks("<think>Hm.</think>Two <tool_ca", "<think>Hm </thi")
 
     choices = (await gateway.post(PATH, **ASKED, n=2))["choices"]

@@ -96,7 +96,7 @@ def check_refused(path: str, place: Place, name: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_not_served_is_refused_with_its_reason_and_what_asks_for_nothing_is_not(model: type[BaseModel]) -> None:
+def test_only_values_that_ask_for_something_unserved_are_refused(model: type[BaseModel]) -> None:
     least = next(examples(model))
     for name, told in ((name, unserved(field)) for name, field in fields_of(model).items()):
         if told is not None:
@@ -145,7 +145,7 @@ def test_a_wrong_name_of_a_required_field_is_told_rather_than_what_is_missing() 
     assert problem is not None and problem.message == "mesages: unknown field; did you mean messages?"
 
 
-def test_of_a_part_of_another_type_the_type_is_told() -> None:
+def test_part_of_another_type_is_refused_by_its_type() -> None:
     parts = [{"type": "image_url", "image_url": {"url": "data:"}}]
 
     problem = refusal(MESSAGES["/v1/chat/completions"], {"messages": [{"role": "user", "content": parts}]})

@@ -16,6 +16,7 @@ from baton.worker.wire import END_REASONS, add_logprobs
 logger = logging.getLogger(__name__)
 PIECE_TOKENS = 512  # maximum number of tokens per output; each may come with alternatives
 Send = Callable[[Session, session_pb2.ConnectResponse], None]
+SendFailed = Callable[[Session, int, "session_pb2.FailureReason", str], None]
 
 
 class AnswerTable(RequestTable[Answer]):
@@ -46,9 +47,10 @@ class AnswerTable(RequestTable[Answer]):
 class Adoptions:
     """Adoption of answers by another router, which receives the tokens so far."""
 
-    def __init__(self, table: AnswerTable, send: Send) -> None:
+    def __init__(self, table: AnswerTable, send: Send, send_failed: SendFailed) -> None:
         self._table = table
         self._send = send
+        self._send_failed = send_failed
 
     def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
         """Move an answer to `session` and send it the tokens so far. Return None if it is not open here."""
@@ -77,12 +79,6 @@ class Adoptions:
         for output in sent_again(retained, attempt_id):
             outputs = session_pb2.StepOutputs(outputs=[output])
             self._send(session, session_pb2.ConnectResponse(step_outputs=outputs))
-
-    def _send_failed(
-        self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
-    ) -> None:
-        failed = session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message)
-        self._send(session, session_pb2.ConnectResponse(failed=failed))
 
 
 def sent_again(retained: RetainedOutputs, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:

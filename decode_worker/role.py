@@ -27,7 +27,7 @@ from baton.worker.process import run_worker
 from baton.worker.role import TOMBSTONE_S, RoleContext, ServingRole, worker_info
 from baton.worker.served import ServedWorker
 from baton.worker.service import Drain
-from baton.worker.transfer.pool import TransferOptions, make_host
+from baton.worker.transfer.pool import make_host
 from baton.worker.transfer.reader import TransferReader
 from baton.worker.transfer.source import TransferSource
 
@@ -108,7 +108,7 @@ def make_worker(config: DecodeConfig, prepared: PreparedModel, epoch: int) -> Se
     check_answers(prepared)
     rows = config.max_sequences if config.graphs else 0
     slots = swap_slots(config, prepared)
-    host = EngineHost(config, prepared, TransferOptions.of(config), slots, decode_rows=rows)
+    host = EngineHost(config, prepared, slots, decode_rows=rows)
     return ServedWorker(config, host, epoch, WorkerRole.DECODE, {WorkerRole.DECODE: partial(DecodeRole, config)})
 
 

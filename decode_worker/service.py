@@ -90,7 +90,7 @@ class DecodeService(SessionService[Answer]):
         self._reader = reader
         self._admission = Admission(parts.loop)
         self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
-        self._adoptions = Adoptions(self._table, self._send)
+        self._adoptions = Adoptions(self._table, self._send, self._send_failed)
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
         self._gaps = StepGaps(parts.loop.history, self._names)
@@ -130,23 +130,11 @@ class DecodeService(SessionService[Answer]):
         answer.times = self._times(session, command, answer.request_id)
         self._table.add(answer)
         self._names.add(answer.request_id, command.request_id)
-        if self.draining:
-            self._fail(answer, session_pb2.FAILURE_REASON_DRAINING, "the decode worker is draining")
-        elif self._takes_adapter(answer, command):
-            self._set_deadline(answer, command.time_left_ms)
+        if self._accepts(answer, command):
             answer.task = asyncio.create_task(self._run(answer, command), name=f"answer {answer.request_id}")
             self._tasks.add(answer.task)
             answer.task.add_done_callback(self._tasks.discard)
             answer.task.add_done_callback(partial(self._on_run_ended, answer))
-
-    def _takes_adapter(self, answer: Answer, command: session_pb2.Start) -> bool:
-        """Set the adapter of an answer; if there is no such adapter, fail the answer and return False."""
-        try:
-            answer.adapter = self._adapter_number(command)
-        except ValueError as error:
-            self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
-            return False
-        return True
 
     async def _run(self, answer: Answer, command: session_pb2.Start) -> None:
         """Admit a request to the running batch, or fail it with a reason."""

@@ -24,7 +24,6 @@ from baton.worker.process import PROMPTS_AT_ONCE, end_on_error, run_worker, take
 from baton.worker.role import ROLES
 from baton.worker.served import MakeRole, ServedWorker
 from baton.worker.service import ChangeRole
-from baton.worker.transfer.pool import TransferOptions
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.02
@@ -45,7 +44,7 @@ class ElasticWorker(ServedWorker):
             check_answers(prepared)
         rows = config.max_sequences if config.graphs else 0
         slots = swap_slots(config, prepared)
-        host = EngineHost(config, prepared, TransferOptions.of(config), slots, config.nice, rows)
+        host = EngineHost(config, prepared, slots, config.nice, rows)
         roles: dict[WorkerRole, MakeRole] = {
             WorkerRole.PREFILL: partial(PrefillRole, config),
             WorkerRole.DECODE: partial(DecodeRole, config),

@@ -21,7 +21,7 @@ from baton.worker.process import PROMPTS_AT_ONCE, run_worker
 from baton.worker.role import TOMBSTONE_S, RoleContext, ServingRole, worker_info
 from baton.worker.served import ServedWorker
 from baton.worker.service import Drain
-from baton.worker.transfer.pool import TransferOptions, make_host
+from baton.worker.transfer.pool import make_host
 from baton.worker.transfer.source import TransferSource
 
 
@@ -89,7 +89,7 @@ class PrefillRole(ServingRole):
 
 def make_worker(config: PrefillConfig, prepared: PreparedModel, epoch: int) -> ServedWorker:
     """Build a prefill worker."""
-    host = EngineHost(config, prepared, TransferOptions.of(config), nice=config.nice)
+    host = EngineHost(config, prepared, nice=config.nice)
     return ServedWorker(config, host, epoch, WorkerRole.PREFILL, {WorkerRole.PREFILL: partial(PrefillRole, config)})
 
 

@@ -124,15 +124,8 @@ class PrefillService(SessionService[Prompt]):
             self._send_failed(session, prompt.attempt_id, reason, prompt.times.failure)
             return
         self._requests.add(prompt)
-        if self.draining:
-            self._fail(prompt, session_pb2.FAILURE_REASON_DRAINING, "the prefill worker is draining")
+        if not self._accepts(prompt, command):
             return
-        try:
-            prompt.adapter = self._adapter_number(command)
-        except ValueError as error:
-            self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
-            return
-        self._set_deadline(prompt, command.time_left_ms)
         if command.sampling.HasField("structured"):
             prompt.compiling = asyncio.create_task(self._compile_then_queue(prompt, command))
             prompt.compiling.add_done_callback(partial(self._on_task_ended, prompt, UNQUEUED))

@@ -29,7 +29,7 @@ from baton.worker.at_rest.checker import RestChecker
 from baton.worker.config import WorkerConfig
 from baton.worker.tier.tier import open_tier
 from baton.worker.tier.writer import IGNORE_SUMS
-from baton.worker.transfer.pool import PoolMemory, TransferOptions, make_pool
+from baton.worker.transfer.pool import PoolMemory, make_pool
 from baton.worker.transfer.rank import RANK_MODULE
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,6 @@ class EngineHost:
         self,
         config: WorkerConfig,
         prepared: PreparedModel,
-        transfers: TransferOptions,
         host_slots: int = 0,
         nice: int = 0,
         decode_rows: int = 0,
@@ -167,7 +166,7 @@ class EngineHost:
         SharedMemoryUnavailable.
         """
         self.prepared = prepared
-        self.memory = make_pool(prepared, transfers)
+        self.memory = make_pool(prepared, config)
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
         self.at_rest = make_rest_checker(config, self.memory)
         """Checker of cached blocks; None: they are not checked."""

@@ -305,6 +305,19 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         for session in self._that_know_adapters():
             self._send(session, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
 
+    def _accepts(self, request: Open, command: session_pb2.Prefill | session_pb2.Start) -> bool:
+        """Set adapter and deadline of a new request. If it cannot be served, fail it and return False."""
+        if self.draining:
+            self._fail(request, session_pb2.FAILURE_REASON_DRAINING, f"the {self.role_name} worker is draining")
+            return False
+        try:
+            request.adapter = self._adapter_number(command)
+        except ValueError as error:
+            self._fail(request, session_pb2.FAILURE_REASON_INVALID, str(error))
+            return False
+        self._set_deadline(request, command.time_left_ms)
+        return True
+
     def _adapter_number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
         """Return the engine's number of the requested adapter, 0 for none. Raises: ValueError."""
         if self.adapters is not None:

@@ -77,7 +77,7 @@ def clear_owners(directory: Path, worker: str | None) -> int:
             raise CommandFailed(f"{directory} has no files of {worker}")
         for owner in owners:
             try:
-                claim = disk.claim(owner)
+                release = disk.claim(owner)
             except OwnerBusy:
                 print(f"{owner} is running: its files are kept", file=sys.stderr)
                 kept = True
@@ -87,7 +87,7 @@ def clear_owners(directory: Path, worker: str | None) -> int:
                 for each in found:
                     disk.remove(each.segment)
             finally:
-                claim.release()
+                release()
             print(f"{owner}: {len(found)} files of {format_bytes(sum(each.size_bytes for each in found))} removed")
     return 1 if kept else 0
 
@@ -121,7 +121,7 @@ def _line(disk: RealDisk, found: SegmentSize) -> SegmentLine:
 
 def _runs(disk: RealDisk, owner: str) -> bool:
     try:
-        disk.claim(owner).release()
+        disk.claim(owner)()
     except OwnerBusy:
         return True
     return False

@@ -14,9 +14,10 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -63,18 +64,15 @@ class TierFile(Protocol):
         """Close the file, once."""
 
 
-class Claim(Protocol):
-    """Exclusive claim on an owner's folder."""
-
-    def release(self) -> None:
-        """Release the folder, once."""
+Release = Callable[[], None]
+"""Function that releases a claimed folder. Call it once."""
 
 
 class TierDisk(Protocol):
     """Directory with folders of segments. Every method raises OSError."""
 
-    def claim(self, owner: str) -> Claim:
-        """Claim the owner's folder, creating it if it is missing. Raises: OwnerBusy."""
+    def claim(self, owner: str) -> Release:
+        """Claim the owner's folder, creating it if it is missing; return its release. Raises: OwnerBusy."""
 
     def identify(self) -> bytes:
         """Return the directory's id of ID_BYTES, creating it if it is missing: equal for all processes that can read
@@ -145,20 +143,12 @@ def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
 
 
 @dataclass(frozen=True, slots=True)
-class HeldLock:
-    fd: int
-
-    def release(self) -> None:
-        os.close(self.fd)
-
-
-@dataclass(frozen=True, slots=True)
 class RealDisk:
     """Directory of a real file system, created at first use."""
 
     directory: Path
 
-    def claim(self, owner: str) -> Claim:
+    def claim(self, owner: str) -> Release:
         folder = self._folder(owner)
         _make_private(self.directory)
         _make_private(folder)
@@ -172,7 +162,7 @@ class RealDisk:
             except BlockingIOError as error:
                 raise OwnerBusy(error.errno, "another live process owns the folder", str(folder)) from error
             undo.pop_all()
-        return HeldLock(fd)
+        return partial(os.close, fd)
 
     def identify(self) -> bytes:
         path, drawn = self.directory / ID_NAME, secrets.token_bytes(ID_BYTES)

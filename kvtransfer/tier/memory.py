@@ -5,12 +5,7 @@ import os
 import secrets
 from collections.abc import Sequence
 
-from baton.kvtransfer.tier.files import ID_BYTES, Claim, RealFile, SegmentId, SegmentSize, TierFile
-
-
-class _Ours:
-    def release(self) -> None:
-        """Do nothing: no other process can have the folder."""
+from baton.kvtransfer.tier.files import ID_BYTES, RealFile, Release, SegmentId, SegmentSize, TierFile
 
 
 class HostMemory:
@@ -19,8 +14,9 @@ class HostMemory:
     def __init__(self) -> None:
         self._id = secrets.token_bytes(ID_BYTES)
 
-    def claim(self, owner: str) -> Claim:
-        return _Ours()
+    def claim(self, owner: str) -> Release:
+        """Return a release that does nothing: no other process can have the folder."""
+        return lambda: None
 
     def identify(self) -> bytes:
         return self._id

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple
 
-from baton.kvtransfer.tier.files import Claim, SegmentId, TierDisk, TierFile
+from baton.kvtransfer.tier.files import Release, SegmentId, TierDisk, TierFile
 from baton.kvtransfer.tier.index import Place, TierIndex
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat
 from baton.kvtransfer.tier.segment import Segment, SegmentGone
@@ -79,7 +79,7 @@ class TierStore:
         self._by_id: dict[SegmentId, int] = {}
         self._foreign: dict[SegmentId, int] = {}  # sizes, by segment
         self._current: int | None = None
-        self._claim: Claim | None = None
+        self._release: Release | None = None
         self.directory_id = b""
         """Id of the directory while it is open: see `TierDisk.identify`."""
         self.counters = TierCounters()
@@ -94,7 +94,7 @@ class TierStore:
 
     @property
     def is_open(self) -> bool:
-        return self._claim is not None
+        return self._release is not None
 
     @property
     def own_bytes(self) -> int:
@@ -104,8 +104,8 @@ class TierStore:
     def open(self) -> None:
         """Claim the owner's folder and index the segments of all folders. Raises: OwnerBusy."""
         with ExitStack() as undo:
-            claim = self._disk.claim(self._owner)
-            undo.callback(claim.release)
+            release = self._disk.claim(self._owner)
+            undo.callback(release)
             directory_id = self._disk.identify()
             undo.callback(self._give_up_all)
             for each in self._disk.segments(self._owner):
@@ -116,7 +116,7 @@ class TierStore:
             self._continue_newest()
             self.refresh()
             undo.pop_all()
-        self._claim, self.directory_id = claim, directory_id
+        self._release, self.directory_id = release, directory_id
 
     def refresh(self) -> None:
         """Index what other owners have written since the last call, and forget what they have removed."""
@@ -142,10 +142,10 @@ class TierStore:
 
     def close(self) -> None:
         """Close the store: nothing is found any more, and another process may claim the folder."""
-        if self._claim is not None:
+        if self._release is not None:
             self._give_up_all()
-            self._claim.release()
-            self._claim, self.directory_id = None, b""
+            self._release()
+            self._release, self.directory_id = None, b""
 
     def known(self, names: Sequence[bytes]) -> int:
         """Return how many of `names`, from the first on, can be found. Any thread."""

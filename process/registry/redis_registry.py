@@ -16,8 +16,6 @@ depend on Redis.
 
 import asyncio
 import logging
-import math
-import time
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 TTL_MS = 3000
 NO_SECRET = "none"
-_SAY_AGAIN_S = 60.0
 _FENCE_TTL_MS = 3_600_000
 _CALL_S = 1.0  # bounds redis-py's nested retries, which would take 3 s
 _CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a TLS handshake takes several round trips
@@ -124,8 +121,7 @@ class RedisClient:
         self._namespace = namespace
         self._secret = secret
         self._call_s = call_s
-        self._said_at = -math.inf
-        self._unsaid = 0
+        self._unsigned = SeldomLog(logger)
 
     async def close(self) -> None:
         await self.redis.aclose()
@@ -141,15 +137,10 @@ class RedisClient:
         return value if self._secret is None else self._secret.seal(key, value)
 
     def unseal(self, key: str, value: bytes) -> bytes | None:
-        """Return the content of a record; None if it was not signed with this secret, which is logged once a minute."""
+        """Return the content of a record; None if it was not signed with this secret, which is logged."""
         found = value if self._secret is None else self._secret.unseal(key, value)
         if found is None:
-            now = time.monotonic()
-            self._unsaid += 1
-            if now - self._said_at >= _SAY_AGAIN_S:
-                text = "record %s in Redis ignored: not signed with this cluster's secret (%d so far)"
-                logger.warning(text, ascii(key), self._unsaid)
-                self._said_at = now
+            self._unsigned.warning("", "record %s in Redis ignored: not signed with this cluster's secret", ascii(key))
         return found
 
     async def script(self, script: str, keys: Sequence[str], arguments: Sequence[str | int | bytes]) -> Any:

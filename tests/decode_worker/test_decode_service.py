@@ -260,7 +260,7 @@ async def test_what_nobody_foresaw_ends_its_request_and_is_logged_with_its_trace
             await both.router.send(start=command)
             assert (await both.router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
         assert "NoneType" in caplog.text
-        assert lines == [("an answer failed", trace)]
+        assert lines == [("answer failed: unexpected error", trace)]
 
 
 async def test_logprobs_come_with_every_token_and_the_first_ones_over_the_transfer() -> None:

@@ -140,7 +140,7 @@ def test_where_batches_fail_blocks_are_copied_one_by_one(
     assert arrived(pool)
     transport.close()
     batched = hasattr(cuda.calls, "cuMemcpyBatchAsync_v2")
-    assert len([line for line in caplog.messages if "batched copies failed" in line]) == batched
+    assert len([line for line in caplog.messages if "batched GPU copies failed" in line]) == batched
 
 
 def test_a_copy_of_which_a_part_is_refused_has_ended_when_that_is_said(

@@ -46,7 +46,7 @@ def test_torch_finds_what_it_needs_of_a_store() -> None:
 
 def test_a_rank_whose_other_does_not_come_gives_up_in_time() -> None:
     options = GroupOptions("gloo", "lo", torch.device("cpu"), timeout_s=0.05)
-    with pytest.raises(LinkBroken, match="did not come within"):
+    with pytest.raises(LinkBroken, match="did not arrive within"):
         ProcessGroup(GroupStore(LocalKeyValues(), 0.05), SOURCE, options)
 
 

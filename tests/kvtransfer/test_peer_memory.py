@@ -111,7 +111,7 @@ def test_a_killed_owner_leaves_the_map_readable_and_cannot_be_opened_again():
 def test_another_file_under_the_same_number_is_refused():
     pool = SharedPool.create(4096)
     for wrong in (replace(pool.handle, inode=pool.handle.inode + 1), replace(pool.handle, size_bytes=8192)):
-        with pytest.raises(PeerUnreachable, match="not the pool that was announced"):
+        with pytest.raises(PeerUnreachable, match="not the announced pool"):
             open_peer(wrong)
     pool.close()
 
@@ -119,7 +119,7 @@ def test_another_file_under_the_same_number_is_refused():
 def test_a_pool_of_a_copied_machine_is_refused_by_its_id():
     """There PID, descriptor, inode and size may all be those of the pool that was announced here."""
     pool = SharedPool.create(4096, pool_id=b"ours")
-    with pytest.raises(PeerUnreachable, match="not the pool that was announced"):
+    with pytest.raises(PeerUnreachable, match="not the announced pool"):
         open_peer(pool.handle, b"theirs")
     open_peer(pool.handle, b"ours").close()
     pool.close()

@@ -262,4 +262,4 @@ async def test_what_nobody_foresaw_ends_its_prompt_and_is_logged_with_its_trace(
         with traced_lines("baton.worker.service") as lines:
             await router.send(prefill=prompt_command(1, transfer_id(), traceparent=trace.traceparent))
             assert (await router.one("failed", 1)).reason == session_pb2.FAILURE_REASON_UNSPECIFIED
-        assert lines == [("a prompt could not be queued", trace)]
+        assert lines == [("prompt not queued: unexpected error", trace)]

@@ -18,7 +18,7 @@ from baton.kvtransfer.shared_memory import SharedPool, back
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 from baton.kvtransfer.tcp.server import TcpServer, listen
 from baton.kvtransfer.transport import SharedMemoryUnavailable
-from baton.process.security.tls import InternalTls, TlsError
+from baton.process.security.tls import TlsError
 from baton.worker.config import WorkerConfig
 from baton.worker.transfer.process_groups import GroupHost
 from baton.worker.transfer.rank import RANK_MODULE, write_handle
@@ -26,31 +26,6 @@ from baton.worker.transfer.tcp_links import secure_accepted
 
 logger = logging.getLogger(__name__)
 SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with which peers may map a pool
-
-
-@dataclass(frozen=True, slots=True)
-class TransferOptions:
-    """Configuration of transfers."""
-
-    choice: TransportChoice
-    interface: str | None  # network interface of process groups and NIXL; None: neither
-    timeout_s: float  # longest wait for the other rank of a process group
-    host: str  # address to listen on
-    port: int  # port for KV over TCP; 0: any free port
-    tls: InternalTls | None
-    cores: frozenset[int] | None  # CPU cores for copies; None: any
-
-    @classmethod
-    def of(cls, config: WorkerConfig) -> "TransferOptions":
-        return cls(
-            config.transport,
-            config.transfer_interface,
-            config.pair_timeout_s,
-            config.host,
-            config.transfer_port,
-            config.internal_tls,
-            config.transfer_cores,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,40 +73,40 @@ class PoolMemory:
 
 def prepare_groups(config: WorkerConfig) -> None:
     """Prepare the environment of NCCL, which reads it once, before it is first used."""
-    groups = _groups(torch.device(config.device), TransferOptions.of(config))
+    groups = _groups(torch.device(config.device), config)
     if groups is not None and groups.backend == "nccl":
         prepare_environment(groups.interface, groups.timeout_s)
 
 
-def make_pool(prepared: PreparedModel, transfers: TransferOptions) -> PoolMemory:
-    """Allocate a zeroed pool for the model, readable over the transports that `transfers.choice` allows.
+def make_pool(prepared: PreparedModel, config: WorkerConfig) -> PoolMemory:
+    """Allocate a zeroed pool for the model, readable over the transports that `--transport` allows.
 
     Call it after `prepare_groups`. Raises: SharedMemoryUnavailable if a required transport is not available;
     ModelError; TlsError.
     """
     pool_id = secrets.token_bytes(POOL_ID_BYTES)
-    shared = _share(prepared, transfers.choice, pool_id)
+    shared = _share(prepared, config.transport, pool_id)
     whole = _allocate(prepared) if shared is None else shared.tensor
-    exported = _exported(whole, transfers.choice)
+    exported = _exported(whole, config.transport)
     storage, copies = _copies_apart(whole, prepared)
     parts = prepared.options.tensor_parallel // prepared.copies
-    groups = _groups(prepared.options.device, transfers)
-    nixl = _nixl(storage, pool_id.hex(), transfers)
+    groups = _groups(prepared.options.device, config)
+    nixl = _nixl(storage, pool_id.hex(), config)
     shape = PoolShape(
         prepared.total_blocks,
         prepared.layout.block_bytes,
         prepared.layout.rows,
         parts,
     )
-    tcp = _serve_tcp(storage, shape, pool_id, transfers)
+    tcp = _serve_tcp(storage, shape, pool_id, config)
     description = PoolDescription(
         prepared.fingerprint,
         shape.block_bytes,
         shape.num_blocks,
         host_id(),
         pool_id,
-        None if shared is None or transfers.choice not in SHARED else shared.handle,
-        exported[:parts] if transfers.choice in ("auto", "cuda_ipc") else (),
+        None if shared is None or config.transport not in SHARED else shared.handle,
+        exported[:parts] if config.transport in ("auto", "cuda_ipc") else (),
         "" if groups is None else groups.backend,
         shape.parts,
         shape.rows,
@@ -194,43 +169,43 @@ def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHa
         return ()
 
 
-def _groups(device: torch.device, transfers: TransferOptions) -> GroupOptions | None:
+def _groups(device: torch.device, config: WorkerConfig) -> GroupOptions | None:
     backend: GroupBackend = "nccl" if device.type == "cuda" else "gloo"
-    if transfers.interface is None or transfers.choice not in ("auto", backend):
+    if config.transfer_interface is None or config.transport not in ("auto", backend):
         return None
-    return GroupOptions(backend, transfers.interface, device, transfers.timeout_s)
+    return GroupOptions(backend, config.transfer_interface, device, config.pair_timeout_s)
 
 
-def _nixl(storage: Storage, name: str, transfers: TransferOptions) -> NixlAgent | None:
-    if transfers.interface is None or transfers.choice not in ("auto", "nixl"):
+def _nixl(storage: Storage, name: str, config: WorkerConfig) -> NixlAgent | None:
+    if config.transfer_interface is None or config.transport not in ("auto", "nixl"):
         return None
     if not isinstance(storage, torch.Tensor):
-        if transfers.choice == "nixl":
+        if config.transport == "nixl":
             raise SharedMemoryUnavailable("nixl: pools on several GPUs are not supported")
         return None
     try:
-        return NixlAgent(storage, name, transfers.interface)
+        return NixlAgent(storage, name, config.transfer_interface)
     except SharedMemoryUnavailable as error:
-        if transfers.choice == "nixl":
+        if config.transport == "nixl":
             raise
         logger.info("nixl is not available: %s", error)
         return None
 
 
-def _serve_tcp(storage: Storage, shape: PoolShape, pool_id: bytes, transfers: TransferOptions) -> TcpServer | None:
-    if transfers.choice not in ("auto", "tcp") or not isinstance(storage, torch.Tensor) or storage.is_cuda:
+def _serve_tcp(storage: Storage, shape: PoolShape, pool_id: bytes, config: WorkerConfig) -> TcpServer | None:
+    if config.transport not in ("auto", "tcp") or not isinstance(storage, torch.Tensor) or storage.is_cuda:
         return None
     try:
         if sys.platform != "linux":
             raise SharedMemoryUnavailable("KV over tcp needs Linux")
-        listener = listen(transfers.host, transfers.port)
+        listener = listen(config.host, config.transfer_port)
     except SharedMemoryUnavailable as error:
-        if transfers.choice == "tcp" or transfers.port:
+        if config.transport == "tcp" or config.transfer_port:
             raise
         logger.warning("peers do not read KV of this worker over tcp: %s", error)
         return None
     try:
-        return TcpServer(listener, storage, shape, pool_id, secure_accepted(transfers.tls), transfers.cores)
+        return TcpServer(listener, storage, shape, pool_id, secure_accepted(config.internal_tls), config.transfer_cores)
     except TlsError:
         listener.close()
         raise

@@ -73,7 +73,7 @@ def add_other_model(directory: Path, draw: random.Random) -> Damage:
     """
     files = blocks = 0
     disk = RealDisk(directory)
-    disk.claim(STRANGER).release()
+    disk.claim(STRANGER)()
     of_workers = [path for path in segment_paths(directory) if path.parent.name != STRANGER]
     for path in _there(draw.sample(of_workers, len(of_workers))):
         raw = path.read_bytes()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from baton.kvtransfer.tier.files import Claim, OwnerBusy, RealDisk
+from baton.kvtransfer.tier.files import OwnerBusy, RealDisk, Release
 from baton.lab.chaos.disk import damage
 from baton.lab.chaos.disk.counts import TierCounts
 from baton.lab.chaos.disk.shim import DiskShim
@@ -203,19 +203,19 @@ class FolderTaken:
         self._name = name
         self._life = life
         self._lasts_s = lasts_s
-        self._claim: Claim | None = None
+        self._release: Release | None = None
 
     async def inject(self) -> None:
         self._processes.send(self._life, signal.SIGKILL)
-        await shown(self._claims, f"the folder of {self._name}, which was killed, free")
+        await shown(self._releases, f"the folder of {self._name}, which was killed, free")
 
     def _claims(self) -> bool:
         try:
-            self._claim = RealDisk(self._scene.directory).claim(self._name)
+            self._release = RealDisk(self._scene.directory).claim(self._name)
         except OwnerBusy as error:
             if self._processes.life(self._name) not in (None, self._life):
                 raise NotMade(f"the restarted worker locked its folder first: {error}") from error
-        return self._claim is not None
+        return self._release is not None
 
     async def prove(self) -> str:
         def serves_without() -> bool:
@@ -227,9 +227,9 @@ class FolderTaken:
         return f"pid {self._life.pid} is gone, its successor served without files for {self._lasts_s:.1f} s"
 
     async def heal(self) -> None:
-        if self._claim is not None:
-            self._claim.release()
-            self._claim = None
+        if self._release is not None:
+            self._release()
+            self._release = None
 
 
 FILE_KINDS = frozenset(

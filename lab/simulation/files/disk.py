@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baton.kvtransfer.tier.files import Claim, OwnerBusy, SegmentId, SegmentSize, TierFile
+from baton.kvtransfer.tier.files import OwnerBusy, Release, SegmentId, SegmentSize, TierFile
 from baton.kvtransfer.tier.records import HEADER_BYTES
 from baton.lab.simulation.network.loop import CURRENT, SimulatedProcess, State
 
@@ -46,7 +46,7 @@ class SimulatedDisk:
         self._owners: set[str] = set()
         self._locks: dict[str, SimulatedProcess] = {}
 
-    def claim(self, owner: str) -> Claim:
+    def claim(self, owner: str) -> Release:
         self.state.check(self.state.write_error)
         holder, process = self._locks.get(owner), CURRENT.get()
         if process is None:
@@ -55,7 +55,7 @@ class SimulatedDisk:
             raise OwnerBusy(errno.EWOULDBLOCK, "another running process owns it", owner)
         self._owners.add(owner)
         self._locks[owner] = process
-        return SimulatedLock(self._locks, owner)
+        return lambda: self._free(owner, process)
 
     def identify(self) -> bytes:
         self.state.check(self.state.read_error)
@@ -106,20 +106,14 @@ class SimulatedDisk:
             content = self.contents[some[-1] if owner else self._draw.choice(some)]
             del content[self._draw.randint(0, len(content)) :]
 
+    def _free(self, owner: str, process: SimulatedProcess) -> None:
+        if self._locks.get(owner) is process:
+            del self._locks[owner]
+
     def wipe(self) -> None:
         """Remove the directory; open files stay readable."""
         self.contents.clear()
         self._owners.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedLock:
-    locks: dict[str, SimulatedProcess]
-    owner: str
-
-    def release(self) -> None:
-        if self.locks.get(self.owner) is CURRENT.get():
-            del self.locks[self.owner]
 
 
 @dataclass(slots=True)

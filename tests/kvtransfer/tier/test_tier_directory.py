@@ -42,9 +42,9 @@ def test_a_worker_that_was_slower_takes_the_id_that_is_there(tmp_path: Path, mon
 
 def test_a_file_that_is_no_id_is_an_error_and_no_store_opens(tmp_path: Path) -> None:
     (tmp_path / ID_NAME).write_text("what is this")
-    with pytest.raises(OSError, match="no directory's id"):
+    with pytest.raises(OSError, match="invalid directory id"):
         RealDisk(tmp_path).identify()
-    with pytest.raises(OSError, match="no directory's id"):
+    with pytest.raises(OSError, match="invalid directory id"):
         store_in(tmp_path)
 
 

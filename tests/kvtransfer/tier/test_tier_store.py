@@ -91,7 +91,7 @@ def test_an_owners_folder_that_others_could_read_is_closed_to_them(tmp_path: Pat
 
 def test_a_second_process_of_the_same_name_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
     first = store_in(tmp_path)
-    with pytest.raises(OwnerBusy, match="another process"):
+    with pytest.raises(OwnerBusy, match="another live process"):
         store_in(tmp_path)
     first.close()
     store_in(tmp_path).close()
@@ -203,7 +203,7 @@ def test_the_oldest_blocks_go_first(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_holds_next_to_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="fewer than 8 blocks"):
+    with pytest.raises(ValueError, match="less than 8 blocks"):
         TierStore(RealDisk(Path("/nonexistent")), "a", FORMAT, least_bytes(FORMAT) - 1)
 
 

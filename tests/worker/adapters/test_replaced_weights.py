@@ -84,7 +84,7 @@ async def test_an_answer_ends_with_the_old_weights_beside_one_of_the_new_and_the
         await eventually(lambda: state(client).own_weights_freed)
         assert await answer(client, start(3, weights)) == expected(other)
         await client.send(start=start(4, OWN))
-        assert "were replaced and are freed" in (await client.one("failed", 4)).message
+        assert "were replaced and freed" in (await client.one("failed", 4)).message
 
 
 @pytest.mark.parametrize("measured", [False, True], ids=["stated", "measured"])

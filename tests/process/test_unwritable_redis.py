@@ -63,9 +63,7 @@ async def test_membership_of_an_unwritable_redis_is_lost_and_keeps_what_it_knows
         make_unwritable(redis)
     await joining.start()
     undo.push_async_callback(joining.close)
-    await eventually(
-        lambda: not membership.connected and not first.connected and joining.problem != "not asked yet"
-    )
+    await eventually(lambda: not membership.connected and not first.connected and joining.problem != "not asked yet")
     assert reason in membership.problem and not joining.announced.is_set()
     assert membership.current == (KNOWN,)
     assert "worker not announced in the registry" in caplog.text

@@ -207,7 +207,7 @@ class FolderTaken:
 
     async def inject(self) -> None:
         self._processes.send(self._life, signal.SIGKILL)
-        await shown(self._releases, f"the folder of {self._name}, which was killed, free")
+        await shown(self._claims, f"the folder of {self._name}, which was killed, free")
 
     def _claims(self) -> bool:
         try:

@@ -174,7 +174,7 @@ async def test_a_folder_is_taken_until_it_is_given_back(tmp_path: Path) -> None:
     scene = TierScene(tmp_path, None, TierCounts())
     taken = FolderTaken(Processes(), scene, "worker-0", NOBODY, 0.0)
     await taken.inject()
-    with pytest.raises(OSError, match="another process"):
+    with pytest.raises(OSError, match="another live process"):
         store_in(tmp_path)
     for values in ({}, {"hits": 3.0}, {"reads": 0.0, "writes": 1.0}):
         scene.counts.take({"worker-0": values})

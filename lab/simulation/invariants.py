@@ -25,7 +25,7 @@ HURRIED_S = 5.0  # with a nearer deadline a request may be refused or not be ret
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
 _SAYS_CORRUPT = re.compile(r"checksum mismatch reported by a reader|KV read from \S+ is corrupt")
 _SAYS_CHANGED = re.compile(r"cached KV is corrupt")
-_SAYS_DEADLY = re.compile(r"request \S+ is refused from now on, its workers died")
+_SAYS_DEADLY = re.compile(r"request \S+ quarantined: its workers died")
 LATE_S = 3.0  # bound from its deadline to the end of a request
 
 

@@ -1,9 +1,9 @@
-"""The answer as a client sees it: outputs of workers become contiguous tokens, and these text. Pure.
+"""Answer as a client sees it: outputs of workers become contiguous tokens, and tokens become text. Pure.
 
-`TokenStream` puts outputs in order. Token 2 (from decode) may overtake token 1 (from prefill), decode repeats prefill's
-tokens, a reconnected session may repeat anything, and another attempt continues where the one before failed, or begins
-from the first token. What it gives out has every offset once, in order. Each choice takes tokens of one attempt at a
-time; those of others are dropped. `Answer` cuts the text at stop strings, and ends the choices.
+`TokenStream` orders outputs and releases every offset once. Token 2 (from decode) may overtake token 1 (from prefill),
+decode repeats prefill's tokens, a reopened link may repeat anything, and another attempt continues after a failed one,
+or begins from the first token. Each choice accepts tokens of one attempt at a time. `RequestAnswer` cuts the text at
+stop strings and ends the choices.
 """
 
 from collections import deque
@@ -18,21 +18,21 @@ from baton.text.stop_strings import PassedTokens, StopFilter
 
 
 class InconsistentOutput(Exception):
-    """A worker broke the protocol: unknown choice, tokens past an end, or another token at an offset given before."""
+    """Error: a worker sent an unknown choice, tokens past an end, or a second token for one offset."""
 
 
 class NotRepeated(InconsistentOutput):
-    """Error: an attempt generated another token than the one that an earlier attempt had released."""
+    """Error: an attempt generated another token than an earlier attempt had released."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    attempt_id: int = 0  # that makes it; 0: none
-    token_ids: list[int] = field(default_factory=list)  # released
-    carried: int = 0  # of these, by earlier attempts
-    waiting: dict[int, int] = field(default_factory=dict)  # offset -> token, beyond a gap
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by offset, of tokens not released
-    length: int | None = None  # known with the end
+    attempt_id: int = 0  # attempt that generates the choice; 0: none
+    token_ids: list[int] = field(default_factory=list)  # released tokens
+    carried: int = 0  # released tokens of earlier attempts
+    waiting: dict[int, int] = field(default_factory=dict)  # tokens behind a gap, by offset
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # of tokens not released yet, by offset
+    length: int | None = None  # known once the end has arrived
     end: SequenceEnd | None = None
 
     @property
@@ -53,21 +53,21 @@ class _Stream:
 
 
 class TokenStream:
-    """The choices of one request, from the first token to the last, over all its attempts."""
+    """Tokens of one request's choices over all its attempts."""
 
     def __init__(self, choices: int) -> None:
         self._choices = [_Stream() for _ in range(choices)]
 
     def begin(self, attempt_id: int, choices: Iterable[int] | None = None) -> None:
-        """Count only this attempt from now on, for these choices or all. Released tokens stay released.
+        """Accept only this attempt from now on, for these choices or all. Released tokens stay released.
 
-        The attempt may begin at or before the last of them, and must then repeat the same tokens.
+        Tokens that the attempt repeats must equal the released ones.
         """
         for choice in self._choices if choices is None else [self._choices[index] for index in choices]:
             choice.begin(attempt_id)
 
     def leave(self, attempt_id: int) -> None:
-        """Outputs of this attempt are ignored from now on."""
+        """Ignore outputs of this attempt from now on."""
         for choice in self._choices:
             if choice.attempt_id == attempt_id:
                 choice.attempt_id = 0
@@ -78,7 +78,7 @@ class TokenStream:
         return NewTokens(index, 0, token_ids, None)
 
     def finish(self, index: int, end: SequenceEnd) -> NewTokens:
-        """A choice of which everything was released turns out to have ended there."""
+        """End a choice of which all tokens were released."""
         choice = self._choices[index]
         choice.length, choice.end = len(choice.token_ids), end
         stop_token_id = choice.token_ids[-1] if end is SequenceEnd.STOP else None
@@ -89,16 +89,16 @@ class TokenStream:
         return len(self._choices[index].token_ids)
 
     def answer(self, index: int) -> tuple[int, ...]:
-        """The tokens of a choice that were released."""
+        """Return the released tokens of a choice."""
         return tuple(self._choices[index].token_ids)
 
     def take_all(self, outputs: deque[SequenceOutput]) -> tuple[NewTokens, ...]:
-        """The tokens that became contiguous with these, one NewTokens for each choice that has any.
+        """Remove outputs and return the tokens that became contiguous, as one NewTokens per choice.
 
-        They are taken from `outputs`, up to one that is inconsistent: where others before it released something, it
-        stays there for the next call. Those of other attempts are dropped. Raises: InconsistentOutput.
+        An inconsistent output stays for the next call if tokens before it were released; else it raises
+        InconsistentOutput. Outputs of other attempts are dropped.
         """
-        begins: dict[int, int] = {}  # where the released tokens begin, by choice
+        begins: dict[int, int] = {}  # offset of the first newly released token, by choice
         while outputs:
             try:
                 self._take(outputs[0], begins)
@@ -119,7 +119,7 @@ class TokenStream:
         token_ids, waiting = choice.token_ids, choice.waiting
         begins.setdefault(output.choice, len(token_ids))
         if output.offset == len(token_ids) and not waiting and choice.length is None and output.end is None:
-            token_ids.extend(output.token_ids)  # the next ones, as nearly all of them are
+            token_ids.extend(output.token_ids)  # the usual case: the next tokens in order
             if output.logprobs:
                 choice.logprobs.update(enumerate(output.logprobs, start=output.offset))
             return
@@ -152,41 +152,43 @@ class TokenStream:
                 raise choice.contradiction(min(choice.length or beyond, beyond) - 1, message)
             choice.length, choice.end = beyond, output.end
         if choice.length is not None and max(beyond, len(choice.token_ids)) > choice.length:
-            message = f"choice {output.choice} goes on past its end at {choice.length}"
+            message = f"choice {output.choice} continues past its end at {choice.length}"
             raise choice.contradiction(choice.length - 1, message)
         for offset, token_id in enumerate(output.token_ids, start=output.offset):
             known = choice.token_ids[offset] if offset < len(choice.token_ids) else choice.waiting.get(offset)
             if known is None:
                 choice.waiting[offset] = token_id
             elif known != token_id:
-                message = f"choice {output.choice} has two tokens at {offset}"  # which ones is for no log
+                message = f"choice {output.choice} has two different tokens at {offset}"  # logs have no token ids
                 raise choice.contradiction(offset, message)
         for offset, logprob in enumerate(output.logprobs, start=output.offset):
             if offset >= len(choice.token_ids):
                 choice.logprobs.setdefault(offset, logprob)
 
 
-PART_TOKENS = 1024  # bounds a message: at most 20 likeliest tokens come with each
+PART_TOKENS = 1024  # maximum tokens of a message, each with up to 20 alternatives
 
 
 class PromptEcho:
-    """The part still to be sent. With `scored`, tokens come with their scores; the first one, which has none, alone."""
+    """Part of an echoed prompt that is still to be sent. With `scored`, tokens are sent with their scores; the first
+    token has none.
+    """
 
     def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, sent_tokens: int = 0) -> None:
-        """Create the echo. `sent_tokens`: tokens that another stream sent, with their text."""
+        """Create the echo. `sent_tokens`: tokens that an earlier stream sent, with their text."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored
         self._sent_tokens = sent_tokens
 
     def take(self, scores: PromptScores) -> tuple[PromptPart, ...]:
-        """The parts that these scores make known; none where another attempt already made them known."""
+        """Return the parts whose scores are new; none for repeated scores."""
         parts = self._first()
         new = scores.logprobs[self._sent_tokens - scores.offset :]
         return parts + self._parts(self._sent_tokens + len(new), new)
 
     def rest(self) -> tuple[PromptPart, ...]:
-        """Return everything that was not sent. Call it when every score was processed, or none is wanted."""
+        """Return everything that was not sent. Call it once all scores have been taken, or if none are requested."""
         return self._first() if self._scored else self._parts(len(self._token_ids), ())
 
     def _first(self) -> tuple[PromptPart, ...]:
@@ -208,14 +210,14 @@ class PromptEcho:
 class _Choice:
     def __init__(self, index: int, detokenizer: Detokenizer, stop_filter: StopFilter) -> None:
         self.index = index
-        self.tokens = 0  # given out
+        self.tokens = 0  # delivered
         self.finished = False
         self._detokenizer = detokenizer
         self._filter = stop_filter
-        self._logprobs: deque[TokenLogprob] = deque()  # of tokens that the filter holds, if asked for
+        self._logprobs: deque[TokenLogprob] = deque()  # of tokens that the filter withholds
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        if self._filter.passes_all and new_tokens.end is None:  # as nearly all are
+        if self._filter.passes_all and new_tokens.end is None:  # the usual case
             token_ids, begin = new_tokens.token_ids, self.tokens
             self.tokens += len(token_ids)
             return (Delta(self.index, begin, token_ids, self._detokenizer.push_all(token_ids), new_tokens.logprobs),)
@@ -280,11 +282,11 @@ class RequestAnswer:
 
     @property
     def completion_tokens(self) -> int:
-        """Tokens given out, over all choices. Those of a stop string, and beyond it, are not."""
+        """Number of delivered tokens over all choices, without those of a stop string and behind it."""
         return sum(choice.tokens for choice in self._choices)
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """The events that go out now. Tokens beyond a stop string are dropped."""
+        """Return the events to send now. Tokens behind a stop string are dropped."""
         choice = self._choices[new_tokens.choice]
         if choice.finished:
             return ()
@@ -293,13 +295,13 @@ class RequestAnswer:
         return events
 
 
-DELTA_TOKENS = 1024  # bounds a message
+DELTA_TOKENS = 1024  # maximum tokens of a message
 
 
 class BestOf:
-    """An answer of `n` choices out of those of `made`, whose tokens all come with their log-probabilities.
+    """Answer of the best `n` choices of `made`, whose tokens all have log-probabilities.
 
-    The best has the highest mean log-probability per token, as OpenAI defines it; a stop string is no part of it.
+    The best choice has the highest mean log-probability per token, as OpenAI defines it, without its stop string.
     """
 
     def __init__(self, made: RequestAnswer, n: int, with_logprobs: bool) -> None:
@@ -314,7 +316,7 @@ class BestOf:
         return self._made.done
 
     def has_finished(self, index: int) -> bool:
-        """Return whether a choice has finished, among all that are generated."""
+        """Return whether a generated choice is complete."""
         return self._made.has_finished(index)
 
     @property
@@ -323,7 +325,7 @@ class BestOf:
         return self._made.completion_tokens
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """The events that go out now: all of them with the last tokens, none before or after those."""
+        """Return all events together with the last tokens; none before."""
         if self.done:
             return ()
         for event in self._made.take(new_tokens):
@@ -336,22 +338,23 @@ class BestOf:
     def _best(self) -> list[AnswerEvent]:
         ranked = sorted(self._ends.values(), key=lambda end: (-self._mean_logprob(end.index), end.index))
         events: list[AnswerEvent] = []
-        for place, end in enumerate(ranked[: self._n]):
-            events += self._whole(place, self._deltas.get(end.index, ()))
-            events.append(replace(end, index=place))
+        for rank, end in enumerate(ranked[: self._n]):
+            events += self._merged(rank, self._deltas.get(end.index, ()))
+            events.append(replace(end, index=rank))
         return events
 
     def _mean_logprob(self, index: int) -> float:
         return mean_logprob([token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs])
 
-    def _whole(self, place: int, deltas: Sequence[Delta]) -> list[AnswerEvent]:
+    def _merged(self, index: int, deltas: Sequence[Delta]) -> list[AnswerEvent]:
+        """Return the deltas of a choice, merged to as few as possible."""
         token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         logprobs = tuple(token for delta in deltas for token in delta.logprobs) if self._with_logprobs else ()
         text = "".join(delta.text for delta in deltas)
         starts = range(0, len(token_ids), DELTA_TOKENS) or range(1)
         return [
             Delta(
-                place,
+                index,
                 start,
                 token_ids[start : start + DELTA_TOKENS],
                 text if start == starts[-1] else "",

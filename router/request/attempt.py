@@ -86,7 +86,7 @@ class AttemptPhase(Enum):
     ENDED = 8  # holds nothing
 
     on_workers: bool
-    """Whether workers have the attempt."""
+    """True while workers have the attempt."""
 
     def __init__(self, number: int, on_workers: bool = False) -> None:
         self.on_workers = on_workers

@@ -1,4 +1,4 @@
-"""Events that a request's own timers, queue and client cause; those of workers are in types/events.py."""
+"""Events that a request's own timers, queue and client cause. Worker events are in types/events.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from baton.router.types.placement import PlacementRequest
 
 
 class RequestPhase(Enum):
+    """Phase of a request."""
+
     PREPARED = auto()
     RUNNING = auto()
     COMPLETED = auto()

@@ -1,11 +1,10 @@
-"""The streams of this router, and the journal of records by which another router continues them when this one is gone.
+"""Streams of this router, and their records in the journal, from which another router continues them.
 
-A record has the request and where it runs; no output, no API key. Where a newer stream of a request begins, here or at
-another router, the older one is ended.
+A record has the request and the workers where it runs; no output, no API key. When a newer stream of a request begins,
+at any router, the older one is closed.
 
-No request waits for it: a change is noted, and one task writes all changes noted meanwhile, those that the store did
-not answer for again a second later. Until it answers it costs nothing but resuming: a client whose stream then breaks
-must send its request again.
+No request waits for the journal: one task writes all pending changes in batches, and retries a second later if the
+store does not answer. While the store is down, a client whose stream breaks must send its request again.
 """
 
 import asyncio
@@ -51,14 +50,13 @@ from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
 GRACE_S = 10.0
-"""Time that a record outlives its stream: the client may not have received the end."""
+"""Lifetime of a record after its stream: the client may not have received the end."""
 MAX_RECORD_BYTES = 1 << 20
-MAX_NOTED = 4096  # changes that wait to be written; further ones are dropped
-# Of one call: making them holds the event loop up for less than a millisecond.
-BATCH = 16
+MAX_NOTED = 4096  # maximum number of pending changes; further ones are dropped
+BATCH = 16  # maximum records per call: serialising them blocks the event loop for less than 1 ms
 BATCH_BYTES = 1 << 15
 ENDS_WAIT_S = 1.0
-GATHER_S = 0.2  # streams that begin at about the same time are written together: a call costs as much as ten records
+GATHER_S = 0.2  # time for which new streams are gathered: a call costs as much as ten records
 _KEY_DIGITS = 32
 _TOKEN_IDS = journal_pb2.JournalRecord.DESCRIPTOR.fields_by_name["token_ids"].number
 VERSION = 1
@@ -68,8 +66,8 @@ _KINDS: dict[int, StructuredKind] = {number: kind for kind, number in link_wire.
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Record of a stream. `router_id`: router that serves it; `stream`: its number there; `model`: name used by the
-    client.
+    """Record of a stream. `router_id`: router that serves it; `stream`: its number there; `model`: the client's name
+    of the model.
     """
 
     router_id: bytes
@@ -102,7 +100,7 @@ class JournalStore(Protocol):
 
 
 def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
-    """The name contains the tenant that may resume the stream: another tenant's is not found."""
+    """Return the key of a stream's record. It covers the tenant, so that no other tenant finds the record."""
     digest = hashlib.sha256(b"baton.journal.v1")
     for part in (tenant.encode(), request_id.encode(), resume_token.encode()):
         digest.update(len(part).to_bytes(8, "little"))
@@ -111,14 +109,14 @@ def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
 
 
 class JournalEntry:
-    """Record of one stream: changed as the stream proceeds, left once."""
+    """Record of one stream, which changes as the stream proceeds."""
 
     def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
         self.key = key
-        self._record = record  # without its places, which change
+        self._record = record  # without locations, which change
         self._places: dict[int, AttemptLocation] = {}  # by attempt
         self.deadline_s = deadline_s
-        self.seize = seize  # until it was written once
+        self.seize = seize  # True until the record was written once
         self._journal = journal
 
     @property
@@ -130,18 +128,18 @@ class JournalEntry:
         self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
-        """Remove a finished attempt; the next call of `placed` says where the stream continues."""
+        """Remove a closed attempt; the next call of `placed` writes where the stream continues."""
         self._places.pop(attempt_id, None)
 
     def end(self) -> None:
-        """The stream is over: its record lives on for a little while."""
+        """Close the stream: its record expires after GRACE_S."""
         self._journal.ended(self)
 
 
 @dataclass(slots=True)
 class JournalCounts:
-    """Counts since the start. `dropped`: the queue was full; `failed`: the store did not answer; `too_large`: not
-    written.
+    """Counts of records since the start. `dropped`: too many pending; `failed`: the store did not answer; `too_large`:
+    over MAX_RECORD_BYTES.
     """
 
     written: int = 0
@@ -151,7 +149,7 @@ class JournalCounts:
 
 
 class Journal:
-    """The records of this router's streams. `on_seized` is called with one that another router continues."""
+    """Records of this router's streams. `on_seized` is called with a stream that another router continues."""
 
     def __init__(
         self,
@@ -168,15 +166,15 @@ class Journal:
         self._on_seized = on_seized
         self._clock = clock or time.monotonic
         self._live: dict[str, JournalEntry] = {}
-        self._noted: dict[str, JournalEntry] = {}  # to be written; an entry that is not live any more has ended
+        self._noted: dict[str, JournalEntry] = {}  # entries to be written; one that is not live was closed
         self._changed = asyncio.Event()
         self.problem = ""
-        """Reason why the store rejected the last records."""
+        """Reason why the store rejected the last records; empty if it did not."""
 
     def open(
         self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
     ) -> JournalEntry:
-        """Open a stream's record; the first `placed` writes it. `seize`: another router may have it until now."""
+        """Open a stream's record, which the first `placed` writes. `seize`: take it from another router."""
         entry = JournalEntry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
         self._live[key] = entry
         return entry
@@ -188,7 +186,7 @@ class Journal:
 
     def note(self, entry: JournalEntry) -> None:
         if self._live.get(entry.key) is not entry:
-            return  # its stream was resumed here since
+            return  # a newer stream of the request was opened here
         self._put(entry)
 
     def ended(self, entry: JournalEntry) -> None:
@@ -197,7 +195,7 @@ class Journal:
             self._put(entry, urgent=False)
 
     def _put(self, entry: JournalEntry, urgent: bool = True) -> None:
-        """Delay non-urgent changes until the next urgent one, at most ENDS_WAIT_S, to spare calls to Redis."""
+        """Queue a change. Non-urgent ones wait for the next urgent one, at most ENDS_WAIT_S, to spare Redis calls."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
             return
@@ -228,7 +226,7 @@ class Journal:
                 return
 
     def _batch(self) -> dict[JournalEntry, JournalChange]:
-        """The oldest that are noted, a call's worth."""
+        """Remove and return the oldest pending changes, as many as fit into one call."""
         changes: dict[JournalEntry, JournalChange] = {}
         size = 0
         while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
@@ -258,12 +256,12 @@ class Journal:
         except RegistryUnavailable as error:
             self.counts.failed += len(changes)
             if not self.problem:
-                logger.warning("the journal is unavailable, new streams cannot resume at another router: %s", error)
+                logger.warning("journal unavailable: %s; new streams cannot resume at another router", error)
             self.problem = str(error)
             return False
         self.counts.written += len(changes)
         if self.problem:
-            logger.info("the journal is available again")
+            logger.info("journal available again")
             self.problem = ""
             for live in tuple(self._live.values()):
                 if live.record.places:
@@ -273,7 +271,7 @@ class Journal:
             if entry is None:
                 continue
             if change.value is not None:
-                entry.seize = False  # with nothing to write, the record is still the other router's
+                entry.seize = False  # only a written value takes the record from the other router
             if change.key in seized:
                 self._on_seized(entry.record.stream)
         return True
@@ -281,7 +279,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """The request of a stream and its tenant; for a resumed one, where it continues and its record in the journal."""
+    """Request of a stream and its tenant; for a resumed stream, its resumption and its record in the journal."""
 
     request: PreparedRequest
     chosen: ChosenModel
@@ -289,7 +287,7 @@ class Beginning:
     resume_token: str
     resumption: Resumption | None = None
     record: Record | None = None
-    shown_tokens: frozenset[str] = frozenset()  # special tokens that are text
+    shown_tokens: frozenset[str] = frozenset()  # special tokens kept in the text
 
     @property
     def key(self) -> str:
@@ -297,25 +295,25 @@ class Beginning:
 
     @property
     def choices(self) -> int:
-        """Streams whose ends are still to be reported."""
+        """Number of choices whose end is still to be sent."""
         return self.request.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
 
 
 class Streams:
-    """Streams of this router. `announce` tells other routers that one of their streams continues here."""
+    """Streams of this router. `announce`: tell another router that its stream continues here."""
 
     def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
         self._router_id = router_id
         self._journal = journal
         self._announce = announce
         self._numbers = itertools.count(1)
-        self._lives: dict[int, asyncio.Timeout] = {}  # by number: the timeout that ends it
-        self._newest: dict[str, int] = {}  # by key
+        self._lives: dict[int, asyncio.Timeout] = {}  # timeout that closes a stream, by number
+        self._newest: dict[str, int] = {}  # number of the newest stream, by key
         self.resumed = 0
-        """Streams that were resumed here, since the start."""
+        """Number of resumed streams since the start."""
 
     async def find(self, asked: ResumeRequest, block_tokens: int, groups: BlockGroups = ONE_GROUP) -> Record | None:
-        """The record of a stream of that caller. `block_tokens`, `groups`: of the workers."""
+        """Return the record of a stream to be resumed. `block_tokens`, `groups`: of the workers."""
         if self._journal is None:
             return None
         key = journal_key(asked.tenant, asked.request_id, asked.resume_token)
@@ -325,13 +323,15 @@ class Streams:
         try:
             data = await self._journal.read(key)
         except RegistryUnavailable as error:
-            logger.info("the journal cannot be read to resume a stream: %s", error)
+            logger.info("journal unavailable: %s; a stream is resumed without its record", error)
             return None
         record = from_bytes(data, asked.tenant, block_tokens) if data is not None else None
         return None if record is None else replace(record, request=replace(record.request, groups=groups))
 
     def resumption(self, received: ReceivedAnswer, record: Record | None) -> Resumption:
-        """An answer is not adopted where its stream lives here: its workers forget it when that one ends."""
+        """Return how the stream resumes. An answer whose stream is still open here is not adopted, since closing that
+        stream cancels it.
+        """
         if record is None or (record.stream in self._lives and record.router_id == self._router_id):
             return Resumption(received)
         return Resumption(received, record.router_id, record.places)
@@ -340,8 +340,8 @@ class Streams:
     def open(
         self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float
     ) -> Iterator[JournalEntry | None]:
-        """Open a stream for the duration of the context. A newer stream of the request expires `life`; without `life`
-        the stream cannot be resumed.
+        """Open a stream for the duration of the context. A newer stream of the request expires `life`; None: the
+        stream cannot be resumed.
         """
         if life is None:
             yield None
@@ -370,14 +370,14 @@ class Streams:
         return self._journal.open(beginning.key, number, beginning.request, model, deadline_s, seize)
 
     def end(self, number: int | None) -> None:
-        """A newer stream of the same request lives, here or elsewhere. One that has ended already is left alone."""
+        """Close a stream, if it is open, because a newer one of the same request exists."""
         life = self._lives.pop(number, None) if number is not None else None
         if life is not None:
             life.reschedule(asyncio.get_running_loop().time())
 
 
 def to_bytes(record: Record) -> bytes:
-    """Holds no API key, and nothing of the answer."""
+    """Serialise a record."""
     request = record.request
     return journal_pb2.JournalRecord(
         version=VERSION,
@@ -415,7 +415,7 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
-    """Parse a record of the caller `tenant`; None, with a warning in the log, if this version does not understand it.
+    """Parse a record of the caller `tenant`; None, with a warning in the log, if it is unreadable.
 
     The client may then send its request again, with the tokens that it has.
     """
@@ -424,11 +424,11 @@ def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
         record.ParseFromString(data)
         _BOUNDS.check(record)
         if record.version != VERSION or len(record.cache_root) != HASH_BYTES:
-            raise ValueError(f"its version is {record.version}, this router reads version {VERSION}")
+            raise ValueError(f"version: {record.version} is not {VERSION}, which this router reads")
         request = _request(record, tenant, block_tokens)
-    except Exception as error:  # noqa: BLE001 -- of another version, or of anybody: what cannot be read is no record
+    except Exception as error:  # noqa: BLE001 -- foreign input
         writer = link_wire.versions_of(record.versions)
-        logger.warning("a journal record of %s is skipped by %s: %s", writer, OWN, error)
+        logger.warning("unreadable journal record ignored: written by %s, read by %s: %s", writer, OWN, error)
         return None
     places = tuple(
         AttemptLocation(place.endpoint, place.attempt_id, place.first_choice, place.choices, place.answered_tokens)
@@ -476,7 +476,7 @@ def _kept_session(message: kept_session_pb2.KeptSession) -> KeptSession:
 
 
 def _sampling(message: sampling_pb2.Sampling) -> Sampling:
-    """The inverse of link_wire's. Raises: KeyError for a name that is not known."""
+    """Read sampling parameters, as `sampling_message` wrote them. Raises: KeyError for an unknown enum value."""
     form = message.structured
     return Sampling(
         max_tokens=message.max_tokens,

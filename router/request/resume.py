@@ -1,8 +1,8 @@
-"""Streams that clients resume: a client's report of a broken stream, and the answer without the part it has. Pure.
+"""Resumption of broken streams: the client's report, and the answer without the part that it has. Pure.
 
-A stream is resumed from its record in the journal where there is one: its answer may still be made by a decode worker,
-and is adopted. Otherwise it is resumed from the request, if the client sends it again. Either way the client's tokens
-do not change.
+A stream is resumed from its record in the journal, if there is one: a decode worker may still generate its answer,
+which is then adopted. Otherwise it is resumed from the request, if the client sends it again. Either way the client's
+tokens do not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,9 @@ from baton.router.types.response import TOKEN_CHARACTERS, AnswerEvent, ChoiceFin
 
 @dataclass(frozen=True, slots=True)
 class AttemptLocation:
-    """An attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
-    `answered_tokens`."""
+    """Attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
+    `answered_tokens`.
+    """
 
     endpoint: str
     attempt_id: int
@@ -32,8 +33,8 @@ class AttemptLocation:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChoice:
-    """Part of a choice that the client has. `text_bytes`: length of its text in UTF-8; `finished`: its end was
-    received.
+    """Part of a choice that the client has. `text_bytes`: length of its text in UTF-8; `finished`: the client has its
+    end.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -46,7 +47,7 @@ NOTHING = ReceivedChoice()
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnswer:
-    """Received parts by choice; nothing of an absent one. `prompt_tokens`: received part of an echoed prompt."""
+    """Part of an answer that the client has, by choice. `prompt_tokens`: part of an echoed prompt that it has."""
 
     choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
     prompt_tokens: int = 0
@@ -60,11 +61,11 @@ class ReceivedAnswer:
 
 
 class ResumeFilter:
-    """Filter of an answer that is generated again: only the part that the client lacks is sent.
+    """Filter of an answer that is generated again: it passes only the part that the client lacks.
 
-    Tokens and text are counted separately, since text lags behind by what is withheld: an incomplete character, or a
-    possible beginning of a stop string. Both only grow at their end, however they are split, so two counts define where
-    to continue. The last end is sent last, because usage goes with it.
+    Tokens and text are counted separately, since text lags behind by incomplete characters and possible beginnings of
+    stop strings. Both only grow at their end, so the two counts define where to continue. The last end is sent last,
+    because it carries the usage.
     """
 
     def __init__(self, made: AnswerInProgress, n: int, received: ReceivedAnswer) -> None:
@@ -72,7 +73,7 @@ class ResumeFilter:
         self._cuts = {index: _ChoiceFilter(choice) for index, choice in received.choices.items()}
         self._finished = received.finished
         self._ends_left = n - len(self._finished)
-        self._last_end: ChoiceFinished | None = None  # held while choices that the client has continue
+        self._last_end: ChoiceFinished | None = None  # withheld until all choices are complete
 
     @property
     def done(self) -> bool:
@@ -102,7 +103,7 @@ class ResumeFilter:
                 yield kept
             return
         if cut is not None and not cut.is_over:
-            raise NotRepeated(f"choice {event.index} ended before the tokens that the client has")
+            raise NotRepeated(f"choice {event.index} ends before the client's last token")
         if event.index in self._finished:
             return
         self._ends_left -= 1
@@ -113,7 +114,7 @@ class ResumeFilter:
 
 
 class _ChoiceFilter:
-    """The part that is still to be left out of one choice."""
+    """Filter of one choice: counts the part that must still be left out."""
 
     def __init__(self, received: ReceivedChoice) -> None:
         self._token_ids = received.token_ids
@@ -125,7 +126,7 @@ class _ChoiceFilter:
         return self._passed_tokens == len(self._token_ids) and not self._text_bytes
 
     def of(self, delta: Delta) -> Delta | None:
-        """The rest of it, if any."""
+        """Return the part of a delta that the client lacks; None if there is none."""
         had = self._token_ids[self._passed_tokens : self._passed_tokens + len(delta.token_ids)]
         if delta.token_ids[: len(had)] != had:
             raise NotRepeated(f"choice {delta.index} differs from the client's tokens from {delta.offset} on")
@@ -142,12 +143,12 @@ class _ChoiceFilter:
         return Delta(delta.index, delta.offset + begin, delta.token_ids[begin:], text, delta.logprobs[begin:])
 
 
-MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # no tokenizer has longer ones
+MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # above the longest token of any tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedChoice:
-    """Unchecked."""
+    """Choice in a client's report, not validated yet."""
 
     index: int
     token_ids: Sequence[int]
@@ -157,7 +158,7 @@ class ReportedChoice:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """The client's message, unchecked. `request`: the original request, if the client sends it again."""
+    """Client's request to resume, not validated yet. `request`: the original request, if the client sends it again."""
 
     request_id: str
     resume_token: str
@@ -169,16 +170,16 @@ class ResumeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """A stream continues behind `received`. `router_id`, `places`: the router its answer was made for, and where."""
+    """Continuation of a stream behind `received`. `router_id`, `places`: former router and workers of its answer."""
 
     received: ReceivedAnswer
     router_id: bytes = b""
     places: tuple[AttemptLocation, ...] = ()
 
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
-        """Return the tokens that the answer begins with, by choice.
+        """Return the tokens with which the answer begins, by choice.
 
-        None for an answer that is sent only at its end: it is unknown which generated choices the client's were.
+        Empty for a best-of answer: it is unknown which generated choices the client has.
         """
         if not request.streams:
             return {}
@@ -189,31 +190,31 @@ def check_names(asked: ResumeRequest) -> None:
     """Check the names of a resume request. Raises: InvalidArgument."""
     fault = identifier_fault(asked.request_id)
     if fault or not asked.request_id:
-        raise InvalidArgument("request_id", f"{fault or 'is empty'}: it is that of Started")
+        raise InvalidArgument("request_id", f"{fault or 'is empty'}; use the one in Started")
     if len(asked.resume_token) != TOKEN_CHARACTERS:
-        raise InvalidArgument("resume_token", f"{TOKEN_CHARACTERS} characters, as in Started")
+        raise InvalidArgument("resume_token", f"must have {TOKEN_CHARACTERS} characters; use the one in Started")
 
 
 def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> ReceivedAnswer:
-    """Checked against the request. Raises: InvalidArgument."""
+    """Check a client's report against the request. Raises: InvalidArgument."""
     n = request.n
     if len(asked.choices) > n:
-        raise InvalidArgument("choices", f"{len(asked.choices)} of {n}")
+        raise InvalidArgument("choices", f"{len(asked.choices)} given, but the request has {n}")
     if asked.prompt_tokens > len(request.token_ids):
-        raise InvalidArgument("prompt_tokens", f"the prompt has {len(request.token_ids)}")
+        raise InvalidArgument("prompt_tokens", f"{asked.prompt_tokens} exceeds the prompt's {len(request.token_ids)}")
     choices: dict[int, ReceivedChoice] = {}
     for position, choice in enumerate(asked.choices):
         if choice.index >= n or choice.index in choices:
-            raise InvalidArgument(f"choices[{position}].index", f"choice {choice.index} of {n}, each once")
+            raise InvalidArgument(f"choices[{position}].index", f"{choice.index} is repeated or not below {n}")
         choices[choice.index] = _choice(f"choices[{position}]", choice, request, vocab_size)
     received = ReceivedAnswer(choices, asked.prompt_tokens)
     if len(received.finished) == n:
-        raise InvalidArgument("choices", "all of them have finished")
+        raise InvalidArgument("choices", "all have finished; there is nothing to resume")
     return received
 
 
 def without_sent(request: PreparedRequest, received: ReceivedAnswer) -> PreparedRequest:
-    """Log-probabilities of a prompt that the client has all of are not computed again."""
+    """Return the request without log-probabilities of the prompt, if the client has the complete prompt."""
     if received.prompt_tokens < len(request.token_ids):
         return request
     return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
@@ -221,18 +222,19 @@ def without_sent(request: PreparedRequest, received: ReceivedAnswer) -> Prepared
 
 def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_size: int) -> ReceivedChoice:
     if len(choice.token_ids) > request.sampling.max_tokens:
-        raise InvalidArgument(f"{field}.token_ids", f"more than the {request.sampling.max_tokens} tokens of an answer")
+        most = request.sampling.max_tokens
+        raise InvalidArgument(f"{field}.token_ids", f"{len(choice.token_ids)} exceed the maximum answer of {most}")
     if choice.text_bytes > MAX_TEXT_BYTES_PER_TOKEN * len(choice.token_ids):
-        raise InvalidArgument(f"{field}.text_bytes", "more text than such tokens can have")
+        raise InvalidArgument(f"{field}.text_bytes", f"{choice.text_bytes} exceeds the text of the given tokens")
     token_ids = check_token_ids(f"{field}.token_ids", choice.token_ids, vocab_size)
     return ReceivedChoice(token_ids, choice.text_bytes, choice.finished)
 
 
 def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[AttemptLocation, ...]:
-    """The attempts that may continue as they are; of a choice, the newest.
+    """Return the attempts that can continue as they are; for each choice, the newest.
 
-    An attempt's tokens begin behind those that earlier attempts had given out: a client that has fewer than those needs
-    another attempt. One that wants the prompt's scores does too, since they come with the computing of the prompt.
+    An attempt's tokens begin behind those of earlier attempts, so a client that has fewer tokens needs a new attempt.
+    Scores of the prompt need one, too, since they are computed with the prompt.
     """
     if request.sampling.prompt_logprobs is not None:
         return ()

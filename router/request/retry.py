@@ -1,7 +1,7 @@
-"""Failures that another attempt may mend, the client's errors for the others, and requests that kill workers.
+"""Retryable failures, the client's errors for all failures, and requests that kill workers.
 
-`Tries` in attempt.py counts the deaths. Suspected requests are attempted one at a time (`Suspects`), and deadly ones
-are rejected for a while (`Quarantine`).
+`Tries` in attempt.py counts deaths of workers. Suspected requests are attempted one at a time (`Suspects`), and deadly
+ones are rejected for a while (`Quarantine`).
 """
 
 import hashlib
@@ -34,28 +34,26 @@ RETRYABLE = frozenset(
         FailureReason.UNKNOWN_ATTEMPT,
     }
 )
-"""Failures after which another attempt, on other workers or a little later, may succeed."""
+"""Failures after which another attempt may succeed."""
 ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
-"""Reported by a decode worker about reads from its prefill worker, whose loss it may notice first."""
-
-
+"""Failed reads from a prefill worker, as its decode worker reports them. The prefill worker may be gone."""
 PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
-"""Failures of a prefill worker that leave its results correct: another prefill worker continues."""
+"""Failures of a prefill worker after which its results are still valid, so that the decode worker keeps its KV."""
 
 
 def error_of(failed: Failed, request_id: str) -> BatonError:
-    """The status that the client gets."""
+    """Return the client's error for a failure."""
     match failed.reason:
         case FailureReason.INVALID:
             return InvalidArgument("request", failed.message)
         case FailureReason.TRANSFER:
-            return Unavailable(f"the KV transfer failed: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
+            return Unavailable(f"the KV transfer failed, retry: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
         case FailureReason.DRAINING:
-            return Unavailable("the worker is draining", "DRAINING", RETRY_AFTER_S)
+            return Unavailable("the worker is draining; retry", "DRAINING", RETRY_AFTER_S)
         case FailureReason.CORRUPT:
-            return Unavailable(f"the KV failed its checksum: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
+            return Unavailable(f"the KV failed its checksum, retry: {failed.message}", "TRANSFER_FAILED", RETRY_AFTER_S)
         case FailureReason.WORKER_LOST | FailureReason.WORKER_DIED:
-            return Unavailable(f"a worker was lost: {failed.message}", "WORKER_LOST", RETRY_AFTER_S)
+            return Unavailable(f"the link to a worker was lost, retry: {failed.message}", "WORKER_LOST", RETRY_AFTER_S)
         case FailureReason.ADOPTED:
             return Aborted("another stream continues this request", "SUPERSEDED")
         case FailureReason.NO_ROOM:
@@ -63,7 +61,7 @@ def error_of(failed: Failed, request_id: str) -> BatonError:
         case FailureReason.DEADLINE:
             return DeadlineExceeded()
         case FailureReason.NONFINITE:
-            return Internal("NONFINITE_LOGITS", request_id, "the model computed values that are not finite")
+            return Internal("NONFINITE_LOGITS", request_id, "the model computed non-finite logits")
         case FailureReason.UNKNOWN | FailureReason.UNKNOWN_ATTEMPT:
             return Internal("WORKER_FAILED", request_id, failed.message)
 
@@ -73,7 +71,7 @@ MOST_KEPT = 1024
 
 
 def request_digest(request: PreparedRequest) -> bytes:
-    """Return the digest of the computation: prompt, adapter, sampling. The seed is left out: it may be drawn."""
+    """Return a digest of prompt, adapter and sampling without the seed, which may be drawn."""
     adapter = "" if request.adapter is None else request.adapter.digest
     digest = hashlib.sha256(repr((adapter, replace(request.sampling, seed=0))).encode())
     digest.update(array("Q", request.token_ids).tobytes())
@@ -81,14 +79,14 @@ def request_digest(request: PreparedRequest) -> bytes:
 
 
 class Quarantine:
-    """Requests, by their digest, that are refused for a while; of more than `MOST_KEPT` the newest.
+    """Digests of deadly requests, which are rejected for QUARANTINE_S; at most the newest MOST_KEPT.
 
-    Pure: readings of a clock. A router knows only its own requests; each of several learns by itself.
+    Each router quarantines only requests that it served itself.
     """
 
     def __init__(self) -> None:
         self.until_s: OrderedDict[bytes, float] = OrderedDict()
-        """Monotonic, by digest, the oldest first. While it is empty nothing is refused, as is usual."""
+        """End of the quarantine (monotonic) by digest, oldest first."""
 
     def __len__(self) -> int:
         return len(self.until_s)
@@ -107,16 +105,16 @@ class Quarantine:
 
 
 class Suspects:
-    """Suspected requests are attempted one at a time, in the order in which they came.
+    """Queue of suspected requests, which are attempted one at a time.
 
-    Each is alone until it makes progress: if its worker dies then, it was this request.
+    Each runs without other suspects until it makes progress, so that a dying worker identifies the deadly request.
     """
 
     def __init__(self) -> None:
-        self._locks: deque[SuspectLock] = deque()  # the first one is held
+        self._locks: deque[SuspectLock] = deque()  # the first lock is held
 
     def lock(self, on_held: Callable[[], None]) -> "SuspectLock":
-        """Queue for the lock. `on_held` is called once the lock is held, perhaps before this returns."""
+        """Queue for the lock. `on_held` is called when the lock is held, perhaps before this returns."""
         lock = SuspectLock(self._locks, on_held)
         self._locks.append(lock)
         if self._locks[0] is lock:
@@ -141,4 +139,6 @@ class SuspectLock:
 
 
 def poisonous(request_id: str) -> Internal:
-    return Internal("POISON", request_id, "each worker that computed this request died; it is refused for a while")
+    return Internal(
+        "POISON", request_id, f"every worker that computed this request died; it is rejected for {QUARANTINE_S:g} s"
+    )

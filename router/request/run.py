@@ -1,8 +1,7 @@
-"""Run of one request from its tokens to its end: a loop over one inbox applies events to the state and performs
-effects.
+"""Run of one request: a loop over one inbox applies events to the state and performs effects.
 
 The state is pure (state.py). Released tokens are final, and part of the next attempt's prompt (types/request.py).
-Detokenisers, stop strings and counts belong to the request and know nothing of attempts.
+Detokenisers, stop strings and counts belong to the request and are independent of attempts.
 """
 
 import asyncio
@@ -83,21 +82,22 @@ from baton.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-_UNSCORED = TokenLogprob(float("nan"), ())  # of a token that another router gave out
-_KV_RECEIVED_WAIT_S = 0.1  # KvReceived travels beside the tokens; it may come just after the last
+_UNSCORED = TokenLogprob(float("nan"), ())  # log-probability of a token that another router delivered
+_KV_RECEIVED_WAIT_S = 0.1  # wait for KvReceived, which may arrive after the last token
 _DELIVERED = Delivered()
 _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
 _LOOK_S, _LOOKS = 0.05, 20
 REACH_S = 1.0
-"""Time to wait for the link to a decode worker: this router may just have started. Workers keep answers for longer."""
+"""Maximum wait for the link to a decode worker, since this router may just have started. Workers keep answers longer.
+"""
 _REACH_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class RequestDeps:
-    """Collaborators of a request. `attempt_ids` never repeat within this process. `attempts`: consecutive failures
-    allowed.
+    """Collaborators of a request. `attempt_ids` never repeat within this process. `attempts`: maximum number of
+    consecutive failed attempts.
     """
 
     cluster: Cluster
@@ -158,7 +158,7 @@ class Lease:
 
 
 class RequestRunner:
-    """Follows one request; `answer` and `timeline` may be read at any time."""
+    """Runner of one request. `answer` and `timeline` may be read at any time."""
 
     def __init__(
         self,
@@ -208,10 +208,11 @@ class RequestRunner:
         self._inbox.put_own(Superseded(error))
 
     async def events(self, entry: JournalEntry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        """Deltas and ends of the choices, as they come; `answer.done` turns true before the last of them.
+        """Yield deltas and ends of the choices on arrival, after an echoed prompt; `answer.done` turns true before the
+        last one.
 
-        Where the prompt is to be sent back, it comes before the first of them. `entry`: where to record the request's
-        workers. Closing this iterator, at any time, frees everything on all workers. Raises: BatonError.
+        `entry`: journal entry for the request's workers. Closing this iterator releases everything on all workers.
+        Raises: BatonError.
         """
         quarantine = self._scheduling.quarantine
         if quarantine.until_s and quarantine.holds(self._request, time.monotonic()):
@@ -233,15 +234,15 @@ class RequestRunner:
                 else:
                     for event in events:
                         yield event
-            for event in last:  # the workers are free already, whether or not the client reads on
+            for event in last:  # the workers are released already, even if the client reads slowly
                 yield event
         except NotRepeated as error:
             closed = RequestClosed(RequestPhase.FAILED)
-            message = "a worker failed, and another one did not repeat the token that had gone out"
+            message = "after a worker's failure another one generated a different token than was delivered; retry"
             raise Unavailable(message, "NOT_REPEATED", RETRY_AFTER_S) from error
         except InconsistentOutput as error:
             closed = RequestClosed(RequestPhase.FAILED)
-            logger.exception("a worker broke the protocol")
+            logger.exception("request %s failed: inconsistent output of a worker", self._request.request_id)
             raise Internal("INCONSISTENT_OUTPUT", self._request.request_id) from error
         finally:
             self._advance(closed)
@@ -249,7 +250,7 @@ class RequestRunner:
                 timer.cancel()
 
     def _carried(self) -> Iterator[AnswerEvent]:
-        """The client's part of the answer goes through detokenisers and stop strings anew."""
+        """Yield the events of the client's part of the answer, which detokenisers and stop strings need again."""
         carried = self._resumption.carried(self._request) if self._resumption is not None else {}
         for choice, token_ids in carried.items():
             unscored = (_UNSCORED,) * len(token_ids) if self._request.sampling.logprobs is not None else ()
@@ -344,11 +345,11 @@ class RequestRunner:
                     cluster.pairs.failed(pair, time.monotonic())
                 case LogRetry(failed):
                     where = f"{failed.reason.name} at {failed.endpoint}"
-                    logger.info("starting another attempt after %s: %s", where, failed.message)
+                    logger.info("attempt %d failed: %s: %s; retrying", failed.attempt_id, where, failed.message)
                 case AddToQuarantine(failed):
                     self._scheduling.quarantine.add(request_digest(self._request), time.monotonic())
                     request_id = self._request.request_id
-                    logger.error("request %s is refused from now on, its workers died: %s", request_id, failed.message)
+                    logger.error("request %s quarantined: its workers died: %s", request_id, failed.message)
                 case Fail(error):
                     raise error
 
@@ -395,7 +396,7 @@ class RequestRunner:
             attempt.note.look = self._look_at_cache(attempt.part, placement, now)
 
     def _look_at_cache(self, part: PreparedRequest, placement: Placement, now: float) -> CacheLook:
-        """Return the cache state of the worker that computes the prompt, for an operator who asks why."""
+        """Return the view of the computing worker's cache, which `baton why` shows."""
         computing = placement.computing
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         caches, hit_blocks = self._scheduling.cluster.caches, hit_tokens // part.block_tokens
@@ -425,7 +426,7 @@ class RequestRunner:
         )
 
     def _record_prefill(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
-        """A prefill worker's rate is learned; a decode worker computes prompts beside answers, and reports its own."""
+        """Learn from a computed prompt. The rate of a decode worker is not measured: it reports its own."""
         cluster, found_tokens = self._scheduling.cluster, timings.found_tokens
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         cluster.caches.audit(placement.computing, hit_tokens, found_tokens)
@@ -445,9 +446,9 @@ class RequestRunner:
             asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, attempt.part)
 
     def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:
-        """The decode worker keeps the blocks of each choice: the conversation's next turn should go there.
+        """Record the blocks of each choice for the conversation's next turn, if the worker does not report its cache.
 
-        Most workers report them themselves. The last token of a choice has no KV yet.
+        The last token of a choice has no KV.
         """
         cluster = self._scheduling.cluster
         if cluster.caches.follows(placement.decode):

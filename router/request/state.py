@@ -84,7 +84,7 @@ _EXPECTED: Mapping[type, AttemptPhase] = {
     RetryDue: AttemptPhase.BACKOFF,
     KvOverdue: AttemptPhase.COMPLETE,
 }
-"""The phase in which an event is applied; events of workers in any in which workers have the attempt."""
+"""Phase in which an event is applied. Worker events are applied in any phase in which workers have the attempt."""
 
 
 class RequestState:
@@ -127,9 +127,9 @@ class RequestState:
 
     @property
     def has_more(self) -> bool:
-        """Whether `new_tokens` has results before the next event.
+        """True if `new_tokens` has results before the next event.
 
-        These are choices found complete when no attempt is left, or an inconsistent output behind those released.
+        These are choices found complete when no attempt is left, or an inconsistent output behind released ones.
         """
         return not self.attempts or (bool(self._outputs) and not self._unscored)
 

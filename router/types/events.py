@@ -1,4 +1,4 @@
-"""The events that workers send about one attempt at a request. Plain values, no protobuf."""
+"""Events that workers send about one attempt at a request. Plain values, no protobuf."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -10,7 +10,7 @@ from baton.text.causes import CausePart
 class SequenceEnd(Enum):
     """Reason why a sequence ended on a worker."""
 
-    STOP = auto()  # one of the stop token ids; it is the last token
+    STOP = auto()  # a stop token, which is the last token
     LENGTH = auto()
 
 
@@ -22,11 +22,11 @@ class FailureReason(Enum):
     DRAINING = auto()
     NO_ROOM = auto()
     ADOPTED = auto()  # another router continues the answer
-    UNKNOWN_ATTEMPT = auto()  # an answer that was to be adopted is not kept there
-    CORRUPT = auto()  # KV that was read differs from its source's
-    UNKNOWN = auto()  # a newer worker's reason, or none
-    WORKER_LOST = auto()  # this and the next come from the router's own session, never from a worker
-    WORKER_DIED = auto()  # its process is gone
+    UNKNOWN_ATTEMPT = auto()  # the worker does not have the answer to be adopted
+    CORRUPT = auto()  # the checksum of transferred KV differs from its source's
+    UNKNOWN = auto()  # a reason of a newer release, or none
+    WORKER_LOST = auto()  # reported by the router's own link, never by a worker
+    WORKER_DIED = auto()  # reported by the router's own link: the process is gone
 
 
 class Alternative(NamedTuple):
@@ -35,25 +35,25 @@ class Alternative(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """The log-probability of a token of the answer, and the likeliest in its place, likeliest first."""
+    """Log-probability of a token, and the alternatives at its position, likeliest first."""
 
     logprob: float
     top: tuple[Alternative, ...]
 
 
 class WorkerGap(NamedTuple):
-    """Gap between two tokens on the worker: `usual_ms` and the causes add up to it."""
+    """Gap between two tokens on the worker: the sum of `usual_ms` and the causes."""
 
     usual_ms: float
     causes: tuple[CausePart, ...]  # longest first
 
 
 class Drafts(NamedTuple):
-    """Time that an answer spent in steps with drafted tokens, its own or those of others."""
+    """Effect of speculative decoding on an answer, by its own drafts and those of others in its steps."""
 
-    drafted_tokens: int = 0  # of this answer
-    accepted_tokens: int = 0  # of those, the ones that were drawn
-    saved_ms: float = 0.0  # as far as the worker knows; negative: its tokens came later than without drafts
+    drafted_tokens: int = 0  # drafted for this answer
+    accepted_tokens: int = 0  # drafted and accepted
+    saved_ms: float = 0.0  # estimated by the worker; negative: drafts delayed its tokens
 
     def plus(self, other: "Drafts") -> "Drafts":
         return Drafts(
@@ -71,22 +71,20 @@ NO_DRAFTS = Drafts()
 
 
 class Made(NamedTuple):
-    """Time at which a worker generated a token, in microseconds; of `at_us` only differences within one epoch are
-    meaningful.
-    """
+    """Generation of a token on its worker. Only differences of `at_us` (microseconds) in one epoch are meaningful."""
 
     at_us: int
-    held_us: int  # from then until it was sent
-    gap: WorkerGap | None = None  # since the token before, where that took longer than usual
-    held: tuple[CausePart, ...] = ()  # the parts of `held_us`, where that is long
-    since: tuple[CausePart, ...] = ()  # of the worker, since the token before: that may have left so much later
+    held_us: int  # time from generation to sending
+    gap: WorkerGap | None = None  # gap before the token, if it was longer than usual
+    held: tuple[CausePart, ...] = ()  # causes of a long `held_us`
+    since: tuple[CausePart, ...] = ()  # delays of the worker since the previous token was sent
     drafts: Drafts = NO_DRAFTS
 
 
 class SequenceOutput(NamedTuple):
-    """Tokens of one choice; `offset` is the position of the first of them within the answer.
+    """Tokens of one choice; `offset`: position of the first one within the answer.
 
-    `logprobs` has one entry per token, or none if they were not asked for. `made`: None where it was made earlier.
+    `logprobs` has one entry per token, or none if they were not requested. `made`: None for a repeated output.
     """
 
     attempt_id: int
@@ -103,23 +101,23 @@ class PrefillTimings:
     queue_ms: float
     chunk_ms: tuple[float, ...]
     total_ms: float  # from the arrival of the command to the sending of the first step
-    cached_tokens: int  # fetched and restored ones included
-    fetch_ms: float = 0.0  # a part of queue_ms, also where nothing came of it
+    cached_tokens: int  # fetched and restored tokens included
+    fetch_ms: float = 0.0  # part of queue_ms, even if the fetch failed
     fetched_tokens: int = 0
     fetch_bytes: int = 0
     fetch_transport: str = ""
-    restore_ms: float = 0.0  # loading from files; a part of queue_ms too
+    restore_ms: float = 0.0  # part of queue_ms for loading from files
     restored_tokens: int = 0
 
     @property
     def found_tokens(self) -> int:
-        """Return the tokens that were in the pool when the prompt arrived: what a router could know of."""
+        """Return the tokens that were in the pool when the prompt arrived, which a router can predict."""
         return self.cached_tokens - self.fetched_tokens - self.restored_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of the prompt's tokens from `offset` on, from the worker that computes it."""
+    """Log-probabilities of the prompt's tokens from `offset` on."""
 
     attempt_id: int
     offset: int
@@ -128,7 +126,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """First token of every choice, from prefill; or the vector of the prompt, and no token."""
+    """First token of every choice, from prefill; or the vector of the prompt without tokens."""
 
     attempt_id: int
     outputs: tuple[SequenceOutput, ...]
@@ -138,7 +136,7 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True)
 class KvReceived:
-    """Report of decode on how the KV was transferred."""
+    """Report of a decode worker on a finished KV transfer."""
 
     attempt_id: int
     transferred_bytes: int
@@ -152,7 +150,7 @@ class KvReceived:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt ended without an answer. `endpoint` is the worker that it failed on."""
+    """Failure of an attempt. `endpoint`: worker on which it failed."""
 
     attempt_id: int
     endpoint: str
@@ -164,11 +162,11 @@ AttemptEvent = PromptScores | FirstStep | SequenceOutput | KvReceived | Failed
 
 
 class NewTokens(NamedTuple):
-    """Tokens of one choice that follow those released before; `logprobs` has one entry for each, or none."""
+    """Next released tokens of one choice; `logprobs` has one entry per token, or none."""
 
     choice: int
     offset: int
     token_ids: tuple[int, ...]
     end: SequenceEnd | None
     logprobs: tuple[TokenLogprob, ...] = ()
-    stop_token_id: int | None = None  # where the end is one, and was released before
+    stop_token_id: int | None = None  # stop token that ended the choice, if it was released before

@@ -1,4 +1,4 @@
-"""A client's request: its prompt and sampling as given, checked, and prepared as tokens. Plain values, no protobuf."""
+"""A client's request, as received, validated, and prepared as tokens. Plain values, no protobuf."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,17 +17,17 @@ from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers
 from baton.text.structured.output import StructuredOutput
 
 SESSION_HEADER = "x-session-id"
-"""Requests of one session, where the client names one, go to the same workers."""
+"""Header with the session of a request, whose requests go to the same workers."""
 MAX_SESSION_CHARACTERS = 256
 
 
 def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The session that a call names; empty where it names none."""
+    """Return the session in the metadata of a call; empty without one."""
     return next((value for name, value in metadata if name == SESSION_HEADER and isinstance(value, str)), "")
 
 
 class Operation(Enum):
-    """Operation by its gen_ai name: an answer, in two ways, or a vector."""
+    """Operation by its gen_ai name."""
 
     GENERATE = "text_completion"
     CHAT = "chat"
@@ -36,7 +36,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Function call that an assistant's message requested; `arguments` is JSON, as the model wrote it."""
+    """Function call in an assistant's message. `arguments`: JSON as the model wrote it."""
 
     call_id: str
     name: str
@@ -45,12 +45,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """Message of a chat."""
+
     role: str
     content: str
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""  # of the call that a message of the role `tool` answers
-    reasoning: str = ""  # what the assistant thought before it; shown where the template reads it
+    tool_call_id: str = ""  # id of the call that a message of the role `tool` answers
+    reasoning: str = ""  # reasoning before the message, for templates that read it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +67,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Chat prompt. `tools` are JSON objects in OpenAI's format; `template_options` are names that the model's template
-    may read.
-    """
+    """Chat prompt. `tools`: JSON objects in OpenAI's format; `template_options`: variables for the chat template."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -77,7 +77,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PairPrompt:
-    """Two texts that the tokenizer joins, for a model that judges one by the other."""
+    """Two texts that the tokenizer joins, for a reranker."""
 
     query: str
     document: str
@@ -94,10 +94,10 @@ class RequestedSpeculation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
-    """The client's parameters; None is a field left out. Sequences may be any length: only the validator reads them."""
+    """Sampling parameters as received; None: absent. Sequences have any length, so only the validator reads them."""
 
     max_tokens: int | None = None
-    numbers: Mapping[str, float] = field(default_factory=dict)  # those given, by their name in `NUMBERS`
+    numbers: Mapping[str, float] = field(default_factory=dict)  # given numbers, by their name in `NUMBERS`
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -112,14 +112,14 @@ class RequestedSampling:
     best_of: int | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
-    early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: a value that is not known
+    early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: an unknown value
     structured: StructuredOutput | None = None
     speculative: RequestedSpeculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A client's request, unchecked."""
+    """Request of a client, not validated yet."""
 
     operation: Operation
     prompt: AnyPrompt | None
@@ -128,65 +128,65 @@ class GenerationRequest:
     sampling: RequestedSampling = RequestedSampling()
     cache_salt: str = ""
     echo: bool = False
-    priority: int = 0  # lower goes earlier where requests wait
-    session: str = ""  # requests of one session go to the same workers while those are not overloaded; "": none
-    session_id: str = ""  # of the conversation whose KV is kept; "": none
-    keep_for_s: float | None = None  # after this turn; None: as long as its next turn is expected
-    done: bool = False  # the last turn of its conversation
-    tenant: str = ""  # the caller, as the transport knows it: waiting tenants share what becomes free; "" is one too
-    key_salt: bytes = b""  # of the API key: prompts of others are never found in a cache
-    limits: KeyLimits = UNLIMITED  # of the API key
-    is_streamed: bool = True  # the client reads the answer as it comes
-    shown_tokens: frozenset[str] = frozenset()  # special tokens that are text of the answer: its parts lie between them
-    own_form: StructuredOutput | None = None  # that the client asked for, where the answer may be calls too
-    pooling: Pooling | None = None  # the prompt is computed for a vector, and there is no answer
+    priority: int = 0  # lower is earlier among pending requests
+    session: str = ""  # session whose requests prefer the same workers; empty: none
+    session_id: str = ""  # session whose KV is kept; empty: none
+    keep_for_s: float | None = None  # retention of KV after this turn; None: until the next turn is overdue
+    done: bool = False  # last turn of the session
+    tenant: str = ""  # caller, for fair shares of the queue; empty is a tenant, too
+    key_salt: bytes = b""  # salt of the API key, which separates cached prompts of different keys
+    limits: KeyLimits = UNLIMITED  # limits of the API key
+    is_streamed: bool = True
+    shown_tokens: frozenset[str] = frozenset()  # special tokens kept in the text, by which its parts are recognised
+    own_form: StructuredOutput | None = None  # form that the client requested, if the answer may be calls instead
+    pooling: Pooling | None = None  # pooling of a request for a vector; None: for an answer
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """Changes of the logits of single tokens; the defaults change nothing."""
+    """Changes of the logits of single tokens. The defaults change nothing."""
 
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id
     allowed_token_ids: tuple[int, ...] = ()  # empty allows all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of token ids that are never completed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # forbidden sequences of token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(SamplingNumbers):
-    """Sampling parameters with every default resolved. `max_tokens` is per choice."""
+    """Sampling parameters with every default resolved. `max_tokens` applies to each choice."""
 
     max_tokens: int
     seed: int  # 64 bits
-    stop_token_ids: tuple[int, ...]  # sorted; the model's own included unless ignored
-    n: int  # choices that are made
+    stop_token_ids: tuple[int, ...]  # sorted; includes the model's end-of-sequence tokens unless ignored
+    n: int  # generated choices
     rules: LogitRules = LogitRules()
-    logprobs: int | None = None  # likeliest tokens to report with each token; None reports no log-probabilities
-    prompt_logprobs: int | None = None  # the same of the prompt
-    beams: BeamParams | None = None  # its n best sequences are the choices
-    structured: StructuredOutput | None = None  # the form of each choice
-    most_drafted: int | None = None  # tokens of a choice in one step; None: as the worker is set up
+    logprobs: int | None = None  # reported alternatives per token; None: no log-probabilities
+    prompt_logprobs: int | None = None  # reported alternatives per prompt token; None: no log-probabilities
+    beams: BeamParams | None = None  # beam search, whose n best sequences are the choices
+    structured: StructuredOutput | None = None  # form of each choice
+    most_drafted: int | None = None  # maximum drafted tokens per step and choice; None: the worker's setting
 
     @property
     def places(self) -> int:
-        """Sequences that run at once."""
+        """Number of batch slots that the request needs."""
         return self.n if self.beams is None else self.beams.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRequest:
-    """A request with everything checked that can be checked before its prompt is tokenised, and every default."""
+    """Request with all defaults, validated as far as possible before tokenisation."""
 
     operation: Operation
     prompt: AnyPrompt
     request_id: str
     sampling: Sampling
     is_bounded: bool = True
-    """Whether the client set max_tokens; if not, `sampling` has the context's size until the prompt is tokenised."""
+    """True if the client set max_tokens; if not, `sampling` has the context's size until the prompt is tokenised."""
     stop: tuple[str, ...] = ()
-    n: int = 1  # choices of the answer: the best of those that are generated
+    n: int = 1  # choices of the answer: the best of the generated ones
     cache_salt: str = ""
-    bad_words: tuple[str, ...] = ()  # given as texts; `sampling.rules` has those given as tokens
-    logprobs: int | None = None  # that the client asked for
+    bad_words: tuple[str, ...] = ()  # bad words given as texts; `sampling.rules` has those given as tokens
+    logprobs: int | None = None  # alternatives that the client requested
     echo: bool = False
     priority: int = 0
     tenant: str = ""
@@ -198,14 +198,12 @@ class ValidRequest:
 
     @property
     def streams(self) -> bool:
-        """Return whether tokens can be sent as they come: it is known from the beginning which choices are the
-        answer.
-        """
+        """Return whether tokens can be sent on arrival: all generated choices belong to the answer."""
         return self.sampling.n == self.n and self.sampling.beams is None
 
     @property
     def prompt_field(self) -> str:
-        """Field of the public schema that had the prompt."""
+        """Name of the prompt's field in the public schema."""
         match self.prompt:
             case TextPrompt() | PairPrompt():
                 return "text"
@@ -217,28 +215,28 @@ class ValidRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest(ValidRequest):
-    """A valid request whose prompt is tokenised and hashed: ready for any workers that serve its model."""
+    """Validated request whose prompt is tokenised and hashed, ready for the workers of its model."""
 
     token_ids: tuple[int, ...]
-    packed_tokens: bytes  # token_ids as in a message
+    packed_tokens: bytes  # token_ids in protobuf's packed encoding
     cache_root: bytes  # parent of the first block's hash
     block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
-    fingerprint: bytes  # of the model that the hashes were computed for; workers must have the same
+    fingerprint: bytes  # fingerprint of the model, which the workers must have
     block_tokens: int
     echo_text: str = ""  # text of the prompt, if it is part of the answer
-    adapter: Adapter | None = None  # covered by the hashes; workers must have it
-    answered_tokens: int = 0  # last tokens of token_ids that are the answer's own, released by an earlier attempt
-    first_choice: int = 0  # index of the first choice that is generated
+    adapter: Adapter | None = None  # adapter, which the hashes cover and the workers must have
+    answered_tokens: int = 0  # last tokens of token_ids that belong to the answer, released by an earlier attempt
+    first_choice: int = 0  # index of the first generated choice
     plain_root: bytes = b""  # cache_root without a salt; empty if unknown
     groups: BlockGroups = ONE_GROUP
 
     @property
     def is_salted(self) -> bool:
-        """Return whether the names of its blocks depend on a salt; false if unknown."""
+        """Return whether the block hashes depend on a salt; false if unknown."""
         return self.plain_root not in (b"", self.cache_root)
 
     def plain_hashes(self, most_blocks: int) -> tuple[bytes, ...]:
-        """Return the names of the first blocks without a salt; none if unknown."""
+        """Return the hashes of the first blocks without a salt; none if unknown."""
         if not self.plain_root:
             return ()
         if not self.is_salted:
@@ -247,21 +245,21 @@ class PreparedRequest(ValidRequest):
 
     @property
     def cacheable(self) -> tuple[bytes, ...]:
-        """Blocks that need no computation where they are cached: none if every token's result is wanted."""
+        """Blocks that need no computation if they are cached: none if every token's result is needed."""
         pooling = self.pooling
         needs_all = self.sampling.prompt_logprobs is not None or (pooling is not None and not pooling.reuses_prefix)
         return () if needs_all else self.block_hashes
 
     @property
     def choices(self) -> range:
-        """Indices of the choices that are generated."""
+        """Indices of the generated choices."""
         return range(self.first_choice, self.first_choice + self.sampling.n)
 
 
 def end_of(sampling: Sampling, answered: tuple[int, ...]) -> SequenceEnd | None:
-    """Return how a choice with these tokens has ended; None if it continues.
+    """Return how a choice with these tokens ended; None if it continues.
 
-    An end comes with its token, and may be missing if the tokens come from the client or another router.
+    The end is derived because tokens from the client or another router come without it.
     """
     if answered and answered[-1] in sampling.stop_token_ids:
         return SequenceEnd.STOP
@@ -271,12 +269,12 @@ def end_of(sampling: Sampling, answered: tuple[int, ...]) -> SequenceEnd | None:
 def replays(
     whole: PreparedRequest, part: PreparedRequest, answers: Mapping[int, tuple[int, ...]]
 ) -> tuple[PreparedRequest, ...]:
-    """The parts that are attempted instead of `part`, which failed.
+    """Return the parts to attempt instead of the failed `part`.
 
-    Another attempt's prompt is the prompt and the part of the answer that was given out, so that no token is sampled
-    twice. Each unfinished choice becomes an attempt of its own: they have different tokens by then. If no token was
-    given out, the attempt begins again unchanged; so does a beam search, which gives out nothing before its end.
-    `answers` are its unfinished choices, each with its tokens that were given out; `whole` is the original request.
+    A new attempt's prompt includes the released tokens of the answer, so that no token is sampled twice. Each
+    unfinished choice becomes an attempt of its own, since their tokens differ. Without released tokens, and for a beam
+    search, the part is attempted again unchanged. `answers`: released tokens of its unfinished choices; `whole`:
+    original request.
     """
     if whole.sampling.beams is not None or (len(answers) == len(part.choices) and not any(answers.values())):
         return (part,)
@@ -284,7 +282,7 @@ def replays(
 
 
 def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> PreparedRequest:
-    """Return the continuation of one choice. Its hashes cover the answer too: some worker may have those blocks."""
+    """Return the continuation of one choice. Its hashes cover the answer, whose blocks may be cached."""
     hashed_tokens = len(whole.block_hashes) * whole.block_tokens
     parent = whole.block_hashes[-1] if whole.block_hashes else whole.cache_root
     further = block_hashes(parent, (*whole.token_ids[hashed_tokens:], *answered), whole.block_tokens)

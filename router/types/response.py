@@ -1,4 +1,4 @@
-"""The response to a client, in plain types: one Started, PromptParts, Deltas, one Finished per choice. No protobuf."""
+"""Response to a client: one Started, PromptParts, Deltas, one Finished per choice. Plain values, no protobuf."""
 
 import secrets
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ from baton.process.errors import Aborted
 from baton.router.types.events import TokenLogprob
 
 TOKEN_CHARACTERS = 32
-_VERSION_CHARACTERS = 8  # of them, the first; the others are random
+_VERSION_CHARACTERS = 8  # first characters, which identify the weights; the others are random
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Tokens of the prompt from `offset` on. `logprobs` has one entry per token, or none."""
+    """Prompt tokens from `offset` on. `logprobs` has one entry per token, or none."""
 
     offset: int
     token_ids: tuple[int, ...]
-    text: str = ""  # of the whole prompt, with the first part
+    text: str = ""  # text of the complete prompt; only in the first part
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -29,10 +29,10 @@ class FinishReason(Enum):
 
 @dataclass(slots=True)
 class Delta:
-    """New tokens of one choice; `offset` is the position of the first of them. The text may lag the tokens.
+    """New tokens of one choice; `offset`: position of the first one. The text may lag behind the tokens.
 
-    It never changes; it is not frozen because that takes twice as long to make, and nearly every token has one.
-    `logprobs` has one entry per token, or none if they were not asked for.
+    `logprobs` has one entry per token, or none if they were not requested. Treat it as immutable: it is not frozen
+    because constructing a frozen one takes twice as long, for nearly every token.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinished:
-    """The end of one choice. At most one of `stop_text` and `stop_token_id` is set."""
+    """End of one choice. At most one of `stop_text` and `stop_token_id` is set."""
 
     index: int
     reason: FinishReason
@@ -57,24 +57,26 @@ AnswerEvent = Delta | ChoiceFinished
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Durations of one request in milliseconds; 0 for a stage that it did not come to."""
+    """Durations of one request's stages in milliseconds; 0 for a stage that it did not reach."""
 
     ttft_ms: float
     total_ms: float
     router_queue_ms: float
     route_ms: float
-    prefill_fetch_ms: float  # KV that prefill fetched from another worker, or tried to
+    prefill_fetch_ms: float  # fetching of cached KV from another worker, even if it failed
     prefill_queue_ms: float
     prefill_ms: float
-    return_ms: float  # to the prompt's worker and back, and from its answer until the first token went out
+    return_ms: float  # network to the prefill worker and back, and delivery of the first token
     transfer_exposed_ms: float
     decode_admission_ms: float
     first_step_ms: float
-    recovery_ms: float  # from the first token's arrival until another attempt had made it again
-    token_gap_ms: float  # from token 1 to token 2, as they arrived
+    recovery_ms: float  # from the first token until another attempt had generated it again
+    token_gap_ms: float  # from the arrival of token 1 to that of token 2
 
 
 class AnswerId(StrEnum):
+    """Prefix of a response id, by API."""
+
     CHAT = "chatcmpl-"
     COMPLETION = "cmpl-"
     RESPONSE = "resp_"
@@ -82,24 +84,26 @@ class AnswerId(StrEnum):
 
 
 def bare_id(given: str) -> str:
-    """The request's own id."""
+    """Return the request id without an API's prefix."""
     return next((given.removeprefix(each) for each in AnswerId if given.startswith(each)), given)
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
+    """Beginning of a stream."""
+
     request_id: str
     model: str
     prompt_tokens: int
     seed: int
     prompt_token_ids: tuple[int, ...] = ()
-    resume_token: str = ""  # empty: over this transport a stream is not resumed
-    version: str = ""  # of the weights, see ChosenModel
+    resume_token: str = ""  # empty: the transport cannot resume streams
+    version: str = ""  # version of the weights, see ChosenModel
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens, over all choices."""
+    """Numbers of tokens, summed over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -119,21 +123,21 @@ class Timings:
 class Summary:
     usage: Usage
     timings: Timings
-    pooled: tuple[float, ...] = ()  # the vector, where the prompt was computed for one
-    version: str = ""  # of the weights, see ChosenModel
+    pooled: tuple[float, ...] = ()  # vector of a pooled request
+    version: str = ""  # version of the weights, see ChosenModel
 
 
 def one_version(versions: Iterable[str]) -> str:
     """Return the version of the weights that answered one call. Raises: Aborted if they were replaced meanwhile."""
     first, *others = sorted(set(versions))
     if others:
-        raise Aborted("the model's weights were replaced between the prompts of this call", "MODEL_REPLACED")
+        raise Aborted("the weights were replaced between the prompts of this call; send it again", "MODEL_REPLACED")
     return first
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """End of a choice. `summary` only on the last one of the stream."""
+    """End of a choice. `summary`: only with the last choice of the stream."""
 
     choice: ChoiceFinished
     summary: Summary | None
@@ -143,7 +147,7 @@ ResponseEvent = Started | PromptPart | Delta | Finished
 
 
 def resume_token(version: str) -> str:
-    """A new one, of a stream whose answer is made by weights of this version."""
+    """Draw the resume token of a stream. Its first characters identify the version of the weights."""
     begin = version[:_VERSION_CHARACTERS]
     return begin + secrets.token_hex(TOKEN_CHARACTERS)[len(begin) : TOKEN_CHARACTERS]
 

@@ -1,4 +1,4 @@
-"""The session that a request is a turn of: whose KV workers keep longer than that of other prompts."""
+"""Session (conversation) of a request, whose KV workers keep longer than that of other prompts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,15 +9,13 @@ OWNER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """Retention of a session. `id` and `owner` are digests: no session of another key, or under another salt, has the
-    same id.
-    """
+    """Retention of a session. Its `id` differs between API keys and between salts."""
 
-    name: str  # as the client gave it
-    id: bytes  # ID_BYTES
-    owner: bytes  # OWNER_BYTES; the same for all sessions of one API key, and without keys of one salt
-    keep_for_s: float | None  # after the end of this turn; None: by the pauses that were measured
-    done: bool  # the last turn
+    name: str  # the client's name of the session
+    id: bytes  # digest of ID_BYTES
+    owner: bytes  # digest of OWNER_BYTES, equal for all sessions of one API key, or of one salt without keys
+    keep_for_s: float | None  # retention after this turn; None: by measured pauses
+    done: bool  # last turn of the session
 
 
 def kept_session(
@@ -28,9 +26,7 @@ def kept_session(
     keep_for_s: float | None = None,
     done: bool = False,
 ) -> KeptSession | None:
-    """Return the retention of a named session. One key is one owner whatever salts it gives, or it could pose as
-    many.
-    """
+    """Return the retention of a named session; None without a name. All salts of one API key have the same owner."""
     if not name:
         return None
     salt = cache_salt.encode("utf-8", "surrogatepass")
@@ -41,8 +37,8 @@ def kept_session(
 
 
 def _digest(*parts: bytes) -> bytes:
-    """SHA-256; lengths go in too, so that no two lists of parts run together to the same bytes."""
-    whole = hashlib.sha256()
+    """Return the SHA-256 of the parts with their lengths, so that no two lists of parts are equal."""
+    digest = hashlib.sha256()
     for part in parts:
-        whole.update(len(part).to_bytes(8, "little") + part)
-    return whole.digest()
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()

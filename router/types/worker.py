@@ -1,4 +1,4 @@
-"""A worker as the router knows it: its description, and its newest report. Plain values, no protobuf."""
+"""Worker as the router knows it: description and newest report. Plain values, no protobuf."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from baton.versions import UNANNOUNCED, Versions, differing
 
 @dataclass(frozen=True, slots=True)
 class CacheSum:
-    """The sum of the worker's changes: see PrefixIndex.digest."""
+    """Checksum of a worker's cache after the changes up to `sequence`; see PrefixIndex.digest."""
 
     sequence: int
     digest: int
@@ -22,47 +22,46 @@ __all__ = ["Adapter", "ModelDescription", "PoolBlocks", "WorkerDescription", "Wo
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
     name: str
-    path: str  # folder of the checkpoint, as the worker sees it
-    max_model_len: int  # prompt plus answer, in tokens
+    path: str  # folder of the checkpoint on the worker
+    max_model_len: int  # maximum tokens of prompt and answer
     vocab_size: int
     dtype: str  # "float32" or "bfloat16"
     block_tokens: int
-    makes_answers: bool = True  # else vectors or scores alone, by prefill workers
+    makes_answers: bool = True  # False: only vectors or scores, by prefill workers
     groups: BlockGroups = ONE_GROUP
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A LoRA adapter that a worker has loaded, or weights in place of its own, called WEIGHTS. Equal ones compute the
-    same."""
+    """LoRA adapter that a worker has loaded, or weights that replace its own, named WEIGHTS."""
 
-    name: str  # by which requests choose it, as they do a model
+    name: str  # model name by which requests choose it
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListedAdapter:
-    """Adapter that a cluster has loaded at runtime."""
+    """Adapter loaded at runtime."""
 
     adapter: Adapter
-    path: str  # of its folder, as workers see it
-    grace_s: float = 0.0  # of weights: how long requests of those before may run on
+    path: str  # its folder on the workers
+    grace_s: float = 0.0  # time for which requests with the previous weights may run
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdapters:
-    """State of adapters at a worker."""
+    """Adapters of one worker."""
 
-    version: int  # of the list that it got last
+    version: int  # version of the last list that it received
     listed: tuple[ListedAdapter, ...]
-    started: tuple[Adapter, ...]  # that it was started with
-    refused: tuple[tuple[str, str], ...] = ()  # names of listed ones that it could not load, and why
-    own_weights_freed: bool = False  # those that it was started with were replaced, and no request needs them
+    started: tuple[Adapter, ...]  # adapters that it was started with
+    refused: tuple[tuple[str, str], ...] = ()  # listed adapters that it could not load, with the reason
+    own_weights_freed: bool = False  # the weights that it was started with were replaced and released
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """A worker's own description when a session begins; but for adapters it holds for the whole epoch."""
+    """Worker's own description at the opening of a link. Only the adapters change within an epoch."""
 
     worker_id: str
     role: WorkerRole
@@ -71,14 +70,14 @@ class WorkerDescription:
     model: ModelDescription
     total_blocks: int
     total_slots: int  # 0 for a prefill worker
-    adapters: tuple[Adapter, ...] = ()  # that requests can be computed with
-    roles: tuple[WorkerRole, ...] = ()  # that it can change to; none: it has one for life
-    pool_id: bytes = b""  # drawn when its process began; empty: an older worker, which does not send it
-    arithmetic: str = ""  # by which its results are rounded; empty: likewise
+    adapters: tuple[Adapter, ...] = ()  # adapters that requests can use
+    roles: tuple[WorkerRole, ...] = ()  # roles that it can change to; none: its role is fixed
+    pool_id: bytes = b""  # random id of its process; empty: an older release
+    arithmetic: str = ""  # rounding of its results; empty: an older release
     versions: Versions = UNANNOUNCED
-    checkpoint: bytes = b""  # digest of its weights; empty: a release that does not announce it, as is the next
-    kv_layout: str = ""  # in words
-    adapter_list: WorkerAdapters | None = None  # None: its adapters come with its start alone
+    checkpoint: bytes = b""  # digest of its weights; empty: an older release
+    kv_layout: str = ""  # description of the KV layout; empty: an older release
+    adapter_list: WorkerAdapters | None = None  # None: it loads adapters only at its start
 
     @property
     def started_adapters(self) -> tuple[Adapter, ...]:
@@ -89,11 +88,11 @@ class WorkerDescription:
         return self.adapter_list is None or not self.adapter_list.own_weights_freed
 
     def is_same_process(self, other: "WorkerDescription") -> bool:
-        """The process may have another role by now. False for workers without a pool id."""
+        """Return whether both describe one process, perhaps in different roles. False for workers without a pool id."""
         return bool(self.pool_id) and self.pool_id == other.pool_id
 
     def differs_from(self, served: "WorkerDescription") -> str:
-        """Return why it takes no requests of the model that another worker describes; empty if the two may pair."""
+        """Return why the worker cannot serve the model that `served` describes; empty if it can."""
         if self.fingerprint == served.fingerprint:
             return ""
         if self.kv_layout and served.kv_layout and self.kv_layout != served.kv_layout:
@@ -107,7 +106,7 @@ class WorkerDescription:
 
 @dataclass(frozen=True, slots=True)
 class PoolBlocks:
-    """Blocks of a worker by state; free + cached + held = total."""
+    """Blocks of a worker's pool by state; free + cached + held = total."""
 
     total: int
     free: int
@@ -119,40 +118,40 @@ class PoolBlocks:
 
 @dataclass(frozen=True, slots=True)
 class KvLink:
-    """Link over which a worker reads KV from another one."""
+    """Transport by which a worker reads KV from another worker."""
 
     endpoint: str
     transport: str
-    gb_per_s: float  # measured when the two met
-    fallback: str  # why no faster way was taken; empty where the fastest was
+    gb_per_s: float  # measured when the workers connected
+    fallback: str  # reason why no faster transport was chosen; empty for the fastest
 
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """KV in files, below a worker's pool. Counts are since its start."""
+    """KV in files of a worker. Counts are since its start."""
 
-    blocks: int  # that can be found
+    blocks: int
     size_bytes: int
     reads: bool
     writes: bool
-    queried_blocks: int  # of prompts, that the pool lacked
-    hit_blocks: int  # of those
+    queried_blocks: int  # prompt blocks that the pool lacked
+    hit_blocks: int  # queried blocks that were in files
     corrupt_blocks: int
     loaded_bytes: int
     stored_bytes: int
     dropped_blocks: int
     evicted_blocks: int
-    directory_id: bytes = b""  # workers with the same one read each other's files; empty: none that it announces
+    directory_id: bytes = b""  # workers with the same id read each other's files; empty: not announced
     load_bytes_per_s: float = 0.0  # 0: not measured
     block_bytes: int = 0
-    sequence: int = 0  # of the worker's last message about its own files
+    sequence: int = 0  # number of the worker's last message about its own files
     memory_blocks: int = 0  # in host memory before the files
     memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """Conversations whose KV is kept. Counts are since the worker's start, but for the first two."""
+    """Sessions whose KV is kept. Counts are since the worker's start, except the first two."""
 
     known: int = 0
     protected_blocks: int = 0
@@ -160,13 +159,15 @@ class SessionReport:
     evicted_other_blocks: int = 0
     evicted_protected_blocks: int = 0
     prefetched_blocks: int = 0  # from files
-    prefetched_used_blocks: int = 0  # of those
-    taken_over_blocks: int = 0  # from workers that left
+    prefetched_used_blocks: int = 0  # prefetched blocks that a prompt used
+    taken_over_blocks: int = 0  # received from workers that left
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    limit_blocks: int  # most that this router may have charged there at once
+    """Periodic report of a worker. Counts without another period are since the worker's start."""
+
+    limit_blocks: int  # maximum blocks that this router may have charged there
     limit_slots: int
     pages: PoolBlocks
     waiting_requests: int
@@ -174,30 +175,28 @@ class WorkerReport:
     pending_tokens: int
     draining: bool
     steps: int
-    cache_query_tokens: int = 0  # looked up in the prefix cache since the worker's start
-    cache_hit_tokens: int = 0  # and found
-    preemptions: int = 0  # since the worker's start
-    unfilled_slots: int = 0  # tokens that held blocks have room for and do not hold
+    cache_query_tokens: int = 0  # prompt tokens looked up in the prefix cache
+    cache_hit_tokens: int = 0  # prompt tokens found there
+    preemptions: int = 0
+    unfilled_slots: int = 0  # token slots of held blocks that are empty
     links: tuple[KvLink, ...] = ()
     cache: CacheSum | None = None  # None: the worker does not report its cache
-    checked_blocks: int = 0  # read from other workers and compared by checksum, since the worker's start
-    checksum_mismatches: int = 0  # of those
-    checked_at_rest_blocks: int = 0  # cached ones that prompts were about to use, compared since the worker's start
-    corrupt_at_rest_blocks: int = 0  # of those
-    alone_tokens_per_s: float | None = None  # prompt tokens that a decode worker computes while no answer runs
-    beside_tokens_per_s: float | None = None  # and while answers run, as its bound on their steps allows now
-    drafts: int = 0  # of speculative decoding, since the worker's start
+    checked_blocks: int = 0  # blocks read from other workers and compared by checksum
+    checksum_mismatches: int = 0  # checked blocks whose checksum differed
+    checked_at_rest_blocks: int = 0  # cached blocks compared by checksum before use
+    corrupt_at_rest_blocks: int = 0  # checked cached blocks whose checksum differed
+    alone_tokens_per_s: float | None = None  # prompt rate of a decode worker without running answers
+    beside_tokens_per_s: float | None = None  # prompt rate of a decode worker while answers run
+    drafts: int = 0  # drafts of speculative decoding
     drafted_tokens: int = 0
-    accepted_tokens: tuple[int, ...] = ()  # of those, by their place in a draft
-    drafts_gained_s: float = 0.0  # of answers, added up: steps that accepted tokens saved
-    drafts_lost_s: float = 0.0  # and by which steps with drafts took longer
-    tier: TierReport | None = None  # None: it has none
+    accepted_tokens: tuple[int, ...] = ()  # accepted tokens by position in a draft
+    drafts_gained_s: float = 0.0  # step time saved by accepted tokens, summed over answers
+    drafts_lost_s: float = 0.0  # additional time of steps with drafts, summed over answers
+    tier: TierReport | None = None  # None: no KV in files
     sessions: SessionReport = SessionReport()
 
     @property
     def loads_files(self) -> bool:
-        """Return whether prompts have their KV loaded from files there: not while its disk fails, and by no worker that
-        reports less.
-        """
+        """Return whether the worker loads KV of prompts from files: not while its disk fails, nor in older releases."""
         tier = self.tier
         return tier is not None and tier.reads and bool(tier.directory_id) and tier.block_bytes > 0

@@ -144,7 +144,7 @@ async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undist
     """The worker of an answer that is not over has to stop, and all that it has under way with it."""
 
     def handed_over() -> int:
-        return twofold.processes["router"].text().count("starting another attempt after DRAINING")
+        return twofold.processes["router"].text().count("failed: DRAINING at")
 
     before = handed_over()
     async with AsyncBatonClient(twofold.target, timeout_s=60, retry=RetryPolicy(attempts=1)) as baton:

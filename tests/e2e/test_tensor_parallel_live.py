@@ -108,7 +108,7 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
                         held.let_go()
                         worker.start()
     assert tokens == list(undisturbed.choices[0].token_ids)
-    assert "starting another attempt after WORKER_" in router.processes["router"].text()
+    assert "failed: WORKER_" in router.processes["router"].text()
     await asyncio.to_thread(stack.wait_for, lambda: has_ended(follower), NOTICED_S, "end of the other rank")
     router.stop()
     await asyncio.to_thread(stack.wait_ready)

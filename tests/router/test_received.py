@@ -152,7 +152,7 @@ def test_another_answer_than_the_client_has_is_noticed() -> None:
 
 def test_an_answer_that_ends_before_what_the_client_has_is_noticed() -> None:
     resumed = ResumeFilter(answer(stops=()), 1, ReceivedAnswer({0: ReceivedChoice((70, 71), 2)}))
-    with pytest.raises(NotRepeated, match="ended before"):
+    with pytest.raises(NotRepeated, match="ends before"):
         resumed.take(NewTokens(0, 0, (70,), SequenceEnd.STOP))
 
 

@@ -17,7 +17,6 @@ _SETTLED_BY = 8
 
 
 def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
-    """Return the ids of special tokens by text."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: token_id for token_id, token in added.items() if token.special}
 

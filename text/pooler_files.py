@@ -41,9 +41,7 @@ def model_kind(config: Mapping[str, Any]) -> ModelKind:
 
 
 def kind_of(folder: Path) -> ModelKind:
-    """Return the kind of a checkpoint; a language model if config.json is unreadable, since loading reports that
-    better.
-    """
+    """Return the kind of a checkpoint; a language model if config.json is unreadable, which loading reports."""
     try:
         return _kind_of(folder)
     except PoolingRefused:

@@ -23,7 +23,6 @@ from baton.engine.sampling.mask_threads import Allowed, Mask, MaskThreads, wait
 from baton.text.structured.library import (
     GrammarFailed,
     LibraryMissing,
-    Matcher,
     Vocabulary,
     compile_form,
     fill_next_tokens,
@@ -36,6 +35,7 @@ from baton.text.structured.library import (
 from baton.text.structured.output import FormRefused, StructuredOutput
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
     from tokenizers import Tokenizer
 
 Words = numpy.typing.NDArray[numpy.uint32]
@@ -59,7 +59,7 @@ class MaskBuffer:
 class Grammar:
     """Grammar compiled for one vocabulary; immutable and shared by all requests that use it."""
 
-    def __init__(self, matcher: Matcher, vocabulary: Vocabulary) -> None:
+    def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary) -> None:
         """Compute the first mask. `matcher` must be before the first token."""
         self.vocabulary = vocabulary
         self._matcher = matcher
@@ -68,7 +68,7 @@ class Grammar:
         self._fill(matcher, self._first)
         self._may_be_empty = matcher.is_accepting()
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> "LLMatcher":
         """Return a copy of the matcher for one answer."""
         return self._matcher.deep_copy()
 
@@ -87,7 +87,7 @@ class Grammar:
         _add_ends(room, ends if self._may_be_empty else None)
         return room.allowed
 
-    def allow(self, matcher: Matcher, ends: Words, room: MaskBuffer) -> list[int]:
+    def allow(self, matcher: "LLMatcher", ends: Words, room: MaskBuffer) -> list[int]:
         """Fill in the tokens that continue the answer and, if it is complete, the tokens `ends`. Raises: GrammarFailed.
 
         Returns the tokens that must come next if only one may; otherwise none.
@@ -99,7 +99,7 @@ class Grammar:
         token_ids = forced_tokens(matcher)
         return token_ids if token_ids[:1] == [only] else []
 
-    def _fill(self, matcher: Matcher, room: MaskBuffer) -> None:
+    def _fill(self, matcher: "LLMatcher", room: MaskBuffer) -> None:
         """Fill in the allowed tokens that have a text. Raises: GrammarFailed."""
         fill_next_tokens(matcher, room.address, room.size_bytes)
         numpy.bitwise_and(room.words, self._texts, out=room.words)
@@ -145,14 +145,13 @@ class GrammarState:
         self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by number of drafts; the drafts are the first entry
         self._rooms: list[MaskBuffer] = []  # by number of drafts
         self._lock = threading.Lock()  # guards all that follows
-        self._matcher: Matcher | None = None
+        self._matcher: LLMatcher | None = None
         self._taken = 0  # answer tokens that the matcher has consumed
         self._ahead: Sequence[int] = ()  # drafts consumed after these
         self._forced: list[int] = []  # tokens that must come next at the matcher's position
 
     @property
     def tokens(self) -> int:
-        """Number of answer tokens seen."""
         return len(self._answer)
 
     def follow(self, token_ids: Sequence[int]) -> None:
@@ -209,7 +208,7 @@ class GrammarState:
                     self._forced = self._grammar.allow(matcher, self._ends, room)
         return room.allowed
 
-    def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> Matcher:
+    def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> "LLMatcher":
         """Move the matcher after this part of the answer and these drafts. Raises: GrammarFailed."""
         matcher = self._matcher = self._matcher or self._grammar.matcher()
         wanted = [*self._answer[self._taken : answer_tokens], *drafted]
@@ -239,9 +238,7 @@ class Constraint:
     """Structured-output constraint of one request's answers. Used only by the engine's thread."""
 
     def __init__(self, grammar: Grammar, stop_token_ids: Iterable[int], threads: MaskThreads) -> None:
-        """Prepare the first mask. Raises: FormRefused if no token of `stop_token_ids` can end an answer;
-        GrammarFailed.
-        """
+        """Prepare the first mask. Raises: FormRefused if no stop token can end an answer; GrammarFailed."""
         self._grammar = grammar
         self._ends = grammar.bits(grammar.vocabulary.ends(stop_token_ids))
         self._threads = threads

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from baton.process.helper import Buffer, answer_frames
 from baton.text.structured.library import (
     GrammarFailed,
     LibraryMissing,
-    Matcher,
     Vocabulary,
     compile_form,
     next_tokens,
@@ -21,6 +21,9 @@ from baton.text.structured.library import (
     take_tokens,
 )
 from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 WALKS = 4
 WALK_TOKENS = 24
@@ -51,7 +54,7 @@ def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
     return None
 
 
-def _walk(matcher: Matcher, vocabulary: Vocabulary, chance: random.Random) -> None:
+def _walk(matcher: "LLMatcher", vocabulary: Vocabulary, chance: random.Random) -> None:
     """Follow one random answer. Raises: GrammarFailed."""
     for _ in range(WALK_TOKENS):
         texts = int.from_bytes(next_tokens(matcher), "little") & vocabulary.text_bits

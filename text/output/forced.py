@@ -67,7 +67,6 @@ class CallGrammar:
         return _literal(text) if token_id is None else f"<[{token_id}]>"
 
     def rule(self, expression: str, attributes: str = "") -> str:
-        """Add a rule and return its name."""
         name = f"baton{len(self._rules)}"
         self._rules.append(f"{name}{attributes}: {expression}")
         return name

@@ -103,7 +103,6 @@ class OutputParser:
 
     @property
     def calls(self) -> int:
-        """Return the number of started calls."""
         return 0 if self._tools is None else self._tools.calls
 
     def push(self, text: str, tokens: int) -> list[OutputPiece]:

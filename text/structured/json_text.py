@@ -56,6 +56,22 @@ def is_deep(text: str) -> bool:
     return any(depth > MAX_DEPTH for depth in accumulate(steps))
 
 
+def json_type(value: object) -> str:
+    """Return the type of a JSON value in JSON Schema's words; "number" for integers too."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
 def _object(members: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(members)
     if len(made) < len(members):

@@ -1,4 +1,4 @@
-"""llguidance: vocabularies, and grammars compiled for them. The only module that imports it, on demand.
+"""Vocabularies and compiled grammars of llguidance, which only this module imports, on demand.
 
 The library's limits bound the cost of a grammar as counts of steps, so that every process that compiles a text gets the
 same result. router/model/form_checker.py bounds time and memory.
@@ -8,13 +8,13 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from baton.text.host.files import FileRefused, reading
 from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, check_form, choices_of
 
 if TYPE_CHECKING:
-    from llguidance import LLParserLimits
+    from llguidance import LLMatcher, LLParserLimits
 
 ANY_OBJECT = '{"type":"object"}'
 COMPACT = {
@@ -36,33 +36,6 @@ class LibraryMissing(RuntimeError):
 
 class GrammarFailed(RuntimeError):
     """Compiled grammar that cannot be followed: too ambiguous, or without a next token."""
-
-
-class Matcher(Protocol):
-    """Beginning of an answer, for one thread at a time: the used part of llguidance's LLMatcher."""
-
-    def deep_copy(self) -> "Matcher": ...
-
-    def is_accepting(self) -> bool:
-        """Return whether the beginning is a complete answer."""
-
-    def compute_bitmask(self) -> bytes: ...
-
-    def unsafe_compute_mask_ptr(self, trg_pointer: int, trg_byte_size: int, /) -> None: ...
-
-    def compute_ff_bytes(self) -> bytes: ...
-
-    def compute_ff_tokens(self) -> list[int]: ...
-
-    def consume_tokens(self, sampled_tokens: list[int], /) -> bool: ...
-
-    def validate_tokens(self, tokens: list[int], /) -> int: ...
-
-    def rollback(self, num_tokens: int, /) -> bool: ...
-
-    def is_error(self) -> bool: ...
-
-    def get_error(self) -> str: ...
 
 
 class Vocabulary:
@@ -106,7 +79,7 @@ def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int])
     return Vocabulary(text, vocab_size, eos_token_ids)
 
 
-def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
+def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher":
     """Return a matcher before its first token. Blocks without the GIL. Raises: FormRefused."""
     from llguidance import LLMatcher
 
@@ -117,7 +90,7 @@ def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> Matcher:
     return matcher
 
 
-def next_tokens(matcher: Matcher) -> bytes:
+def next_tokens(matcher: "LLMatcher") -> bytes:
     """Return the allowed next tokens, one bit per token, least significant first, without the GIL.
 
     If the answer may end here, tokens that end it are included. Raises: GrammarFailed.
@@ -128,14 +101,14 @@ def next_tokens(matcher: Matcher) -> bytes:
     return bits
 
 
-def fill_next_tokens(matcher: Matcher, address: int, size_bytes: int) -> None:
+def fill_next_tokens(matcher: "LLMatcher", address: int, size_bytes: int) -> None:
     """Write the bits of `next_tokens` to the caller's memory, 4 bytes per 32 tokens. Raises: GrammarFailed."""
     matcher.unsafe_compute_mask_ptr(address, size_bytes)
     if matcher.is_error():
         raise _stuck(matcher)
 
 
-def forced_tokens(matcher: Matcher) -> list[int]:
+def forced_tokens(matcher: "LLMatcher") -> list[int]:
     """Return the tokens of the text that must follow, as far as it is unambiguous; empty if it is long.
 
     Holds the GIL, about 1 µs per byte. Raises: GrammarFailed.
@@ -148,19 +121,19 @@ def forced_tokens(matcher: Matcher) -> list[int]:
     return token_ids
 
 
-def take_tokens(matcher: Matcher, token_ids: Sequence[int]) -> None:
+def take_tokens(matcher: "LLMatcher", token_ids: Sequence[int]) -> None:
     """Advance by these tokens. Raises: GrammarFailed."""
     if token_ids and not matcher.consume_tokens(list(token_ids)):
         raise _stuck(matcher)
 
 
-def take_back(matcher: Matcher, count: int) -> None:
+def take_back(matcher: "LLMatcher", count: int) -> None:
     """Remove the newest `count` tokens. Raises: GrammarFailed."""
     if count and not matcher.rollback(count):
         raise _stuck(matcher)
 
 
-def takeable_tokens(matcher: Matcher, token_ids: Sequence[int]) -> int:
+def takeable_tokens(matcher: "LLMatcher", token_ids: Sequence[int]) -> int:
     """Return how many of these tokens are allowed in sequence, without advancing. Raises: GrammarFailed."""
     count = matcher.validate_tokens(list(token_ids)) if token_ids else 0
     if matcher.is_error():
@@ -229,7 +202,7 @@ def _fault(output: StructuredOutput, message: str) -> str:
     return "cannot be followed"
 
 
-def _stuck(matcher: Matcher) -> GrammarFailed:
+def _stuck(matcher: "LLMatcher") -> GrammarFailed:
     """Return the error of a grammar that cannot be followed, without the library's words."""
     is_large = any(word in matcher.get_error() for word in _TOO_LARGE)
     return GrammarFailed("it is too large or too ambiguous" if is_large else "no token can follow")

@@ -12,6 +12,8 @@ from itertools import combinations, permutations
 from typing import Any
 from urllib.parse import unquote
 
+from baton.text.structured.json_text import json_type
+
 Schema = Mapping[str, Any] | bool
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Formats of strings that the library enforces."""
@@ -240,7 +242,8 @@ class _SchemaConverter:
         kinds = set(stated if isinstance(stated, list) else [stated])
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(values, list):
-            kinds &= {kind for each in values for kind in _kinds_of(each)}
+            found = set(map(json_type, values))
+            kinds &= found | ({"integer"} if "number" in found else set())
         return kinds | ({"integer"} if "number" in kinds else set())
 
     def _hold_texts(self, made: dict[str, Any], pointer: str) -> None:
@@ -350,19 +353,6 @@ def _hold_counts(made: dict[str, Any], pointer: str) -> None:
         ]
     elif optional or least > len(required) + 1:
         raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held for names that are not declared as properties")
-
-
-def _kinds_of(value: Any) -> tuple[str, ...]:
-    match value:
-        case None:
-            return ("null",)
-        case bool():
-            return ("boolean",)
-        case int() | float():
-            return ("integer", "number")
-        case str():
-            return ("string",)
-    return ("array",) if isinstance(value, list) else ("object",)
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:

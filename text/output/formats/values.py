@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from baton.text.structured.json_text import JsonRefused, read_json
+from baton.text.structured.json_text import JsonRefused, json_type, read_json
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
@@ -64,29 +64,14 @@ def _types(schema: object) -> frozenset[str]:
         if isinstance(schema.get(several), list):
             return frozenset().union(*map(_types, schema[several]))
     values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
-    return frozenset(map(_type_of, values))
-
-
-def _type_of(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-    return "object"
+    return frozenset(map(json_type, values))
 
 
 def _converted(text: str, types: frozenset[str]) -> str:
     """Return the text as JSON of one of these types if it can be parsed as such, else as a string."""
     given = _PYTHON.get(text.strip(), text.strip())
     try:
-        found = _type_of(read_json(given))
+        found = json_type(read_json(given))
     except JsonRefused:
         return json.dumps(text, ensure_ascii=False)
     allowed = types | {"number"} if "integer" in types else types

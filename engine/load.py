@@ -255,9 +255,7 @@ class DecoderParts:
         return weight.float() + config.norm_offset if config.wide_norms else weight
 
     def _norm(self, config: DecoderConfig, name: str, size: int) -> Norm:
-        """Build a norm of the residual stream, which is stored divided by the scale of its summands: only `eps`
-        changes.
-        """
+        """Build a norm of the residual stream, which is stored divided by the scale of its summands."""
         return Norm(self._norm_weight(config, name, size), config.rms_norm_eps / config.residual_scale**2)
 
     def _linear(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Linear:

@@ -124,7 +124,6 @@ class PreparedModel:
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of all ranks' pools."""
         return self.total_blocks * self.layout.block_bytes * self.copies
 
     @property
@@ -284,9 +283,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
 
 
 def _pool_size(config: ModelConfig, layout: KvLayout, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """Size the pool; an encoder's, which caches nothing, is limited to the prompts of many steps. Raises:
-    ModelError.
-    """
+    """Size the pool; an encoder's, which caches nothing, covers the prompts of many steps. Raises: ModelError."""
     if isinstance(config, EncoderConfig):
         kv_memory_bytes = min(kv_memory_bytes, ENCODER_TOKENS * layout.token_bytes)
     return size_pool(layout, config.max_positions, kv_memory_bytes, max_model_len)

@@ -131,9 +131,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """Failure of a chunk: non-finite logits, or no token left after masks and biases. Its request fails, and its KV
-    is never published.
-    """
+    """Failure of a chunk's request: non-finite logits, or no token left after masks. Its KV is never published."""
 
     cause: str = ""  # why the grammar could not be followed, if that is the reason
     kv_suspect: bool = field(default=False, compare=False)
@@ -142,8 +140,6 @@ class NonFinite:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Result of a chunk."""
-
     drawn: tuple[Drawn, ...] = ()  # one per sample, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
     pooled: tuple[float, ...] = ()  # sums of `Chunk.pooled`
@@ -257,9 +253,7 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
-    """Return the hashes to look up: all before the block of the last prompt token, whose logits are needed; none if
-    every token's result is needed.
-    """
+    """Return the hashes to look up: those before the last prompt token's block, or none if all tokens are needed."""
     if request.needs_every_token:
         return ()
     return request.block_hashes[: (len(request.token_ids) - 1) // block_tokens]

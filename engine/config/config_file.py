@@ -92,9 +92,7 @@ def _eos_token_ids(folder: Path, ids: Any) -> frozenset[int]:
 
 
 def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> DecoderConfig:
-    """Convert `fields`, named as in transformers. Raises: NotInDecoderError; ModelError for an impossible
-    configuration.
-    """
+    """Convert `fields`, named as in transformers. Raises: NotInDecoderError; ModelError for invalid values."""
     name = fields["model_type"]
     family = FAMILIES[name]
     _check(fields, "mlp_bias", supported=(None, False))
@@ -217,9 +215,7 @@ def _attention_scale(family: Family, fields: Mapping[str, Any], head_dim: int) -
 def _ropes(
     family: Family, fields: Mapping[str, Any], windows: Sequence[int | None], head_dim: int
 ) -> tuple[tuple[RopeConfig, ...], int]:
-    """Return the rotation of each layer and the number of rotated numbers per head. Parameters may differ by layer
-    kind.
-    """
+    """Return the rotation of each layer, whose parameters may differ by kind, and the rotated numbers per head."""
     parameters = fields["rope_parameters"]
     kinds = fields["layer_types"] if "full_attention" in parameters else [None] * len(windows)
     of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}
@@ -238,7 +234,6 @@ def _ropes(
 
 
 def _rotates(family: Family, fields: Mapping[str, Any], windows: Sequence[int | None]) -> list[bool]:
-    """Return whether each layer rotates."""
     if family.rotating is Rotating.STATED:
         return [bool(flag) for flag in fields["no_rope_layers"]]
     if family.rotating is Rotating.WINDOWED and fields.get("sliding_window") is not None:

@@ -43,9 +43,7 @@ def encoder_config(folder: Path) -> EncoderConfig:
 
 
 def _tells_types(folder: Path) -> bool:
-    """Return whether transformers' tokenizer passes the text types of a pair to the model; otherwise all tokens have
-    the first.
-    """
+    """Return whether transformers' tokenizer passes the types of a pair of texts to the model."""
     path = folder / "tokenizer_config.json"
     config = read_json(path) if path.exists() else {}
     if names := config.get("model_input_names"):

@@ -29,9 +29,7 @@ def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
 
 
 def latent_scale(latent: LatentConfig, rope: Mapping[str, Any]) -> float:
-    """Return the scale of attention scores. `rope`: rope_parameters. YaRN's magnitude of all dimensions counts
-    twice.
-    """
+    """Return the scale of attention scores; YaRN's magnitude of all dimensions (`rope`) counts twice."""
     scale = 1.0 / math.sqrt(latent.nope_dim + latent.rope_dim)
     of_all = rope.get("mscale_all_dim")
     if rope.get("rope_type", "default") == "default" or not of_all:

@@ -46,7 +46,6 @@ class ModelConfig:
 
     @property
     def kv_layers(self) -> int:
-        """Number of layers with keys and values."""
         return self.num_layers
 
     @property

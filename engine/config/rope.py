@@ -10,9 +10,7 @@ SERVED = tuple(kind.value for kind in RopeKind if kind is not RopeKind.NONE)
 
 
 def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """Convert the parameters. Raises: NotInDecoderError for another type; ModelError if a required parameter is
-    missing.
-    """
+    """Convert the parameters. Raises: NotInDecoderError for another type; ModelError for a missing parameter."""
     name = parameters.get("rope_type", "default")
     if name not in SERVED:
         raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported; supported: {', '.join(SERVED)}")
@@ -61,9 +59,7 @@ def yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _longrope(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
-    """Convert LongRoPE (arXiv:2402.13753). Only the short factors are used: DecoderConfig limits the context to
-    them.
-    """
+    """Convert LongRoPE (arXiv:2402.13753), only its short factors: DecoderConfig limits the context to them."""
     original = int(parameters["original_max_position_embeddings"])
     factor = _factor(parameters, max_positions, original)
     magnitude = parameters.get("attention_factor")

@@ -87,9 +87,7 @@ class ModelDrafter:
         clock: Callable[[], float] = time.monotonic,
         groups: BlockGroups = ONE_GROUP,
     ) -> None:
-        """Start with an empty pool. `total_blocks`, `groups`: of the pool of `run`. `most_tokens`: context of the
-        draft model.
-        """
+        """Start with an empty pool for `run`. `most_tokens`: context of the draft model."""
         self.pool = BlockPool(total_blocks, groups)
         self._run = run
         self._block_tokens = block_tokens
@@ -103,9 +101,7 @@ class ModelDrafter:
         self._has_drafted = False  # since the last offers
 
     def measure(self) -> None:
-        """Measure the cost of passes before the first answer; writes to block 0. Raises: ValueError after the first
-        answer.
-        """
+        """Measure the cost of passes over block 0. Raises: ValueError after the first answer."""
         if self._known:
             raise ValueError("passes must be measured before the first answer")
         for tokens in (each for each in MEASURED_TOKENS if each <= self._most_tokens):
@@ -200,9 +196,7 @@ class ModelDrafter:
         return Offer(most, is_known=tokens - known.settled <= MAX_FIRST_TOKENS)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
-        """Ensure that an answer's table covers `tokens` tokens, at the cost of answers before it. Returns whether it
-        does.
-        """
+        """Extend an answer's table to `tokens` tokens, at the cost of earlier answers. Return whether it succeeded."""
         own, columns = self._known[answer], blocks_for(tokens, self._block_tokens)
         lacking = columns - own.table.columns
         needed = self.pool.groups.blocks(lacking)
@@ -267,9 +261,7 @@ LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 
 
 def drawn_alike(params: SamplingParams) -> SamplingParams:
-    """Return parameters that sample the same tokens and report nothing else. Grammars are omitted: drafts may be
-    wrong.
-    """
+    """Return parameters that sample the same tokens, without reports or grammars, since drafts may be wrong."""
     if params.constraint is None and params.logprobs == 0 and params.prompt_logprobs is None:
         return params
     return replace(params, constraint=None, logprobs=0, prompt_logprobs=None)

@@ -203,9 +203,7 @@ class BlockPool:
         return self.groups.known_columns(hashes, self._by_hash.__contains__, first_live)
 
     def watch(self, hashes: Sequence[bytes]) -> Watch:
-        """Watch the blocks of the longest cached prefix of `hashes`, and mark them as just used. End it with
-        `unwatch`.
-        """
+        """Watch the longest cached prefix of `hashes`, and mark it as just used. End it with `unwatch`."""
         return self._watch(self.touch(hashes))
 
     def watch_each(self, hashes: Sequence[bytes]) -> list[Watch]:
@@ -308,9 +306,7 @@ class BlockPool:
         return block in self._watches
 
     def _forget_below(self, block: int) -> None:
-        """Forget all published descendants of a block. Rare: each cached block has a child held by a table with its
-        own copy of the parent.
-        """
+        """Forget all published descendants of a block. Rare: mostly tables hold their own copies of a parent."""
         below: dict[bytes | None, list[int]] = {}
         for other, published in self._published.items():
             below.setdefault(published.parent_hash, []).append(other)

@@ -56,9 +56,7 @@ class BlockTable:
         return self.blocks[index * count : (index + 1) * count]
 
     def held(self, begin: int, end: int, first_live: int = 0) -> tuple[int, ...]:
-        """Return the blocks held in columns [begin, end), in order; of windowed groups only those from `first_live`
-        on.
-        """
+        """Return the blocks held in columns [begin, end); of windowed groups only those from `first_live` on."""
         whole, count = self.groups.whole, self.groups.count
         if whole == count:
             return self.blocks[begin:end]
@@ -103,8 +101,7 @@ class BlockTable:
         return copies
 
     def grow(self, position: int, block_tokens: int) -> list[BlockCopy]:
-        """Ensure that the blocks of `position` exist and belong to this table alone; return the copies to make before
-        writing.
+        """Make the blocks of `position` exist and belong to this table alone; return the copies to make first.
 
         Raises: OutOfBlocks.
         """

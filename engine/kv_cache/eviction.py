@@ -260,9 +260,7 @@ class EvictionOrder:
         return found
 
     def _on_end(self, keep: SessionRetention) -> None:
-        """Move the leaves of a retention that ended to the heap of their new class; other blocks follow as they
-        become leaves.
-        """
+        """Move the leaves of a finished retention to the heap of their new class; other blocks follow as leaves."""
         leaves = self._protected.pop(keep, [])
         into = self._done if keep.state is RetentionState.DONE else self._others
         for used, block in leaves:

@@ -67,9 +67,7 @@ class KvLayout:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes of one token in all groups: kinds × layers × KV heads × (head_dim × bytes per number + bytes of a
-        scale).
-        """
+        """Bytes of one token: kinds × layers × KV heads × (head_dim × bytes per number + bytes of a scale)."""
         row_bytes = self.head_dim * self.dtype.itemsize + (SCALE.itemsize if self.is_quantised else 0)
         return self.groups.count * self.num_layers * self.kinds * self.num_kv_heads * row_bytes
 
@@ -83,9 +81,7 @@ class KvLayout:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a state and its token count, rounded up to STATE_ALIGNED_BYTES; of all ranks together, those of
-        one unsharded state.
-        """
+        """Bytes of a state and its token count on all ranks, rounded up to STATE_ALIGNED_BYTES."""
         if not self.state_numbers:
             return 0
         wanted = self.state_numbers * STATE.itemsize + STATE_ROOM_BYTES // self.state_ranks

@@ -181,7 +181,6 @@ class Sessions:
 
     @property
     def known(self) -> int:
-        """Number of known sessions."""
         return len(self._sessions)
 
     def advance(self, now: float) -> None:
@@ -300,9 +299,7 @@ class Sessions:
         return max(late_s, MIN_PATIENCE_RATIO * expected_s)
 
     def price(self, blocks: int) -> float:
-        """Return the cost of restoring the last of `blocks` blocks, relative to computing the first block of a
-        prompt.
-        """
+        """Return the cost of restoring the last of `blocks` blocks, relative to computing a prompt's first block."""
         computed = 1.0 + blocks / DOUBLE_COST_BLOCKS
         return computed if self.file_price is None else max(1e-3, min(computed, self.file_price))
 

@@ -130,9 +130,7 @@ MAX_RECORDED_ROWS = 256  # of a recorded decode step
 
 
 def recorded_logits_bytes(rows: int, vocab_size: int, itemsize: int) -> int:
-    """Return the bytes that recorded decode steps keep: logits in the model's dtype, and in float32 for sampling on
-    the host.
-    """
+    """Return the bytes of logits that recorded decode steps keep: in the model's dtype, and in float32."""
     return min(rows, MAX_RECORDED_ROWS) * vocab_size * (4 + itemsize)
 
 

@@ -61,9 +61,7 @@ class StackedFactors:
         )
 
     def appended(self, factors: LowRank | None) -> _Stack:
-        """Return the factors with the next adapter, for `replace`. None adds an adapter without effect here. The
-        scale is folded into the upper factor.
-        """
+        """Return the factors with the next adapter, its scale folded into `up`; None has no effect here."""
         old, rank = self._stack, 0 if factors is None else factors.rank
         ends = (*old.ends, old.ends[-1] + rank)
         if factors is None:
@@ -189,9 +187,7 @@ class AdapterSet:
         return self.add("none", Adapter({}))
 
     def remove(self, number: int) -> None:
-        """Free an adapter's memory; its number is not reused. Must not be called during a step or with requests that
-        use it.
-        """
+        """Free an adapter's memory; its number stays used. No step may run and no request may use the adapter."""
         for stacked in self._modules.values():
             stacked.replace(stacked.without(number))
 

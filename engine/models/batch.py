@@ -198,7 +198,6 @@ class BatchNumbers:
 
     @property
     def block_ids(self) -> "array[int]":
-        """Block ids of all groups."""
         first, *others = self._block_ids
         return sum(others, first) if others else first
 

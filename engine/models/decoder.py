@@ -29,8 +29,7 @@ from baton.kernels.types import Gate, GroupRows, HeadNorms, KvLayer, KvPages, Sc
 def store_and_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring
 ) -> torch.Tensor:
-    """Write the keys and values of a step's tokens into `kv`, then compute attention; returns a new tensor like
-    `query`.
+    """Write the keys and values of a step's tokens, then compute attention; returns a new tensor like `query`.
 
     query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated if the model rotates.
     """
@@ -147,9 +146,7 @@ class DecoderModel:
         return logits
 
     def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
-        """Return attention's output `[tokens, heads * head_dim]`. qkv: all heads of each token, keys and values
-        last. kv: of one layer.
-        """
+        """Return attention's output `[tokens, heads * head_dim]` from `[tokens, all heads]`, keys and values last."""
         rows = batch.groups[layer.place.group]
         if layer.latent is not None:
             query, key = layer.latent.rows(qkv, angles, batch.adapters)

@@ -146,9 +146,7 @@ def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
 def _chunk_runs(
     prefills: PrefillChunks, lengths: Sequence[Sequence[int]], block_tokens: int
 ) -> tuple[torch.Tensor, ...]:
-    """Return sources, destinations, first positions and lengths of the runs, and whether each follows a run of its
-    chunk.
-    """
+    """Return sources, destinations, first positions and lengths of runs, and whether each follows another."""
     columns = [array("q") for _ in range(5)]  # the first two: indexes into all block ids
     first = 0
     for chunk, of_chunk in zip(prefills.chunks, lengths, strict=True):

@@ -144,9 +144,7 @@ class EncoderModel:
 def load_encoder(
     folder: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> EncoderModel:
-    """Load an encoder. Raises: ModelError for missing or surplus tensors, and for a model that computes other
-    results.
-    """
+    """Load an encoder. Raises: ModelError for missing or surplus tensors, and for wrong results."""
     from baton.engine.models.transformers_checkpoint import progress_bar
 
     AttentionInterface.register(NAME, _attention)

@@ -69,9 +69,7 @@ ROW_MULTIPLE = 32  # products of narrower tiles are slow
 def tiled_linear(
     x: torch.Tensor, outputs: int, rows: Callable[[slice], torch.Tensor], bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute `[tokens, in]` to `[tokens, outputs]` tile by tile; `rows` returns weight rows, `[rows, in]`, in x's
-    dtype.
-    """
+    """Compute `[tokens, outputs]` tile by tile; `rows` returns weight rows, `[rows, in]`, in x's dtype."""
     numbers = CPU_TILE_NUMBERS if x.device.type == "cpu" else CUDA_TILE_NUMBERS
     height = max(numbers // x.shape[-1] // ROW_MULTIPLE, 1) * ROW_MULTIPLE
     if height >= outputs:
@@ -152,9 +150,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int4KernelLinear:
-    """Linear in bfloat16 on a CPU with torch's int4 kernel: several times faster for few rows, slower for many if
-    the CPU multiplies bfloat16 natively.
-    """
+    """Linear in bfloat16 with torch's int4 CPU kernel: fast for few rows, slow for many on CPUs with bfloat16."""
 
     packed: torch.Tensor  # uint8 [out, in / 2], in the order of _convert_weight_to_int4pack_for_cpu
     scales_and_zeros: torch.Tensor  # bfloat16 [groups, out, 2]: weight = (code - 8) * scale + zero
@@ -245,8 +241,6 @@ HeadLinear = DenseHeads | PackedHeads
 
 
 class Kernels(enum.Enum):
-    """Kernels of matrix products."""
-
     TORCH = enum.auto()
     TRITON = enum.auto()  # GPU
     NATIVE = enum.auto()  # CPU
@@ -341,9 +335,7 @@ def _packed_int8(weight: Int8Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
-    """Pack an int4 weight; PyTorch computes it if columns are reordered, groups are unsupported or scales are not
-    float16.
-    """
+    """Pack an int4 weight; PyTorch computes it if columns, groups or scales are not supported."""
     scales, inputs = weight.scales.half(), weight.codes.shape[1]
     fits = weight.column_order is None and takes_groups(inputs, scales.shape[1])
     if not fits or not torch.equal(scales.to(weight.scales.dtype), weight.scales):
@@ -352,9 +344,7 @@ def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
-    """Pack an FP4 weight; PyTorch computes it if half a scale is not float16. Scales of all-zero groups do not
-    matter.
-    """
+    """Pack an FP4 weight; PyTorch computes it if half a scale is not float16, except of all-zero groups."""
     is_zero = ((weight.codes & 7).unflatten(1, (weight.exponents.shape[1], -1)) == 0).all(-1)
     scales = weight.scales.masked_fill(is_zero, 1.0).float() / 2
     halves = scales.half()

@@ -32,9 +32,7 @@ class UnsupportedAttentionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Attention call of one layer. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim or
-    fewer]`.
-    """
+    """Attention call of one layer. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, size]`."""
 
     layer: int
     query: torch.Tensor
@@ -118,9 +116,7 @@ class TransformersModel:
         }
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Compute hidden states, one pass at a time. To transformers the batch is one sequence whose positions
-        restart.
-        """
+        """Compute hidden states. To transformers the batch is one sequence whose positions restart. Not reentrant."""
         batch.meanwhile()
         self._adapters, self._tokens = batch.adapters, len(batch.token_ids)
         try:

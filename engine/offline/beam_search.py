@@ -20,8 +20,7 @@ _STOPS: dict[EarlyStopping, BeamStop] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """Parameters of vLLM, with `early_stopping` as in transformers. Only tokens of the answer count for the length
-    penalty.
+    """Parameters of vLLM, with transformers' `early_stopping`. The length penalty counts only the answer's tokens.
 
     Creating a request raises ValueError, naming the field.
     """

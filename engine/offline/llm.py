@@ -91,8 +91,7 @@ class LLM:
         use_tqdm: bool = False,
         loras: Sequence[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Yield each request when it finishes; `request_id` is the prompt's index. Closing the iterator aborts the
-        rest.
+        """Yield each request when it finishes, with its index as `request_id`. Closing the iterator aborts the rest.
 
         Raises: ValueError, ModelError, before anything is computed.
         """

@@ -97,7 +97,6 @@ class SamplingParams(SamplingNumbers):
 
     @property
     def choices(self) -> int:
-        """Return the number of generated choices."""
         return self.n if self.best_of is None else self.best_of
 
     @property

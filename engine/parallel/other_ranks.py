@@ -104,15 +104,13 @@ class OtherRanks:
         return made
 
     def wait_moved(self) -> None:
-        """Wait until all ranks have moved the blocks of a plan without chunks, which no sum waits for. Raises:
-        RankLost.
-        """
+        """Wait until all ranks have moved the blocks of a plan without chunks, so without sums. Raises: RankLost."""
         for rank, connection in enumerate(self._connections, start=1):
             _receive(rank, connection, TIMEOUT.total_seconds())
 
     def add_adapter(self, adapter: AdapterToAdd, number: int) -> None:
-        """Add an adapter on all ranks under the leader's number. Raises: ModelError with a rank's message if one
-        fails, then none has it; RankLost.
+        """Add an adapter under the leader's number on all ranks or none. Raises: ModelError with a rank's error;
+        RankLost.
         """
         self._tell(wire.ADD_ADAPTER, adapter.to_bytes())
         answers = [_receive(*pair, ADAPTER_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]

@@ -1,5 +1,4 @@
-"""Process of a rank that executes the leader's plans: `python -m baton.engine.parallel.rank_process FD`. See
-other_ranks.py.
+"""Process of a rank that executes the leader's plans: `python -m baton.engine.parallel.rank_process FD`.
 
 It stops when the leader does, and must not continue when another rank is lost. Signals are for the leader.
 """
@@ -103,9 +102,7 @@ class RankRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
-    """Execute a plan. Without chunks there is no sum for the leader to wait for: send MOVED instead. Raises:
-    wire.Closed.
-    """
+    """Execute a plan; without chunks, which the leader's sums await, send MOVED. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()

@@ -37,9 +37,7 @@ ALONE = Shard(0, 1)
 
 
 def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
-    """Return the configuration of one rank, with the complete vocabulary. Raises: ModelError if it cannot be
-    sharded.
-    """
+    """Return one rank's configuration, with the complete vocabulary. Raises: ModelError if it cannot be sharded."""
     if not isinstance(config, DecoderConfig):
         raise ModelError(
             f"tensor-parallel is {degree}, but {config.family} runs in transformers' code on one rank only"

@@ -155,9 +155,7 @@ class RecordedSteps:
         return None if self._logits is None else self._logits[:rows].float()
 
     def launched(self, chunks: Sequence[Chunk]) -> Launched:
-        """Return the sampled tokens of the last step, whose copies to the host are in flight; chunks have at most
-        one sample.
-        """
+        """Return the tokens of the last step, at most one per chunk; their copies to the host are in flight."""
         return self._memory.drawn([bool(chunk.samples) for chunk in chunks])
 
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:

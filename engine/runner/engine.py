@@ -28,7 +28,6 @@ class SlowDown:
         self._steps = 0
 
     def observe(self, rows: int, duration_s: float) -> None:
-        """Record the time of a step."""
         size = rows.bit_length()
         best_s = min(duration_s, self._best_s.get(size, duration_s) * DECAY)
         self._best_s[size] = best_s

@@ -165,9 +165,7 @@ class EngineLoop:
         return self._thread.call(self._scheduler.add, request, cache_root)
 
     def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
-        """Reserve blocks for a prompt whose KV will be received; None if there is no room now. The future raises
-        RequestRefused.
-        """
+        """Reserve blocks for a prompt whose KV will be received; None if there is no room. Raises: RequestRefused."""
         return self._thread.call(self._scheduler.reserve, request, cache_root)
 
     def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
@@ -221,9 +219,7 @@ class EngineLoop:
         self._thread.post(self._scheduler.pool.touch_columns, hashes)
 
     def watch(self, hashes: Sequence[bytes]) -> Future[Watch]:
-        """Watch cached blocks for a reader in another process, which learns at the end whether they were
-        overwritten.
-        """
+        """Watch cached blocks for a reader in another process, which learns later whether they were overwritten."""
         return self._thread.call(self._scheduler.pool.watch, hashes)
 
     def watch_each(self, hashes: Sequence[bytes]) -> Future[list[Watch]]:
@@ -272,9 +268,7 @@ def _due_sessions(order: EvictionOrder, until_s: float, most: int, file_price: f
 
 
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
-    """Publish changes immediately, not after the step: routers should know of an eviction before the block is
-    refilled.
-    """
+    """Publish changes immediately: routers should know of an eviction before the block is refilled."""
 
     def publish() -> None:
         changes = journal.take()

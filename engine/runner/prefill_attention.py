@@ -60,9 +60,7 @@ class PrefillChoice:
     planner: FlashInferPrefill | None = None
 
     def takes(self, chunk: Chunk) -> bool:
-        """Return whether the library computes this chunk, judged by the shape with fewer tokens and a longer
-        context.
-        """
+        """Return whether the library computes this chunk, by a measured shape with fewer tokens and longer context."""
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)
         return tokens is not None and context is not None and ChunkShape(tokens, context) in self.by_library
@@ -130,9 +128,7 @@ def choose(
     timer: Timer = device_seconds,
     now: Callable[[], float] = time.monotonic,
 ) -> PrefillChoice:
-    """Choose the attention kernels without changing the pool. Raises: ModelError if FlashInfer was requested and
-    cannot load.
-    """
+    """Choose the attention kernels; does not change the pool. Raises: ModelError if the FlashInfer asked for fails."""
     choice, why, layer = OURS, "asked for", kv.layer(0)
     if asked is not PrefillAttention.TRITON:
         planner = _planner(asked, config.num_heads, layer)

@@ -187,9 +187,7 @@ class Runner:
 
     @property
     def launches_ahead(self) -> bool:
-        """Return whether steps are launched before the previous one is finished; not with several sets of weights,
-        whose tokens are stored apart.
-        """
+        """Return whether steps are launched ahead; not with several sets of weights, whose tokens are stored apart."""
         return self.may_launch_ahead and (self.weights is None or self.weights.is_one)
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:

@@ -221,9 +221,7 @@ class HandOver:
     """Breakdown of the time between a step's end and the delivery of its outcomes. `meter`: of the loop's thread."""
 
     def __init__(self, meter: Meter, others_share: Callable[[], float]) -> None:
-        """Start the measurement. `others_share`: recent share of time in which threads of the process waited for
-        cores.
-        """
+        """Start the measurement. `others_share`: recent share of time in which threads of the process awaited cores."""
         self._meter = meter
         self._before = meter.read()
         self._others_share = others_share

@@ -16,8 +16,7 @@ from baton.engine.sampling.params import SamplingParams
 
 
 def penalise(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
-    """Apply repetition, then frequency and presence penalties in place to `logits`, contiguous float32 `[len(samples),
-    vocab]`.
+    """Apply repetition, then frequency and presence penalties to `logits`, float32 `[len(samples), vocab]`.
 
     Repetition as in CTRL (arXiv 1909.05858) and transformers, over prompt and answer: positive logits are divided by
     the penalty, negative ones multiplied. Frequency and presence as OpenAI defines them, over the answer alone.
@@ -160,9 +159,7 @@ class Likeliest(NamedTuple):
 
 
 def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
-    """Return the `counts[row]` most likely tokens of each row of `logits`, `[rows, vocab]`, and all ties with the
-    last.
-    """
+    """Return the `counts[row]` most likely tokens of each row, `[rows, vocab]`, and all ties with the last."""
     vocab_size = logits.shape[-1]
     values, token_ids = logits.topk(min(max(counts) + SPARE_TOKENS, vocab_size))
     threshold = _kth(values, counts)
@@ -174,9 +171,7 @@ def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
 
 
 def _kth(descending: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the `counts[row]`-th largest value of each row, `[rows, 1]`; the lowest finite number if fewer are
-    finite.
-    """
+    """Return the `counts[row]`-th largest value of each row, `[rows, 1]`, or the lowest finite number."""
     places = torch.tensor(counts, device=descending.device).clamp(max=descending.shape[-1]) - 1
     return descending.gather(-1, places[:, None]).clamp(min=torch.finfo(descending.dtype).min)
 
@@ -209,9 +204,7 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
 
 
 def pick(candidates: Candidates, numbers: torch.Tensor) -> torch.Tensor:
-    """Return, for each of `numbers`, float64 `[rows, draws]` in [0, 1), the candidate whose interval contains it, by
-    id.
-    """
+    """Return the candidates whose intervals, by id, contain `numbers`, float64 `[rows, draws]` in [0, 1)."""
     targets = numbers * candidates.cumulative[:, -1:]  # below the total: 1 - 2**-53 does not round up to it
     places = torch.searchsorted(candidates.cumulative, targets, right=True)
     return candidates.token_ids.gather(-1, places)

@@ -41,7 +41,6 @@ Undrawn = dict[int, NonFinite | None]
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
-    """Return the constrained samples of a step."""
     return [
         (constraint, sample)
         for chunk in chunks
@@ -303,8 +302,7 @@ def described(
     token_ids: Sequence[int],
     counts: Sequence[int],
 ) -> list[Drawn]:
-    """Return each token with its log-probability in its row of `logits`, float32 `[rows, vocab]`, and the `counts` most
-    likely.
+    """Return each token with its log-probability in its row, float32 `[rows, vocab]`, and the `counts` most likely.
 
     `log_totals`: `[rows]`, from kernels/sampling.py. Rows may have any number of tokens. Also scores prompts: the token
     at position p + 1 belongs to the row of position p.
@@ -345,8 +343,7 @@ ROWS_AT_ONCE = 64  # of [vocab] float32 logits and log-probabilities in memory
 def prompt_scores(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, scored: Scored
 ) -> tuple[Drawn, ...] | None:
-    """Return one entry per token of `scored`: token i is predicted by row i of `hidden`, `[tokens, hidden size]` of one
-    chunk.
+    """Return one entry per token of `scored`; row i of a chunk's `hidden`, `[tokens, hidden size]`, predicts token i.
 
     `logits` computes float32 `[rows, vocab]` of some rows. None if those are not finite.
     """

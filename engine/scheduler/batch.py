@@ -40,7 +40,6 @@ class IncomingPrefix:
 
     @property
     def hashes(self) -> tuple[bytes, ...]:
-        """Hashes of the blocks."""
         return self.named.names
 
     @property
@@ -86,8 +85,7 @@ def blocks_to_write(writes: Iterable[Write], pool: BlockPool, block_tokens: int)
 
 
 def unfilled_slots(running: Iterable[ScheduledSequence], block_tokens: int) -> int:
-    """Count the token slots without KV in the blocks of running sequences: internal fragmentation in PagedAttention's
-    terms.
+    """Count the token slots without KV in running sequences' blocks: PagedAttention's internal fragmentation.
 
     Inspects only the blocks after the written KV; a shared block counts once.
     """
@@ -162,9 +160,7 @@ class RunningBatch:
 
     @property
     def pending_tokens(self) -> int:
-        """Tokens to compute before the next one is sampled; all tokens of waiting prompts, whose cache hits are not
-        known yet.
-        """
+        """Tokens to compute before the next one is sampled, including all tokens of waiting prompts."""
         running = sum(sequence.uncomputed_tokens for sequence in self.running if sequence.is_prompt)
         return running + sum(len(sequence.token_ids) for sequence in self.waiting)
 
@@ -211,8 +207,7 @@ class RunningBatch:
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
     def reserve(self, sequence: ScheduledSequence, columns: int, first_live: int) -> bool:
-        """Reserve blocks for the prompt of a new sequence, whose KV will be received. Returns False, without effect, if
-        they are too few.
+        """Reserve blocks for a new prompt whose KV will be received. Return False, without effect, if blocks are short.
 
         `first_live`: see `acquire`.
         """
@@ -272,9 +267,7 @@ class RunningBatch:
         self.pool.order.loaded(fresh)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """Allocate blocks for a session from another worker, out of blocks that no session or prompt needs; None if
-        they are too few.
-        """
+        """Allocate blocks that no session or prompt needs for a session from another worker; None if they are short."""
         spare_blocks = self.pool.available - self.pool.order.awaited_blocks
         return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
@@ -300,9 +293,7 @@ class RunningBatch:
         return known < len(hashes) and any(other.makes(known, hashes[known]) for other in self.running)
 
     def admit(self, sequence: ScheduledSequence, most_slots: int) -> list[BlockSwap] | None:
-        """Start a waiting sequence. Returns the swaps from host memory, or None, without effect, if slots or blocks
-        are short.
-        """
+        """Start a waiting sequence. Return the swaps from host memory, or None if slots or blocks are short."""
         if self.used_slots + sequence.places > most_slots:
             return None
         if not self._hold(sequence, blocks_for(len(sequence.token_ids), self._block_tokens), beside=0):
@@ -315,9 +306,7 @@ class RunningBatch:
         return swaps
 
     def preempt(self, sequence: ScheduledSequence) -> list[BlockSwap]:
-        """Stop a running sequence and let it wait. Returns the swaps to host memory, to be done before its blocks
-        are written again.
-        """
+        """Stop a running sequence and let it wait. Return the swaps to make before its blocks are written again."""
         # The newest token is computed again even if its KV exists, since its logits are needed.
         lost_tokens = min(sequence.computed_tokens, len(sequence.token_ids) - 1)
         self.counters.preemptions += 1
@@ -346,8 +335,7 @@ class RunningBatch:
         return [prompt, *others]
 
     def branch(self, beams: Sequence[ScheduledSequence], parents: Sequence[int]) -> list[ScheduledSequence]:
-        """Return one sequence per entry of `parents`, which index `beams`: the beam itself for its first entry, then
-        forks.
+        """Return one sequence per entry of `parents`, indexes of `beams`: first the beam itself, then forks of it.
 
         Remove beams that have no entry. All beams must be fully computed.
         """
@@ -416,9 +404,7 @@ class RunningBatch:
         return self.pool.groups.blocks(columns)
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
-        """Return the swaps of blocks that are not cached. Slots are freed now: none is used again before the next
-        plan.
-        """
+        """Return the swaps of uncached blocks. Slots are free now: none is used again before the next plan."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:
             return []

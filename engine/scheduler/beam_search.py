@@ -1,5 +1,4 @@
-"""Beam search: which beams continue and which are finished. The beams of a request step together and share blocks.
-Pure.
+"""Beam search: which beams continue and which are finished. A request's beams step together and share blocks. Pure.
 
 The rules are those of transformers' generate(num_beams=k): a score is the sum of log-probabilities, divided by length
 ** length_penalty when a beam finishes; an end token counts if it is among the k best of its step.
@@ -103,8 +102,8 @@ class BeamSearch:
         self._ended = nlargest(self._params.width, self._ended + new, key=attrgetter("score"))
 
     def _is_over(self, best_score: float, length: int) -> bool:
-        """Return whether no running beam can improve the result. `best_score`: sum of the best running beam, of
-        `length` tokens.
+        """Return whether no running beam, the best with the sum `best_score` and `length` tokens, can improve the
+        result.
         """
         if len(self._ended) < self._params.width:
             return False

@@ -68,7 +68,6 @@ class DecodeStepCost:
         return answers in measured or (bool(measured) and min(measured) < answers < max(measured))
 
     def observe(self, answers: int, seconds: float) -> float:
-        """Record a step time. Returns the factor by which all estimates were scaled, 1 unless step times changed."""
         self._measured.advance()
         expected = self.expected(answers)
         if expected is None:

@@ -78,9 +78,7 @@ class EndedAnswers:
                 self._unnoted.appendleft((number, end))
 
     def after(self, salt: bytes, token_ids: Sequence[int], most: int) -> Continued | None:
-        """Return at most `most` tokens that followed the end of `token_ids` in an answer under the same salt, or
-        None.
-        """
+        """Return at most `most` tokens that followed the end of `token_ids` under the same salt, or None."""
         if not self._kept:
             return None
         for alike in MATCH_TOKENS:

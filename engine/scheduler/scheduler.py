@@ -81,8 +81,7 @@ LANDING_DIVISOR = 8  # of prompt tokens per step while the KV of an answer is be
 
 
 class Scheduler:
-    """Scheduler of at most `max_sequences` choices, in steps of at most `max_step_tokens` tokens unless more choices
-    run.
+    """Scheduler of at most `max_sequences` choices, in steps of `max_step_tokens` tokens, or one per running choice.
 
     `budget` limits the prompt tokens in steps with answers. KV of preempted sequences is swapped to `swap` if all of it
     fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at most that
@@ -350,9 +349,7 @@ class Scheduler:
             draft.swaps_out += batch.preempt(preemptible[-1])
 
     def _lacks_blocks(self) -> bool:
-        """Return whether a running answer cannot grow by a token. Each needs one column at most, which rarely has to
-        be counted.
-        """
+        """Return whether a running answer cannot grow by a token. One column per answer suffices for a quick check."""
         running, pool = self.batch.running, self.pool
         may_lack = len(running) * pool.column_blocks > pool.available
         return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available

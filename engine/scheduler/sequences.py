@@ -201,7 +201,6 @@ class ScheduledSequence:
 
     @property
     def published_names(self) -> list[bytes]:
-        """Hashes of its published blocks."""
         return [] if self.hashes is None else self.hashes.first(self.published_blocks, self.token_ids)
 
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
@@ -368,8 +367,6 @@ def drafted_chunk(sequence: ScheduledSequence, drafted: Sequence[int]) -> Chunk:
 
 @dataclass(slots=True)
 class PlanBuilder:
-    """Builder of a plan."""
-
     sequences: list[ScheduledSequence] = field(default_factory=list)  # parallel to `chunks`
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
@@ -411,7 +408,6 @@ class StepsInFlight:
         self._ended: list[ScheduledSequence] = []  # hold their blocks until no step in flight has them
 
     def __len__(self) -> int:
-        """Number of steps in flight."""
         return len(self._steps)
 
     @property

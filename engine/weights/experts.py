@@ -26,9 +26,7 @@ class StoredTensors(Protocol):
         """Return the shape. Raises: ModelError if the tensor is missing."""
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        """Return the tensor as stored, on the compute device. Raises: ModelError if it is missing or has another
-        shape or dtype.
-        """
+        """Return the tensor as stored, on the compute device. Raises: ModelError if it is missing or differs."""
 
 
 class _Place(NamedTuple):

@@ -54,7 +54,6 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether the folder has weights."""
     return (folder / SINGLE_FILE).exists() or (folder / INDEX_FILE).exists() or is_gguf(folder)
 
 
@@ -173,9 +172,7 @@ class LoadedBytes:
 
 @reads(ModelError)
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
-    """Return format and size of a model with these tensors. `folder` needs only config.json, except for GGUF.
-    Raises: ModelError.
-    """
+    """Return format and size of a model. `folder` needs only config.json, except for GGUF. Raises: ModelError."""
     format = weight_format(folder, quantize)
     if format is WeightFormat.GGUF:
         return PlannedWeights(format, loaded_bytes(folder, format, number_bytes).total)

@@ -254,17 +254,13 @@ def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """Unpack nibbles: of every `run` bytes the low halves, then the high ones. uint8 [..., bytes] to [..., 2 x
-    bytes].
-    """
+    """Unpack uint8 [..., bytes] to [..., 2 x bytes]: of every `run` bytes the low halves, then the high ones."""
     runs = packed.unflatten(-1, (-1, 1, run))
     return torch.cat([runs & 15, runs >> 4], dim=-2).flatten(-3)
 
 
 def _bits(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
-    """Unpack bits: the lowest `width` bits of every byte, then the next, `count` times. uint8 [..., bytes] to [...,
-    all].
-    """
+    """Unpack uint8 [..., bytes] to [..., all]: the lowest `width` bits of every byte, then the next, `count` times."""
     mask = (1 << width) - 1
     return torch.stack([(packed >> (width * index)) & mask for index in range(count)], dim=-2).flatten(-2)
 
@@ -309,9 +305,7 @@ def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. The upper two bits of every 32 bytes belong to four runs of 32
-    numbers.
-    """
+    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. 32 bytes have the upper two bits of four runs of 32 numbers."""
     low = _nibbles(blocks[..., :128], 64)
     high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
     codes: torch.Tensor = (low | (high << 4)).unflatten(-1, (16, 16)).float() - 32

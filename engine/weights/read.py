@@ -183,9 +183,7 @@ CUTS = {
 
 
 class CheckpointWeights:
-    """Weights of safetensors files. Each rank reads complete tensors and keeps its part, since some formats scale
-    complete rows.
-    """
+    """Weights of safetensors files. Each rank reads complete tensors, since rows may have scales, and keeps a part."""
 
     def __init__(
         self,
@@ -195,9 +193,7 @@ class CheckpointWeights:
         dtype: torch.dtype,
         shard: Shard,
     ) -> None:
-        """Prepare reading. `format`: in memory. `packed`: quantisation of the checkpoint, which runs on one rank
-        only.
-        """
+        """Prepare reading. `format`: in memory. `packed`: quantisation of the checkpoint, for one rank only."""
         self._tensors = tensors
         self._quantise = QUANTISERS.get(format)
         self._format = format

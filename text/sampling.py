@@ -6,11 +6,10 @@ in the command's flags; the sampler gives it its meaning. Everything between the
 
 import enum
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-MAX_LENGTH_PENALTY = 10.0  # exponent of the length
 MAX_CHOICES = 16  # also of beams
 MAX_STOP_TOKEN_IDS = 64  # in addition to the model's own
 MAX_LOGPROBS = 20
@@ -18,6 +17,15 @@ MAX_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
 MAX_BAD_WORDS = 64  # as strings, and again as token sequences
 MAX_BAD_WORD_TOKENS = 256
+
+
+class FieldRefused(ValueError):
+    """Invalid value of a request's field; `fault` is the reason without the name."""
+
+    def __init__(self, field: str, fault: str) -> None:
+        super().__init__(f"{field}: {fault}")
+        self.field = field
+        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +46,15 @@ class NumberRange:
         allowed = f"a number from {self.least:g} to {self.most:g}" if bounded else f"at least {self.least:g}"
         return f"must be {allowed}, not {value:g}"
 
+    def check(self, field: str, value: float) -> None:
+        """Raises: FieldRefused for a value out of range."""
+        fault = self.fault(value)
+        if fault is not None:
+            raise FieldRefused(field, fault)
+
 
 BIASES = NumberRange(-100.0, 100.0)
+LENGTH_PENALTIES = NumberRange(-10.0, 10.0)  # exponent of the length
 
 
 def _number(
@@ -101,11 +116,52 @@ def received_numbers(message: object) -> dict[str, Any]:
 
 
 def check_numbers(parameters: SamplingNumbers) -> None:
-    """Check all ranges. Raises: ValueError, naming the field."""
+    """Check all ranges. Raises: FieldRefused."""
     for name, number in NUMBERS.items():
-        fault = number.range.fault(getattr(parameters, name))
-        if fault is not None:
-            raise ValueError(f"{name} {fault}")
+        number.range.check(name, getattr(parameters, name))
+
+
+def check_choices(name: str, asked: int, least: int, most: int) -> int:
+    """Return the number of choices or beams; least: 1 for n, otherwise n. Raises: FieldRefused."""
+    if not least <= asked <= most:
+        bounds = f"from 1 to {most}" if name == "n" else f"from n, {least}, to {most}"
+        raise FieldRefused(name, f"must be {bounds}, not {asked}")
+    return asked
+
+
+def check_alone(name: str, others: Iterable[tuple[str, object]]) -> None:
+    """Check fields that cannot be combined with field `name`, given with their values. Raises: FieldRefused."""
+    for other, value in others:
+        if value:
+            raise FieldRefused(other, f"does not go with {name}")
+
+
+def long_prompt_fault(prompt_tokens: int, max_model_len: int, pooled: bool = False, or_more: bool = False) -> str:
+    """Return the reason to refuse a prompt that leaves no room for an answer, or is `pooled` and exceeds the context.
+
+    or_more: whether `prompt_tokens` is only a lower bound.
+    """
+    counted = f"{prompt_tokens} tokens{' or more' if or_more else ''}"
+    most = most_prompt_tokens(max_model_len, pooled)
+    return f"{counted}; at most {most}{'' if pooled else ' leave room for one token of the answer'}"
+
+
+def most_prompt_tokens(max_model_len: int, pooled: bool = False) -> int:
+    return max_model_len - (not pooled)
+
+
+def bad_word_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of words: as they are and, unless they end with those, after a space.
+
+    Raises: FieldRefused for a word without tokens.
+    """
+    found: list[tuple[int, ...]] = []
+    for index, word in enumerate(words):
+        alone, after_space = tuple(encode(word)), tuple(encode(f" {word}"))
+        if not alone:
+            raise FieldRefused(f"bad_words[{index}]", "the model's tokenizer has no tokens for it")
+        found += [alone] if after_space[-len(alone) :] == alone else [alone, after_space]
+    return tuple(found)
 
 
 def mean_logprob(logprobs: Sequence[float]) -> float:
@@ -123,7 +179,7 @@ class BeamStop(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BeamParams:
-    """Parameters of a beam search. Raises ValueError, naming the field."""
+    """Parameters of a beam search. Raises FieldRefused."""
 
     width: int
     length_penalty: float = 1.0  # above 0 favours long answers, since scores are negative
@@ -131,6 +187,5 @@ class BeamParams:
 
     def __post_init__(self) -> None:
         if self.width < 1:
-            raise ValueError("beam_width must be at least 1")
-        if not abs(self.length_penalty) <= MAX_LENGTH_PENALTY:
-            raise ValueError(f"length_penalty must be within {MAX_LENGTH_PENALTY:g} of 0")
+            raise FieldRefused("beam_width", "must be at least 1")
+        LENGTH_PENALTIES.check("length_penalty", self.length_penalty)

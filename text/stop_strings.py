@@ -26,12 +26,9 @@ class Stop(NamedTuple):
     text: str
 
 
-def find_stop(text: str, known: int, stops: Sequence[str]) -> Stop | None:
-    """Return the stop string that is complete first in `text`, the longest of several.
-
-    None of them ends within the first `known` characters.
-    """
-    found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop, max(0, known - len(stop) + 1))) >= 0)
+def find_stop(text: str, stops: Sequence[str]) -> Stop | None:
+    """Return the stop string that is complete first in `text`, the longest of several."""
+    found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop)) >= 0)
     return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
 
@@ -86,7 +83,7 @@ class StopFilter:
 
     def _take(self, text: str) -> PassedTokens:
         self._text += text
-        match = find_stop(self._text, 0, self._stops)
+        match = find_stop(self._text, self._stops)
         if match is None:
             return self._release(len(self._text) - self._possible_beginning(), everything=False)
         self.matched = match.text

@@ -10,7 +10,7 @@ from baton.engine.request import Drawn, EndReason
 from baton.engine.scheduler.sequences import TokenMade
 from baton.text.detokenizer import Detokenizer
 from baton.text.sampling import mean_logprob
-from baton.text.stop_strings import find_stop
+from baton.text.stop_strings import StopFilter
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class ChoiceAnswer:
     """State of one choice. `detokenizer` is None if text is only needed at the end."""
 
     detokenizer: Detokenizer | None
+    stop_filter: StopFilter
     drawn: list[Drawn] = field(default_factory=list)
     text: str = ""
     finish_reason: str | None = None
@@ -78,13 +79,15 @@ class LlmAnswer:
         self.request_id = request_id
         self.prompt = prompt
         self._params = params
-        self._stops = params.stops
         self._decoder = decoder
         self._cached_tokens = 0
         self._prompt: list[Drawn] = []  # scores of prompt tokens from the second one on
-        grows = params.detokenize and (streams or bool(self._stops))
+        grows = params.detokenize and (streams or bool(params.stops))
         skip = params.skip_special_tokens
-        self._choices = [ChoiceAnswer(decoder.detokenizer(skip) if grows else None) for _ in range(params.choices)]
+        self._choices = [
+            ChoiceAnswer(decoder.detokenizer(skip) if grows else None, StopFilter(params.stops, params.min_tokens))
+            for _ in range(params.choices)
+        ]
 
     @property
     def finished(self) -> bool:
@@ -141,26 +144,23 @@ class LlmAnswer:
     def _finish_all(self, reason: str) -> None:
         for choice in self._choices:
             if choice.finish_reason is None:
+                choice.text += choice.stop_filter.finish("").text
                 choice.finish_reason = reason
 
     def _grow(self, choice: ChoiceAnswer, token_id: int | None, ends: bool) -> bool:
         """Add a token's text; return whether a stop string ended the choice."""
-        detokenizer = choice.detokenizer
+        detokenizer, stop_filter = choice.detokenizer, choice.stop_filter
         if detokenizer is None:
             return False
-        known = len(choice.text)
         if token_id is not None:
-            choice.text += detokenizer.push(token_id)
+            choice.text += stop_filter.push(token_id, detokenizer.push(token_id)).text
         if ends:
-            choice.text += detokenizer.finish()
-        if len(choice.drawn) <= self._params.min_tokens:
+            choice.text += stop_filter.finish(detokenizer.finish()).text
+        if stop_filter.matched is None:
             return False
-        stop = find_stop(choice.text, known, self._stops)
-        if stop is None:
-            return False
-        kept = stop.begin + len(stop.text) if self._params.include_stop_str_in_output else stop.begin
-        choice.text = choice.text[:kept]
-        choice.finish_reason, choice.stop_reason = "stop", stop.text
+        if self._params.include_stop_str_in_output:
+            choice.text += stop_filter.matched
+        choice.finish_reason, choice.stop_reason = "stop", stop_filter.matched
         return True
 
     def _end(self, choice: ChoiceAnswer, end: EndReason, last_token: int) -> None:
@@ -172,11 +172,9 @@ class LlmAnswer:
             choice.text = self._decoder.decode(shown, self._params.skip_special_tokens)
 
     def _completion(self, index: int, choice: ChoiceAnswer) -> CompletionOutput:
-        # Text that may begin a stop string is withheld.
-        held = 0 if choice.finish_reason is not None else max((len(stop) - 1 for stop in self._stops), default=0)
         return CompletionOutput(
             index=index,
-            text=choice.text[: max(0, len(choice.text) - held)],
+            text=choice.text,
             token_ids=choice.token_ids,
             cumulative_logprob=sum(token.logprob for token in choice.drawn),
             logprobs=None if self._params.logprobs is None else [self._logprobs(token) for token in choice.drawn],

@@ -8,7 +8,7 @@ from baton.engine.offline.answer import CompletionOutput, Logprob, RequestOutput
 from baton.engine.offline.params import SamplingParams
 from baton.engine.sampling import params as sampling_params
 from baton.engine.sampling.params import candidates_per_beam
-from baton.text.sampling import BeamParams, BeamStop
+from baton.text.sampling import BeamParams, BeamStop, FieldRefused, check_alone
 
 EarlyStopping = bool | Literal["never"]
 _STOPS: dict[EarlyStopping, BeamStop] = {
@@ -35,10 +35,9 @@ class BeamSearchParams:
 
     def sampling(self) -> SamplingParams:
         """Return the parameters that every request has. Raises: ValueError."""
-        if self.temperature != 0.0:
-            raise ValueError(f"temperature is {self.temperature}; beam search draws nothing: it must be 0")
+        check_alone("beam_width", (("temperature", self.temperature),))
         if self.beam_width < 1:
-            raise ValueError("beam_width must be at least 1")
+            raise FieldRefused("beam_width", "must be at least 1")
         return SamplingParams(
             n=self.beam_width,
             temperature=0.0,

@@ -3,12 +3,19 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
+from baton.engine.offline.prompts import check_prompt_tokens
 from baton.engine.sampling import params as sampling_params
-from baton.text.bad_words import spellings
-from baton.text.sampling import SamplingNumbers, numbers_of
+from baton.text.sampling import (
+    FieldRefused,
+    NumberRange,
+    SamplingNumbers,
+    bad_word_tokens,
+    check_alone,
+    check_choices,
+    numbers_of,
+)
 from baton.text.speculation import most_drafted
 from baton.text.structured.output import StructuredKind, StructuredOutput, choices_of
 from baton.text.structured.thoughts import MAX_BUDGET
@@ -104,9 +111,9 @@ class SamplingParams(SamplingNumbers):
         """Return the stop strings. Raises: ValueError for an empty one."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if "" in stops:
-            raise ValueError("stop: a stop string is empty")
+            raise FieldRefused("stop", "a stop string is empty")
         if stops and not self.detokenize:
-            raise ValueError("stop: stop strings need detokenize=True")
+            raise FieldRefused("stop", "stop strings need detokenize=True")
         return stops
 
 
@@ -126,28 +133,20 @@ def resolve(
 
     As in vLLM, max_tokens is cut to the remaining context. Raises: ValueError, naming the field.
     """
+    check_prompt_tokens(prompt_tokens, limits.max_model_len)
     room = limits.max_model_len - prompt_tokens
-    if room < 1:
-        raise ValueError(
-            f"the prompt has {prompt_tokens} tokens; max_model_len is {limits.max_model_len}, "
-            f"so at most {limits.max_model_len - 1} leave room for an answer"
-        )
-    if params.n < 1 or (params.max_tokens is not None and params.max_tokens < 1):
-        raise ValueError("n and max_tokens must be at least 1")
-    if params.choices < params.n:
-        raise ValueError(f"best_of is {params.best_of}; it must be at least n, {params.n}")
-    if params.choices > limits.max_choices:
-        name = "n" if params.best_of is None else "best_of"
-        raise ValueError(f"{name} is {params.choices}; at most {limits.max_choices} run at once (max_num_seqs)")
-    if prompt_tokens < 1:
-        raise ValueError("prompt: empty")
+    check_choices("n", params.n, 1, limits.max_choices)
+    check_choices("best_of", params.choices, params.n, limits.max_choices)
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise FieldRefused("max_tokens", "must be at least 1")
     params.stops  # noqa: B018 -- raises for invalid ones
-    if params.thinking_token_budget is not None and not 0 <= params.thinking_token_budget <= MAX_BUDGET:
-        raise ValueError(f"thinking_token_budget is {params.thinking_token_budget}; it must be from 0 to {MAX_BUDGET}")
-    is_held = params.structured_outputs is not None or params.thinking_token_budget is not None
-    if is_held and (params.ignore_eos or params.allowed_token_ids is not None):
+    if params.thinking_token_budget is not None:
+        NumberRange(0, MAX_BUDGET).check("thinking_token_budget", params.thinking_token_budget)
+    if params.structured_outputs is not None or params.thinking_token_budget is not None:
         name = "thinking_token_budget" if params.structured_outputs is None else "structured_outputs"
-        raise ValueError(f"{name} does not go with ignore_eos or allowed_token_ids")
+        check_alone(
+            name, (("ignore_eos", params.ignore_eos), ("allowed_token_ids", params.allowed_token_ids is not None))
+        )
     eos = frozenset[int]() if params.ignore_eos else limits.eos_token_ids
     return sampling_params.SamplingParams(
         max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
@@ -157,7 +156,7 @@ def resolve(
         n=params.choices,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=None if params.allowed_token_ids is None else frozenset(params.allowed_token_ids),
-        bad_words=_bad_words(params.bad_words or (), encode),
+        bad_words=bad_word_tokens(params.bad_words or (), encode),
         logprobs=params.logprobs or 0,
         prompt_logprobs=params.prompt_logprobs,
         most_drafted=_most_drafted(params.speculative),
@@ -169,13 +168,5 @@ def _most_drafted(asked: Mapping[str, Any] | None) -> int | None:
     if asked is None:
         return None
     if unknown := asked.keys() - {"method", "num_speculative_tokens"}:
-        raise ValueError(f"speculative.{min(unknown)}: unknown field")
+        raise FieldRefused(f"speculative.{min(unknown)}", "unknown field")
     return most_drafted(asked.get("method", "ngram"), asked.get("num_speculative_tokens"))
-
-
-def _bad_words(words: Sequence[str], encode: Encode) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of bad words. Raises: ValueError for a word without tokens."""
-    spelled = [spellings(word, encode) for word in words]
-    if [] in spelled:
-        raise ValueError(f"bad_words: the model's tokenizer has no tokens for {words[spelled.index([])]!r}")
-    return tuple(chain.from_iterable(spelled))

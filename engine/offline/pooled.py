@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from baton.engine.offline.prompts import Prompt, PromptType, as_list, text_of
+from baton.engine.offline.prompts import Prompt, PromptType, as_list, check_prompt_tokens, text_of
 from baton.engine.request import Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome
@@ -74,9 +74,7 @@ class NotFinite(ValueError):
 
 def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: int, most_tokens: int) -> Request:
     """Return a request that computes a vector. Raises: ValueError for a prompt that is too long."""
-    tokens = len(prompt.token_ids)
-    if not 0 < tokens <= most_tokens:
-        raise ValueError(f"prompt: must have from 1 to {most_tokens} tokens (max_model_len), not {tokens}")
+    check_prompt_tokens(len(prompt.token_ids), most_tokens, pooled=True)
     of_pair = replace(pooling, second_from=prompt.second_from)
     return Request(request_id, prompt.token_ids, NOTHING_DRAWN, (), adapter=adapter, prefill_only=True, pooling=of_pair)
 

@@ -12,6 +12,7 @@ from baton.engine.config.model_config import ModelError
 from baton.text.detokenizer import Detokenizer, silent_token_ids
 from baton.text.host.files import reads
 from baton.text.pooling import second_text
+from baton.text.sampling import FieldRefused, long_prompt_fault, most_prompt_tokens
 
 
 class TokensPrompt(TypedDict):
@@ -140,6 +141,14 @@ class PromptEncoder:
 @reads(ModelError)
 def _read_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(str(folder))
+
+
+def check_prompt_tokens(tokens: int, max_model_len: int, pooled: bool = False) -> None:
+    """Check the length of a prompt. Raises: FieldRefused."""
+    if tokens == 0:
+        raise FieldRefused("prompt", "is empty")
+    if tokens > most_prompt_tokens(max_model_len, pooled):
+        raise FieldRefused("prompt", long_prompt_fault(tokens, max_model_len, pooled))
 
 
 def text_of(prompt: PromptType) -> str | None:

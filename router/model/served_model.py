@@ -48,6 +48,7 @@ from baton.router.model.validation import (
     check_text,
     fit_to_context,
     prompt_too_long,
+    sampling_fields,
 )
 from baton.router.placement.cluster import Worker
 from baton.router.types.request import (
@@ -61,13 +62,13 @@ from baton.router.types.request import (
     ValidRequest,
 )
 from baton.router.types.worker import Adapter, WorkerDescription
-from baton.text.bad_words import spellings
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.block_hash import block_hashes, root_hash
 from baton.text.detokenizer import Detokenizer, silent_token_ids, special_token_ids
 from baton.text.host.files import MAX_TOKENIZER_BYTES, check_file, reads
 from baton.text.pooler_files import ModelKind, Pooler, PoolingRefused, read_pooler
 from baton.text.pooling import Pooling, second_text
+from baton.text.sampling import bad_word_tokens
 from baton.text.structured.thoughts import form_of
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
@@ -246,14 +247,9 @@ class TokenizerWorker:
             raise TextTooLong(len(encoding), counted=True)
         return tuple(encoding.ids), second_text(encoding.type_ids)
 
+    @sampling_fields()
     def _words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        return tuple(word for index, text in enumerate(texts) for word in self._word(index, text))
-
-    def _word(self, index: int, text: str) -> list[tuple[int, ...]]:
-        words = spellings(text, lambda each: encode(self._tokenizer, each, False).ids)
-        if not words:
-            raise InvalidArgument(f"sampling.bad_words[{index}]", "the model's tokenizer has no tokens for it")
-        return words
+        return bad_word_tokens(texts, lambda each: encode(self._tokenizer, each, False).ids)
 
     async def _text(self, prompt: TextPrompt | ChatPrompt, tenant: str) -> tuple[str, bool]:
         """Return the prompt's text, and whether the tokenizer adds special tokens: a template writes them itself.

@@ -4,7 +4,8 @@ Pure. Lengths of repeated fields are checked before their elements are read: a m
 """
 
 import re
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,6 @@ from baton.router.types.request import (
     Message,
     PairPrompt,
     RequestedSampling,
-    RequestedSpeculation,
     Sampling,
     TextPrompt,
     TokenPrompt,
@@ -34,17 +34,20 @@ from baton.text.sampling import (
     MAX_BAD_WORDS,
     MAX_BIASES,
     MAX_CHOICES,
-    MAX_LENGTH_PENALTY,
     MAX_LOGPROBS,
     MAX_STOP_TOKEN_IDS,
     NUMBERS,
     BeamParams,
     BeamStop,
-    NumberRange,
+    FieldRefused,
     SamplingNumbers,
+    check_alone,
+    check_choices,
+    long_prompt_fault,
+    most_prompt_tokens,
     numbers_of,
 )
-from baton.text.speculation import SpeculationRefused, most_drafted
+from baton.text.speculation import most_drafted
 from baton.text.structured.output import FormRefused, StructuredOutput, enforceable_form
 from baton.text.structured.thoughts import form_of
 
@@ -63,7 +66,6 @@ TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # as OpenAI's, and what agents pu
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_BAD_WORD_BYTES = 256
-LENGTH_PENALTIES = NumberRange(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,16 @@ class DrawnValues:
     seed: int  # 64 bits
 
 
+@contextmanager
+def sampling_fields() -> Iterator[None]:
+    """Raise refusals of shared rules as InvalidArgument for a field of `sampling`."""
+    try:
+        yield
+    except FieldRefused as refusal:
+        raise InvalidArgument(f"sampling.{refusal.field}", refusal.fault) from refusal
+
+
+@sampling_fields()
 def validate(
     request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: DrawnValues
 ) -> ValidRequest:
@@ -82,7 +94,7 @@ def validate(
     `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
     """
     sampling = request.sampling
-    n = 1 if sampling.n is None else _choices("n", sampling.n, 1)
+    n = 1 if sampling.n is None else check_choices("n", sampling.n, 1, MAX_CHOICES)
     resolved, rules = _numbers(sampling, defaults), _logit_rules(sampling, vocab_size)
     beams, logprobs = _beam_search(sampling, n, resolved, rules), _logprobs("logprobs", sampling.logprobs)
     stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
@@ -90,7 +102,7 @@ def validate(
     if prompt_logprobs is None and request.echo:
         prompt_logprobs = logprobs  # an echoed prompt has log-probabilities where the answer has
     _check_fields(request)
-    best_of = n if sampling.best_of is None else _choices("best_of", sampling.best_of, n)
+    best_of = n if sampling.best_of is None else check_choices("best_of", sampling.best_of, n, MAX_CHOICES)
     numbers = resolved if beams is None else replace(resolved, temperature=0.0)
     return ValidRequest(
         operation=request.operation,
@@ -107,7 +119,7 @@ def validate(
             prompt_logprobs=prompt_logprobs,
             beams=beams,
             structured=_structured_output(sampling, stop_token_ids),
-            most_drafted=_most_drafted(sampling.speculative),
+            most_drafted=None if sampling.speculative is None else most_drafted(*sampling.speculative),
         ),
         is_bounded=sampling.max_tokens is not None,
         stop=_texts("stop", sampling.stop, MAX_STOPS, MAX_STOP_BYTES),
@@ -153,14 +165,11 @@ def prompt_too_long(
     """The error for a prompt that leaves no room for a single token, or is `pooled` and longer than the context.
     `or_more`: it was not counted to its end.
     """
-    counted = f"{prompt_tokens} tokens or more" if or_more else f"{prompt_tokens} tokens"
-    most = max_model_len if pooled else max_model_len - 1
-    bound = f"at most {most}" if pooled else f"at most {most} leave room for one token of the answer"
     return InvalidArgument(
         prompt_field,
-        f"{counted}; {bound}",
+        long_prompt_fault(prompt_tokens, max_model_len, pooled, or_more),
         reason="PROMPT_TOO_LONG",
-        metadata={"limit": str(most), "got": str(prompt_tokens)},
+        metadata={"limit": str(most_prompt_tokens(max_model_len, pooled)), "got": str(prompt_tokens)},
     )
 
 
@@ -319,7 +328,9 @@ def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Map
 
 def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> SamplingNumbers:
     """Return the requested numbers, with the model's defaults for the others. Raises: InvalidArgument."""
-    asked = {name: _check_number(name, value, NUMBERS[name].range) for name, value in sampling.numbers.items()}
+    asked = dict(sampling.numbers)
+    for name, value in asked.items():
+        NUMBERS[name].range.check(name, value)
     min_tokens = sampling.numbers.get("min_tokens", 0)
     if sampling.max_tokens is not None and min_tokens > sampling.max_tokens:
         raise _min_tokens_too_many(int(min_tokens), sampling.max_tokens)
@@ -343,7 +354,7 @@ def _biases(asked: Mapping[int, float], vocab_size: int) -> dict[int, float]:
     for token_id, bias in biases.items():
         if not 0 <= token_id < vocab_size:
             raise InvalidArgument(f"sampling.logit_bias[{token_id}]", f"not a token id; they end at {vocab_size - 1}")
-        _check_number(f"logit_bias[{token_id}]", bias, BIASES)
+        BIASES.check(f"logit_bias[{token_id}]", bias)
     return biases
 
 
@@ -372,8 +383,8 @@ def _beam_search(
         if sampling.early_stopping is not BeamStop.UNPROMISING:
             raise InvalidArgument("sampling.early_stopping", "is only for a beam search: set beam_width")
         return None
-    width = _choices("beam_width", sampling.beam_width, n)
-    for name, foreign in (
+    width = check_choices("beam_width", sampling.beam_width, n, MAX_CHOICES)
+    others = (
         ("temperature", sampling.numbers.get("temperature", 0.0) != 0.0),
         ("best_of", sampling.best_of is not None),
         ("stop", bool(sampling.stop)),
@@ -385,11 +396,9 @@ def _beam_search(
         ("logit_bias", bool(rules.logit_bias)),
         ("min_tokens", resolved.min_tokens > 0),
         ("allowed_token_ids", bool(rules.allowed_token_ids)),
-    ):
-        if foreign:
-            raise InvalidArgument(f"sampling.{name}", "does not go with beam_width")
-    asked = sampling.length_penalty
-    penalty = 1.0 if asked is None else _check_number("length_penalty", asked, LENGTH_PENALTIES)
+    )
+    check_alone("beam_width", others)
+    penalty = 1.0 if sampling.length_penalty is None else sampling.length_penalty
     if sampling.early_stopping is None:
         raise InvalidArgument("sampling.early_stopping", "unknown value")
     return BeamParams(width, penalty, sampling.early_stopping)
@@ -404,14 +413,12 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
         raise InvalidArgument("sampling.thinking_budget", str(refusal)) from refusal
     if asked is None:
         return whole
-    name = asked.kind.value
-    for field, foreign in (
+    others = (
         ("ignore_eos", sampling.ignore_eos),
         ("beam_width", sampling.beam_width is not None),
         ("allowed_token_ids", bool(sampling.allowed_token_ids)),
-    ):
-        if foreign:
-            raise InvalidArgument(f"sampling.{field}", f"does not go with {name}")
+    )
+    check_alone(asked.kind.value, others)
     if not stop_token_ids:
         raise InvalidArgument(asked.field, "structured output needs an end-of-sequence token, which this model lacks")
     try:
@@ -419,16 +426,6 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
     return held if asked is whole else whole  # before thoughts it was held when they were put before it
-
-
-def _most_drafted(asked: RequestedSpeculation | None) -> int | None:
-    """Return the limit of drafted tokens. Raises: InvalidArgument."""
-    if asked is None:
-        return None
-    try:
-        return most_drafted(*asked)
-    except SpeculationRefused as refusal:
-        raise InvalidArgument(f"sampling.speculative.{refusal.field}", refusal.wanted) from refusal
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
@@ -455,25 +452,10 @@ def _texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> tuple
     return checked
 
 
-def _choices(name: str, asked: int, least: int) -> int:
-    if not least <= asked <= MAX_CHOICES:
-        bounds = f"from 1 to {MAX_CHOICES}" if name == "n" else f"from n, {least}, to {MAX_CHOICES}"
-        raise InvalidArgument(f"sampling.{name}", f"must be {bounds}, not {asked}")
-    return asked
-
-
 def _token_ids(name: str, asked: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
     """Check token ids of a sampling field. Raises: InvalidArgument."""
     _check_count(name, asked, most)
     return check_token_ids(f"sampling.{name}", asked, vocab_size)
-
-
-def _check_number(name: str, asked: float, allowed: NumberRange) -> float:
-    """The value of a sampling field. Raises: InvalidArgument."""
-    fault = allowed.fault(asked)
-    if fault is not None:
-        raise InvalidArgument(f"sampling.{name}", fault)
-    return asked
 
 
 def _check_count(name: str, values: Sized, most: int) -> None:

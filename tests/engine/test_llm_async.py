@@ -94,7 +94,7 @@ async def test_abort_ends_the_iterator(llm: AsyncLLM) -> None:
 
 
 async def test_a_prompt_that_is_too_long_is_refused(llm: AsyncLLM) -> None:
-    with pytest.raises(ValueError, match="max_model_len is 512"):
+    with pytest.raises(ValueError, match="at most 511"):
         await collect(llm, [5] * 512)
 
 

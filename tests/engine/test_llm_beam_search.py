@@ -138,12 +138,12 @@ def test_text_and_tokens_begin_with_the_prompt_as_in_vllm(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"beam_width": 0}, "beam_width must be at least 1"),
-        ({"temperature": 0.7}, "temperature is 0.7"),
-        ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"length_penalty": 99.0}, "length_penalty must be within"),
+        ({"beam_width": 0}, "beam_width: must be at least 1"),
+        ({"temperature": 0.7}, "temperature: does not go with beam_width"),
+        ({"max_tokens": 0}, "max_tokens: must be at least 1"),
+        ({"length_penalty": 99.0}, "length_penalty: must be a number from -10 to 10"),
         ({"early_stopping": "maybe"}, "early_stopping is 'maybe'"),
-        ({"beam_width": 300}, "at most 256 run at once"),
+        ({"beam_width": 300}, "n: must be from 1 to 256"),
     ],
 )
 def test_what_cannot_be_is_refused_by_field(llm: LLM, wrong: dict[str, Any], message: str) -> None:

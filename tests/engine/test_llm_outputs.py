@@ -11,7 +11,6 @@ from baton.engine import LLM, SamplingParams
 from baton.engine.config.model_config import ModelError
 from baton.engine.offline.engine_args import EngineArgs
 from baton.engine.offline.prompts import TextDecoder
-from baton.text.stop_strings import find_stop
 from tests.fixtures.checkpoints import make_checkpoint, make_tokenizer
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "device": "cpu"}
@@ -100,12 +99,12 @@ def test_max_tokens_is_cut_to_the_room_there_is(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        ([5] * 128, {}, "128 tokens; max_model_len is 128, so at most 127"),
+        ([5] * 128, {}, "prompt: 128 tokens; at most 127"),
         ([9999], {}, "9999 is not a token id"),
         ([5], {"top_p": 2.0}, "top_p"),
-        ([5], {"n": 0}, "n and max_tokens"),
+        ([5], {"n": 0}, "n: must be from 1 to 256, not 0"),
         ([5], {"stop": ""}, "stop string is empty"),
-        ([5], {"n": 1000}, "n is 1000; at most 256"),
+        ([5], {"n": 1000}, "n: must be from 1 to 256, not 1000"),
     ],
 )
 def test_bad_input_is_named_and_nothing_runs(llm: LLM, prompt: list[int], params: dict[str, Any], message: str) -> None:
@@ -152,9 +151,3 @@ def test_text_token_by_token_adds_up_to_all_at_once(kind: Any) -> None:
         detokenizer = decoder.detokenizer(skip_special_tokens=True)
         text = "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()
         assert text == tokenizer.decode(token_ids, skip_special_tokens=True)
-
-
-def test_the_stop_that_is_complete_first_wins() -> None:
-    assert find_stop("abcdef", 0, ["def", "bc", "abc"]) == (0, "abc")
-    assert find_stop("abcdef", 5, ["def", "bc"]) == (3, "def")
-    assert find_stop("abcdef", 5, ["bc"]) is None

@@ -131,8 +131,8 @@ def test_the_best_of_several_answers_are_the_likeliest_per_token(llm: LLM) -> No
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"n": 3, "best_of": 2}, "best_of is 2; it must be at least n, 3"),
-        ({"best_of": 1000}, "best_of is 1000; at most 256"),
+        ({"n": 3, "best_of": 2}, "best_of: must be from n, 3, to 256, not 2"),
+        ({"best_of": 1000}, "best_of: must be from n, 1, to 256, not 1000"),
         ({"prompt_logprobs": -1}, "prompt_logprobs must be at least 0"),
     ],
 )

@@ -13,7 +13,8 @@ from baton.engine.sampling.params import SamplingParams as EngineParams
 from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.speculation import Speculation
-from baton.text.speculation import MOST_SPECULATIVE_TOKENS, SpeculationRefused, most_drafted
+from baton.text.sampling import FieldRefused
+from baton.text.speculation import MOST_SPECULATIVE_TOKENS, most_drafted
 from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.step_times import drafts_always_pay
 
@@ -55,7 +56,7 @@ def test_what_a_request_asks_for(method: str, tokens: int | None, most: int | No
 
 @pytest.mark.parametrize("tokens", [0, MOST_SPECULATIVE_TOKENS + 1])
 def test_a_number_out_of_range_is_refused_with_the_limit(tokens: int) -> None:
-    with pytest.raises(SpeculationRefused, match=f"num_speculative_tokens: must be from 1 to 64, not {tokens}"):
+    with pytest.raises(FieldRefused, match=f"num_speculative_tokens: must be from 1 to 64, not {tokens}"):
         most_drafted("ngram", tokens)
 
 

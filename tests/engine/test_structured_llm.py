@@ -135,5 +135,5 @@ def test_where_the_prompt_has_ended_the_thoughts_the_form_comes_at_once(llm: LLM
 
 
 def test_a_budget_of_thoughts_below_0_is_refused(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="thinking_token_budget is -1; it must be from 0"):
+    with pytest.raises(ValueError, match="thinking_token_budget: must be a number from 0"):
         llm.chat(MESSAGES, SamplingParams(thinking_token_budget=-1), use_tqdm=False)

@@ -84,8 +84,7 @@ def rotated_decode(
 def paged_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Compute causal attention of tokens at positions `[start, start + tokens)`; returns a new `[tokens, heads,
-    value_dim]` in query's dtype.
+    """Compute causal attention at positions `[start, start + tokens)`; returns `[tokens, heads, value_dim]`.
 
     query: `[tokens, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, with the KV of
     positions `[0, start + tokens)`; block_ids: int64 `[ceil((start + tokens) / block_tokens)]`, blocks in order of

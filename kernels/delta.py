@@ -12,8 +12,7 @@ from baton.kernels.types import DeltaRates, StateRuns, check_dtype, check_index,
 
 
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
-    """Compute SiLU of a weighted sum over each channel's last inputs, including the current one; returns a new tensor
-    like `x`.
+    """Compute SiLU of a weighted sum over each channel's last inputs with the current one; returns a tensor like `x`.
 
     x: `[tokens, channels]`; weight: `[channels, kernel]`, same dtype, the current input last; states: float32 `[blocks,
     kernel, channels]`, the last inputs of each channel, newest last; those of `runs` are written. The sum is rounded to
@@ -37,8 +36,7 @@ def gated_delta_rule(
     states: torch.Tensor,
     runs: StateRuns,
 ) -> torch.Tensor:
-    """Compute `S = e^decay S; S += key (beta (value - key S)); out = query S` token by token; returns float32 like
-    `value`.
+    """Compute `S = e^decay S; S += key (beta (value - key S)); out = query S` by token; returns float32 like `value`.
 
     `decay` becomes `rate softplus(decay + bias)`, and `beta` its sigmoid. query, key: `[tokens, key_heads, key_dim]`,
     any float dtype, normalised to length 1, and the query divided by the root of key_dim; value: `[tokens, value_heads,

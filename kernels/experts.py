@@ -45,8 +45,7 @@ def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> 
 
 
 def packed_experts(x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
-    """Compute a layer of experts with packed weights; returns a new float32 `[rows, hidden]`. Unused weights are not
-    read.
+    """Compute a layer of experts with packed weights, reading only used ones; returns float32 `[rows, hidden]`.
 
     x: float32 `[rows, hidden]`. Each row is the weighted sum of its experts' outputs, in the order of experts, then of
     `shared`. No row's result depends on its neighbours.

@@ -28,8 +28,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 
 
 def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
-    """Multiply x, float32 `[rows, heads, inputs]`, with one weight per head; returns float32 `[rows, heads, outputs of
-    a head]`.
+    """Multiply x, float32 `[rows, heads, inputs]`, by one weight per head; returns float32 `[rows, heads, outputs]`.
 
     weight: of all heads, concatenated, each a multiple of PANEL outputs, of plain numbers without a bias. No row's
     result depends on its neighbours.
@@ -44,8 +43,7 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply x, `[rows, inputs]` in float32, bfloat16 or float16; returns a new `[rows, outputs]` like it. For few
-    rows: decode.
+    """Multiply few rows x, `[rows, inputs]` in float32, bfloat16 or float16; returns `[rows, outputs]` like it.
 
     bias: `[outputs]` in x's dtype. Products of x and exact stored numbers are summed in float32 and scaled afterwards.
     """

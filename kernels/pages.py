@@ -92,8 +92,7 @@ def rotate_and_store(
     slots: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return rotated queries, `[tokens, heads, head_dim]`, and store keys and values in `slots` of `kv`. May overwrite
-    `qkv`.
+    """Return rotated queries, `[tokens, heads, head_dim]`, and store keys and values. May overwrite `qkv`.
 
     qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, keys, values; cos, sin: `[angles, at most
     head_dim / 2]` in its dtype, see `rotary`; rows: int64 `[tokens]`, row of cos and sin per token, or None if they

@@ -323,8 +323,6 @@ def paged_prefill(
         return plain[0].transpose(0, 1)
     grouped = query.unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3)  # [kv_heads, group, tokens, head_dim]
     scores = soft_capped((grouped @ keys[0, :, None].transpose(-1, -2)).float() * scoring.scale, scoring.softcap)
-    if scoring.alibi_slopes is not None:
-        scores = scores + scoring.alibi_slopes.view(kv_heads, -1, 1, 1) * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     if scoring.sinks is not None:
         scores = torch.cat((scores, scoring.sinks.view(kv_heads, -1, 1, 1).expand(-1, -1, len(query), 1)), dim=-1)
@@ -355,8 +353,6 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     grouped = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
     scores = (grouped[owner] @ keys.transpose(-1, -2)).float() * scoring.scale  # [used_blocks, kv_heads, group, tokens]
     scores = soft_capped(scores, scoring.softcap)
-    if scoring.alibi_slopes is not None:
-        scores = scores + scoring.alibi_slopes.view(kv_heads, -1, 1) * distance
     scores = scores.masked_fill(~visible, -torch.inf)
     highest = torch.segment_reduce(scores.amax(-1), "max", lengths=block_starts.diff(), axis=0)
     sinks = None if scoring.sinks is None else scoring.sinks.view(kv_heads, -1)

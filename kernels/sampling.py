@@ -38,8 +38,7 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
 
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
-    """Return statistics of logits, float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals[:, None]`,
-    within 1e-5.
+    """Return statistics of float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals`, within 1e-5.
 
     The best token is the first of several in the native kernel, among those `allowed` if given: per row a mask as for
     `masked_rows`, with at least one token. For a non-finite row only `finite` is meaningful. No row depends on others.
@@ -87,7 +86,6 @@ def sample_tokens(
 
 
 def no_samples(rows: int, device: torch.device) -> Sampled:
-    """Allocate results."""
     token_ids = torch.empty(rows, dtype=torch.int64, device=device)
     return Sampled(token_ids, torch.empty(rows, dtype=torch.float32, device=device))
 

@@ -149,25 +149,22 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """Attention scores: softmax over `softcap * tanh(query @ key * scale / softcap) + slope * (key position - query
-    position)`.
+    """Attention scores: softmax over `softcap * tanh(query @ key * scale / softcap)`.
 
     softcap: None leaves scores unbounded (Gemma 2, arXiv:2408.00118). window: tokens a query sees, including its own;
-    None: all before it. alibi_slopes: float32 `[heads]` (ALiBi, arXiv:2108.12409); None: 0. sinks: float32 `[heads]`,
-    score of a virtual token without a value that every query sees (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None:
-    none.
+    None: all before it. sinks: float32 `[heads]`, score of a virtual token without a value that every query sees
+    (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None: no such token.
     """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
-    alibi_slopes: torch.Tensor | None = None
     sinks: torch.Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
         """Return whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
-        return self.softcap is None and self.alibi_slopes is None and self.sinks is None
+        return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +292,9 @@ def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
         raise ValueError(f"window must be at least 1, got {scoring.window}")
     if scoring.softcap is not None and scoring.softcap <= 0:
         raise ValueError(f"softcap must be positive, got {scoring.softcap}")
-    for name, numbers in (("alibi_slopes", scoring.alibi_slopes), ("sinks", scoring.sinks)):
-        if numbers is not None:
-            check_shape(name, numbers, query.shape[1])
-            check_dtype(name, numbers, torch.float32)
+    if scoring.sinks is not None:
+        check_shape("sinks", scoring.sinks, query.shape[1])
+        check_dtype("sinks", scoring.sinks, torch.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,9 +432,7 @@ class SortedPairs(NamedTuple):
 
 
 def sorted_pairs(chosen: torch.Tensor, experts: int) -> SortedPairs:
-    """Sort pairs by expert. `chosen`: int64 `[rows, experts per row]`. Does not synchronise; shapes follow from its
-    own.
-    """
+    """Sort pairs by expert without waiting for the device. `chosen`: int64 `[rows, experts per row]`."""
     ordered, order = chosen.flatten().sort(stable=True)
     return SortedPairs(order, torch.searchsorted(ordered, torch.arange(experts + 1, device=chosen.device)))
 

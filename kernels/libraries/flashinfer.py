@@ -22,9 +22,7 @@ def is_installed() -> bool:
 
 
 def is_compiled() -> bool:
-    """Return whether its kernels are precompiled. Otherwise it compiles them at first use, in minutes and with
-    CUDA's compiler.
-    """
+    """Return whether its kernels are precompiled; compiling them takes minutes and CUDA's compiler."""
     return is_installed() and importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 

@@ -14,9 +14,7 @@ from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_s
 
 
 def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
-    """Return whether every library supports this: scaled products over the complete context, unquantised keys and
-    values.
-    """
+    """Return whether every library supports this: the complete context, unquantised keys and values."""
     return scoring.is_plain and scoring.window is None and kv.scales is None and kv.value_prefix is None
 
 
@@ -35,8 +33,7 @@ def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
 def gathered_prefill(
     query: torch.Tensor, kv: KvLayer, block_ids: torch.Tensor, start: int, scoring: Scoring
 ) -> torch.Tensor:
-    """Compute `paged_prefill` of kernels/attention.py if `library_takes` holds; returns a new `[tokens, heads,
-    head_dim]`.
+    """Compute `paged_prefill` of kernels/attention.py if `library_takes` holds; returns `[tokens, heads, head_dim]`.
 
     Allocates the keys and values of the complete context. Raises: ValueError.
     """
@@ -47,7 +44,7 @@ def gathered_prefill(
     check_index("block_ids", block_ids, -(-end // kv.block_tokens))
     if not library_takes(kv, scoring):
         raise ValueError(
-            "gathered attention does not support softcap, ALiBi, sinks, windows or quantised KV; use paged_prefill"
+            "gathered attention does not support softcap, sinks, windows or quantised KV; use paged_prefill"
         )
     # [2, 1, kv_heads, end, head_dim]: one copy, without unused slots of the last block
     keys, values = kv.data.permute(1, 2, 0, 3, 4).index_select(2, block_ids).flatten(2, 3)[:, None, :, :end]

@@ -17,13 +17,12 @@ namespace baton {
 constexpr int STRETCH = 64;  // tokens: their keys and values stay in the L1 cache
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
-// Conversion of products of query and key into scores. `softcap`, `slopes` and `sinks` may be missing (0, null).
+// Conversion of products of query and key into scores. `softcap` and `sinks` may be missing (0, null).
 struct Scoring {
     float scale;
     float softcap;
-    const float* slopes;  // [heads], ALiBi
-    int64_t window;       // tokens a query sees, including its own; 0: all
-    const float* sinks;   // [heads], scores of a virtual token without a value that every query sees
+    int64_t window;      // tokens a query sees, including its own; 0: all
+    const float* sinks;  // [heads], scores of a virtual token without a value that every query sees
 };
 
 // Visible tokens of the query at a position, and their pieces.
@@ -41,9 +40,10 @@ struct Seen {
     int64_t first_piece() const { return first / piece_tokens; }
 };
 
-ALWAYS_INLINE Floats adjusted(Floats scores, const Scoring& scoring, Floats slope, Floats distance) {
-    if (scoring.softcap != 0) scores = scoring.softcap * hyperbolic_tangent(scores / scoring.softcap);
-    return scoring.slopes ? scores - slope * distance : scores;
+// Apply the softcap to `count` scores, a multiple of LANES.
+ALWAYS_INLINE void cap_scores(float* scores, int count, float softcap) {
+    for (int at = 0; at < count; at += LANES)
+        store(scores + at, softcap * hyperbolic_tangent(load(scores + at) / softcap));
 }
 
 // Base of the exponentials of scores, whose maximum is `highest`.

@@ -2,9 +2,6 @@
 // arithmetic of floats. Queries and weights of tokens are rounded to bfloat16; scores, sums and totals are floats.
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "attention_rows.h"
 #include "pairs.h"
 
@@ -100,7 +97,7 @@ inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, con
     score_rows<rows>(queries + begin * words, words, tile, scoring.scale, scores);
     for (int r = 0; r < rows; ++r) {
         float* own = scores + r * STRETCH;
-        adjust_and_hide(own, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
+        cap_and_hide(own, columns, tile.first, tile.tokens, scoring, all.positions[begin + r]);
         auto* words_of_row = reinterpret_cast<uint16_t*>(weights + r * STRETCH / 2);
         shrink[r] = weigh<true>(own, columns, all.attended[begin + r], [&](int token, Floats weight) {
             const Shorts rounded = lanes_to_bfloat16(weight);
@@ -114,13 +111,8 @@ constexpr int PAIR_ROWS = 8;  // together: two sums of each stay in registers
 
 using AttendRows = void (*)(const Rows&, const uint32_t*, int, const PairTile&, const Scoring&);
 
-template <int... less>
-constexpr std::array<AttendRows, sizeof...(less)> attends(std::integer_sequence<int, less...>) {
-    return {attend_rows<less + 1>...};
-}
-
 inline void attend(const Rows& rows, const uint32_t* queries, const PairTile& tile, const Scoring& scoring) {
-    constexpr auto BY_COUNT = attends(std::make_integer_sequence<int, PAIR_ROWS>());
+    constexpr auto BY_COUNT = table<PAIR_ROWS>([](auto less) -> AttendRows { return attend_rows<less.value + 1>; });
     for (int begin = rows.first_that_sees(tile.first); begin < rows.count; begin += PAIR_ROWS)
         BY_COUNT[std::min(PAIR_ROWS, rows.count - begin) - 1](rows, queries, begin, tile, scoring);
 }

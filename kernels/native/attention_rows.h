@@ -1,8 +1,6 @@
 // Attention of a few query rows of one KV head, stretch by stretch. attention.h defines the order of sums.
 #pragma once
 
-#include <utility>
-
 #include "attention.h"
 
 namespace baton {
@@ -50,12 +48,11 @@ void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& va
 // Number of scores to compute for a stretch of `tokens` tokens: a multiple of two vectors.
 constexpr int columns_of(int tokens) { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-// Query rows of one KV head. Row r is head `heads[r]` at position `positions[r]`, with outputs in `attended[r]`.
+// Query rows of one KV head. Row r is at position `positions[r]`, with outputs in `attended[r]`.
 struct Rows {
     int count, head_dim, value_dim;
     const float* queries;      // [count][head_dim]
     const int64_t* positions;  // [count]
-    const int32_t* heads;      // [count]
     Attended* attended;        // [count], adjacent outputs
 
     int first_that_sees(int64_t position) const {
@@ -136,17 +133,9 @@ inline void add_values(float* outputs, int value_dim, const float* shrink, const
     if (d < value_dim) add_columns<rows, 1>(outputs, value_dim, d, shrink, weights, tile);
 }
 
-// Score `columns` tokens from `first` for one row, masking those it must not see.
-inline void adjust_and_hide(float* scores, int columns, int64_t first, int tokens, const Scoring& scoring, int32_t head,
-                            int64_t position) {
-    if (scoring.softcap != 0 || scoring.slopes) {
-        const Floats slope = broadcast(scoring.slopes ? scoring.slopes[head] : 0);
-        for (int token = 0; token < columns; token += LANES) {
-            const Floats numbers = __builtin_convertvector(lane_numbers(), Floats);
-            const Floats distance = static_cast<float>(position - first - token) - numbers;
-            store(scores + token, adjusted(load(scores + token), scoring, slope, distance));
-        }
-    }
+// Cap the scores of `columns` tokens from `first` for one row, and mask those it must not see.
+inline void cap_and_hide(float* scores, int columns, int64_t first, int tokens, const Scoring& scoring, int64_t position) {
+    if (scoring.softcap != 0) cap_scores(scores, columns, scoring.softcap);
     const int64_t window = scoring.window;
     if (tokens == STRETCH && first + STRETCH - 1 <= position && (!window || first > position - window)) return;
     const int64_t end = std::clamp<int64_t>(position - first + 1, 0, tokens);  // end of the visible tokens
@@ -189,7 +178,7 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
         if constexpr (has_scales)
             for (int token = 0; token < columns; token += LANES)
                 store(own + token, load(own + token) * load(tile.key_scales + token));
-        adjust_and_hide(own, columns, tile.first, tile.tokens, scoring, all.heads[begin + r], all.positions[begin + r]);
+        cap_and_hide(own, columns, tile.first, tile.tokens, scoring, all.positions[begin + r]);
         shrink[r] = weigh<false>(own, columns, all.attended[begin + r], [&](int token, Floats weights) {
             if constexpr (has_scales) weights *= load(tile.value_scales + token);
             store(own + token, weights);

@@ -12,7 +12,6 @@ constexpr int MOST_QUERIES = LANES == 4 ? 4 : 8;
 struct Stretch {
     Row rows[STRETCH];
     alignas(64) float scales[STRETCH + LANES];
-    int64_t first;  // position
     int tokens, hidden;  // leading tokens that are before the window
 };
 
@@ -23,7 +22,6 @@ struct Running {
     float* highest;        // [queries], and LANES more
     float* totals;         // [queries], and LANES more
     int head_dim, value_dim;
-    int64_t position;  // of the queries
 };
 
 constexpr int power_of_two(int at_least) { return at_least <= 1 ? 1 : 2 * power_of_two((at_least + 1) / 2); }
@@ -32,29 +30,15 @@ constexpr int power_of_two(int at_least) { return at_least <= 1 ? 1 : 2 * power_
 template <int queries>
 class DecodeScores {
    public:
-    DecodeScores(const Running& running, const Scoring& scoring, int64_t first_head)
-        : running_(running), scoring_(scoring), first_head_(first_head) {}
+    DecodeScores(const Running& running, const Scoring& scoring) : running_(running), scoring_(scoring) {}
 
    protected:
     static constexpr int TOKENS = LANES / power_of_two(queries);
     static constexpr int TURN = LANES / TOKENS;  // steps after which the sum of weights starts again with its first lanes
 
-    bool are_adjusted() const { return scoring_.softcap != 0 || scoring_.slopes; }
-
-    void adjust(const Stretch& keys, int steps) {
-        alignas(64) float slopes[LANES] = {}, tokens[LANES];
-        for (int q = 0; q < queries; ++q) slopes[q] = scoring_.slopes ? scoring_.slopes[first_head_ + q] : 0;
-        for (int token = 0; token < LANES; ++token) tokens[token] = static_cast<float>(token);
-        const Floats slope = spread<TOKENS>(slopes), token = repeated<TOKENS>(tokens);
-        for (int step = 0; step < steps; ++step) {
-            float* scores = scores_ + step * LANES;
-            const Floats distance = static_cast<float>(running_.position - keys.first - step * TOKENS) - token;
-            store(scores, adjusted(load(scores), scoring_, slope, distance));
-        }
-    }
-
-    // Mask tokens before the window, and after the last one.
-    void hide(const Stretch& keys, int steps) {
+    // Apply the softcap, and mask tokens before the window and after the last one.
+    void cap_and_hide(const Stretch& keys, int steps) {
+        if (scoring_.softcap != 0) cap_scores(scores_, steps * LANES, scoring_.softcap);
         const auto hide_one = [&](int token) {
             for (int q = 0; q < queries; ++q) scores_[token / TOKENS * LANES + q * TOKENS + token % TOKENS] = NOTHING;
         };
@@ -101,7 +85,6 @@ class DecodeScores {
 
     const Running running_;
     const Scoring& scoring_;
-    const int64_t first_head_;
     float shrink_[queries];
     alignas(64) float scores_[STRETCH / TOKENS * LANES];
 };
@@ -120,8 +103,7 @@ class DecodeGroup : DecodeScores<queries> {
                 return attend_pairs(keys, values, ahead, steps);
 #endif
         score(keys, steps, values);
-        if (this->are_adjusted()) this->adjust(keys, steps);
-        this->hide(keys, steps);
+        this->cap_and_hide(keys, steps);
         this->template weigh<is_scaled(element), false>(values, steps);
         const int value_dim = running_.value_dim;
         int d = 0;
@@ -192,8 +174,7 @@ class DecodeGroup : DecodeScores<queries> {
     // The same by products of pairs, with queries and weights rounded to bfloat16.
     void attend_pairs(const Stretch& keys, const Stretch& values, const Stretch& ahead, int steps) {
         score_pairs(keys, steps, values);
-        if (this->are_adjusted()) this->adjust(keys, steps);
-        this->hide(keys, steps);
+        this->cap_and_hide(keys, steps);
         this->template weigh<false, true>(values, steps);
         constexpr int most = queries <= 4 ? 2 : 1;  // times two sums per query, in registers
         const int value_dim = running_.value_dim;

@@ -18,7 +18,7 @@ from baton.kernels.native.library import (
     pointers,
     runs_struct,
 )
-from baton.kernels.native.structs import ChunkStruct, DecoderStruct, GroupStruct, LayerStruct
+from baton.kernels.native.structs import DecoderArgumentsStruct, DecoderLayerStruct, GroupRowsStruct, PrefillChunkStruct
 from baton.kernels.packed_weight import PackedWeight
 from baton.kernels.types import GroupRows, KvPages, PagedRows, PrefillChunks, StateRuns
 
@@ -46,8 +46,8 @@ class NativeDecoder:
         norm: torch.Tensor,
         head: PackedWeight | None,
     ) -> None:
-        """Prepare the decoder. `eps`: of all norms. norm: `[hidden]`, before the head. `head`: None if logits are
-        computed elsewhere.
+        """Prepare the decoder. norm: `[hidden]`, before the head; `eps`: of all norms; `head`: None if it is not
+        packed.
 
         Raises: ValueError without native kernels.
         """
@@ -91,7 +91,7 @@ class NativeDecoder:
         if decode is not None:
             arguments.context_tokens = decode.context_tokens.data_ptr()
         kept = [_chunks(group.prefills) for group in batch.groups]
-        groups = (GroupStruct * len(kept))(*map(_group, batch.groups, kept))
+        groups = (GroupRowsStruct * len(kept))(*map(_group, batch.groups, kept))
         arguments.groups, arguments.chunk_count = ctypes.addressof(groups), len(kept[0])
         if runs is not None:
             arguments.runs = runs_struct(runs)
@@ -115,9 +115,9 @@ class NativeDecoder:
         return (rows if scale == 1.0 else rows.to(dtype) * scale).float()
 
     def _prepare(self, kv: KvPages) -> None:
-        self._structs = (LayerStruct * len(self.layers))(*(layer_struct(layer, kv) for layer in self.layers))
+        self._structs = (DecoderLayerStruct * len(self.layers))(*(layer_struct(layer, kv) for layer in self.layers))
         states = kv.states
-        self._arguments = DecoderStruct(
+        self._arguments = DecoderArgumentsStruct(
             layers=ctypes.addressof(self._structs),
             pages=pages_struct(kv.layer(0)),
             states=pointer(states),
@@ -131,19 +131,19 @@ class NativeDecoder:
         )
 
 
-def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[ChunkStruct]":
+def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[PrefillChunkStruct]":
     """Build chunk structs, which borrow the chunks' memory."""
     rows = () if prefills is None else prefills.chunks
-    chunks = (ChunkStruct * len(rows))()
+    chunks = (PrefillChunkStruct * len(rows))()
     for chunk, each in zip(chunks, rows, strict=True):
         chunk.block_ids, chunk.start = each.block_ids.data_ptr(), each.start
         chunk.first_row, chunk.tokens = each.rows.start, each.rows.stop - each.rows.start
     return chunks
 
 
-def _group(rows: GroupRows, chunks: "ctypes.Array[ChunkStruct]") -> GroupStruct:
+def _group(rows: GroupRows, chunks: "ctypes.Array[PrefillChunkStruct]") -> GroupRowsStruct:
     """Build a group struct, which borrows the memory of both arguments."""
-    made = GroupStruct(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
+    made = GroupRowsStruct(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
     if rows.decode is not None:
         made.block_ids = rows.decode.block_ids.data_ptr()
         made.block_starts = rows.decode.block_starts.data_ptr()

@@ -88,13 +88,8 @@ void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
 }
 
 void length_one(const float* x, int64_t size, float scale, float* to) {
-    Floats sums{};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) sums += load(x + i) * load(x + i);
-    float sum = sum_of(sums);
-    for (; i < size; ++i) sum += x[i] * x[i];
-    const float factor = scale / std::sqrt(sum + LENGTH_EPS);
-    for (i = 0; i < size; ++i) to[i] = x[i] * factor;
+    const float factor = scale / std::sqrt(sum_of_squares(x, size) + LENGTH_EPS);
+    for (int64_t i = 0; i < size; ++i) to[i] = x[i] * factor;
 }
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }

@@ -37,10 +37,8 @@ void soften(float* numbers, int64_t count) {
 class Choice {
    public:
     Choice(const Experts& asked, const float* numbers) : asked_(asked), count_(asked.router.outputs) {
-        const int64_t padded = (count_ + LANES - 1) / LANES * LANES;
-        if (static_cast<int64_t>(room_.odds.size()) < padded) room_.odds.resize(padded);
-        std::copy_n(numbers, count_, room_.odds.data());
-        odds_ = room_.odds.data();
+        odds_ = reserved(room_.odds, (count_ + LANES - 1) / LANES * LANES);
+        std::copy_n(numbers, count_, odds_);
         if (asked.routing.is_sigmoid) {
             for (int64_t i = 0; i < count_; i += LANES) store(odds_ + i, sigmoid(load(odds_ + i)));
         } else {

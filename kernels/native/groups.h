@@ -168,28 +168,17 @@ void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
 
 using MultiplyGroups = void (*)(const uint32_t*, Groups, void*);
 
-template <class Format, int... less>
-constexpr std::array<MultiplyGroups, sizeof...(less)> multiplies_of_groups(std::integer_sequence<int, less...>) {
-    return {multiply_groups<Format, less + 1, 1>...};
-}
-
-template <class Format, int rows, int... less>
-constexpr std::array<MultiplyGroups, sizeof...(less)> streams_of_groups(std::integer_sequence<int, less...>) {
-    return {multiply_groups<Format, rows, less + 1>...};
-}
-
-template <class Format, int... less>
-constexpr std::array<std::array<MultiplyGroups, MOST_STREAMS>, sizeof...(less)> all_streams_of_groups(
-    std::integer_sequence<int, less...>) {
-    return {streams_of_groups<Format, less + 1>(std::make_integer_sequence<int, MOST_STREAMS>())...};
-}
-
 // Indexed by rows - 1.
 template <class Format>
-constexpr auto MULTIPLY_GROUPS = multiplies_of_groups<Format>(std::make_integer_sequence<int, MOST_ROWS>());
+constexpr auto MULTIPLY_GROUPS =
+    table<MOST_ROWS>([](auto less) -> MultiplyGroups { return multiply_groups<Format, less.value + 1, 1>; });
 
 // Indexed by rows - 1 and strips - 1.
 template <class Format>
-constexpr auto STREAM_GROUPS = all_streams_of_groups<Format>(std::make_integer_sequence<int, MOST_STREAMED_ROWS>());
+constexpr auto STREAM_GROUPS = table<MOST_STREAMED_ROWS>([](auto rows) {
+    return table<MOST_STREAMS>([](auto strips) -> MultiplyGroups {
+        return multiply_groups<Format, decltype(rows)::value + 1, strips.value + 1>;
+    });
+});
 
 }  // namespace baton

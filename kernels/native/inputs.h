@@ -8,6 +8,7 @@
 
 #include "formats.h"
 #include "pairs.h"
+#include "room.h"
 #include "threads.h"
 #include "tiled.h"
 
@@ -110,11 +111,8 @@ class Inputs {
         if (rows == 1 && kind == Words::floats && words == inputs) {
             packed_ = reinterpret_cast<const uint32_t*>(x);
         } else {
-            // Kept from call to call, since the system allocates fresh memory slowly, page by page.
-            static thread_local std::vector<Line> kept;
-            const int64_t lines = (rows * words + LANES) / LINE_WORDS + 1;
-            if (static_cast<int64_t>(kept.size()) < lines) kept.resize(lines);
-            uint32_t* const to = kept.data()->words;
+            static thread_local std::vector<Line> room;
+            uint32_t* const to = reserved(room, (rows * words + LANES) / LINE_WORDS + 1)->words;
             packed_ = to;
             share(tiles.count, rows * inputs < WORTH_SHARING ? 1 : threads, [&](int64_t tile) {
                 kind == Words::tiled ? pack_tiled(tile, to) : pack(tile, to);
@@ -170,9 +168,8 @@ class Inputs {
 
     // Rows of words, at the tile if it is a single row.
     const uint32_t* quantise_groups(int64_t first, int64_t rows, uint32_t* tile) const {
-        static thread_local std::vector<uint32_t> kept;
-        if (rows > 1 && static_cast<int64_t>(kept.size()) < rows * words + LANES) kept.resize(rows * words + LANES);
-        uint32_t* const made = rows == 1 ? tile : kept.data();
+        static thread_local std::vector<uint32_t> room;
+        uint32_t* const made = rows == 1 ? tile : reserved(room, rows * words + LANES);
         uint32_t* to = made;
         for (int64_t group = 0; group < rows * (inputs_ / group_inputs_); ++group, to += GROUP_HEAD_WORDS + group_inputs_ / 4)
             quantise_group(x_ + first * inputs_ + group * group_inputs_, group_inputs_, to);

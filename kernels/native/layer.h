@@ -13,18 +13,18 @@ constexpr int64_t WORTH_SHARING = 1 << 15;
 
 inline int threads_for(int64_t numbers, int threads) { return numbers >= WORTH_SHARING ? threads : 1; }
 
-inline float root_mean_square_inverse(const float* x, int64_t size, float eps) {
+inline float sum_of_squares(const float* x, int64_t size) {
     Floats sums{};
     int64_t i = 0;
     for (; i + LANES <= size; i += LANES) sums += load(x + i) * load(x + i);
     float sum = sum_of(sums);
     for (; i < size; ++i) sum += x[i] * x[i];
-    return 1.0f / std::sqrt(sum / static_cast<float>(size) + eps);
+    return sum;
 }
 
 // `to` may be `x`.
 inline void rms_norm_row(const float* x, const float* weight, int64_t size, float eps, float* to) {
-    const float inverse = root_mean_square_inverse(x, size, eps);
+    const float inverse = 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
     for (int64_t i = 0; i < size; ++i) to[i] = x[i] * inverse * weight[i];
 }
 
@@ -130,15 +130,16 @@ inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_
     const int64_t scale_at =
         block * pages.scale_block_stride + kind * pages.scale_kind_stride + head * pages.scale_head_stride + token;
     auto* data = const_cast<void*>(pages.data);
-    auto* scales = const_cast<float*>(pages.scales);
-    auto* bytes = static_cast<uint8_t*>(data) + at;
-    switch (static_cast<Element>(pages.element)) {
-        case Element::float32: std::copy_n(from, size, static_cast<float*>(data) + at); break;
-        case Element::bfloat16: store_bfloat16(from, size, static_cast<uint16_t*>(data) + at); break;
-        case Element::e4m3: scales[scale_at] = quantise_row<Element::e4m3>(from, size, bytes); break;
-        case Element::e5m2: scales[scale_at] = quantise_row<Element::e5m2>(from, size, bytes); break;
-        case Element::int8: scales[scale_at] = quantise_row<Element::int8>(from, size, bytes); break;
-    }
+    with_element(pages.element, [&](auto element) {
+        if constexpr (element.value == Element::float32) {
+            std::copy_n(from, size, static_cast<float*>(data) + at);
+        } else if constexpr (element.value == Element::bfloat16) {
+            store_bfloat16(from, size, static_cast<uint16_t*>(data) + at);
+        } else {
+            auto* bytes = static_cast<uint8_t*>(data) + at;
+            const_cast<float*>(pages.scales)[scale_at] = quantise_row<element.value>(from, size, bytes);
+        }
+    });
 }
 
 inline void rotate_and_store_row(const RotateStore& asked, int64_t row) {

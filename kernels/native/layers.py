@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from baton.kernels.native.library import experts_struct, gated_struct, pointers, scoring_struct, weight_struct
-from baton.kernels.native.structs import DeltaNetStruct, LatentStruct, LayerStruct
+from baton.kernels.native.structs import DecoderLayerStruct, DeltaNetStruct, LatentStruct
 from baton.kernels.packed_weight import PackedExperts, PackedGated, PackedWeight
 from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
@@ -36,9 +36,7 @@ class PackedAttention:
 
 @dataclass(frozen=True, slots=True)
 class PackedLatent:
-    """Multi-head latent attention, see engine/models/latent.py; `qkv` computes queries or their inputs, then the
-    stored row.
-    """
+    """Latent attention (engine/models/latent.py); `qkv` computes queries or their inputs, then the stored row."""
 
     query_norm: torch.Tensor | None  # [numbers], with `query_up`
     query_up: PackedWeight | None  # to all queries; None: `qkv` computes them
@@ -83,10 +81,10 @@ class PackedLayer:
     feed_forward: PackedGated | PackedExperts
 
 
-def layer_struct(layer: PackedLayer, kv: KvPages) -> LayerStruct:
+def layer_struct(layer: PackedLayer, kv: KvPages) -> DecoderLayerStruct:
     """Build the struct of a layer. It keeps nested structs alive, and borrows weights and pages."""
     mixing, feed_forward = layer.mixing, layer.feed_forward
-    made = LayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
+    made = DecoderLayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
     if isinstance(feed_forward, PackedGated):
         made.feed_forward = gated_struct(feed_forward)
     else:

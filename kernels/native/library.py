@@ -26,22 +26,22 @@ from baton.kernels.native.structs import (
     MAX_HEADS,
     MOST_PIECES,
     ConvolutionStruct,
-    DecodeStruct,
+    DecodeArgumentsStruct,
     DeltaRuleStruct,
     ExpertsStruct,
-    GatedStruct,
-    GatherStruct,
-    HeadLinearStruct,
-    LinearStruct,
+    GatedWeightsStruct,
+    GatherArgumentsStruct,
+    HeadLinearArgumentsStruct,
+    LinearArgumentsStruct,
     PagesStruct,
-    PrefillStruct,
+    PrefillArgumentsStruct,
     RotateStoreStruct,
     RoutingStruct,
-    RunsStruct,
-    SampleStruct,
+    SampleArgumentsStruct,
     ScoringStruct,
-    SurveyStruct,
-    TakeStruct,
+    StateRunsStruct,
+    SurveyArgumentsStruct,
+    TakeArgumentsStruct,
     WeightStruct,
     check_limits,
 )
@@ -78,8 +78,7 @@ def pages_struct(kv: KvLayer) -> PagesStruct:
 
 
 def scoring_struct(scoring: Scoring) -> ScoringStruct:
-    slopes, sinks = pointers((scoring.alibi_slopes, scoring.sinks))
-    return ScoringStruct(scoring.scale, scoring.softcap or 0.0, slopes, scoring.window or 0, sinks)
+    return ScoringStruct(scoring.scale, scoring.softcap or 0.0, scoring.window or 0, pointer(scoring.sinks))
 
 
 def weight_struct(weight: PackedWeight) -> WeightStruct:
@@ -92,8 +91,8 @@ def weight_struct(weight: PackedWeight) -> WeightStruct:
     )
 
 
-def gated_struct(gated: PackedGated) -> GatedStruct:
-    return GatedStruct(weight_struct(gated.gate_up), weight_struct(gated.down), gated.gate)
+def gated_struct(gated: PackedGated) -> GatedWeightsStruct:
+    return GatedWeightsStruct(weight_struct(gated.gate_up), weight_struct(gated.down), gated.gate)
 
 
 def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
@@ -102,7 +101,7 @@ def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
     return ExpertsStruct(
         weight_struct(mixture.router),
         pointer(mixture.correction),
-        (GatedStruct * len(mixture.experts))(*map(gated_struct, mixture.experts)),
+        (GatedWeightsStruct * len(mixture.experts))(*map(gated_struct, mixture.experts)),
         None if shared is None else ctypes.pointer(gated_struct(shared)),
         None if gate is None else ctypes.pointer(weight_struct(gate)),
         RoutingStruct(
@@ -129,8 +128,7 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """Return the threads that share an operation of the calling thread, including itself: PyTorch's number plus
-    borrowed ones.
+    """Return the threads that share an operation of the calling thread: PyTorch's number plus borrowed ones.
 
     kernels/native/threads.cpp has the thread pool.
     """
@@ -154,20 +152,20 @@ def pytorch_alone() -> Iterator[None]:
 
 
 ARGUMENTS = {
-    "linear": (POINTER(LinearStruct),),
-    "head_linear": (POINTER(HeadLinearStruct),),
-    "gather_rows": (POINTER(GatherStruct),),
+    "linear": (POINTER(LinearArgumentsStruct),),
+    "head_linear": (POINTER(HeadLinearArgumentsStruct),),
+    "gather_rows": (POINTER(GatherArgumentsStruct),),
     "packed_experts": (c_void_p, c_int64, POINTER(ExpertsStruct), c_void_p, c_int32),
     "rms_norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p, c_int32),
     "gate_mul": (c_void_p, c_int64, c_int64, c_int32, c_void_p, c_int32),
     "rotate_and_store": (POINTER(RotateStoreStruct),),
-    "paged_prefill": (POINTER(PrefillStruct),),
-    "paged_decode": (POINTER(DecodeStruct),),
+    "paged_prefill": (POINTER(PrefillArgumentsStruct),),
+    "paged_decode": (POINTER(DecodeArgumentsStruct),),
     "causal_convolution": (POINTER(ConvolutionStruct),),
     "gated_delta_rule": (POINTER(DeltaRuleStruct),),
-    "survey_rows": (POINTER(SurveyStruct),),
-    "sample_tokens": (POINTER(SampleStruct),),
-    "take_rows": (POINTER(TakeStruct),),
+    "survey_rows": (POINTER(SurveyArgumentsStruct),),
+    "sample_tokens": (POINTER(SampleArgumentsStruct),),
+    "take_rows": (POINTER(TakeArgumentsStruct),),
     "weighted_sum": (c_void_p, c_void_p, c_int64),
     "borrow": (c_void_p, c_int32, POINTER(c_int32), c_int32),
     "decoder_layers": (c_void_p,),
@@ -195,8 +193,7 @@ class NativeLibrary:
         self._in_use: npt.NDArray[np.uint8] | None = None
 
     def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
-        """Let operations of the calling thread use one more thread on each of `cores`, at the lowest priority, while
-        `in_use` is 0.
+        """Let the calling thread's operations use one more thread per core, at the lowest priority, if `in_use` is 0.
 
         `in_use`: one byte in memory that the owner of the cores writes; it is only read, and kept alive. Call it once
         per process, before operations use more threads than PyTorch's current number.
@@ -212,7 +209,7 @@ class NativeLibrary:
         wide = query.float().contiguous()
         tokens, heads, head_dim = wide.shape
         output = torch.empty(tokens, heads, kv.value_dim)
-        arguments = PrefillStruct(
+        arguments = PrefillArgumentsStruct(
             pages_struct(kv),
             scoring_struct(scoring),
             *pointers((wide, output, block_ids)),
@@ -232,7 +229,7 @@ class NativeLibrary:
         sequences, heads, head_dim = wide.shape
         output = torch.empty(sequences, heads, kv.value_dim)
         parts = torch.empty(sequences * MOST_PIECES * heads * (kv.value_dim + 2))
-        arguments = DecodeStruct(
+        arguments = DecodeArgumentsStruct(
             pages_struct(kv),
             scoring_struct(scoring),
             *pointers((wide, output, parts, rows.block_ids, rows.block_starts, rows.context_tokens)),
@@ -248,24 +245,22 @@ class NativeLibrary:
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
         x = x.contiguous()
-        output = torch.empty(len(x), weight.outputs)
-        threads = native_threads()
-        self._library.baton_linear(LinearStruct(weight_struct(weight), *pointers((x, output)), len(x), threads))
-        return output
+        return self._linear(x, weight, torch.empty(len(x), weight.outputs))
 
     def gated_linear(self, x: torch.Tensor, weight: PackedWeight, gate: Gate) -> torch.Tensor:
         x = x.contiguous()
-        output = torch.empty(len(x), weight.outputs // 2)
-        threads = native_threads()
-        self._library.baton_linear(LinearStruct(weight_struct(weight), *pointers((x, output)), len(x), threads, gate))
+        return self._linear(x, weight, torch.empty(len(x), weight.outputs // 2), gate)
+
+    def _linear(self, x: torch.Tensor, weight: PackedWeight, output: torch.Tensor, gate: int = 0) -> torch.Tensor:
+        arguments = (weight_struct(weight), *pointers((x, output)), len(x), native_threads(), gate)
+        self._library.baton_linear(LinearArgumentsStruct(*arguments))
         return output
 
     def head_linear(self, x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
         rows, by_head = len(x), x.transpose(0, 1).contiguous()
         output = torch.empty(heads, rows, weight.outputs // heads)
-        self._library.baton_head_linear(
-            HeadLinearStruct(weight_struct(weight), *pointers((by_head, output)), rows, heads, native_threads())
-        )
+        arguments = (weight_struct(weight), *pointers((by_head, output)), rows, heads, native_threads())
+        self._library.baton_head_linear(HeadLinearArgumentsStruct(*arguments))
         return output.transpose(0, 1)
 
     def packed_experts(self, x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
@@ -280,8 +275,8 @@ class NativeLibrary:
         """Look up rows. Raises: IndexError."""
         token_ids = token_ids.contiguous()
         rows = torch.empty(len(token_ids), weight.inputs)
-        asked = GatherStruct(weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
-        if not self._library.baton_gather_rows(asked):
+        arguments = (weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
+        if not self._library.baton_gather_rows(GatherArgumentsStruct(*arguments)):
             raise IndexError(f"token id out of range; the weight has {weight.outputs} rows")
         return rows
 
@@ -387,9 +382,8 @@ class NativeLibrary:
         for bits in allowed or ():
             masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
         address = masks.buffer_info()[0] if allowed else None
-        self._library.baton_survey_rows(
-            SurveyStruct(logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), native_threads())
-        )
+        arguments = (logits.data_ptr(), address, *pointers(found), rows, size, logits.stride(0), native_threads())
+        self._library.baton_survey_rows(SurveyArgumentsStruct(*arguments))
         return found
 
     def sample_tokens(
@@ -405,7 +399,7 @@ class NativeLibrary:
         rows, size = logits.shape
         of_rows = [each.contiguous() for each in (temperature, top_k, top_p, uniform)]
         self._library.baton_sample_tokens(
-            SampleStruct(*pointers((logits, *of_rows, *out)), rows, size, logits.stride(0), native_threads())
+            SampleArgumentsStruct(*pointers((logits, *of_rows, *out)), rows, size, logits.stride(0), native_threads())
         )
         if not may_ban:
             out.logprobs.masked_fill_(logits.amin(1) == -torch.inf, torch.nan)
@@ -420,7 +414,7 @@ class NativeLibrary:
         taken = torch.empty(count, size)
         address, _ = rows.buffer_info()
         self._library.baton_take_rows(
-            TakeStruct(logits.data_ptr(), taken.data_ptr(), address, count, size, logits.stride(0))
+            TakeArgumentsStruct(logits.data_ptr(), taken.data_ptr(), address, count, size, logits.stride(0))
         )
         return taken
 
@@ -429,8 +423,8 @@ class NativeLibrary:
         return int(self._library.baton_weighted_sum(words.ctypes.data, factors.ctypes.data, len(words)))
 
 
-def runs_struct(runs: StateRuns) -> RunsStruct:
-    return RunsStruct(*pointers((runs.starts, runs.sources, runs.destinations, runs.begins)), len(runs.sources))
+def runs_struct(runs: StateRuns) -> StateRunsStruct:
+    return StateRunsStruct(*pointers((runs.starts, runs.sources, runs.destinations, runs.begins)), len(runs.sources))
 
 
 def _has_whole_rows(x: torch.Tensor) -> bool:

@@ -11,19 +11,41 @@
 #include "groups.h"
 #include "inputs.h"
 #include "layer.h"
-#include "scaling.h"
 #include "stream.h"
 #include "tiled.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t BLOCK_TILES = 20;     // at most, of which the inputs of a stretch stay in the second-level cache
-constexpr int64_t TALL_BLOCK_TILES = 9;  // likewise, of MOST_TILED_ROWS
-constexpr int64_t BLOCK_STRIPS = 6;      // at most, of which the sums do
-constexpr int64_t STRETCH_WORDS = 320;   // at most; no group of inputs is longer
-constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight that a thread takes at a time, where there is one tile
-constexpr int64_t AHEAD_BYTES = 4096;
+constexpr int64_t BLOCK_TILES = 20;         // most tiles whose inputs of a stretch stay in the L2 cache
+constexpr int64_t TALL_BLOCK_TILES = 9;     // the same for tiles of MOST_TILED_ROWS
+constexpr int64_t BLOCK_STRIPS = 6;         // most strips whose sums stay in the L2 cache
+constexpr int64_t STRETCH_WORDS = 320;      // longest stretch; no group of inputs is longer
+constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight per task, if there is one tile
+constexpr int64_t AHEAD_BYTES = 4096;       // distance of prefetching
+
+// Conversion of the sums of LANES outputs to the outputs: scales, if there are any, and the bias.
+template <class Format, bool has_scales>
+struct Scaling {
+    Floats scale{}, bias{};
+    Ints offset{};
+
+    Scaling(const Weight& weight, int64_t output) {
+        if (has_scales) {
+            offset = Int8Weight::INPUT_OFFSET * load_bits(weight.sums + output);
+            scale = load(static_cast<const float*>(weight.scales) + output);
+        }
+        for (int64_t i = 0; weight.bias && i < std::min<int64_t>(LANES, weight.outputs - output); ++i)
+            bias[i] = weight.bias[output + i];
+    }
+    Floats operator()(typename Format::Sum sum, float row_scale) const {
+        if constexpr (has_scales) {
+            return __builtin_convertvector(sum - offset, Floats) * scale * row_scale + bias;
+        } else {
+            return sum + bias;
+        }
+    }
+};
 
 template <class Format, Words kind>
 class Product {
@@ -66,8 +88,8 @@ class Product {
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
 
-    // Several strips together; of groups one panel, whose scales and zero points are address streams too, and some
-    // panels in a row.
+    // Multiply a single tile, several strips together. Groups take one panel, since its scales and zero points are
+    // address streams too, and several panels in a row.
     void stream_all() {
         const int64_t kinds = is_gated_ ? 2 : 1, in_panel = std::min<int64_t>({strips_, PANEL / STRIP, MOST_STREAMS / kinds});
         const int64_t width = Format::IS_GROUPED ? in_panel : evenly(strips_, 1, most_streams(rows_) / kinds, threads_);
@@ -79,7 +101,7 @@ class Product {
         });
     }
 
-    // Some strips, and with gates, before them the strips that gate them.
+    // Multiply a single tile with some strips, preceded by the strips that gate them.
     void stream_some(int64_t first, int64_t end) const {
         Pair sums[MOST_STREAMS * MOST_STREAMED_ROWS];
         int64_t strips[MOST_STREAMS], streams = 0;
@@ -100,13 +122,13 @@ class Product {
             finish(0, is_gated_ ? strips_ + first + n : first + n, made + n * rows_, sums + n * rows_);
     }
 
-    // Some tiles of some strips, and with gates, of the gated strips.
+    // Multiply some tiles with some strips, preceded by the strips that gate them.
     void compute(int64_t first_tile, int64_t end_tile, int64_t first_strip, int64_t end_strip) const {
         const int64_t width = end_strip - first_strip, kinds = is_gated_ ? 2 : 1, strips = width * kinds;
         const int64_t first = tiles_.first_row(first_tile), rows = tiles_.first_row(end_tile) - first;
         // Sums by strip and row, kept by the thread from one stretch to the next.
-        static thread_local std::vector<Pair> kept;
-        if (static_cast<int64_t>(kept.size()) < strips * rows) kept.resize(strips * rows);
+        static thread_local std::vector<Pair> room;
+        Pair* const kept = reserved(room, strips * rows);
         const auto strip = [&](int64_t n) { return n < width ? first_strip + n : strips_ + first_strip + n - width; };
         const int64_t stretch = unfolds(first_tile, end_tile) || end_tile - first_tile > 1 ? stretch_steps() : steps_;
         for (int64_t begin = 0; begin < steps_; begin += stretch) {
@@ -114,7 +136,7 @@ class Product {
             for (int64_t n = 0; n < strips; ++n) {
                 const bool is_last = n + 1 == strips;
                 const Number* next = numbers(strip(is_last ? 0 : n + 1), is_last ? begin + stretch : begin);
-                add({first_tile, end_tile, strip(n), begin, steps, n < strips - width}, next, kept.data() + n * rows,
+                add({first_tile, end_tile, strip(n), begin, steps, n < strips - width}, next, kept + n * rows,
                     width * rows);
             }
         }
@@ -126,19 +148,19 @@ class Product {
         bool is_gate;
     };
 
-    // Whether a stretch is unfolded once for all rows, which pays from three tiles.
+    // Return whether a stretch is unfolded once for all rows, which pays from three tiles on.
     bool unfolds(int64_t first_tile, int64_t end_tile) const {
         return UNFOLDS && (end_tile - first_tile > 2 || tiles_.rows(first_tile) > Format::MOST_FOLDED_ROWS);
     }
 
-    // Of about equal length.
+    // Return the steps of a stretch; all stretches are of about equal length.
     int64_t stretch_steps() const {
         const int64_t unit = unit_steps(), units = (steps_ + unit - 1) / unit;
         const int64_t most = std::max<int64_t>(1, STRETCH_WORDS / Format::PARTS / unit), count = (units + most - 1) / most;
         return (units + count - 1) / count * unit;
     }
 
-    // Strips that are not split.
+    // Return the steps that stay in one stretch.
     int64_t unit_steps() const {
         return IS_TILED ? TILE_WORDS : Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1;
     }
@@ -243,7 +265,7 @@ class Product {
     const int64_t steps_;
     const Inputs inputs_;
     const Tiles& tiles_;
-    const int64_t strips_;  // of gates, where those are made
+    const int64_t strips_;  // of outputs; with gates, as many again
 };
 
 void multiply_all(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, Gate gate,

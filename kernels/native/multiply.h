@@ -1,9 +1,6 @@
 // Innermost loop of a product: a few rows times a strip of outputs, with all sums in registers.
 #pragma once
 
-#include <array>
-#include <utility>
-
 #include "formats.h"
 
 namespace baton {
@@ -62,13 +59,9 @@ void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total,
 
 using Multiply = void (*)(const uint32_t*, const void*, int64_t, void*, bool, Ahead);
 
-template <class Format, int stride, int... less>
-constexpr std::array<Multiply, sizeof...(less)> multiplies(std::integer_sequence<int, less...>) {
-    return {multiply<Format, less + 1, stride>...};
-}
-
 // Indexed by rows - 1.
 template <class Format, int stride>
-constexpr auto MULTIPLY = multiplies<Format, stride>(std::make_integer_sequence<int, Format::MOST_FOLDED_ROWS>());
+constexpr auto MULTIPLY =
+    table<Format::MOST_FOLDED_ROWS>([](auto less) -> Multiply { return multiply<Format, less.value + 1, stride>; });
 
 }  // namespace baton

@@ -11,6 +11,18 @@ namespace baton {
 
 enum class Element : int32_t { float32 = 0, bfloat16 = 1, e4m3 = 2, e5m2 = 3, int8 = 4 };
 
+// Call `work` with the element type as a constant: `element.value` may be a template argument.
+template <class Work>
+inline void with_element(int32_t element, const Work& work) {
+    switch (static_cast<Element>(element)) {
+        case Element::float32: return work(std::integral_constant<Element, Element::float32>());
+        case Element::bfloat16: return work(std::integral_constant<Element, Element::bfloat16>());
+        case Element::e4m3: return work(std::integral_constant<Element, Element::e4m3>());
+        case Element::e5m2: return work(std::integral_constant<Element, Element::e5m2>());
+        case Element::int8: return work(std::integral_constant<Element, Element::int8>());
+    }
+}
+
 constexpr int64_t bytes_of(Element element) {
     return element == Element::float32 ? 4 : element == Element::bfloat16 ? 2 : 1;
 }

@@ -64,7 +64,6 @@ class DecodePiece {
 
    private:
     void find(Stretch& stretch, int64_t kind, int64_t head, int64_t first) const {
-        stretch.first = first;
         stretch.tokens = static_cast<int>(std::clamp<int64_t>(end_ - first, 0, STRETCH));
         stretch.hidden = static_cast<int>(std::max<int64_t>(seen_from_ - first, 0));
         HeadRows<element>(asked_.pages, block_ids_, kind, head).find(first, stretch.tokens, stretch.rows, stretch.scales);
@@ -92,8 +91,8 @@ class DecodePiece {
     int attend_queries(int64_t head, int done, const Stretch& keys, const Stretch& ahead) {
         const int64_t first = head * group_ + done;
         const Running running = {query_ + first * head_dim_, part_ + first * value_dim_, highest_ + first,
-                                 totals_ + first,            head_dim_,                  value_dim_,       position_};
-        DecodeGroup<element, queries>(running, asked_.scoring, first).attend(keys, values_, ahead);
+                                 totals_ + first,            head_dim_,                  value_dim_};
+        DecodeGroup<element, queries>(running, asked_.scoring).attend(keys, values_, ahead);
         return queries;
     }
 
@@ -148,12 +147,5 @@ void decode(const DecodeArguments& asked) {
 }  // namespace baton
 
 extern "C" void baton_paged_decode(const baton::DecodeArguments* asked) {
-    using baton::Element;
-    switch (static_cast<Element>(asked->pages.element)) {
-        case Element::float32: return baton::decode<Element::float32>(*asked);
-        case Element::bfloat16: return baton::decode<Element::bfloat16>(*asked);
-        case Element::e4m3: return baton::decode<Element::e4m3>(*asked);
-        case Element::e5m2: return baton::decode<Element::e5m2>(*asked);
-        case Element::int8: return baton::decode<Element::int8>(*asked);
-    }
+    baton::with_element(asked->pages.element, [&](auto element) { baton::decode<element.value>(*asked); });
 }

@@ -16,7 +16,7 @@ class PrefillTask {
           head_dim_(static_cast<int>(asked.head_dim)),
           value_dim_(static_cast<int>(asked.value_dim)),
           group_(static_cast<int>(asked.heads / asked.kv_heads)),
-          rows_{static_cast<int>(tokens) * group_, head_dim_, value_dim_, queries_, positions_, heads_, of_piece_} {
+          rows_{static_cast<int>(tokens) * group_, head_dim_, value_dim_, queries_, positions_, of_piece_} {
         for (int r = 0; r < rows_.count; ++r) {
             const int64_t token = first_token + r / group_, head = kv_head * group_ + r % group_;
             std::copy_n(asked.query + (token * asked.heads + head) * head_dim_, head_dim_, queries_ + r * head_dim_);
@@ -104,12 +104,5 @@ void prefill(const PrefillArguments& asked) {
 }  // namespace baton
 
 extern "C" void baton_paged_prefill(const baton::PrefillArguments* asked) {
-    using baton::Element;
-    switch (static_cast<Element>(asked->pages.element)) {
-        case Element::float32: return baton::prefill<Element::float32>(*asked);
-        case Element::bfloat16: return baton::prefill<Element::bfloat16>(*asked);
-        case Element::e4m3: return baton::prefill<Element::e4m3>(*asked);
-        case Element::e5m2: return baton::prefill<Element::e5m2>(*asked);
-        case Element::int8: return baton::prefill<Element::int8>(*asked);
-    }
+    baton::with_element(asked->pages.element, [&](auto element) { baton::prefill<element.value>(*asked); });
 }

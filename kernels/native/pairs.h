@@ -1,4 +1,4 @@
-// Numbers of bfloat16 two to a word, as processors multiply them: made of floats, and of rows side by side.
+// Words of two bfloat16 numbers, which processors multiply in pairs: converted from floats, or interleaved from two rows.
 #pragma once
 
 #include "vector.h"
@@ -6,7 +6,7 @@
 #if defined(BATON_BF16_PRODUCTS)
 namespace baton {
 
-// 2 * LANES numbers from `x` on.
+// Convert 2 * LANES floats.
 ALWAYS_INLINE Ints to_words(Floats first, Floats second) {
 #if defined(BATON_EMULATED_BF16)
     alignas(VECTOR_BYTES) Shorts both[2] = {lanes_to_bfloat16(first), lanes_to_bfloat16(second)};
@@ -17,8 +17,8 @@ ALWAYS_INLINE Ints to_words(Floats first, Floats second) {
 #endif
 }
 
-// 2 * LANES numbers of two rows: words of a number of the one below and of the other's above, four in turn of the first
-// half of each eight and of the second.
+// 2 * LANES numbers of two rows. Each word has a number of the first row in its lower half, and that of the second row in
+// its upper half. Of each eight words, `low` has the first four and `high` the last four.
 struct Interleaved {
     Ints low, high;
 
@@ -29,7 +29,7 @@ struct Interleaved {
               _mm512_unpackhi_epi16(reinterpret_cast<__m512i>(first), reinterpret_cast<__m512i>(second)))) {}
 };
 
-// Sums over words as Interleaved has them, in the order of the rows, and the other way round.
+// Shuffles from the order of Interleaved to that of the rows (FIRST_OF_BOTH, SECOND_OF_BOTH), and back (LOWS, HIGHS).
 constexpr Ints FIRST_OF_BOTH = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
 constexpr Ints SECOND_OF_BOTH = {8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31};
 constexpr Ints LOWS = {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27};

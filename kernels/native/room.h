@@ -1,4 +1,4 @@
-// Memory kept from call to call, since the system hands out fresh memory page by page, which takes long.
+// Memory that is kept between calls, since the system allocates fresh memory slowly, page by page.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 
 namespace baton {
 
-// At least `size` numbers, of any value; earlier ones of the same room are void.
+// Return at least `size` numbers of arbitrary value. Invalidates earlier pointers to the same memory.
 template <class Number>
 Number* reserved(std::vector<Number>& room, int64_t size) {
     if (static_cast<int64_t>(room.size()) < size) room.resize(size);

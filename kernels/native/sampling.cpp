@@ -1,8 +1,7 @@
-// One token per row of logits. Contracts: kernels/sampling.py, kernels/sampling.py, kernels/sampling.py.
+// Sampling of one token per row of logits. Contract: kernels/sampling.py.
 //
-// Nothing sorts a vocabulary. The last of the top k is found among the few tokens past a bound that rises. For top-p the
-// shares of tokens are added up in bins by their distance from the likeliest; only within the one bin that holds the
-// boundary their order matters.
+// No vocabulary is sorted. The k-th largest logit is found among the few tokens above a rising bound. For top-p, weights
+// are summed in bins by their distance from the most likely token; only the bin with the boundary is sorted.
 #include "sampling.h"
 
 #include <cmath>
@@ -20,15 +19,15 @@ namespace {
 constexpr int BINS = 4096;
 constexpr float BINS_PER_UNIT = 64;  // of the exponent
 
-// Kept from row to row and call to call, since fresh memory is handed out page by page.
+// Scratch memory of one thread.
 struct DrawRoom {
-    std::vector<float> weights;  // [size], and LANES more
-    std::vector<int32_t> bins;   // likewise
+    std::vector<float> weights;  // [size + LANES]
+    std::vector<int32_t> bins;   // [size + LANES]
     std::vector<float> largest;
     std::vector<std::pair<float, int64_t>> inside;  // logit and id
 };
 
-// The `count`-th largest of a row; -inf where fewer are more than that.
+// Return the `count`-th largest number of a row; -inf if fewer are above -inf.
 float kth_largest(const float* x, int64_t size, size_t count, std::vector<float>& largest) {
     constexpr int64_t AT_ONCE = 4 * LANES;
     float bound = -std::numeric_limits<float>::infinity();
@@ -53,24 +52,23 @@ float kth_largest(const float* x, int64_t size, size_t count, std::vector<float>
     return bound;
 }
 
-// One row while a token is drawn from it. Weights of tokens that are filtered out become 0.
+// Sampling of a token from one row. Weights of tokens that are filtered out become 0.
 class Draw {
    public:
     Draw(const float* logits, int64_t size, const Survey& surveyed, float temperature, DrawRoom& scratch)
         : logits_(logits), size_(size), most_(surveyed.most), inverse_(std::min(1 / temperature, 3e38f)), scratch_(scratch) {
-        if (scratch.weights.size() < static_cast<size_t>(size + LANES)) scratch.weights.resize(size + LANES);
-        weights_ = scratch.weights.data();
+        weights_ = reserved(scratch.weights, size + LANES);
         exponentials(logits, size, most_, inverse_, [&](int64_t at, Floats part) { store(weights_ + at, part); });
     }
 
-    // Keeps the `count` likeliest tokens, and those that tie with the last.
+    // Keep the `count` most likely tokens, and ties with the last one.
     void keep_likeliest(int64_t count) {
         if (count < 1 || count >= size_) return;
         const float threshold = kth_largest(logits_, size_, static_cast<size_t>(count), scratch_.largest);
         for (int64_t id = 0; id < size_; ++id) weights_[id] = logits_[id] < threshold ? 0 : weights_[id];
     }
 
-    // Keeps the likeliest tokens that make up `share` of what is left, and the likeliest one in any case.
+    // Keep the most likely tokens with together `share` of the remaining mass, at least one.
     void keep_nucleus(float share) {
         if (share >= 1) return;
         fill_bins();
@@ -96,7 +94,7 @@ class Draw {
         }
     }
 
-    // The token, by order of id, whose share holds `number`.
+    // Return the token, in order of id, whose interval of the mass contains `number`.
     int64_t pick(double number) const {
         double total = 0;
         for (int64_t begin = 0; begin < size_; begin += BLOCK) total += block_total(begin);
@@ -120,8 +118,7 @@ class Draw {
 
    private:
     void fill_bins() {
-        if (scratch_.bins.size() < static_cast<size_t>(size_ + LANES)) scratch_.bins.resize(size_ + LANES);
-        int32_t* bins = scratch_.bins.data();
+        int32_t* bins = reserved(scratch_.bins, size_ + LANES);
         constexpr float last = BINS - 1;
         const float scale = std::min(inverse_ * BINS_PER_UNIT, 3e38f);
         for (int64_t id = 0; id < size_; ++id) {
@@ -171,7 +168,7 @@ void sample_row(const SampleArguments& asked, int64_t row) {
 constexpr float banned = -std::numeric_limits<float>::infinity();
 constexpr int64_t WORD = 64;
 
-// Masks are mostly all or nothing: so are most of their words.
+// Ban the tokens that are not allowed. Most words of a mask are all zeros or all ones.
 void keep_allowed(float* logits, int64_t size, const AllowedTokens& allowed) {
     const int64_t tokens = std::min(8 * allowed.bytes, size);
     int64_t id = 0;
@@ -189,7 +186,7 @@ void keep_allowed(float* logits, int64_t size, const AllowedTokens& allowed) {
     std::fill(logits + tokens, logits + size, banned);
 }
 
-// The likeliest token that is allowed, the first of several; 0 where none is.
+// Return the most likely allowed token, the first of several; 0 if none is allowed.
 int64_t best_allowed(const float* logits, int64_t size, const AllowedTokens& allowed) {
     const int64_t tokens = std::min(8 * allowed.bytes, size);
     float most = banned, part[WORD];
@@ -227,7 +224,7 @@ extern "C" void baton_sample_tokens(const baton::SampleArguments* asked) {
 }
 
 extern "C" void baton_take_rows(const baton::TakeArguments* asked) {
-    for (int64_t index = 0; index < asked->count; ++index) {  // too little for several threads
+    for (int64_t index = 0; index < asked->count; ++index) {  // too little work for several threads
         const baton::TakenRow& row = asked->rows[index];
         float* taken = asked->taken + index * asked->size;
         std::copy_n(asked->logits + row.place * asked->stride, asked->size, taken);

@@ -1,4 +1,4 @@
-// What sampling asks for, one struct per function; the twins are in kernels/native/sampling.py.
+// Arguments of sampling, one struct per function; structs.py has their twins.
 #pragma once
 
 #include <cstdint>
@@ -6,17 +6,17 @@
 namespace baton {
 
 struct AllowedTokens {
-    const uint8_t* bits;  // [bytes], one bit per token, the least significant first; none: all are
-    int64_t bytes;        // tokens beyond are not allowed
+    const uint8_t* bits;  // [bytes], one bit per token, the least significant first; null: all tokens are allowed
+    int64_t bytes;        // tokens after the last bit are not allowed
 };
 
-// Rows of logits, [rows][size], `stride` apart.
+// Statistics of rows of logits, [rows][size], `stride` apart.
 struct SurveyArguments {
     const float* logits;
-    const AllowedTokens* allowed;  // [rows]; none: all tokens are
-    int64_t* best;                 // [rows], the first of several, of those that are allowed
-    float* log_totals;  // [rows], log of the sum of e^logit
-    uint8_t* finite;    // [rows], whether all of it is; the two others mean nothing where it is not
+    const AllowedTokens* allowed;  // [rows]; null: all tokens are allowed
+    int64_t* best;                 // [rows], most likely allowed token, the first of several
+    float* log_totals;             // [rows], log of the sum of e^logit
+    uint8_t* finite;               // [rows], whether all logits are finite; otherwise `best` and `log_totals` are void
     int64_t rows, size, stride;
     int32_t threads;
 };
@@ -27,20 +27,20 @@ struct SampleArguments {
     const int64_t* top_k;
     const float* top_p;
     const double* numbers;
-    int64_t* token_ids;  // [rows], as all of these
-    float* logprobs;     // NaN where the row has NaN or +inf, or nothing that is finite
+    int64_t* token_ids;  // [rows], like all of these
+    float* logprobs;     // NaN if the row has NaN or +inf, or no finite logit
     int64_t rows, size, stride;
     int32_t threads;
 };
 
 struct TakenRow {
-    int64_t place;  // among those of logits
+    int64_t place;  // row of logits
     AllowedTokens allowed;
 };
 
 struct TakeArguments {
     const float* logits;
-    float* taken;  // [count][size], -inf where a token is not allowed
+    float* taken;  // [count][size], -inf for tokens that are not allowed
     const TakenRow* rows;
     int64_t count, size, stride;
 };

@@ -1,5 +1,5 @@
-// The innermost loop of a product of very few rows, which waits for memory: several strips at once, each a stream of
-// addresses of its own, read further ahead together than one alone. Sums come about in the same order as in `multiply`.
+// Innermost loop of a product of very few rows, which waits for memory: several strips together are several streams of
+// addresses, which the processor reads further ahead than one. Sums have the same order as in `multiply`.
 #pragma once
 
 #include "multiply.h"
@@ -10,7 +10,8 @@ constexpr int MOST_STREAMS = 4;
 constexpr int MOST_STREAMED_ROWS = 4, MOST_STREAMED_GROUPED_ROWS = LANES == 16 ? 4 : 3;
 constexpr int64_t STREAM_AHEAD_BYTES = 1536;
 
-// columns: [strips], each `[steps][stride]` numbers; x: [steps * PARTS][rows]; total: [strips][rows][2].
+// Multiply `rows` rows with some strips. columns: [strips], each `[steps][stride]` numbers; x: [steps * PARTS][rows];
+// total: [strips][rows][2].
 template <class Format, int rows, int stride, int strips>
 void stream(const uint32_t* x, const void* const* columns, int64_t steps, void* total) {
     using Sum = typename Format::Sum;
@@ -44,31 +45,26 @@ void stream(const uint32_t* x, const void* const* columns, int64_t steps, void* 
 
 using StreamStrips = void (*)(const uint32_t*, const void* const*, int64_t, void*);
 
-// So many that hardly a sum leaves the registers; with 16 of these for more than two rows one panel, end to end.
+// Number of strips whose sums mostly stay in registers; with 16 registers and more than two rows, one panel.
 constexpr int64_t most_streams(int64_t rows) {
     return LANES < 16 && rows > 2 ? 2 : rows <= 3 ? MOST_STREAMS : MOST_STREAMS - 1;
 }
 
-template <class Format, int stride, int rows, int... less>
-constexpr std::array<StreamStrips, sizeof...(less)> streams(std::integer_sequence<int, less...>) {
-    return {stream<Format, rows, stride, less + 1>...};
-}
-
-template <class Format, int stride, int... less>
-constexpr std::array<std::array<StreamStrips, MOST_STREAMS>, sizeof...(less)> all_streams(std::integer_sequence<int, less...>) {
-    return {streams<Format, stride, less + 1>(std::make_integer_sequence<int, MOST_STREAMS>())...};
-}
-
-// By the number of rows, less one, and of strips, less one.
+// Indexed by rows - 1 and strips - 1.
 template <class Format, int stride>
-constexpr auto STREAM = all_streams<Format, stride>(std::make_integer_sequence<int, MOST_STREAMED_ROWS>());
+constexpr auto STREAM = table<MOST_STREAMED_ROWS>([](auto rows) {
+    return table<MOST_STREAMS>([](auto strips) -> StreamStrips {
+        return stream<Format, decltype(rows)::value + 1, stride, strips.value + 1>;
+    });
+});
 
-// How many strips to take at a time, of each of `blocks`: those among which the threads share evenly, the more the better.
+// Number of strips per task, at most `most`, that divides the strips of all `blocks` evenly among the threads; of equally
+// good numbers the largest.
 inline int64_t evenly(int64_t strips, int64_t blocks, int64_t most, int64_t threads) {
     const auto longest = [&](int64_t width) {
         return ((strips + width - 1) / width * blocks + threads - 1) / threads * width;
     };
-    const int64_t worth = std::max<int64_t>(1, strips * blocks / (3 * threads));  // a thread may be slower than the others
+    const int64_t worth = std::max<int64_t>(1, strips * blocks / (3 * threads));  // three tasks per thread, since a thread may be slow
     int64_t best = 1;
     for (int64_t width = 2; width <= std::min(most, threads == 1 ? most : worth); ++width)
         if (longest(width) <= longest(best)) best = width;

@@ -30,7 +30,6 @@ class ScoringStruct(Structure):
     _fields_ = (
         ("scale", c_float),
         ("softcap", c_float),
-        ("slopes", c_void_p),
         ("window", c_int64),
         ("sinks", c_void_p),
     )
@@ -52,7 +51,7 @@ class RoutingStruct(Structure):
     )
 
 
-class GatedStruct(Structure):
+class GatedWeightsStruct(Structure):
     _fields_ = (*((name, WeightStruct) for name in ("gate_up", "down")), ("gate", c_int32))
 
 
@@ -60,13 +59,13 @@ class ExpertsStruct(Structure):
     _fields_ = (
         ("router", WeightStruct),
         ("correction", c_void_p),
-        *((name, POINTER(GatedStruct)) for name in ("experts", "shared")),
+        *((name, POINTER(GatedWeightsStruct)) for name in ("experts", "shared")),
         ("shared_gate", POINTER(WeightStruct)),
         ("routing", RoutingStruct),
     )
 
 
-class PrefillStruct(Structure):
+class PrefillArgumentsStruct(Structure):
     _fields_ = (
         ("pages", PagesStruct),
         ("scoring", ScoringStruct),
@@ -76,7 +75,7 @@ class PrefillStruct(Structure):
     )
 
 
-class DecodeStruct(Structure):
+class DecodeArgumentsStruct(Structure):
     _fields_ = (
         ("pages", PagesStruct),
         ("scoring", ScoringStruct),
@@ -86,7 +85,7 @@ class DecodeStruct(Structure):
     )
 
 
-class LinearStruct(Structure):
+class LinearArgumentsStruct(Structure):
     _fields_ = (
         ("weight", WeightStruct),
         ("x", c_void_p),
@@ -97,7 +96,7 @@ class LinearStruct(Structure):
     )
 
 
-class HeadLinearStruct(Structure):
+class HeadLinearArgumentsStruct(Structure):
     _fields_ = (
         ("weight", WeightStruct),
         *((name, c_void_p) for name in ("x", "output")),
@@ -106,7 +105,7 @@ class HeadLinearStruct(Structure):
     )
 
 
-class GatherStruct(Structure):
+class GatherArgumentsStruct(Structure):
     _fields_ = (
         ("weight", WeightStruct),
         ("token_ids", c_void_p),
@@ -126,7 +125,7 @@ class RotateStoreStruct(Structure):
     )
 
 
-class RunsStruct(Structure):
+class StateRunsStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("starts", "sources", "destinations", "begins")),
         ("runs", c_int64),
@@ -136,7 +135,7 @@ class RunsStruct(Structure):
 class ConvolutionStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "output", "states")),
-        ("runs", RunsStruct),
+        ("runs", StateRunsStruct),
         *((name, c_int64) for name in ("row_stride", "block_stride", "channels", "kernel")),
         ("threads", c_int32),
     )
@@ -145,14 +144,14 @@ class ConvolutionStruct(Structure):
 class DeltaRuleStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("query", "key", "value", "decay", "beta", "rate", "bias", "output", "states")),
-        ("runs", RunsStruct),
+        ("runs", StateRunsStruct),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride", "block_stride")),
         *((name, c_int64) for name in ("key_heads", "value_heads", "key_dim", "value_dim")),
         ("threads", c_int32),
     )
 
 
-class SurveyStruct(Structure):
+class SurveyArgumentsStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "allowed", "best", "log_totals", "finite")),
         *((name, c_int64) for name in ("rows", "size", "stride")),
@@ -160,7 +159,7 @@ class SurveyStruct(Structure):
     )
 
 
-class SampleStruct(Structure):
+class SampleArgumentsStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "temperatures", "top_k", "top_p", "numbers")),
         *((name, c_void_p) for name in ("token_ids", "logprobs")),
@@ -169,7 +168,7 @@ class SampleStruct(Structure):
     )
 
 
-class TakeStruct(Structure):
+class TakeArgumentsStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("logits", "taken", "rows")),
         *((name, c_int64) for name in ("count", "size", "stride")),
@@ -196,10 +195,10 @@ class DeltaNetStruct(Structure):
     )
 
 
-class LayerStruct(Structure):
+class DecoderLayerStruct(Structure):
     _fields_ = (
         *((name, WeightStruct) for name in ("qkv", "output")),
-        ("feed_forward", GatedStruct),
+        ("feed_forward", GatedWeightsStruct),
         ("experts", POINTER(ExpertsStruct)),
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm")),
         *((name, c_void_p) for name in ("attention_end_norm", "feed_forward_end_norm", "query_norm", "key_norm")),
@@ -211,26 +210,34 @@ class LayerStruct(Structure):
     )
 
 
-class ChunkStruct(Structure):
+class PrefillChunkStruct(Structure):
     _fields_ = (("block_ids", c_void_p), *((name, c_int64) for name in ("first_row", "tokens", "start")))
 
 
-class GroupStruct(Structure):
+class GroupRowsStruct(Structure):
     _fields_ = tuple((name, c_void_p) for name in ("slots", "block_ids", "block_starts", "chunks"))
 
 
-class DecoderStruct(Structure):
+class DecoderArgumentsStruct(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("layers", "groups")),
         ("pages", PagesStruct),
         *((name, c_void_p) for name in ("residual", "cos", "sin", "context_tokens")),
-        ("runs", RunsStruct),
+        ("runs", StateRunsStruct),
         ("states", c_void_p),
         *((name, c_int64) for name in ("state_stride", "layer_count", "chunk_count", "rows", "decode_rows")),
         *((name, c_int64) for name in ("hidden", "heads", "kv_heads", "head_dim", "rotary_dim")),
         ("eps", c_float),
         ("threads", c_int32),
     )
+
+
+STRUCTS = {
+    struct.__name__.removesuffix("Struct"): struct
+    for struct in Structure.__subclasses__()
+    if struct.__module__ == __name__
+}
+"""Structs by their names in C++."""
 
 
 class _Limit(Structure):
@@ -246,32 +253,6 @@ CONSTANTS = {
     "SWIGLU_LIMIT": SWIGLU_LIMIT,
     "SWIGLU_ALPHA": SWIGLU_ALPHA,
     "MIN_WEIGHT_SUM": MIN_WEIGHT_SUM,
-}
-STRUCTS: dict[str, type[Structure]] = {
-    "Pages": PagesStruct,
-    "Scoring": ScoringStruct,
-    "Weight": WeightStruct,
-    "Routing": RoutingStruct,
-    "GatedWeights": GatedStruct,
-    "Experts": ExpertsStruct,
-    "PrefillArguments": PrefillStruct,
-    "DecodeArguments": DecodeStruct,
-    "LinearArguments": LinearStruct,
-    "HeadLinearArguments": HeadLinearStruct,
-    "GatherArguments": GatherStruct,
-    "RotateStore": RotateStoreStruct,
-    "StateRuns": RunsStruct,
-    "Convolution": ConvolutionStruct,
-    "DeltaRule": DeltaRuleStruct,
-    "SurveyArguments": SurveyStruct,
-    "SampleArguments": SampleStruct,
-    "TakeArguments": TakeStruct,
-    "Latent": LatentStruct,
-    "DeltaNet": DeltaNetStruct,
-    "DecoderLayer": LayerStruct,
-    "PrefillChunk": ChunkStruct,
-    "GroupRows": GroupStruct,
-    "DecoderArguments": DecoderStruct,
 }
 
 

@@ -1,4 +1,4 @@
-// The largest of a row of numbers, where it is, and the log of the sum of their exponentials.
+// Largest number of a row, its index, and the log of the sum of exponentials.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace baton {
 
-constexpr int64_t BLOCK = 1024;  // numbers that are looked at as one
+constexpr int64_t BLOCK = 1024;  // numbers processed together
 
 struct Survey {
     float most;
@@ -16,7 +16,7 @@ struct Survey {
     double total;  // of e^(number - most)
     bool finite;   // all of them
 
-    // Of the sum of e^number.
+    // Log of the sum of e^number.
     float log_total() const { return static_cast<float>(most + std::log(total)); }
 };
 
@@ -46,7 +46,7 @@ inline BlockSurvey survey_block(const float* x, int64_t size) {
     return {largest, rest == 0};
 }
 
-// Calls `take` with every vector of e^((x - most) * inverse), and where it begins; past the end they are 0.
+// Call `take` with the index and value of every vector of e^((x - most) * inverse); after the end they are 0.
 template <typename Take>
 inline void exponentials(const float* x, int64_t size, float most, float inverse, Take take) {
     int64_t i = 0;

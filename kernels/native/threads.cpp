@@ -1,8 +1,8 @@
-// The pool: an atomic count of indices not yet taken is all that the threads compete for.
+// Thread pool whose threads compete only for an atomic count of the remaining indices.
 //
-// Some threads may be guests: on cores that another process owns, behind everything else there, and only while that
-// process says that it does not need them. A guest that was in the middle of an index when the owner came back is taken
-// to the cores of this process, since it would hardly get on where it is.
+// Some threads may be guests on cores that another process owns: at the lowest priority, and only while that process
+// says that it does not need them. A guest that computes an index when the owner returns is moved to the cores of this
+// process, since it would hardly advance there.
 #include "threads.h"
 
 #include <linux/futex.h>
@@ -23,7 +23,7 @@
 namespace baton {
 namespace {
 
-constexpr std::chrono::microseconds AWAKE{40};  // longer than what lies between two products of a layer
+constexpr std::chrono::microseconds AWAKE{40};  // longer than the time between two products of a layer
 constexpr std::chrono::milliseconds LATE{1};    // much longer than an index takes
 constexpr std::chrono::milliseconds ALONE{50};  // without guests, after one was late
 constexpr int LOOKS_PER_CLOCK = 32;
@@ -42,7 +42,7 @@ void sleep_while(std::atomic<uint32_t>& word, uint32_t value, const timespec* at
 
 void wake(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0); }
 
-// Whether the condition came true before it was time to sleep.
+// Spin until the condition is true or AWAKE has passed; return whether it is true.
 template <class Condition>
 bool await(const Condition& condition) {
     const auto end = std::chrono::steady_clock::now() + AWAKE;
@@ -55,7 +55,7 @@ bool await(const Condition& condition) {
     return condition();
 }
 
-// What helpers wait for.
+// Signal for helpers that wait for work.
 struct alignas(64) Bell {
     std::atomic<uint32_t> calls{0}, sleeping{0};
 
@@ -71,7 +71,7 @@ struct alignas(64) Bell {
     }
 };
 
-// Guests have the numbers from `own` on.
+// Threads on cores of another process: those numbered from `own` on.
 struct Guests {
     std::atomic<const uint8_t*> in_use{nullptr};  // by the owner of the cores; null: there are no guests
     int own = MOST_THREADS;
@@ -86,7 +86,7 @@ struct Guests {
         return flag && !*static_cast<const volatile uint8_t*>(flag);
     }
     void enter() {
-        // To its core first: an idle thread gets no time to move while another keeps the core that it was born on.
+        // Move before the priority is lowered: an idle thread gets no time to move while its first core is busy.
         {
             const std::lock_guard<std::mutex> lock(moving);
             sched_setaffinity(0, sizeof cores, are_home ? &home : &cores);
@@ -163,8 +163,8 @@ class Pool {
         guests_.alone_until = std::chrono::steady_clock::now() + ALONE;
     }
 
-    // Takes and does one index; false where none is left, or none for this thread. What is read of the task after
-    // an index was taken is of the same task, which cannot end before that index is done.
+    // Compute one index; return false if none is left, or none for this thread. After an index is taken, the task's
+    // fields still belong to the same task, which cannot finish before that index is done.
     bool take_one(uint32_t thread) {
         uint64_t left = left_.load(std::memory_order_acquire);
         do {
@@ -178,7 +178,7 @@ class Pool {
     bool has_helpers(int wanted) {
         try {
             for (; helpers_ < wanted; ++helpers_) std::thread([this, me = helpers_ + 1u] { help(me); }).detach();
-        } catch (const std::system_error&) {  // no more threads are to be had: do with fewer
+        } catch (const std::system_error&) {  // no more threads are available; continue with fewer
         }
         return helpers_ > 0;
     }
@@ -200,14 +200,14 @@ class Pool {
     const void* work_ = nullptr;
     int64_t count_ = 0;
     int helpers_ = 0;
-    alignas(64) std::atomic<uint64_t> left_{0};  // threads that may take << 32 | indices not yet taken
+    alignas(64) std::atomic<uint64_t> left_{0};  // threads that may take an index << 32 | remaining indices
     alignas(64) std::atomic<uint32_t> unfinished_{0};
     std::atomic<bool> waiting_{false};
     Bell bell_, guests_bell_;
     Guests guests_;
 };
 
-Pool* pool;  // never freed: its threads look at it until the process ends
+Pool* pool;  // never freed, since its threads use it until the process exits
 
 void start_anew() { pool = new Pool; }  // a forked child has none of its parent's threads
 

@@ -1,4 +1,5 @@
-// Products in tile registers: tiles 0 to 3 hold the sums of up to 32 rows and 32 outputs, 4 and 5 inputs, 6 and 7 weights.
+// Products in tile registers: tiles 0 to 3 contain the sums of up to 32 rows and 32 outputs, 4 and 5 inputs, 6 and 7
+// weights.
 #include "tiled.h"
 
 #if defined(BATON_TILES)
@@ -17,9 +18,9 @@ namespace {
 constexpr int64_t ROW_BYTES = TILE_WORDS * 4, PANEL_BYTES = PANEL * 4;
 static_assert(PANEL == 2 * TILE_WORDS && STRIP == PANEL, "two tiles of a panel");
 
-thread_local int64_t shaped_rows = 0;  // for which this thread's tiles are set up; 0: for none
+thread_local int64_t shaped_rows = 0;  // rows for which this thread's tiles are configured; 0: not configured
 
-// Takes some hundred cycles and clears all tiles, and so is done only where the number of rows is another one.
+// Configure the tiles unless they are: it takes some hundred cycles and clears all of them.
 void shape_for(int64_t rows) {
     if (rows == shaped_rows) return;
     TileShapes shapes;
@@ -32,37 +33,18 @@ void shape_for(int64_t rows) {
     shaped_rows = rows;
 }
 
-template <bool has_lower>
-void begin_sums() {
-    zero_tile<0>();
-    zero_tile<1>();
+// Call use(tile, offset of its sums) for each tile of sums.
+template <bool has_lower, class Use>
+ALWAYS_INLINE void for_sums(const Use& use) {
+    use(std::integral_constant<int, 0>(), 0);
+    use(std::integral_constant<int, 1>(), TILE_WORDS);
     if constexpr (has_lower) {
-        zero_tile<2>();
-        zero_tile<3>();
+        use(std::integral_constant<int, 2>(), TILE_ROWS * PANEL);
+        use(std::integral_constant<int, 3>(), TILE_ROWS * PANEL + TILE_WORDS);
     }
 }
 
-template <bool has_lower>
-void load_sums(const float* from) {
-    load_tile<0>(from, PANEL_BYTES);
-    load_tile<1>(from + TILE_WORDS, PANEL_BYTES);
-    if constexpr (has_lower) {
-        load_tile<2>(from + TILE_ROWS * PANEL, PANEL_BYTES);
-        load_tile<3>(from + TILE_ROWS * PANEL + TILE_WORDS, PANEL_BYTES);
-    }
-}
-
-template <bool has_lower>
-void store_sums(float* to) {
-    store_tile<0>(to, PANEL_BYTES);
-    store_tile<1>(to + TILE_WORDS, PANEL_BYTES);
-    if constexpr (has_lower) {
-        store_tile<2>(to + TILE_ROWS * PANEL, PANEL_BYTES);
-        store_tile<3>(to + TILE_ROWS * PANEL + TILE_WORDS, PANEL_BYTES);
-    }
-}
-
-// TILE_WORDS steps.
+// Add TILE_WORDS steps.
 template <bool has_lower>
 ALWAYS_INLINE void add_steps(const uint32_t* x, const uint32_t* panel) {
     load_tile<6>(panel, PANEL_BYTES);
@@ -80,26 +62,24 @@ ALWAYS_INLINE void add_steps(const uint32_t* x, const uint32_t* panel) {
 template <bool has_lower>
 void multiply_some(const uint32_t* x, int64_t rows, const uint32_t* panel, int64_t steps, float* sums, bool begins,
                    Ahead ahead) {
-    if (begins) {
-        begin_sums<has_lower>();
-    } else {
-        load_sums<has_lower>(sums);
-    }
+    for_sums<has_lower>([&](auto tile, int64_t at) {
+        begins ? zero_tile<tile.value>() : load_tile<tile.value>(sums + at, PANEL_BYTES);
+    });
     for (; steps >= TILE_WORDS; steps -= TILE_WORDS, panel += TILE_WORDS * PANEL, x += TILE_WORDS * rows) {
         for (int64_t at = 0; at < TILE_WORDS * ahead.stride; at += LINE_BYTES) __builtin_prefetch(ahead.from + at, 0, 2);
         ahead.from += TILE_WORDS * ahead.stride;
         add_steps<has_lower>(x, panel);
     }
-    if (steps > 0) {  // what follows the last step in memory is another panel's, or nobody's
+    if (steps > 0) {  // memory after the last step belongs to another panel, or is not mapped
         alignas(LINE_BYTES) uint32_t padded[TILE_WORDS * PANEL] = {};
         std::copy_n(panel, steps * PANEL, padded);
         add_steps<has_lower>(x, padded);
     }
-    store_sums<has_lower>(sums);
+    for_sums<has_lower>([&](auto tile, int64_t at) { store_tile<tile.value>(sums + at, PANEL_BYTES); });
 }
 
 #if !defined(BATON_EMULATED_AMX)
-// Of Linux since 5.16, which saves these registers only for processes that have asked.
+// Request the permission from Linux (5.16 and later), which saves these registers only for processes that have it.
 bool has_permission() {
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
@@ -137,7 +117,7 @@ void release_tiles() {
 }  // namespace baton
 
 #if defined(BATON_EMULATED_AMX)
-// For tests: as a system that lets no process use them, or does again.
+// For tests: imitate a system that denies or grants the use of tiles.
 extern "C" void baton_allow_tiles(int32_t allowed) { baton::is_allowed = allowed != 0; }
 #endif
 #endif

@@ -1,5 +1,5 @@
-// The tile registers of processors with AMX: eight, each of up to 16 rows of 64 bytes, and what is done with them. For
-// tests on other processors they are emulated, after Intel's Software Developer's Manual, volume 2.
+// Operations of the eight tile registers of processors with AMX, each of up to 16 rows of 64 bytes. For tests on other
+// processors they are emulated according to Intel's Software Developer's Manual, volume 2.
 #pragma once
 
 #include "vector.h"
@@ -11,13 +11,13 @@ namespace baton {
 
 constexpr int TILES = 8;
 
-// As the processor reads it. A tile without rows has no bytes either, and must not be used.
+// Operand of LDTILECFG. A tile without rows has no bytes either, and must not be used.
 struct TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
     uint8_t rows[16] = {};
 };
-static_assert(sizeof(TileShapes) == 64, "what LDTILECFG reads");
+static_assert(sizeof(TileShapes) == 64, "size of the operand of LDTILECFG");
 
 #if defined(BATON_EMULATED_AMX)
 
@@ -27,7 +27,7 @@ struct EmulatedTiles {
 };
 inline thread_local EmulatedTiles emulated{};
 
-// Where the processor would raise an exception.
+// Trap if the processor would raise an exception.
 inline void check(bool is_allowed) {
     if (!is_allowed) __builtin_trap();
 }
@@ -65,7 +65,7 @@ inline void store_tile(void* to, int64_t stride_bytes) {
                     emulated.shapes.row_bytes[tile]);
 }
 
-// Products of numbers of bfloat16, given in the upper half of each lane, added in one rounding.
+// Add the products of bfloat16 numbers in the upper half of each lane, rounding once.
 inline Floats add_products(Floats sum, Ints x, Ints y) {
     Floats added;
     const Floats a = flushed(as_floats(x)), b = flushed(as_floats(y));
@@ -73,8 +73,8 @@ inline Floats add_products(Floats sum, Ints x, Ints y) {
     return flushed(added);
 }
 
-// sums [m][n] += x [m][k][2] times y [k][n][2]. In each output the first ones of all pairs are added up from zero, the
-// second ones likewise, then both, and that to what was there.
+// sums [m][n] += x [m][k][2] times y [k][n][2]. Per output, the products of the first numbers of all pairs are summed
+// from zero, those of the second numbers too, then both sums are added, and the result to the earlier sum.
 template <int sums, int x, int y>
 inline void add_tile_products() {
     const TileShapes& shapes = emulated.shapes;
@@ -96,7 +96,7 @@ inline void add_tile_products() {
 
 #else
 
-// Not the compiler's own functions: those of GCC 12 do not say that they read memory, which may then be written too late.
+// Assembly instead of intrinsics: GCC 12's do not declare that they read memory, which may then be written too late.
 inline void shape_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 
 inline void release_all_tiles() { asm volatile("tilerelease"); }

@@ -1,9 +1,11 @@
-// As many floats at a time as a register holds, in the compiler's own vectors: one source for every instruction set.
+// Vectors of one register of floats, in the compiler's own types: one source for every instruction set.
 #pragma once
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -13,8 +15,8 @@
 
 namespace baton {
 
-// Of two vectors, LOW_n: every other n lanes of the first, and those of the second in the gaps between them.
-// ACROSS_n: every lane's neighbour at distance n.
+// Shuffles. LOW_n takes every other n lanes of a first vector, and fills the gaps with those of a second one. ACROSS_n
+// exchanges lanes at distance n.
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 typedef int32_t Ints __attribute__((vector_size(64), aligned(64)));
@@ -68,8 +70,8 @@ inline Floats as_floats(Ints bits) { return reinterpret_cast<Floats>(bits); }
 inline Ints as_ints(Floats value) { return reinterpret_cast<Ints>(value); }
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x within 2 units in the last place; 0 below the smallest normal number, NaN for NaN. For x <= 88.
-// Cody-Waite reduction and the polynomial of Cephes' expf.
+// e^x within 2 units in the last place, for x <= 88; 0 below the smallest normal number, NaN for NaN. Cody-Waite
+// reduction and the polynomial of Cephes' expf.
 ALWAYS_INLINE Floats exponential(Floats x) {
     const Floats lowest = broadcast(-87.33654f);
     const Floats scaled = x * 1.44269504088896341f;
@@ -91,7 +93,7 @@ ALWAYS_INLINE Floats exponential(Floats x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x within 5e-6, which is far below what bfloat16 tells apart; 2^-126 for all below, NaN for NaN. x <= 0, or NaN.
+// 2^x within 5e-6, which suffices for bfloat16, for x <= 0; 2^-126 below that exponent, NaN for NaN.
 ALWAYS_INLINE Floats exponential_of_two(Floats x) {
     const Floats lowest = broadcast(-126.0f), bounded = x < lowest ? lowest : x;
     const Floats moved = bounded + 12582912.0f, rest = bounded - (moved - 12582912.0f);  // 1.5 * 2^23: to the nearest
@@ -100,37 +102,18 @@ ALWAYS_INLINE Floats exponential_of_two(Floats x) {
     sum = sum * rest + 2.4022651e-1f;
     sum = sum * rest + 6.9314718e-1f;
     sum = sum * rest + 1.0f;
-    return sum * as_floats((as_ints(moved) << 23) + (127 << 23));  // of the integer in the low bits
+    return sum * as_floats((as_ints(moved) << 23) + (127 << 23));  // the integer is in the low bits
 }
 
-// Within 1e-7, also of numbers that are not finite.
+// tanh(x) within 1e-7, also for non-finite numbers.
 ALWAYS_INLINE Floats hyperbolic_tangent(Floats x) {
     const Floats size = x < 0.0f ? -x : x, clamped = size > 20.0f ? broadcast(20.0f) : size;
     const Floats value = 1.0f - 2.0f / (exponential(2.0f * clamped) + 1.0f);
     return x < 0.0f ? -value : value;
 }
 
-// Combines every lane with its neighbour, then pairs with pairs, until every lane has all.
-template <typename Combine>
-inline float reduce(Floats value, Combine combine) {
-    value = combine(value, __builtin_shuffle(value, ACROSS_1));
-    value = combine(value, __builtin_shuffle(value, ACROSS_2));
-#if defined(ACROSS_4)
-    value = combine(value, __builtin_shuffle(value, ACROSS_4));
-#endif
-#if defined(ACROSS_8)
-    value = combine(value, __builtin_shuffle(value, ACROSS_8));
-#endif
-    return value[0];
-}
-
-inline float sum_of(Floats value) {
-    return reduce(value, [](Floats a, Floats b) { return a + b; });
-}
-
-inline float largest_of(Floats value) { return reduce(value, larger); }
-
-// Lanes in groups of `size`, a power of two: every lane has what its group combines to.
+// Combine the lanes of groups of `size`, a power of two: each with its neighbour, then pairs with pairs. Every lane gets
+// the result of its group.
 template <int size, typename Combine>
 ALWAYS_INLINE Floats combine_groups(Floats value, Combine combine) {
     if constexpr (size > 1) value = combine(value, __builtin_shuffle(value, ACROSS_1));
@@ -144,14 +127,25 @@ ALWAYS_INLINE Floats combine_groups(Floats value, Combine combine) {
     return value;
 }
 
-// Lane i has i.
+template <typename Combine>
+inline float reduce(Floats value, Combine combine) {
+    return combine_groups<LANES>(value, combine)[0];
+}
+
+inline float sum_of(Floats value) {
+    return reduce(value, [](Floats a, Floats b) { return a + b; });
+}
+
+inline float largest_of(Floats value) { return reduce(value, larger); }
+
+// Vector of 0, 1, 2, ...
 ALWAYS_INLINE Ints lane_numbers() {
     Ints numbers{};
     for (int lane = 0; lane < LANES; ++lane) numbers[lane] = lane;
     return numbers;
 }
 
-// Lane i has number i % size, or i / size. Reads LANES numbers.
+// Lane i of `repeated` is number i % size of LANES numbers; of `spread`, number i / size.
 template <int size>
 ALWAYS_INLINE Floats repeated(const float* from) {
     Ints place{};
@@ -175,7 +169,8 @@ ALWAYS_INLINE void add_halves(Floats* values, int distance, Ints low) {
     }
 }
 
-// Lane i of the result is the sum of all lanes of `values[i]`, `count` of them; they are used up. Later lanes: anything.
+// Lane i of the result is the sum of all lanes of `values[i]`, for i < count; later lanes are arbitrary. Overwrites
+// `values`.
 template <int count>
 ALWAYS_INLINE Floats sums_of(Floats* values) {
     add_halves<count>(values, 1, LOW_1);
@@ -200,7 +195,7 @@ ALWAYS_INLINE void exchange(Floats* rows, Ints low) {
     }
 }
 
-// LANES rows of LANES become columns.
+// Transpose LANES rows of LANES numbers in place.
 inline void transpose(Floats* rows) {
     exchange<1>(rows, LOW_1);
     exchange<2>(rows, LOW_2);
@@ -212,7 +207,7 @@ inline void transpose(Floats* rows) {
 #endif
 }
 
-// Widening is spelled out where the compiler would go lane by lane.
+// Widening with intrinsics, since the compiler would convert lane by lane.
 inline Ints load_shorts(const uint16_t* from) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Ints>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -239,15 +234,15 @@ inline Floats load_bfloat16(const uint16_t* from) { return as_floats(load_shorts
 #define BATON_BF16_PRODUCTS 1
 
 #if defined(BATON_EMULATED_BF16)
-// Numbers too small to be normal count as zero; their sign stays.
+// Replace subnormal numbers by zeros of the same sign.
 inline Floats flushed(Floats x) {
     const Ints bits = as_ints(x);
     return as_floats((bits & 0x7f800000) == 0 ? bits & static_cast<int32_t>(0x80000000) : bits);
 }
 #endif
 
-// Each lane of `sum` plus the products of two bfloat16 numbers with two others, the upper ones first. Rounded to
-// nearest after each, whatever the mode of the processor; what is not normal is zero, before and after.
+// Add to each lane of `sum` the products of two pairs of bfloat16 numbers, the upper ones first. Each addition rounds to
+// nearest in any mode of the processor; subnormal numbers count as zero, as inputs and as results.
 inline Floats add_pairs(Floats sum, Ints a, Ints b) {
 #if defined(BATON_EMULATED_BF16)
     const int32_t upper = static_cast<int32_t>(0xffff0000);
@@ -264,7 +259,7 @@ inline Floats add_pairs(Floats sum, Ints a, Ints b) {
 }
 #endif
 
-// Round to nearest, ties to even; NaN stays NaN.
+// Round to nearest, ties to even; NaN remains NaN.
 inline uint16_t to_bfloat16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -272,19 +267,31 @@ inline uint16_t to_bfloat16(float value) {
     return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// The same of each lane, left in the upper half.
+// Round each lane to bfloat16, in the upper half of its bits.
 inline Ints rounded_bits(Floats x) {
     const Ints bits = as_ints(x), rounded = (bits + (0x7fff + ((bits >> 16) & 1))) & static_cast<int32_t>(0xffff0000);
     return x != x ? bits | 0x400000 : rounded;
 }
 
-// As many as LANES at once. What is not normal may become zero.
+// Round each lane to bfloat16; subnormal numbers may become zero.
 ALWAYS_INLINE Shorts lanes_to_bfloat16(Floats x) {
 #if defined(__AVX512BF16__)
     return reinterpret_cast<Shorts>(_mm512_cvtneps_pbh(reinterpret_cast<__m512>(x)));
 #else
     return __builtin_convertvector((rounded_bits(x) >> 16) & 0xffff, Shorts);
 #endif
+}
+
+template <class Make, int... n>
+constexpr auto table_of(const Make& make, std::integer_sequence<int, n...>) {
+    return std::array<decltype(make(std::integral_constant<int, 0>())), sizeof...(n)>{
+        make(std::integral_constant<int, n>())...};
+}
+
+// Array of make(0), make(1), ... with `count` entries. The arguments are constants: `n.value` may be a template argument.
+template <int count, class Make>
+constexpr auto table(const Make& make) {
+    return table_of(make, std::make_integer_sequence<int, count>());
 }
 
 }  // namespace baton

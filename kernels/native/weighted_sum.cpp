@@ -1,8 +1,8 @@
-// The sum of words, each times a factor of its own, modulo 2^64: a part of a block's checksum (kvtransfer/checksum.py).
+// Sum of words times their factors, modulo 2^64: a part of a block's checksum (kvtransfer/checksum.py).
 #include <cstdint>
 
 extern "C" uint64_t baton_weighted_sum(const uint32_t* words, const uint64_t* factors, int64_t count) {
-    uint64_t sum = 0;  // compilers cut this into as many sums as a register holds
+    uint64_t sum = 0;  // compilers split this into one sum per lane of a register
     for (int64_t place = 0; place < count; ++place) sum += words[place] * factors[place];
     return sum;
 }

@@ -60,7 +60,6 @@ def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: 
         layer_arguments(kv, device)
         | {
             "query": query,
-            "slopes": scoring.alibi_slopes,
             "sinks": scoring.sinks,
             "factor": factor,
             "softcap": softcap,
@@ -89,7 +88,6 @@ def attend_tiles(
     query,  # [rows, dims]: against all numbers of a key, or its value prefix
     rest_query,  # [rows, rest]: against a key's other numbers, or None
     positions,  # int32 [rows]
-    slopes,  # float32 [rows], or None
     keys,  # pointers to this KV head's numbers in block 0 of the pool
     values,
     key_scales,  # or None
@@ -159,9 +157,6 @@ def attend_tiles(
             scores = scores * tl.load(key_scales + scale_offsets)[None, :]
         if SOFTCAPPED:
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores * factor))
-        if slopes is not None:
-            scores = scores if SOFTCAPPED else scores * factor
-            scores = scores + slopes[:, None] * (tokens[None, :] - positions[:, None]).to(tl.float32)
         if MASKED:
             visible = tokens[None, :] <= positions[:, None]
             if WINDOWED:
@@ -169,7 +164,7 @@ def attend_tiles(
             scores = tl.where(visible, scores, float("-inf"))
 
         # If scores still need a factor, this is one instruction with the subtraction.
-        step = 1.0 if SOFTCAPPED or slopes is not None else factor
+        step = 1.0 if SOFTCAPPED else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
         if MASKED and (WINDOWED or PARTED):
             lowered = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
@@ -190,9 +185,7 @@ def attend_tiles(
 
 @triton.jit
 def begun(sinks, heads, first_part):
-    """Return each row's highest score and sum of weights before any token. A sink is counted in the first part of a
-    context.
-    """
+    """Return each row's highest score and sum of weights before any token; only the first part counts a sink."""
     if sinks is None:
         highest = tl.full(heads.shape, float("-inf"), tl.float32)
         total = tl.zeros(heads.shape, tl.float32)

@@ -172,9 +172,7 @@ FLOAT32_PREFILL = Tile(32, 16, 8, 2)
 
 
 def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Tile:
-    """Return the tile for `group` query heads per KV head, all in one tile; itemsize: bytes of a number in
-    computation.
-    """
+    """Return the tile for `group` query heads per KV head; itemsize: bytes of a number in computation."""
     tile = FLOAT32_DECODE if itemsize == 4 else PAGED_DECODE[device.row]
     rows = max(tile.rows, power_of_two(group))
     wide = head_dim > 128  # beyond the tables

@@ -45,9 +45,7 @@ def norm_call(
 
 @triton.jit
 def normalised(wide, mean, factors, eps, stored: tl.constexpr, dtype: tl.constexpr):
-    """Return float32 numbers with this mean of squares, normalised and times their weights; rounded to the weights'
-    dtype before the product.
-    """
+    """Return normalised float32 numbers times their weights, rounded to the weights' dtype before the product."""
     return ((wide * tl.rsqrt(mean + eps)).to(stored).to(tl.float32) * factors).to(dtype)
 
 

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, begun, context_splits, paged_arguments
+from baton.kernels.triton.attention_tile import attend_tiles, begun, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT, largest_of
 from baton.kernels.triton.launch import (
     DECODE_REGISTERS,
@@ -33,8 +33,6 @@ PARTS_AT_ONCE = 32
 """Parts combined in one pass: a loop over them needs one kernel variant for any number."""
 COMBINED_NUMBERS = 8192
 """Numbers of all parts of some heads that a program holds: 64 registers per thread."""
-
-_LOG2E = tl.constexpr(LOG2E)
 
 
 def paged_decode(
@@ -78,9 +76,7 @@ def decode_call(
     tile: Tile | None = None,
     turning: Turning | None = None,
 ) -> KernelCall:
-    """Build the call. query: with `turning` also the heads of keys and values, `[sequences, heads + 2 * kv_heads,
-    head_dim]`. `splits`, `tile`: for measurements.
-    """
+    """Build the call. query: with `turning` also keys and values. `splits`, `tile`: for measurements."""
     sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
     tile = tile or decode_tile(device, kv.head_dim, paged.itemsize, heads // kv.kv_heads)
@@ -132,9 +128,7 @@ def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tenso
 
 
 def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
-    """Allocate parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, with their
-    totals.
-    """
+    """Allocate parts: float32 `[rows, heads, splits, value_dim]`; highest and totals: `[2, rows, heads, splits]`."""
     rows, heads, splits, value_dim = parts.shape
     arguments = {
         "parts": parts,
@@ -173,7 +167,6 @@ def attend_part(
     key_norm,
     eps,
     slots,
-    slopes,
     sinks,
     splits,
     factor,
@@ -253,9 +246,6 @@ def attend_part(
                 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS, ANGLES, FORMAT, LARGEST_NUMBER,
             )  # fmt: skip
     asked = asked.to(COMPUTED)
-    row_slopes = None
-    if slopes is not None:
-        row_slopes = tl.load(slopes + kv_head * GROUP + rows, mask=real, other=0.0) * _LOG2E
     keys = data + kv_head * head_stride
     key_scales, value_scales = None, None
     if FORMAT != FLOAT:
@@ -270,7 +260,6 @@ def attend_part(
         asked,
         asked_rest,
         tl.full([BLOCK_ROWS], 0, tl.int32) + (context - 1),
-        row_slopes,
         keys,
         keys + part_stride,
         key_scales,
@@ -382,9 +371,7 @@ def _combined(
     HEADS_AT_ONCE: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Combine parts to float32 `[heads, dims]`, bypassing a cache that may have older numbers, since parts may be of
-    this launch.
-    """
+    """Combine parts to float32 `[heads, dims]`, bypassing a cache that may have numbers of earlier launches."""
     parts_now = tl.arange(0, PARTS_AT_ONCE)
     most = tl.full([HEADS_AT_ONCE], -3.4e38, tl.float32)
     weight = tl.zeros([HEADS_AT_ONCE], tl.float32)

@@ -13,13 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from baton.kernels.triton.attention_tile import LOG2E, attend_tiles, begun, context_splits, paged_arguments
+from baton.kernels.triton.attention_tile import attend_tiles, begun, context_splits, paged_arguments
 from baton.kernels.triton.formats import FLOAT
 from baton.kernels.triton.launch import Device, KernelCall, Tile, device_of, prefill_tile
 from baton.kernels.triton.paged_decode import combine_call
 from baton.kernels.types import KvLayer, PrefillChunks, Scoring
-
-_LOG2E = tl.constexpr(LOG2E)
 
 
 def paged_prefill(
@@ -47,9 +45,7 @@ def prefill_calls(
     splits: int | None = None,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """Return the call for the parts, then the combining one if there are several. `splits`, `tile`: for
-    measurements.
-    """
+    """Return the call for the parts, then one that combines them if needed. `splits`, `tile`: for measurements."""
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     group, chunks = heads // kv.kv_heads, prefills.chunks
@@ -124,7 +120,6 @@ def attend_chunk(
     row_starts,
     ends,
     chunks,
-    slopes,
     sinks,
     splits,
     factor,
@@ -174,9 +169,6 @@ def attend_chunk(
         inside_rest = real[:, None] & (rest_dims < HEAD_DIM)[None, :]
         asked_rest = tl.load(query + places[:, None] * HEAD_DIM + rest_dims[None, :], mask=inside_rest, other=0.0)
         asked_rest = asked_rest.to(COMPUTED)
-    row_slopes = None
-    if slopes is not None:
-        row_slopes = tl.load(slopes + heads) * _LOG2E
     keys = data + kv_head * head_stride
     key_scales, value_scales = None, None
     if FORMAT != FLOAT:
@@ -209,7 +201,7 @@ def attend_chunk(
     attended = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
     if WINDOWED:
         most, sums, attended = attend_tiles(
-            most, sums, attended, asked, asked_rest, positions, row_slopes,
+            most, sums, attended, asked, asked_rest, positions,
             keys, keys + part_stride, key_scales, value_scales, block_ids,
             first, tl.minimum(end, full_begin), lowest,
             context, factor, softcap, window, block_stride, scale_block_stride,
@@ -217,14 +209,14 @@ def attend_chunk(
             TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,
         )  # fmt: skip
     most, sums, attended = attend_tiles(
-        most, sums, attended, asked, asked_rest, positions, row_slopes,
+        most, sums, attended, asked, asked_rest, positions,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
         tl.maximum(first, full_begin), tl.minimum(end, full_end), lowest,
         context, factor, softcap, window, block_stride, scale_block_stride,
         HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, False, not SINGLE,
     )  # fmt: skip
     most, sums, attended = attend_tiles(
-        most, sums, attended, asked, asked_rest, positions, row_slopes,
+        most, sums, attended, asked, asked_rest, positions,
         keys, keys + part_stride, key_scales, value_scales, block_ids,
         tl.maximum(first, full_end), end, lowest, context, factor, softcap, window, block_stride, scale_block_stride,
         HEAD_DIM, VALUE_DIM, BLOCK_DIM, BLOCK_REST, BLOCK_TOKENS, TILE, FORMAT, WINDOWED, SOFTCAPPED, True, not SINGLE,

@@ -104,9 +104,7 @@ def _logits(row, kept, is_whole, places, size):
 
 @triton.jit
 def _reached_by(highests, parts, count, PARTS: tl.constexpr):
-    """Return a logit that at least this many tokens reach: the largest that as many parts have. -inf if there are
-    too few.
-    """
+    """Return a logit that at least this many tokens reach, as many parts do; -inf if there are too few."""
     numbers = tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     others, other_numbers = mosts[None, :], numbers[None, :]

@@ -35,10 +35,9 @@ class Case:
             self.head_dim, self.value_prefix = draw.choice([(48, 16), (96, 32), (112, 80), (576, 512)])
         self.block_tokens = draw.choice([1, 8, 16, 17, 32, 64])
         self.dtype = draw.choice([torch.float32, torch.bfloat16, *LARGEST])
-        slopes = draw.choice([None, torch.rand(self.heads) * 0.1])
         sinks = draw.choice([None, torch.randn(self.heads) * 3])
         window, softcap = draw.choice([None, None, 1, 5, 33]), draw.choice([None, 20.0])
-        self.scoring = Scoring(self.head_dim**-0.5, window, softcap, slopes, sinks)
+        self.scoring = Scoring(self.head_dim**-0.5, window, softcap, sinks)
 
     @property
     def heads(self) -> int:

@@ -158,10 +158,9 @@ def test_prefill_refuses_a_block_table_of_another_length(prefill: Any) -> None:
     [
         Scoring(SCALE, window=100),
         Scoring(SCALE, softcap=5.0),
-        Scoring(SCALE, alibi_slopes=torch.ones(HEADS)),
         Scoring(SCALE, sinks=torch.ones(HEADS)),
     ],
-    ids=["window", "softcap", "alibi", "sinks"],
+    ids=["window", "softcap", "sinks"],
 )
 def test_only_plain_attention_is_computed_over_gathered_numbers(scoring: Scoring) -> None:
     layer, query = Pool().layer, torch.randn(2, HEADS, HEAD_DIM)

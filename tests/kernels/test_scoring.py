@@ -1,4 +1,4 @@
-"""Soft-capped and ALiBi scores in paged attention, against one token and head at a time in float64."""
+"""Soft-capped scores and sinks in paged attention, against one token and head at a time in float64."""
 
 import random
 
@@ -9,17 +9,13 @@ from baton.kernels.attention import paged_decode, paged_prefill
 from baton.kernels.types import DecodeRows, KvLayer, Scoring
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 6, 2, 20, 7
-SLOPES = torch.tensor([2.0 ** -(head + 1) for head in range(HEADS)])
 SINKS = torch.tensor([-2.0, 0.0, 2.0, 300.0, -300.0, 1.0])
 SCORINGS = {
     "softcap": Scoring(0.3, softcap=2.0),
     "softcap_window": Scoring(0.3, window=9, softcap=5.0),
-    "alibi": Scoring(0.2, alibi_slopes=SLOPES),
-    "alibi_window": Scoring(0.2, window=9, alibi_slopes=SLOPES),
-    "both": Scoring(0.3, softcap=1.5, alibi_slopes=SLOPES),
     "sinks": Scoring(0.3, sinks=SINKS),
     "sinks_window": Scoring(0.3, window=9, sinks=SINKS),
-    "all": Scoring(0.3, window=9, softcap=1.5, alibi_slopes=SLOPES, sinks=SINKS),
+    "all": Scoring(0.3, window=9, softcap=1.5, sinks=SINKS),
 }
 
 
@@ -45,8 +41,6 @@ class Sequence:
                 scores = self.key[seen, kv_head].double() @ query[row, head].double() * scoring.scale
                 if scoring.softcap is not None:
                     scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
-                if scoring.alibi_slopes is not None:
-                    scores += scoring.alibi_slopes[head].double() * (torch.arange(first, position + 1) - position)
                 if scoring.sinks is not None:
                     scores = torch.cat((scores, scoring.sinks[head : head + 1].double()))
                 result[row, head] = scores.softmax(0)[: position + 1 - first] @ self.value[seen, kv_head].double()
@@ -91,8 +85,6 @@ def test_prefill_scores_as_stated(sequences: tuple[KvLayer, list[Sequence]], nam
     [
         (Scoring(1.0, window=0), "window"),
         (Scoring(1.0, softcap=0.0), "softcap"),
-        (Scoring(1.0, alibi_slopes=torch.zeros(HEADS - 1)), "alibi_slopes"),
-        (Scoring(1.0, alibi_slopes=torch.zeros(HEADS, dtype=torch.float64)), "alibi_slopes"),
         (Scoring(1.0, sinks=torch.zeros(HEADS + 1)), "sinks"),
         (Scoring(1.0, sinks=torch.zeros(HEADS, dtype=torch.bfloat16)), "sinks"),
     ],

@@ -267,13 +267,13 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _said(scoring: Scoring) -> str:
-    parts = [name for name in ("window", "softcap", "alibi_slopes", "sinks") if getattr(scoring, name) is not None]
+    parts = [name for name in ("window", "softcap", "sinks") if getattr(scoring, name) is not None]
     return "+".join(parts) or "plain"
 
 
 PLAIN = Scoring(128**-0.5)
 SINKS = Scoring(64**-0.5, 128, sinks=tensor(KV_HEADS * GROUP, dtype=torch.float32))
-ALL = Scoring(128**-0.5, 1024, 50.0, tensor(KV_HEADS * GROUP, dtype=torch.float32))
+ALL = Scoring(128**-0.5, 1024, 50.0)
 PAIRS = [(dtype, dtype) for dtype in FLOATS] + [(dtype, torch.bfloat16) for dtype in QUANTISED]
 WEIGHTS = [(dtype, dtype) for dtype in FLOATS] + [
     (dtype, torch.bfloat16) for dtype in (torch.int8, torch.float8_e4m3fn)

@@ -28,9 +28,8 @@ SCORINGS = {
     "window": Scoring(SCALE, window=7),
     "wide window": Scoring(SCALE, window=70),
     "softcap": Scoring(SCALE, softcap=0.5),
-    "alibi": Scoring(SCALE, alibi_slopes=torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01])),
     "sinks": Scoring(SCALE, sinks=SINKS),
-    "all": Scoring(SCALE, 9, 2.0, torch.tensor([0.5, 0.25, 0.1, 0.05, 0.02, 0.01]), SINKS),
+    "all": Scoring(SCALE, 9, 2.0, SINKS),
 }
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy meets the poison
 
@@ -86,7 +85,7 @@ def test_values_may_be_the_beginnings_of_keys(
 
 
 @pytest.mark.parametrize(
-    ("name", "splits"), [("window", 2), ("wide window", 5), ("softcap", 3), ("alibi", 3), ("sinks", 3), ("all", 1)]
+    ("name", "splits"), [("window", 2), ("wide window", 5), ("softcap", 3), ("sinks", 3), ("all", 1)]
 )
 def test_decode_scores_as_told_in_any_number_of_parts(name: str, splits: int) -> None:
     pool = PagedPool(torch.float32, 2, 5, 16)
@@ -195,7 +194,6 @@ def test_prefill_reads_every_format(stored: torch.dtype, computed: torch.dtype) 
         ("window", 0, 30),
         ("wide window", 33, 45),
         ("softcap", 64, 3),
-        ("alibi", 33, 12),
         ("sinks", 20, 40),
         ("all", 11, 30),
     ],
@@ -218,7 +216,6 @@ def test_prefill_scores_as_told(name: str, start: int, tokens: int) -> None:
         ("window", 60, 12, 2),
         ("wide window", 60, 16, 5),
         ("softcap", 64, 3, 2),
-        ("alibi", 33, 12, 3),
         ("all", 40, 12, 4),
     ],
 )

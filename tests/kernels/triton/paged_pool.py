@@ -60,8 +60,6 @@ def dense_attention(
     if scoring.softcap is not None:
         scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
     distance = torch.arange(len(key)) - torch.arange(start, start + len(query))[:, None]
-    if scoring.alibi_slopes is not None:
-        scores = scores + scoring.alibi_slopes.double()[:, None, None] * distance
     hidden = distance > 0
     if scoring.window is not None:
         hidden |= distance <= -scoring.window

@@ -115,6 +115,12 @@ def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any
     }
 
 
+def usage_sum(usages: Iterable[Usage]) -> Usage:
+    """Return the usage of several prompts."""
+    counts = [(each.prompt_tokens, each.completion_tokens, each.cached_tokens) for each in usages]
+    return Usage(*map(sum, zip(*counts, strict=True))) if counts else Usage(0, 0, 0)
+
+
 _LEAST = -9999.0
 """Replacement for minus infinity, which JSON cannot express."""
 
@@ -227,24 +233,13 @@ class UsageSoFar:
 
     @property
     def now(self) -> dict[str, Any]:
-        prompt_tokens = sum(self.prompt_tokens.values())
-        return usage_json(Usage(prompt_tokens, self.completion_tokens, self._cached_tokens), self.thought_tokens)
+        cached_tokens = usage_sum(self.final.values()).cached_tokens
+        so_far = Usage(sum(self.prompt_tokens.values()), self.completion_tokens, cached_tokens)
+        return usage_json(so_far, self.thought_tokens)
 
     @property
     def total(self) -> dict[str, Any]:
-        prompts: Sequence[Usage] = list(self.final.values())
-        return usage_json(
-            Usage(
-                sum(usage.prompt_tokens for usage in prompts),
-                sum(usage.completion_tokens for usage in prompts),
-                self._cached_tokens,
-            ),
-            self.thought_tokens,
-        )
-
-    @property
-    def _cached_tokens(self) -> int:
-        return sum(usage.cached_tokens for usage in self.final.values())
+        return usage_json(usage_sum(self.final.values()), self.thought_tokens)
 
 
 class ChunkWriter(AnswerWriter):
@@ -268,8 +263,9 @@ class ChunkWriter(AnswerWriter):
     @abstractmethod
     def _started(self, place: int, started: Started) -> Iterable[bytes]: ...
 
-    @abstractmethod
-    def _part(self, place: int, part: PromptPart) -> Iterable[bytes]: ...
+    def _part(self, place: int, part: PromptPart) -> Iterable[bytes]:
+        """Return the chunks of a part of the prompt."""
+        return ()
 
     @abstractmethod
     def _delta(self, place: int, delta: Delta) -> Iterable[bytes]:

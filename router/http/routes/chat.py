@@ -19,7 +19,7 @@ from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.messages import ChatRequest
 from baton.router.http.requests import HttpCall, chat_request, names_of
 from baton.router.http.stream import stream
-from baton.router.types.response import AnswerId, Delta, Finished, PromptPart, Started
+from baton.router.types.response import AnswerId, Delta, Finished, Started
 from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thought
 from baton.text.output.thoughts import MakeParser, OutputParser
 
@@ -43,10 +43,6 @@ class ChatWriter(ChunkWriter):
             extra = f',"prompt_token_ids":{json.dumps(started.prompt_token_ids)}'
         for index in range(self.n):
             yield self._chunk(index, {"role": "assistant", "content": ""}, {}, "" if index else extra)
-
-    def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
-        """Yield nothing: chats do not repeat prompts."""
-        yield from ()
 
     def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
         """Yield the chunks of new tokens. Details of the tokens go with the first piece, or alone if there is none."""

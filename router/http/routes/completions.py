@@ -19,6 +19,7 @@ from baton.router.http.answers import (
     created_now,
     stop_reason,
     usage_json,
+    usage_sum,
 )
 from baton.router.http.edge.exchange import Reply, StreamedReply, json_reply
 from baton.router.http.messages import CompletionRequest
@@ -33,7 +34,6 @@ from baton.router.types.response import (
     PromptPart,
     ResponseEvent,
     Started,
-    Usage,
     one_version,
 )
 
@@ -124,11 +124,6 @@ async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, 
 
 def _response(message: CompletionRequest, stream_id: str, whole: list[Collected], texts: TokenTexts) -> dict[str, Any]:
     choices = [_choice(message, each, choice, texts) for each in whole for choice in each.choices]
-    usage = Usage(
-        sum(each.usage.prompt_tokens for each in whole),
-        sum(each.usage.completion_tokens for each in whole),
-        sum(each.usage.cached_tokens for each in whole),
-    )
     return {
         "id": stream_id,
         "object": "text_completion",
@@ -136,7 +131,7 @@ def _response(message: CompletionRequest, stream_id: str, whole: list[Collected]
         "model": whole[0].started.model,
         "system_fingerprint": one_version(each.started.version for each in whole),
         "choices": [{"index": index, **choice} for index, choice in enumerate(choices)],
-        "usage": usage_json(usage),
+        "usage": usage_json(usage_sum(each.usage for each in whole)),
     }
 
 

@@ -1,8 +1,8 @@
 """Responses in OpenAI's format: items of reasoning, text and calls, in one object or as events."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from baton.router.http.answers import created_now
 from baton.router.http.edge.problem import Problem
@@ -15,6 +15,21 @@ from baton.text.output.thoughts import OutputParser
 
 Keep = Callable[["ResponseWriter"], Awaitable[None]]
 """Function that stores a complete response before the client learns that it is complete."""
+
+
+class _PartForm(NamedTuple):
+    """Form of the only part of an item, and the names of its events."""
+
+    field: str  # field of the item that lists the part
+    type: str
+    text_event: str
+    event: str
+    logprobs: Mapping[str, Any] = {}  # the empty list that OpenAI's clients expect with texts
+
+
+_TEXT = _PartForm("content", "output_text", "output_text", "content_part", {"logprobs": []})
+_REASONING = _PartForm("content", "reasoning_text", "reasoning_text", "content_part")
+_SUMMARY = _PartForm("summary", "summary_text", "reasoning_summary_text", "reasoning_summary_part")
 
 
 class ResponseWriter(PieceWriter):
@@ -31,7 +46,8 @@ class ResponseWriter(PieceWriter):
         self._created = created_now()
         self._message = message
         self._keep = keep
-        self._summarises = message.reasoning is not None and message.reasoning.summary is not None
+        summarises = message.reasoning is not None and message.reasoning.summary is not None
+        self._parts = {"message": _TEXT, "reasoning": _SUMMARY if summarises else _REASONING}
         self._events = 0
         self._completed = 0  # seconds since the epoch
 
@@ -120,24 +136,22 @@ class ResponseWriter(PieceWriter):
     def _piece(self, piece: OutputPiece) -> Iterator[bytes]:
         match piece:
             case str():
-                if not self._is_open("message"):
-                    yield from self._open("message", {"role": "assistant", "content": []})
-                self.output[-1]["content"][0]["text"] += piece
-                yield self._event("response.output_text.delta", **self._part, delta=piece, logprobs=[])
+                yield from self._write("message", {"role": "assistant", "content": []}, piece)
             case Thought(text):
-                if not self._is_open("reasoning"):
-                    yield from self._open("reasoning", {"summary": [], "content": []})
-                self._thoughts[0]["text"] += text
-                kind = "reasoning_summary_text" if self._summarises else "reasoning_text"
-                yield self._event(f"response.{kind}.delta", **self._part, delta=text)
+                yield from self._write("reasoning", {"summary": [], "content": []}, text)
             case CallStart(call_id=call_id, name=name):
                 yield from self._open("function_call", {"call_id": call_id, "name": name, "arguments": ""})
             case CallArguments(arguments=arguments):
                 self.output[-1]["arguments"] += arguments
                 yield self._event("response.function_call_arguments.delta", **self._place, delta=arguments)
 
-    def _is_open(self, kind: str) -> bool:
-        return bool(self.output) and self.output[-1]["type"] == kind
+    def _write(self, kind: str, content: dict[str, Any], text: str) -> Iterator[bytes]:
+        """Append a text to the last item, which is opened with `content` unless it is of this kind."""
+        if not self.output or self.output[-1]["type"] != kind:
+            yield from self._open(kind, content)
+        part = self._parts[kind]
+        self.output[-1][part.field][0]["text"] += text
+        yield self._event(f"response.{part.text_event}.delta", **self._at(part), delta=text, **part.logprobs)
 
     def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
         yield from self._close("completed")
@@ -145,54 +159,32 @@ class ResponseWriter(PieceWriter):
         item = {"type": kind, "id": item_id, "status": "in_progress", **content}
         self.output.append(item)
         yield self._event("response.output_item.added", output_index=len(self.output) - 1, item=item)
-        match kind:
-            case "message":
-                item["content"].append({"type": "output_text", "text": "", "annotations": [], "logprobs": []})
-                yield self._event("response.content_part.added", **self._part, part=item["content"][0])
-            case "reasoning" if self._summarises:
-                item["summary"].append({"type": "summary_text", "text": ""})
-                yield self._event("response.reasoning_summary_part.added", **self._part, part=item["summary"][0])
-            case "reasoning":
-                item["content"].append({"type": "reasoning_text", "text": ""})
-                yield self._event("response.content_part.added", **self._part, part=item["content"][0])
+        if (part := self._parts.get(kind)) is not None:
+            annotations: dict[str, Any] = {"annotations": []} if part.logprobs else {}
+            item[part.field].append({"type": part.type, "text": "", **annotations, **part.logprobs})
+            yield self._event(f"response.{part.event}.added", **self._at(part), part=item[part.field][0])
 
     def _close(self, status: str) -> Iterator[bytes]:
         if not self.output:
             return
         item = self.output[-1]
         item["status"] = status
-        match item["type"]:
-            case "message":
-                part = item["content"][0]
-                yield self._event("response.output_text.done", **self._part, text=part["text"], logprobs=[])
-                yield self._event("response.content_part.done", **self._part, part=part)
-            case "reasoning" if self._summarises:
-                part = item["summary"][0]
-                yield self._event("response.reasoning_summary_text.done", **self._part, text=part["text"])
-                yield self._event("response.reasoning_summary_part.done", **self._part, part=part)
-            case "reasoning":
-                part = item["content"][0]
-                yield self._event("response.reasoning_text.done", **self._part, text=part["text"])
-                yield self._event("response.content_part.done", **self._part, part=part)
-            case _:
-                named = {"name": item["name"], "arguments": item["arguments"]}
-                yield self._event("response.function_call_arguments.done", **self._place, **named)
+        if (part := self._parts.get(item["type"])) is not None:
+            text = item[part.field][0]["text"]
+            yield self._event(f"response.{part.text_event}.done", **self._at(part), text=text, **part.logprobs)
+            yield self._event(f"response.{part.event}.done", **self._at(part), part=item[part.field][0])
+        else:
+            named = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("response.function_call_arguments.done", **self._place, **named)
         yield self._event("response.output_item.done", output_index=len(self.output) - 1, item=item)
-
-    @property
-    def _thoughts(self) -> list[dict[str, Any]]:
-        thoughts: list[dict[str, Any]] = self.output[-1]["summary" if self._summarises else "content"]
-        return thoughts
 
     @property
     def _place(self) -> dict[str, Any]:
         return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
 
-    @property
-    def _part(self) -> dict[str, Any]:
-        """Position of the only part of the last item."""
-        is_summary = self._summarises and self._is_open("reasoning")
-        return self._place | {"summary_index" if is_summary else "content_index": 0}
+    def _at(self, part: _PartForm) -> dict[str, Any]:
+        """Return the position of the last item's only part."""
+        return {**self._place, f"{part.field}_index": 0}
 
     def _event(self, kind: str, **content: Any) -> bytes:
         event = encoded_event(kind, sequence_number=self._events, **content)

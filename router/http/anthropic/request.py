@@ -7,7 +7,6 @@ from typing import Any
 from baton.router.http.anthropic.bodies import (
     AnyTool,
     AssistantTurn,
-    CustomTool,
     ForcedTool,
     MessagesRequest,
     OutputConfig,
@@ -35,7 +34,9 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
     chat: dict[str, Any] = {
         **request_fields(message),
         "messages": [*_system(message), *(each for turn in message.messages for each in _turn(turn))],
-        "tools": None if message.tools is None else [_tool(each) for each in message.tools],
+        "tools": None
+        if message.tools is None
+        else [function_tool(each.name, each.description, each.input_schema, each.strict) for each in message.tools],
         "tool_choice": _choice(choice),
         "parallel_tool_calls": False if choice is not None and choice.disable_parallel_tool_use else None,
         "enable_thinking": _thinking(message, template),
@@ -82,7 +83,7 @@ def _turn(turn: UserTurn | AssistantTurn) -> Iterator[ChatPart]:
 def _answer(blocks: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> ChatPart:
     thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     calls = [
-        {"id": block.id, "function": {"name": block.name, "arguments": _arguments(block)}}
+        {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}}
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
@@ -94,16 +95,8 @@ def _answer(blocks: Sequence[TextBlock | ThinkingBlock | ToolUseBlock]) -> ChatP
     }
 
 
-def _arguments(call: ToolUseBlock) -> str:
-    return json.dumps(call.input, ensure_ascii=False)
-
-
 def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else BETWEEN_BLOCKS.join(block.text for block in content)
-
-
-def _tool(tool: CustomTool) -> ChatPart:
-    return function_tool(tool.name, tool.description, tool.input_schema, tool.strict)
 
 
 def _choice(choice: AnyTool | ForcedTool | None) -> str | ChatPart | None:

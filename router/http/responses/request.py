@@ -7,7 +7,7 @@ from baton.router.http.chat_body import function_tool, named_tool, schema_format
 from baton.router.http.edge.problem import refused
 from baton.router.http.messages import ChatRequest, JsonObjectFormat, NamedSchemaFormat, OpenAIFields
 from baton.router.http.requests import HttpCall, kept_for_s, session_id, structure_of
-from baton.router.http.responses.bodies import AllowedTools, FlatNamedTool, FlatTool, ResponseRequest
+from baton.router.http.responses.bodies import AllowedTools, FlatNamedTool, ResponseRequest
 from baton.router.http.responses.items import Item, chat_messages
 
 
@@ -54,7 +54,11 @@ def _tools(message: ResponseRequest) -> list[Mapping[str, Any]] | None:
             field = "name" if isinstance(message.tool_choice, FlatNamedTool) else f"tools[{place}].name"
             raise refused(f"tool_choice.{field}", f"unknown tool {name!r}; declare it in tools")
     is_subset = isinstance(message.tool_choice, AllowedTools)
-    return [_tool(each) for each in message.tools if not is_subset or each.name in (allowed or ())]
+    return [
+        function_tool(each.name, each.description, each.parameters, each.strict)
+        for each in message.tools
+        if not is_subset or each.name in (allowed or ())
+    ]
 
 
 def _allowed(choice: object) -> list[str] | None:
@@ -64,10 +68,6 @@ def _allowed(choice: object) -> list[str] | None:
         case AllowedTools():
             return [tool.name for tool in choice.tools]
     return None
-
-
-def _tool(tool: FlatTool) -> Mapping[str, Any]:
-    return function_tool(tool.name, tool.description, tool.parameters, tool.strict)
 
 
 def _choice(message: ResponseRequest) -> str | Mapping[str, Any] | None:

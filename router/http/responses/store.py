@@ -45,21 +45,20 @@ class MemoryRecords:
         self._bounds = bounds
         self._clock = clock
         self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # oldest first
-        self._owners: dict[str, OrderedDict[str, None]] = {}
-        self._bytes: dict[str, int] = {}
+        self._sizes: dict[str, OrderedDict[str, int]] = {}  # bytes by owner and id, oldest first
         self.all_bytes = 0
 
     async def put(self, owner: str, name: str, record: bytes) -> None:
         self._drop(owner, name)
         self._records[owner, name] = (self._clock() + self._bounds.ttl_s, record)
-        self._owners.setdefault(owner, OrderedDict())[name] = None
-        self._count(owner, len(record))
+        self._sizes.setdefault(owner, OrderedDict())[name] = len(record)
+        self.all_bytes += len(record)
         self._expire()
         bounds = self._bounds
-        while names := self._owners.get(owner):
-            if len(names) <= bounds.per_owner and self._bytes[owner] <= bounds.bytes_per_owner:
+        while sizes := self._sizes.get(owner):
+            if len(sizes) <= bounds.per_owner and sum(sizes.values()) <= bounds.bytes_per_owner:
                 break
-            self._drop(owner, next(iter(names)))
+            self._drop(owner, next(iter(sizes)))
         while self.all_bytes > bounds.all_bytes:
             self._drop(*next(iter(self._records)))
 
@@ -84,18 +83,12 @@ class MemoryRecords:
             self._drop(*oldest)
 
     def _drop(self, owner: str, name: str) -> bool:
-        _, record = self._records.pop((owner, name), (0.0, None))
-        if record is None:
+        if self._records.pop((owner, name), None) is None:
             return False
-        del self._owners[owner][name]
-        self._count(owner, -len(record))
-        if not self._owners[owner]:
-            del self._owners[owner], self._bytes[owner]
+        self.all_bytes -= self._sizes[owner].pop(name)
+        if not self._sizes[owner]:
+            del self._sizes[owner]
         return True
-
-    def _count(self, owner: str, size: int) -> None:
-        self._bytes[owner] = self._bytes.get(owner, 0) + size
-        self.all_bytes += size
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sampling over gRPC with scripted workers: what workers are told, what is refused, and log-probabilities."""
+"""Sampling over gRPC with scripted workers: what workers are told (forms too), refusals, and log-probabilities."""
 
 from typing import Any
 
@@ -151,3 +151,29 @@ async def test_a_worker_that_tells_some_logprobs_only_breaks_the_protocol(stack:
     stack.pair.step(attempt_id, 1, encode("b"))
     stack.decode.say(step_outputs=session_pb2.StepOutputs(outputs=[output(attempt_id, 0, encode("a"), 1)]))
     assert (await refusal(call)).code() is grpc.StatusCode.INTERNAL
+
+
+SCHEMA = '{"type":"object","properties":{"a":{"type":"integer"}},"additionalProperties":false}'
+
+
+FORMS: list[tuple[dict[str, Any], str, str]] = [
+    ({"json_schema": SCHEMA}, "JSON_SCHEMA", SCHEMA),
+    ({"json_object": True}, "JSON_OBJECT", ""),
+    ({"regex": "a+"}, "REGEX", "a+"),
+    ({"grammar": 'start: "a"'}, "GRAMMAR", 'start: "a"'),
+    ({"choice": baton_pb2.Texts(texts=["yes", "nö"])}, "CHOICE", '["yes", "nö"]'),
+]
+
+
+async def test_both_workers_are_told_the_form(stack: Stack) -> None:
+    for count, (asked, kind, text) in enumerate(FORMS, 1):
+        await stack.generate(max_tokens=2, **asked)
+        number: Any = sampling_pb2.StructuredKind.Value(f"STRUCTURED_KIND_{kind}")
+        expected = sampling_pb2.StructuredOutput(kind=number, text=text)
+        for worker, command in ((stack.prefill, "prefill"), (stack.decode, "start")):
+            assert (await worker.received(command, count)).sampling.structured == expected
+
+
+async def test_a_false_json_object_asks_for_nothing(stack: Stack) -> None:
+    await stack.generate(max_tokens=2, json_object=False)
+    assert not (await stack.decode.received("start")).sampling.HasField("structured")

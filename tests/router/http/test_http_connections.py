@@ -5,12 +5,15 @@ import errno
 import json
 import resource
 import socket
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
 from baton.process.open_files import OWN_FILES
+from baton.router.http.edge.exchange import Stalled, StreamedReply, send_reply
 from baton.router.http.edge.slots import RESERVE, ConnectionSlots
+from baton.router.trace.record import CallReader, Leave
 from tests.router.conftest import encode
 from tests.router.http.conftest import WAIT_S, Gateway
 
@@ -154,3 +157,23 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_its_request_cancelled(
             while await loop.sock_recv(connection, 1 << 20):
                 pass
             raise ConnectionResetError  # an end is as good as a reset
+
+
+async def test_the_reader_of_a_stream_that_nobody_takes_has_stalled() -> None:
+    reader, sent, why = CallReader(), list[Any](), list[Leave]()
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        try:
+            while True:
+                yield b"chunk"
+        finally:
+            why.append(reader.leaves)  # as the request is told when it is closed
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            await asyncio.Event().wait()
+
+    with pytest.raises(Stalled):
+        await send_reply(StreamedReply(chunks()), send, {}, stall_s=0.0, reader=reader)
+    assert (len(sent), why) == (3, [Leave.STALLED])

@@ -28,7 +28,7 @@ Ready = Callable[[], Awaitable[bool]]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Command with its environment. `cores`: empty for any. `log`: file for all output."""
+    """Process to start. `cores`: empty for any. `log`: file for its output."""
 
     name: str
     command: tuple[str, ...]
@@ -45,7 +45,7 @@ def our_program(
     cores: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Program:
-    """Return the program of a module of Baton; its log is in `folder`. `environment`: one thread by default."""
+    """Return the program of a module of Baton, with its log in `folder`; by default it computes with one thread."""
     command = (sys.executable, "-P", "-m", module, *map(str, flags))
     added = {"OMP_NUM_THREADS": "1"} if environment is None else environment
     return Program(name, command, tuple(cores), folder / f"{name}.log", {**child_environment(), **added})
@@ -184,6 +184,6 @@ async def serves(target: str) -> bool:
 
 
 def split_cores() -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the core of the measured process, and the cores of all others: different ones if there are two."""
+    """Return the core of the measured process and the cores of all others; they are the same on a single core."""
     cores = sorted(os.sched_getaffinity(0))
     return (cores[0],), tuple(cores[1:]) or (cores[0],)

@@ -1,6 +1,6 @@
-"""Run trials: each line of standard input is one; its figures are a line of output.
+"""Process that runs trials: reads one per line from standard input, and writes its figures as a line of JSON.
 
-A dot on a line of its own is a simulated call that has ended.
+It also writes a line with a dot whenever a simulated call has ended.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Simulation of one cluster under one load, in virtual time: when each call received its pieces.
+"""Simulation of one cluster under one load in virtual time, which tells when each call received its tokens.
 
-Router, workers, links, schedulers and transfers are the real code (exceptions: `lab/simulation/seams.py`); the model
-computes nothing, and its steps take as long as measured.
+Router, workers, schedulers and transfers are the real code, except for what `lab/simulation/seams.py` replaces. The
+model computes nothing, and its steps take as long as measured.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ from baton.process.registry.worker_record import WorkerRecord, WorkerRole
 from baton.worker.transfer.reader import CONFIRM_PERIOD_S
 
 READY_S = 30.0
-SETTLE_S = 1.5  # of virtual time, until every worker has met every other
+SETTLE_S = 1.5  # virtual time until all workers are connected to each other
 LOOK_S = 0.25
-JITTER = 0.3  # a message's way takes up to so much longer, as a share; mostly much less
+JITTER = 0.3  # largest extra delay of a message as a share of its delay; most get much less
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class ClusterShape:
 
     prefill: int
     decode: int
-    kv_tokens: int = 100_000  # that the pool of one worker holds
+    kv_tokens: int = 100_000  # in the KV pool of one worker
     context_tokens: int = 32_768
     max_sequences: int = 64
     chunk_tokens: int = 512
     tail_tokens: int = 64
     block_tokens: int = 32
-    tbt_slo_ms: float | None = None  # of decode workers: the longest step with prompts in it
+    tbt_slo_ms: float | None = None  # of decode workers: limit for a step that also computes prompts
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
@@ -92,7 +92,7 @@ class CallResult:
 
 
 class CostFactory(Factory):
-    """Worker factory: workers compute nothing, and take as long as the curves say."""
+    """Creates workers that compute nothing and take as long as the measured curves say."""
 
     def __init__(self, *arguments: Any, costs: MeasuredCosts, overheads: Overheads, cluster: ClusterShape) -> None:
         super().__init__(*arguments)
@@ -165,7 +165,7 @@ class SimulatedCluster:
         self._client = SimulatedProcess("client")
 
     def run(self, calls: Sequence[SizingCall], on_done: Callable[[], object] = lambda: None) -> list[CallResult]:
-        """Run all calls. May be called once."""
+        """Run all calls and return their results in the same order. May be called once."""
         with self._surroundings():
             try:
                 return self._loop.run_until_complete(self._live(calls, on_done))
@@ -194,7 +194,7 @@ class SimulatedCluster:
         until_s = self._loop.time() + READY_S
         while not _is_ready(self._router):
             if self._loop.time() > until_s:
-                raise RuntimeError(f"the simulated router was not ready within {READY_S:g} s")
+                raise RuntimeError(f"the simulated router was not ready after {READY_S:g} s of virtual time")
             await asyncio.sleep(LOOK_S)
         await asyncio.sleep(SETTLE_S)
         client = self._client.context.run(
@@ -237,11 +237,11 @@ def _is_ready(router: SimulatedMachine) -> bool:
 
 
 def _no_drafter() -> Any:
-    raise RuntimeError("these workers draft nothing")
+    raise RuntimeError("a simulated worker asked for a drafter, but sizing runs without speculation")
 
 
 def _stalled(what: str, still_s: float) -> None:
-    raise RuntimeError(f"the simulated {what} stood still for {still_s:.1f} s")
+    raise RuntimeError(f"the simulated {what} made no progress for {still_s:.1f} s")
 
 
 def run_cluster(
@@ -252,9 +252,7 @@ def run_cluster(
     seed: int,
     on_done: Callable[[], object] = lambda: None,
 ) -> list[CallResult]:
-    """Return the answers in the order of the calls; `on_done` is called after each. Raises: RuntimeError if the cluster
-    does not become ready.
-    """
+    """Run calls on a simulated cluster; `on_done` is called after each. Raises: RuntimeError if it gets stuck."""
     with _quiet():
         return SimulatedCluster(cluster, costs, overheads, seed).run(calls, on_done)
 

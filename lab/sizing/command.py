@@ -1,4 +1,4 @@
-"""Command `baton size`: reads curves and load, simulates candidates, and prints them with the recommended one."""
+"""Command `baton size`: simulates clusters of different sizes under a load, and recommends the cheapest in SLO."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from baton.launch import CommandFailed
 
 
 def run_size(options: SizeOptions) -> int:
-    """1 where no candidate suffices. Raises: CommandFailed."""
+    """Search and print; return 1 if no candidate meets the SLOs. Raises: CommandFailed."""
     stretches = _stretches(options)
     shape = _shape(options, stretches)
     curves = _curves(options)
@@ -31,7 +31,7 @@ def run_size(options: SizeOptions) -> int:
         raise CommandFailed(f"{options.curves or 'the measured curves'}: {error}") from error
     with (
         tqdm(unit=" requests", file=sys.stderr, disable=not sys.stderr.isatty()) as bar,
-        # `update` is called by several threads: a lost count of a progress bar is no harm
+        # several threads call `update` without a lock: the progress bar may miss a count
         crew(options.jobs, bar.update) as simulations,
     ):
         sizing = _Sizing(options, shape, curves, overheads, stretches, simulations)
@@ -84,11 +84,11 @@ def _stretches(options: SizeOptions) -> list[Stretch]:
     by_rate = (options.rate, options.prompt, options.answer)
     if options.trace is not None:
         if any(each is not None for each in by_rate):
-            raise CommandFailed("give --trace, or --rate with --prompt and --answer; not both")
+            raise CommandFailed("give either --trace, or --rate with --prompt and --answer")
         return busiest(options.trace, options.seeds, options.requests, options.speed)
     rate, prompt, answer = by_rate
     if rate is None or prompt is None or answer is None:
-        raise CommandFailed("give --trace, or --rate with --prompt and --answer: they are the load")
+        raise CommandFailed("no load: give --trace, or --rate with --prompt and --answer")
     return [drawn(seed, options.requests, rate, prompt, answer, options.range_ratio) for seed in range(options.seeds)]
 
 
@@ -96,14 +96,19 @@ def _shape(options: SizeOptions, stretches: Sequence[Stretch]) -> ClusterShape:
     """Return the cluster's shape with one worker of each role. Raises: CommandFailed."""
     longest = longest_tokens(stretches)
     if longest > options.kv_tokens:
-        raise CommandFailed(f"a request has {longest} tokens with its answer, and --kv-tokens is {options.kv_tokens}")
+        raise CommandFailed(
+            f"a request and its answer have {longest} tokens, more than --kv-tokens {options.kv_tokens}: increase it"
+        )
     return ClusterShape(
         1, 1, kv_tokens=options.kv_tokens, context_tokens=longest + 1, max_sequences=options.max_sequences
     )
 
 
 def _start(options: SizeOptions, costs: MeasuredCosts, stretches: Sequence[Stretch]) -> WorkerNumbers:
-    """Half of what the prompts of the busiest seed need if none is cached, and all that its answers need."""
+    """Return the workers that the busiest seed needs at least: for all its answers, and for half of its prompt tokens.
+
+    The other half may be cached.
+    """
     sequences = range(1, options.max_sequences + 1)
     best = max((n / costs.decode_step_s(n) for n in sequences if _in_time(costs, n, options)), default=1.0)
     prompts, answers = (

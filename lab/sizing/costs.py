@@ -1,8 +1,8 @@
-"""Duration of a step, from curves measured on the device, and the measured overheads around steps. Pure.
+"""Duration of a step, computed from curves that were measured on the device, and of what happens around steps. Pure.
 
-A step with answers takes as long as the measured decode step of that many sequences, corrected for their context.
-Prompt tokens add the growth of the measured time to first token over their positions. A step of prompt tokens alone
-also takes the fixed part of a step, extrapolated from the two shortest measured prompts.
+A step with answers takes as long as the measured decode step of that many sequences, corrected for their context. A
+chunk of a prompt from token a to token b adds the measured time to first token of b tokens minus that of a tokens. A
+step without answers adds a fixed part, extrapolated from the two shortest measured prompts.
 """
 
 from bisect import bisect_right
@@ -22,12 +22,12 @@ USUAL_STEP_TOKENS = 512
 
 
 class CurvesError(Exception):
-    """A file of curves lacks something. The message is for people."""
+    """Error: a file of curves is incomplete or invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Straight lines between measured points; beyond the ends the nearest line goes on. At least two points."""
+    """Linear interpolation between two or more measured points, and extrapolation beyond them."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -38,13 +38,13 @@ class Curve:
 
     @property
     def at_zero(self) -> float:
-        """Never negative."""
+        """Return the value at 0, which is never negative."""
         return max(0.0, self.at(0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Milliseconds over sequences, over tokens of context and over prompt tokens."""
+    """Curves of milliseconds against sequences, tokens of context and prompt tokens."""
 
     by_batch: Curve
     by_context: Curve
@@ -93,9 +93,9 @@ class Overheads:
     shared memory (`cluster/sizing.py` at the tag `settled-benchmarks`).
     """
 
-    message_s: float = 8e-4  # a message's way from process to process: serialised, sent, read, and its handler begun
+    message_s: float = 8e-4  # from serialising a message until its handler starts in the other process
     step_s: float = 4.7e-4  # between two steps of a worker
-    copy_s: float = 0.0  # of one copy of KV, beside its bytes and messages
+    copy_s: float = 0.0  # fixed cost of one copy of KV
     kv_bytes_per_s: float = 2.5e9
     kv_bytes_per_token: float = 23_040.0
 

@@ -1,4 +1,4 @@
-"""The calls of each seed: drawn at a rate, or the busiest stretches of a recorded trace. Pure but for its files."""
+"""Load of each seed: calls drawn at a rate, or a busy stretch of a recorded trace."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ Stretch = tuple[SizingCall, ...]
 def drawn(
     seed: int, calls: int, rate_per_s: float, prompt_tokens: int, answer_tokens: int, range_ratio: float
 ) -> Stretch:
-    """A Poisson process; no two prompts are alike."""
+    """Draw the calls of a Poisson process; no two prompts share a prefix."""
     chance, now, made = random.Random(seed), 0.0, list[SizingCall]()
     for _ in range(calls):
         now += chance.expovariate(rate_per_s)
@@ -25,9 +25,9 @@ def drawn(
 
 
 def busiest(path: Path, seeds: int, calls: int, speed: float) -> list[Stretch]:
-    """A stretch of so many calls for each seed, the one with the most tokens a second first.
+    """Cut a trace into stretches of `calls` calls, and return one for each seed, those with the most tokens/s first.
 
-    Of a trace with fewer stretches than seeds, they come again in turn. Raises: CommandFailed.
+    A trace with fewer stretches than seeds is used repeatedly. Raises: CommandFailed.
     """
     arrivals = from_zero(read_trace(path), speed)
     parts = [arrivals[begin : begin + calls] for begin in range(0, len(arrivals), calls)]
@@ -50,7 +50,7 @@ def _calls(arrivals: Sequence[TraceArrival]) -> Stretch:
 
 
 def _prompt(arrival: TraceArrival, number: int) -> bytes:
-    """Blocks of one id have the same tokens; what lies beyond them is this call's own."""
+    """Return the tokens of a prompt: the same for blocks of the same id, and random after the last block."""
     return b"".join(_pieces(arrival, number))[: arrival.input_tokens]
 
 

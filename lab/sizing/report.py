@@ -12,7 +12,7 @@ FIGURES = ("ttft_p50_ms", "ttft_p99_ms", "tbt_p50_ms", "tbt_p99_ms", "share")
 
 
 def summary(candidate: SizingCandidate) -> str:
-    """A line when it was simulated."""
+    """Return the line that is printed when a candidate has been simulated."""
     refused = sum(run.failed for run in candidate.runs)
     note = f"; {refused} refused or failed" if refused else ""
     return f"{candidate.workers}: {_share(candidate.of('share'))} in SLO{note}"
@@ -36,10 +36,10 @@ def _notes(options: SizeOptions, curves: Mapping[str, Any], found: SearchResult)
     goal = f"TTFT {options.ttft_slo_ms:g} ms and TBT {options.tbt_slo_ms:g} ms for {options.share:.0%} of requests"
     if found.taken is None:
         verdict = (
-            f"none meets {goal}, with up to {options.most_workers} workers or until more of either role are no help"
+            f"no cluster meets {goal}: the limit of {options.most_workers} workers was reached, or more did not help"
         )
     else:
-        verdict = f"{found.taken.workers} is the cheapest tried that meets {goal}; with one worker fewer it is missed"
+        verdict = f"{found.taken.workers} is the cheapest that meets {goal}; with one worker fewer it is missed"
     machine = curves.get("machine", {})
     threads, dtype = curves.get("threads", "?"), curves.get("dtype", "?")
     device = f"{machine.get('cpu', 'an unnamed device')}, {threads} threads, {dtype}"

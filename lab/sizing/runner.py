@@ -1,4 +1,4 @@
-"""A step runner whose steps take as long as the curves say, and the copies of KV beside it. They compute nothing."""
+"""Step runner and KV copier that compute nothing, and take as long in virtual time as was measured."""
 
 import asyncio
 import random
@@ -11,12 +11,12 @@ from baton.lab.simulation.model import KvNumbers
 from baton.lab.simulation.network.loop import SimulatedLoop
 from baton.lab.sizing.costs import MeasuredCosts, Overheads
 
-TOKEN = 1  # every drawn one: what the answers say changes no time
-TOKEN_BYTES = 8  # of KV, in the simulation
+TOKEN = 1  # of every answer: the content of answers does not matter
+TOKEN_BYTES = 8  # simulated KV of one token
 
 
 class CostRunner(SimulatedRunner):
-    """A `StepRunner`; the KV of its steps is not written, as nothing reads it."""
+    """Step runner that takes as long as the curves say. It writes no KV, since nothing reads it."""
 
     def __init__(
         self, loop: SimulatedLoop, draw: random.Random, numbers: KvNumbers, costs: MeasuredCosts, step_s: float
@@ -35,7 +35,7 @@ def _drawn(chunk: Chunk) -> ChunkResult:
 
 
 class TimedPullThread(SimulatedPullThread):
-    """Copier of one block at a time, each as slow as the measured link."""
+    """Copier whose copies take as long as on the measured link."""
 
     def __init__(self, draw: random.Random, overheads: Overheads, block_tokens: int) -> None:
         super().__init__(draw, overheads.copy_s)
@@ -50,6 +50,6 @@ class TimedPullThread(SimulatedPullThread):
         return LinkRate(transport.copy(transfer_id, pairs), seconds)
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
-        """Return a rate at which a simulated token of TOKEN_BYTES takes as long as a real one."""
+        """Return the rate at which the small KV of a simulated token takes as long to copy as that of a real one."""
         overheads = self._overheads
         return LinkRate(nbytes, nbytes / TOKEN_BYTES * overheads.kv_bytes_per_token / overheads.kv_bytes_per_s)

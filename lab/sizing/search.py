@@ -1,8 +1,8 @@
-"""Search over numbers of workers. Pure: a trial is a function that is passed in.
+"""Search for the cheapest numbers of workers that meet the SLOs. Pure: the simulation is a function that is passed in.
 
-From a lower bound, the role that misses its SLO more often gets one more worker until the share in SLO is met; then
-workers are removed again as long as it stays met. So one worker fewer of either role was tried, and misses it. If one
-more worker of each role, in turn, does not help, the search ends: a prompt may take too long by itself.
+The search starts at a lower bound and adds a worker to the role that misses its SLO more often, until the share of
+calls in SLO is met. Then it removes workers while the share stays met, so the result has been tried with one worker
+fewer of either role. It gives up if another worker of either role does not help: one prompt may already take too long.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from baton.lab.sizing.trials import TrialFigures
 
-HELPED = 0.005  # of the share in SLO: less than that is no help
-SHORTER = 0.97  # times the time that missed its SLO: less of a change is no help either
+HELPED = 0.005  # least gain in the share in SLO that counts as help
+SHORTER = 0.97  # or least decrease of the time that missed its SLO, as a factor
 
 
 class WorkerNumbers(NamedTuple):
@@ -30,7 +30,7 @@ class WorkerNumbers(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The median of the seeds, and their range."""
+    """Median and range of the seeds."""
 
     middle: float
     low: float
@@ -43,13 +43,13 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class SizingCandidate:
-    """Candidate with `runs`, one for each seed."""
+    """Numbers of workers that were simulated, once for each seed."""
 
     workers: WorkerNumbers
     runs: tuple[TrialFigures, ...]
 
     def of(self, name: str) -> Interval:
-        """A figure, by the name of its field."""
+        """Return the interval of a field of TrialFigures."""
         return interval([float(getattr(run, name)) for run in self.runs])
 
     def meets(self, share: float) -> bool:
@@ -60,7 +60,7 @@ class SizingCandidate:
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     tried: tuple[SizingCandidate, ...]  # cheapest first
-    taken: SizingCandidate | None  # None: the most workers that are allowed do not suffice
+    taken: SizingCandidate | None  # the recommended one; None if none meets the share
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Search:
         most_workers: int,
         prices: Prices = Prices(),
     ) -> None:
-        """Create a search. `share`: of calls that must be in SLO. `most_workers`: of both roles together."""
+        """Create a search. `share`: of calls that must be in SLO. `most_workers`: limit for both roles together."""
         self._evaluate = evaluate
         self._share = share
         self._most_workers = most_workers
@@ -106,7 +106,7 @@ class Search:
         return self._known[workers]
 
     def _up(self, workers: WorkerNumbers) -> SizingCandidate | None:
-        """Add workers until the share is met; None if the maximum does not suffice, or more of neither role help."""
+        """Add workers until the share is met; None if the limit is reached or more of either role do not help."""
         before: SizingCandidate | None = None
         grew, in_vain = "", 0
         while sum(workers) <= self._most_workers:
@@ -121,7 +121,7 @@ class Search:
         return None
 
     def _down(self, taken: SizingCandidate) -> SizingCandidate:
-        """Remove workers while the share stays met; the result with one fewer of either role was simulated."""
+        """Remove workers while the share stays met."""
         fewer = [taken.workers.more(role, -1) for role in self._prices.dearest_first]
         for workers in fewer:
             if min(workers) >= 1:
@@ -145,15 +145,14 @@ def _misses_ttft(candidate: SizingCandidate) -> bool:
 
 
 def _to_grow(here: SizingCandidate, in_vain: str) -> str:
-    """TTFT may be missed for want of places on decode workers: where one more prefill worker did not help, the other
-    role gets the next one. `in_vain`: the role that got one more worker which did not help, if there is one.
+    """Return the role that gets the next worker. `in_vain`: the role whose last new worker did not help; empty if none.
+
+    TTFT can also be missed because decode workers are full, so after a prefill worker in vain a decode worker follows.
     """
     wanted, other = ("prefill", "decode") if _misses_ttft(here) else ("decode", "prefill")
     return other if wanted == in_vain else wanted
 
 
 def lower_bound(load: float, per_worker: float) -> int:
-    """Return the number of workers of one role below which it could not keep up; both arguments in tokens per
-    second.
-    """
+    """Return how many workers of a role a load needs at least; both arguments are in tokens per second."""
     return max(1, int(load / per_worker))

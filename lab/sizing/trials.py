@@ -1,4 +1,4 @@
-"""Trials of clusters in processes of their own, several at once, and their figures."""
+"""Trials: simulations of a cluster under a load, run by several processes at once, and their figures."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ from baton.lab.sizing.costs import Overheads, read_costs
 
 @dataclass(frozen=True, slots=True)
 class SizingTargets:
-    """Milliseconds. A call is in its SLO where its TTFT and its mean time between tokens are within these."""
+    """SLOs: upper bounds of a call's TTFT and mean time between tokens."""
 
     ttft_ms: float
     tbt_ms: float
@@ -28,7 +28,7 @@ class SizingTargets:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Trial: one cluster under one load. `costs`: the JSON of `baton bench curves`."""
+    """One cluster under one load. `costs`: the JSON of `baton bench curves`."""
 
     cluster: ClusterShape
     costs: Mapping[str, Any]
@@ -52,21 +52,21 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """Figures of one trial or of one run of real processes: milliseconds, and shares of all calls."""
+    """Figures of one trial; shares are of all calls."""
 
     calls: int
-    failed: int  # refused, too
+    failed: int  # refused ones included
     ttft_p50_ms: float
     ttft_p99_ms: float
-    tbt_p50_ms: float  # between two pieces of one answer, all answers together
+    tbt_p50_ms: float  # between two pieces of an answer, over all answers
     tbt_p99_ms: float
-    share: float  # in SLO
+    share: float  # within both SLOs
     ttft_share: float  # within the TTFT SLO
     tbt_share: float
 
 
 def figures_of(answers: Sequence[CallResult], targets: SizingTargets) -> TrialFigures:
-    """A call that failed is in no SLO."""
+    """Compute the figures; a failed call meets no SLO."""
     good = [each for each in answers if not each.error]
     ttfts_ms = [each.ttft_s * 1e3 for each in good]
     gaps_ms = [gap_s * 1e3 for each in good for gap_s in each.gaps_s]
@@ -100,7 +100,7 @@ def run_trial(trial: Trial, on_done: Callable[[], object] = lambda: None) -> Tri
 
 
 class TrialFailed(Exception):
-    """A process of the simulation ended before its trial. The message is for people."""
+    """Error: a process ended before its trial did."""
 
 
 class Crew:
@@ -138,7 +138,7 @@ class Crew:
             figures = None
         if figures is None:
             said = process.stderr.read().strip().splitlines() if process.stderr is not None else []
-            raise TrialFailed(f"{trial.cluster} was not simulated: {said[-1] if said else 'its process ended'}")
+            raise TrialFailed(f"the simulation of {trial.cluster} ended early: {said[-1] if said else 'no output'}")
         self._free.put(process)
         return figures
 

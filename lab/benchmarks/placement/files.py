@@ -1,7 +1,7 @@
-"""Files below the caches of simulated workers: written when a prompt has been computed, found by all of a directory.
+"""The disk tier of simulated workers: written when a prompt has been computed, read by all workers of a directory.
 
-A worker's files are bounded, and lose the oldest 64th as a whole, as real ones do (kvtransfer/tier/store.py). What one
-worker of a directory has written no other writes again.
+Each worker's part is bounded and drops its oldest 64th at once, like the real tier (kvtransfer/tier/store.py). A block
+that one worker of a directory has written is not written again by another.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ class FileOptions:
     blocks_per_worker: int
     workers_per_directory: int
     load_gb_per_s: float
-    known: bool  # whether placements see them; workers load them anyway
+    known: bool  # to the placement; workers load from files even if it is not
 
 
 class Directory:

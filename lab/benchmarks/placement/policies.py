@@ -1,6 +1,6 @@
-"""The router's own placement and other routers' policies, behind one interface.
+"""The placement of Baton's router and the policies of other routers, behind one interface.
 
-All of them may read all state of the simulated workers; each uses the part of it that its description names.
+A policy may read the whole state of the simulated workers, but uses only what the router it stands for would know.
 """
 
 import random
@@ -27,24 +27,24 @@ from baton.router.placement.rates import RateLedger
 from baton.router.types.placement import PlacementRequest, WorkerView, early_block
 
 FINGERPRINT = b"simulated"
-BOUNDLESS = 1 << 40  # decode workers have room for all in the simulation
+BOUNDLESS = 1 << 40  # blocks and slots: in the simulation no worker is ever full
 
 
 class PlacedByRouter:
-    """The prefix index, the measured rates and the placement of the router, with the reports of real workers."""
+    """The router's prefix index, rate measurement and placement, fed with what real workers would report."""
 
     def __init__(self, strategy: Strategy, workers: int) -> None:
         self._policy = PlacementPolicy(NoPrefillWorker.QUEUE, 0, strategy)
         self._index, self._rates, self._recent = PrefixIndex(), RateLedger(), RecentWork()
         self._prefill, self._decode = ([f"{role}{n}" for n in range(workers)] for role in "pd")
         self._branching = PrefixFanOut()
-        self._load_ms: dict[int, float] = {}  # by prompt that is not computed yet
+        self._load_ms: dict[int, float] = {}  # by number of a prompt whose prefill has not ended
         self._loading_ms: defaultdict[str, float] = defaultdict(float)
         self._number = {name: number for names in (self._prefill, self._decode) for number, name in enumerate(names)}
 
     def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice:
         arrival = prompt.arrival
-        found = self._index.hits(arrival.blocks).found  # of prefill workers: nothing is said of the others' caches
+        found = self._index.hits(arrival.blocks).found  # only prefill workers report their caches here
         request = PlacementRequest(
             fingerprint=FINGERPRINT,
             block_tokens=BLOCK_TOKENS,
@@ -59,7 +59,7 @@ class PlacedByRouter:
         views += [self._decode_view(name, world) for name in shortlist(self._decode, {}, prompt.number)]
         placement = place(request, views, self._policy)
         if not isinstance(placement, Placement) or placement.prefill is None:
-            raise RuntimeError(f"the simulation has room for all, but: {placement}")
+            raise RuntimeError(f"no worker is ever full in the simulation, but placement failed: {placement}")
         known_tokens = placement.prefill_hit_tokens + placement.loaded_tokens
         self._branching.placed(arrival.blocks, known_tokens // BLOCK_TOKENS)
         self._index.expect(placement.prefill, prompt.number, arrival.blocks)
@@ -88,7 +88,7 @@ class PlacedByRouter:
         self._index.evict(name, changes.evicted)
 
     def answered(self, prompt: SimulatedPrompt) -> None:
-        """The traces do not show which answers are part of later prompts: nothing is stored."""
+        """Store nothing: the traces do not show which answers are part of later prompts."""
 
     def _prefill_view(self, name: str, hit_blocks: int, blocks: Sequence[bytes], world: SimulatedWorkers) -> WorkerView:
         worker, options = world.prefill[self._number[name]], world.file_options
@@ -164,7 +164,7 @@ class LeastLoad(Baseline):
 
 
 class LongestPrefix(Baseline):
-    """The worker with most of the prompt; of equals the one with the fewest requests in flight."""
+    """The worker with the longest cached prefix of the prompt; ties go to the fewest requests in flight."""
 
     def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         hits = world.hit_blocks(prompt.arrival.blocks)
@@ -173,11 +173,12 @@ class LongestPrefix(Baseline):
 
 
 class SglangCacheAware(Baseline):
-    """SGLang's router, `cache_aware`, as its README describes it, with cache threshold 0.3, balance 64 and 1.5.
+    """Policy `cache_aware` of SGLang's router, as its README describes it, with its default thresholds.
 
-    Each worker has an approximate tree of the prompts sent to it; old leaves are evicted beyond a size (2^24 tokens for
-    each). While the most loaded worker has over 64 requests more than the least loaded, and over 1.5 times as many, the
-    least loaded is taken; else the worker that matches most if that is over 0.3 of the prompt, else the smallest tree.
+    The router keeps a tree of the prompts sent to each worker and evicts old leaves beyond 2^24 tokens. If the most
+    loaded worker has over 64 requests more than the least loaded, and over 1.5 times as many, the least loaded is
+    chosen. Otherwise it is the worker whose tree matches the longest prefix if that is over 0.3 of the prompt, else the
+    one with the smallest tree.
     """
 
     CACHE_THRESHOLD, BALANCE_ABS, BALANCE_REL = 0.3, 64, 1.5
@@ -208,14 +209,14 @@ class SglangCacheAware(Baseline):
 
 
 class Dynamo(Baseline):
-    """Dynamo's KV router, as its documentation describes it: the lowest of
+    """KV router of Dynamo, as its documentation describes it. It chooses the worker with the lowest
 
         overlap_score_weight * prefill blocks + decode blocks
 
-    with weight 1 and temperature 0. Prefill blocks are those of all that a worker is still to compute, this prompt
-    included; decode blocks are those of the prompts and answers that are active there. With `answers_elsewhere` a
-    worker only computes prompts, and decode blocks are those of prompts in flight. Ties go to the smaller load of
-    prompts.
+    with weight 1 and temperature 0. Prefill blocks are those that the worker still has to compute, with this prompt;
+    decode blocks are those of the prompts and answers that are active there. With `answers_elsewhere` workers only
+    compute prompts, and decode blocks are those of the prompts in flight. Ties go to the worker with the fewest
+    requests in flight.
     """
 
     OVERLAP_SCORE_WEIGHT = 1.0
@@ -251,7 +252,7 @@ def _active_blocks(prompt: SimulatedPrompt) -> int:
 
 
 def _least(workers: Sequence[PrefillWorker], load: Callable[[PrefillWorker], int], turn: int) -> int:
-    """Return the least loaded worker; of equals the next in turn."""
+    """Return the number of the least loaded worker; those with equal load take turns."""
     loads = [load(worker) for worker in workers]
     least = min(loads)
     equal = [number for number, each in enumerate(loads) if each == least]

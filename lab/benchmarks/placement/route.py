@@ -1,7 +1,6 @@
-"""Comparison of the router's placement with other routers' policies, on a trace and simulated workers: `baton bench
-route`.
+"""Command `baton bench route`: compares the router's placement with other routers' policies on simulated workers.
 
-Reports hits, balance, time to first token, and the cost of a decision.
+Reports cache hits, balance, time to first token, and the CPU time of a decision.
 """
 
 import json
@@ -49,8 +48,10 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RouteFigures:
-    """Rates are of blocks. `imbalance_*` counts the tokens that each worker computed for the prompts sent to it in each
-    minute; `computed_imbalance_*` those that it computed in that minute, which queues even out.
+    """Figures of one policy; hit and load rates are shares of blocks.
+
+    `imbalance_*` counts a prompt's tokens in the minute in which it was sent to its worker, `computed_imbalance_*` in
+    the minutes in which they were computed: queues even out the latter.
     """
 
     policy: str
@@ -58,7 +59,7 @@ class RouteFigures:
     loaded_rate: float  # from files
     pooled_lru_bound: float
     infinite_bound: float
-    of_pooled_lru: float | None  # None where nothing could be hit
+    of_pooled_lru: float | None  # hit rate over that bound; None if the bound is 0
     of_infinite: float | None
     imbalance_1min_p50: float
     imbalance_1min_p95: float
@@ -72,7 +73,7 @@ class RouteFigures:
     decision_us_p50: float
     decision_us_p99: float
     computed_tokens: int
-    mispredicted: float  # share of prompts with another hit than was expected at dispatch
+    mispredicted: float  # share of prompts whose hits differed from what was expected at dispatch
     requests: int
     workers: int
 
@@ -160,13 +161,13 @@ COLUMNS: Columns[RouteFigures] = {
 def note_of(figures: Sequence[RouteFigures]) -> str:
     first = figures[0]
     return (
-        f"{first.requests:,} prompts, {first.workers} workers; one LRU cache of the same size together hits "
-        f"{first.pooled_lru_bound:.2%} of blocks, one without end {first.infinite_bound:.2%}"
+        f"{first.requests:,} prompts, {first.workers} workers; a single LRU cache of their total size would hit "
+        f"{first.pooled_lru_bound:.2%} of blocks, an unbounded one {first.infinite_bound:.2%}"
     )
 
 
 def pictures(figures: Sequence[RouteFigures], trace: str) -> dict[str, str]:
-    """SVG by name: hits beside possible ones, balance, and time to first token."""
+    """Return SVG pictures by name: hits next to the bound, balance, and time to first token."""
     names = tuple(each.policy.replace("_", " ") for each in figures)
 
     def bars(title: str, axis: Axis, values: Sequence[float], mark: float | None = None) -> str:
@@ -190,7 +191,7 @@ def policies_of(options: RouteOptions) -> Sequence[str]:
 
 
 def run_route(options: RouteOptions) -> int:
-    """Run the policies; prints one as an object, several as a list. Raises: CommandFailed."""
+    """Run the policies and print their figures: one as a JSON object, several as a list. Raises: CommandFailed."""
     figures = simulate_all(load_arrivals(options), options, Console(stderr=True, highlight=False).print)
     name = options.trace.stem if options.trace is not None else options.shape
     write_pictures(options.pictures, pictures(figures, name))

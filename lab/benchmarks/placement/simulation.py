@@ -1,10 +1,10 @@
-"""A trace on simulated workers, one event after the other: the result of every prompt. Knows no policy.
+"""Discrete-event simulation of a trace on workers; the policy that chooses workers is passed in.
 
-A prefill worker computes one prompt after another at a constant rate. The hits of a prompt are determined when its
-turn comes: the blocks, from the beginning, that are in the cache then. Its blocks enter the cache when it has been
-computed. With files, blocks that those have behind the cache's are loaded before the prompt is queued, one prompt after
-another while others are computed, where that is sooner than computing them. A decode worker makes all answers at once,
-each with the time between tokens that its load had at the start.
+A prefill worker computes one prompt after another at a constant rate. When a prompt starts, its leading blocks that are
+cached then are its hits; when it ends, its blocks enter the cache. With a disk tier, the blocks after the hits are
+loaded before the prompt is queued, if loading is faster than computing; one prompt loads at a time, while others are
+computed. A decode worker generates all its answers at once; the time between tokens of each depends on the load of the
+worker when it began.
 """
 
 import heapq
@@ -24,7 +24,7 @@ from baton.text.kv_loading import LoadCosts
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Defaults: a model of 8 billion parameters on one H200, by reports of engines."""
+    """Defaults: a model of 8 billion parameters on one H200, as published for common engines."""
 
     prefill_tokens_per_s: float = 20_000.0
     token_gap_ms: float = 8.0
@@ -39,7 +39,7 @@ class Changes(NamedTuple):
 
 
 class BlockCache:
-    """Least recently used leaves first; the end of a prompt counts as older than its beginning."""
+    """LRU cache of blocks; the end of a prompt counts as older than its beginning, so leaves are evicted first."""
 
     def __init__(self, capacity_blocks: int) -> None:
         self._capacity_blocks = capacity_blocks
@@ -70,8 +70,8 @@ class SimulatedPrompt:
     arrival: TraceArrival
     prefill: int = 0
     decode: int = 0
-    expected_hit_blocks: int = 0  # by the chooser
-    expected_loaded_blocks: int = 0  # behind them, from files
+    expected_hit_blocks: int = 0  # by the policy, at dispatch
+    expected_loaded_blocks: int = 0  # after them, from files
     hit_blocks: int = 0
     loaded_blocks: int = 0
     load_s: float = 0.0
@@ -90,7 +90,7 @@ class PrefillWorker:
     cache: BlockCache
     tokens_per_s: float
     files: SimulatedFiles | None = None
-    costs: LoadCosts | None = None  # where it has files
+    costs: LoadCosts | None = None  # None without files
     waiting: deque[SimulatedPrompt] = field(default_factory=deque)
     running: SimulatedPrompt | None = None
     to_load: deque[SimulatedPrompt] = field(default_factory=deque)
@@ -99,13 +99,13 @@ class PrefillWorker:
     requests_in_flight: int = 0
 
     def take(self, prompt: SimulatedPrompt) -> None:
-        """Charge a prompt with the tokens that the chooser expected it to compute."""
+        """Queue a prompt, and count the tokens that the policy expected it to compute as in flight."""
         (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
 
     def start_loading(self) -> SimulatedPrompt | None:
-        """The next prompt to load for, unless one is loaded for or none waits; its `load_s` is how long that takes."""
+        """Start to load the blocks of the next prompt; None if a load is running or no prompt waits for one."""
         while self.loading is None and self.to_load:
             prompt = self.to_load.popleft()
             prompt.loaded_blocks, prompt.load_s = self._loads(prompt)
@@ -142,7 +142,7 @@ class PrefillWorker:
         return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
 
     def _loads(self, prompt: SimulatedPrompt) -> tuple[int, float]:
-        """(blocks, seconds), by the rule of real workers."""
+        """Return the blocks to load from files and the seconds that takes, by the rule of real workers."""
         blocks = prompt.arrival.blocks
         found = self.in_files(blocks, self.cache.hit_blocks(blocks))
         if not found or self.costs is None or not self.costs.favour_loading(found):
@@ -195,11 +195,10 @@ class SimulatedWorkers:
 
 
 def pooled_hit_rate(arrivals: Sequence[TraceArrival], capacity_blocks: int | None) -> float:
-    """Return the hit rate by blocks of one worker with the caches of all, on which each prompt is computed before the
-    next comes; `capacity_blocks` None: unbounded.
+    """Return the share of blocks that one LRU cache would hit if each prompt were computed before the next arrives.
 
-    The bound for placing the same prompts on LRU caches of that total size, though not a strict one: a placement that
-    separates reused blocks from others may do better.
+    `capacity_blocks`: None for an unbounded cache. This is about the best that placement on several caches of the same
+    total size can reach, but no strict bound: separating reused blocks from others may do better.
     """
     cache = BlockCache(sum(len(arrival.blocks) for arrival in arrivals) if capacity_blocks is None else capacity_blocks)
     hits = total = 0
@@ -221,10 +220,10 @@ class Chooser(Protocol):
     def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice: ...
 
     def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None:
-        """Report from the prefill worker that the prompt is computed."""
+        """Take the prefill worker's report that the prompt has been computed."""
 
     def loaded(self, prompt: SimulatedPrompt, changes: Changes) -> None:
-        """Report from the prefill worker that blocks of the prompt were loaded from files."""
+        """Take the prefill worker's report that blocks of the prompt were loaded from files."""
 
     def answered(self, prompt: SimulatedPrompt) -> None: ...
 
@@ -243,8 +242,8 @@ class PlacementRun:
 
     prompts: list[SimulatedPrompt] = field(default_factory=list)  # in the order of their arrival
     decisions_us: list[float] = field(default_factory=list)
-    mispredicted: int = 0  # prompts with another number of hit blocks than the chooser expected
-    token_gaps_ms: list[float] = field(default_factory=list)  # one an answer, as it was when the answer began
+    mispredicted: int = 0  # prompts whose hits differed from what the policy expected
+    token_gaps_ms: list[float] = field(default_factory=list)  # time between tokens, one value per answer
 
 
 class Simulation:

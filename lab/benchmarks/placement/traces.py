@@ -1,8 +1,8 @@
-"""Traces of requests, recorded, and made up in the shapes that traffic has.
+"""Traces of requests: recorded ones, and generated ones in typical shapes of traffic.
 
-Two formats are read, recognized by their first line: Mooncake's, one JSON object a line with `timestamp` in ms,
-`input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the prompt; and Azure's, CSV with TIMESTAMP,
-ContextTokens and GeneratedTokens, in which no two prompts share anything.
+Two formats are read and told apart by the first line. Mooncake's has one JSON object per line with `timestamp` in ms,
+`input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the prompt. Azure's is CSV with TIMESTAMP,
+ContextTokens and GeneratedTokens, and has no ids: no two prompts share a prefix.
 """
 
 import csv
@@ -23,7 +23,7 @@ DURATION_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class TraceArrival:
-    """A block's id stands for its tokens and all before them. The last one may not be full."""
+    """Request of a trace. A block's id stands for its tokens and all before it; the last block may be partial."""
 
     at_s: float
     input_tokens: int
@@ -48,7 +48,7 @@ def read_trace(path: Path) -> list[TraceArrival]:
 
 
 def from_zero(arrivals: Iterable[TraceArrival], speed: float = 1.0) -> list[TraceArrival]:
-    """Return arrivals in order of time, starting at 0, `speed` times as fast."""
+    """Return arrivals in order of time, the first at 0, with gaps divided by `speed`."""
     ordered = sorted(arrivals, key=lambda each: each.at_s)
     first_s = ordered[0].at_s
     return [
@@ -82,13 +82,13 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceArrival]:
     for row in csv.DictReader(lines):
         tokens = int(row["ContextTokens"])
         ids = block_ids(next(numbers) for _ in range(blocks_of(tokens)))
-        # Seven digits of a second's fraction are one more than Python reads.
+        # Azure writes seven digits after the decimal point, and datetime reads six.
         at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
         yield TraceArrival(at_s, tokens, int(row["GeneratedTokens"]), ids)
 
 
 class _Maker:
-    """Prompts are made of blocks that are new, or were made before."""
+    """Generator of prompts from new blocks and blocks of earlier prompts."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -105,13 +105,13 @@ class _Maker:
         return self.draw.expovariate(1 / mean)
 
     def arrival(self, at_s: float, blocks: Sequence[bytes], output_tokens: int = 200) -> TraceArrival:
-        """The last block is filled by chance."""
+        """Return a request with these blocks; how full the last one is, is random."""
         tokens = len(blocks) * BLOCK_TOKENS - self.draw.randint(0, BLOCK_TOKENS - 12)
         return TraceArrival(at_s, tokens, output_tokens, tuple(blocks))
 
 
 def chat(make: _Maker) -> Iterator[TraceArrival]:
-    """Conversations of a few turns behind one short system prompt, some over a long document."""
+    """Yield conversations of a few turns that share a short system prompt; some begin with a long document."""
     system = make.blocks(2)
     for _ in range(1500):
         at_s, blocks = make.moment_s(), [*system, *make.blocks(make.draw.choice((1, 2, 4, 30)))]
@@ -122,7 +122,7 @@ def chat(make: _Maker) -> Iterator[TraceArrival]:
 
 
 def agents(make: _Maker) -> Iterator[TraceArrival]:
-    """Loops of many steps with one of three long system prompts; each step adds a tool's output."""
+    """Yield agent loops of many steps with one of three long system prompts; each step adds a tool's output."""
     systems = [make.blocks(16) for _ in range(3)]
     for _ in range(150):
         at_s, blocks = make.moment_s(), list(make.draw.choice(systems))
@@ -133,7 +133,7 @@ def agents(make: _Maker) -> Iterator[TraceArrival]:
 
 
 def tenants(make: _Maker) -> Iterator[TraceArrival]:
-    """Four hundred system prompts, some much more popular than others, and unrelated questions."""
+    """Yield unrelated questions behind 400 system prompts, some much more popular than others."""
     prompts = [make.blocks(6, 20) for _ in range(400)]
     weights = [1 / (rank + 3) ** 0.8 for rank in range(len(prompts))]
     for prompt in make.draw.choices(prompts, weights, k=6000):
@@ -141,7 +141,7 @@ def tenants(make: _Maker) -> Iterator[TraceArrival]:
 
 
 def documents(make: _Maker) -> Iterator[TraceArrival]:
-    """Long documents, each asked about a few times in a row."""
+    """Yield questions about long documents, a few in a row about each."""
     for _ in range(350):
         document, at_s = make.blocks(10, 120), make.moment_s()
         for _ in range(make.draw.randint(1, 20)):
@@ -150,7 +150,7 @@ def documents(make: _Maker) -> Iterator[TraceArrival]:
 
 
 def hot_document(make: _Maker) -> Iterator[TraceArrival]:
-    """Yield requests most of which, from one moment on, are about the same long document."""
+    """Yield requests; for a while, most of them are about the same long document."""
     document = make.blocks(100)
     for _ in range(5000):
         at_s = make.moment_s()

@@ -1,9 +1,8 @@
-"""Cost of the router and its HTTP server, with workers that compute nothing: `baton bench router` and `baton bench
-gateway`.
+"""Commands `baton bench router` and `baton bench gateway`: cost of the router, with workers that compute nothing.
 
-Router: one decision; CPU time per streamed token with many streams, next to that of gRPC alone for as many messages;
-added delay per token compared with a bare server; maximum tokens per second. HTTP: CPU time per streamed token next to
-gRPC, from the same process, and the time to a first token; the ways alternate in every round.
+`router` measures one placement decision; the CPU time per streamed token with many streams, and that of a bare gRPC
+server for as many messages; the delay that the router adds to a token; and the maximum tokens per second. `gateway`
+compares HTTP with gRPC on the same router: CPU time per streamed token and time to first token, in alternating rounds.
 """
 
 import asyncio
@@ -111,7 +110,7 @@ def as_lines(report: RouterReport) -> list[str]:
         f"{flood.tokens_per_message:.2f} tokens a message",
         f"delay added   {report.added_ms:8.2f} ms p50: {report.delay.p50_ms:.2f} ms (p99 {report.delay.p99_ms:.2f}) "
         f"through the router, {report.delay_floor.p50_ms:.2f} ms from a bare server",
-        f"first token   {report.first_token_ms:8.2f} ms p50, there and back",
+        f"first token   {report.first_token_ms:8.2f} ms p50, from request to token",
     ]
 
 
@@ -122,7 +121,7 @@ def _derived(figures: StreamFigures) -> dict[str, float]:
 
 GRPC = "grpc"
 ROUTES = (COMPLETIONS, CHAT)
-BATCH = 10  # first tokens in a row, before it is another way's turn
+BATCH = 10  # requests of one API in a row, before the next API's turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +165,7 @@ async def measure_ways(options: GatewayBenchOptions) -> list[CallWay]:
 
 
 async def _first_tokens(stack: StreamStack, requests: int, firsts: dict[str, list[float]]) -> None:
-    """Measure first tokens of one request at a time; the first of each batch warms up and does not count."""
+    """Measure times to first token, one request at a time; the first of each batch is a warm-up and not counted."""
     async with connection(stack.http_target) as http:
 
         async def batch(route: Route) -> float:

@@ -1,9 +1,8 @@
-"""Cost of choosing the workers of one request, in this process, with the router's own code.
+"""CPU time of choosing the workers of one request, measured in this process with the router's code.
 
-`baton bench router` measures a usual request: snapshot of the cluster, placement, charge; hashing apart. `baton bench
-route --scaled` measures more workers and longer prompts, the parts timed apart, on a synthetic cluster. There prompts
-are turns of conversations behind a few system prompts. Each is cached on one worker, its system prompt on many; load
-changes with each decision.
+`baton bench router` measures a typical request: snapshot of the cluster, placement and charge, and separately hashing.
+`baton bench route --scaled` measures each part for up to 1,000 workers and long prompts. Its prompts are turns of
+conversations that share a few system prompts; a conversation is cached on one worker, a system prompt on many.
 """
 
 import random
@@ -35,7 +34,7 @@ Arguments = TypeVarTuple("Arguments")
 
 
 def cluster_of(roles: Mapping[str, WorkerRole]) -> Cluster:
-    """Idle workers with room for all, as the router knows them."""
+    """Return a cluster of idle workers that are never full, as the router sees it."""
     cluster = Cluster()
     model = ModelDescription("zero", "", ROOM, 1000, "float32", BLOCK_TOKENS)
     for endpoint, role in roles.items():
@@ -52,10 +51,10 @@ def half_of_each(workers: int) -> dict[str, WorkerRole]:
 
 
 def decide(cluster: Cluster, request: PlacementRequest, hashes: Sequence[bytes]) -> Placement:
-    """Decide as the router's queue does for a request that finds it empty."""
+    """Decide as the router does for a request that does not have to queue."""
     placement = place(request, cluster.snapshot(hashes, request.turn), POLICY)
     if not isinstance(placement, Placement):
-        raise RuntimeError(f"an idle cluster has room, and not {placement}")
+        raise RuntimeError(f"no worker of the cluster is full, but placement failed: {placement}")
     return placement
 
 
@@ -78,7 +77,7 @@ class DecisionFigures:
 
 
 def measure_decision(workers: int, prompt_tokens: int, rounds: int, seed: int = 0) -> DecisionFigures:
-    """Half of the workers prefill, half decode. Prompts share their beginnings with earlier ones, as turns do."""
+    """Measure decisions on a cluster half of whose workers prefill; prompts share prefixes with earlier ones."""
     chance = random.Random(seed)
     cluster = cluster_of(half_of_each(workers))
     turns = _turns(chance, prompt_tokens)
@@ -102,7 +101,7 @@ def measure_decision(workers: int, prompt_tokens: int, rounds: int, seed: int = 
 
 
 def _turns(chance: random.Random, prompt_tokens: int) -> Callable[[], tuple[int, ...]]:
-    """Makes prompts that each share half or more with an earlier one."""
+    """Return a function that makes prompts, each of which shares at least half of its tokens with an earlier one."""
     beginnings = [[chance.randrange(VOCABULARY) for _ in range(prompt_tokens)] for _ in range(CONVERSATIONS)]
 
     def turn() -> tuple[int, ...]:
@@ -114,7 +113,7 @@ def _turns(chance: random.Random, prompt_tokens: int) -> Callable[[], tuple[int,
 
 
 def _timed(work: Callable[[*Arguments], Result], *arguments: *Arguments) -> tuple[float, Result]:
-    """(microseconds, result)"""
+    """Return the microseconds that a call took, and its result."""
     began = time.perf_counter_ns()
     result = work(*arguments)
     return (time.perf_counter_ns() - began) / 1e3, result
@@ -131,14 +130,14 @@ RUNNING = 500
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds, medians, of one decision."""
+    """Median microseconds of the parts of one decision."""
 
     workers: int  # prefill workers, and as many decode workers
     prompt_tokens: int
-    walk_us: float  # of the index, for all workers
-    views_us: float  # the candidates, with their loads and rates
+    walk_us: float  # lookup in the prefix index, for all workers
+    views_us: float  # snapshot of the candidates with their loads and rates, without the lookup
     place_us: float
-    charge_us: float  # its charge there, and the blocks of it that will be cached
+    charge_us: float  # the request's load on the chosen workers, and the blocks that it will leave in their caches
     total_us: float
     total_p99_us: float
     candidates: float  # mean
@@ -146,7 +145,7 @@ class Cost:
 
 
 class _World:
-    """A cluster as the router knows it, and prompts for it."""
+    """Cluster as the router sees it, and the prompts that are sent to it."""
 
     def __init__(self, workers: int, prompt_tokens: int, seed: int = 0) -> None:
         self._draw = random.Random(seed)
@@ -155,12 +154,12 @@ class _World:
         decode = [f"d{number}" for number in range(workers)]
         roles = dict.fromkeys(self._prefill, WorkerRole.PREFILL) | dict.fromkeys(decode, WorkerRole.DECODE)
         self.cluster = cluster_of(roles)
-        self.running: deque[tuple[int, tuple[str, ...]]] = deque()  # attempts, and on which workers
+        self.running: deque[tuple[int, tuple[str, ...]]] = deque()  # attempt and its workers' endpoints
         self._systems = [self._system(number) for number in range(SYSTEMS)]
         self.prompts = [self._conversation() for _ in range(SCALED_CONVERSATIONS)]
 
     def _system(self, number: int) -> list[bytes]:
-        """The blocks of a system prompt, which a quarter of all workers have."""
+        """Return the blocks of a system prompt; a quarter of all prefill workers have them cached."""
         shared = min(SYSTEM_TOKENS, self.prompt_tokens // 2) // BLOCK_TOKENS
         blocks = [b"%08d%024d" % (number, place) for place in range(shared)]
         for worker in self._draw.sample(self._prefill, max(1, len(self._prefill) // 4)):
@@ -185,7 +184,7 @@ def run_scaled(folder: Path | None, as_json: bool, decisions: int = 1000) -> int
 
 
 def measure(workers: int, prompt_tokens: int, decisions: int) -> Cost:
-    """Measure decisions; of the placed requests, the newest RUNNING are in flight."""
+    """Measure decisions while the last RUNNING requests are in flight."""
     world = _World(workers, prompt_tokens)
     measured = [_decide_in_parts(world, turn) for turn in range(decisions)]
     walks, views, places, charges = zip(*(each.parts_us for each in measured), strict=True)
@@ -221,7 +220,7 @@ def _decide_in_parts(world: _World, turn: int) -> _Timed:
     placement = place(request, views, POLICY)
     placed = time.perf_counter()
     if not isinstance(placement, Placement):
-        raise RuntimeError(f"there is room for all, but: {placement}")
+        raise RuntimeError(f"no worker of the cluster is full, but placement failed: {placement}")
     cluster.charge(turn, placement, request, blocks)
     charged = time.perf_counter()
     world.running.append((turn, placement.endpoints))
@@ -250,7 +249,9 @@ COLUMNS: Columns[Cost] = {
 def note(costs: Sequence[Cost]) -> str:
     most = max(costs, key=lambda cost: cost.workers)
     processes = -(-TARGET_PER_S // most.decisions_per_s)
-    return f"{TARGET_PER_S:,} requests a second on {most.workers:,} workers: {processes:.0f} routers' worth of deciding"
+    return (
+        f"{TARGET_PER_S:,} requests/s on {most.workers:,} workers: decisions take the CPU time of {processes:.0f} cores"
+    )
 
 
 def as_picture(costs: Sequence[Cost]) -> str:

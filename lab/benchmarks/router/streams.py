@@ -1,6 +1,6 @@
-"""Many streams through a router or a bare server whose workers compute nothing: CPU time, and delays.
+"""Measures CPU time and delays of many streams through a router, or a bare server, with workers that compute nothing.
 
-gRPC messages are read as bytes, HTTP as it comes from a socket: the client's own cost is small, and on other cores.
+The client reads gRPC messages as bytes and HTTP from a raw socket, and runs on other cores, so it costs little itself.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class StreamStack:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Streams at once, each with a token every `interval_s`, counted for `seconds`."""
+    """Load: concurrent streams, each with a token every `interval_s`, measured for `seconds`."""
 
     streams: int
     interval_s: float
@@ -51,7 +51,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class StreamFigures:
-    """Figures of one window in which all streams ran. CPU time is the server's, user and system, all threads."""
+    """Figures of a window. `cpu_s`: user and system time of all threads of the server."""
 
     streams: int
     offered_tokens_per_s: float
@@ -90,11 +90,11 @@ class Delays:
 @dataclass(slots=True)
 class StreamCounts:
     streams: int
-    begun: int = 0  # streams that have had a token
+    begun: int = 0  # streams that have received a token
     messages: int = 0
     tokens: int = 0
     all_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)  # a message, since it was cleared
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by each message
 
     def take(self, tokens: int, messages: int, is_first: bool) -> None:
         self.messages += messages
@@ -107,13 +107,13 @@ class StreamCounts:
 
 
 def cpu_s(pid: int) -> float:
-    """User and system time of a process so far, all its threads."""
+    """Return the user and system time of all threads of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 Follow = Callable[[int, StreamCounts], Awaitable[None]]
-"""Reads one stream, by its number, until it is cancelled."""
+"""Function that reads the stream of a number until it is cancelled."""
 
 
 async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigures:
@@ -122,12 +122,12 @@ async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigur
     try:
         async with asyncio.timeout(READY_S):
             await counts.all_begun.wait()
-        await asyncio.sleep(SETTLE_S)  # the first steps of all of them are over
+        await asyncio.sleep(SETTLE_S)  # until the first steps of all streams are over
         began_s, cpu, messages, tokens = time.monotonic(), cpu_s(pid), counts.messages, counts.tokens
         counts.heard.clear()
         await asyncio.sleep(window.seconds)
         async with asyncio.timeout(READY_S):
-            await counts.heard.wait()  # a machine that stalled for all of it has shown nothing
+            await counts.heard.wait()  # if the machine stalled for the whole window, wait for at least one message
         spent, took_s = cpu_s(pid) - cpu, time.monotonic() - began_s
         offered = window.streams / window.interval_s
         return StreamFigures(window.streams, offered, took_s, counts.tokens - tokens, counts.messages - messages, spent)
@@ -197,7 +197,7 @@ async def floor_delays(stack: StreamStack, messages: int) -> Delays:
 
 
 async def first_token_ms(stack: StreamStack, requests: int, prompt_tokens: int = 16) -> float:
-    """Median time of whole requests for one token, one after another."""
+    """Return the median time to the only token of requests that are sent one after another."""
     took: list[float] = []
     async with _channel(stack.target) as channel:
         for _ in range(requests):
@@ -229,7 +229,7 @@ def _channel(target: str, number: int = 0) -> grpc.aio.Channel:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A way to ask for a stream of so many tokens over HTTP."""
+    """HTTP endpoint that streams an answer."""
 
     name: str
     path: str
@@ -261,11 +261,11 @@ class StreamConnection:
         self._writer.write(head.encode() + body)
 
     async def read(self) -> bytes:
-        """The bytes that have arrived; empty at the end of the connection."""
+        """Return the bytes that have arrived; empty at the end of the connection."""
         return await self._reader.read(READ_BYTES)
 
     async def first_token_ms(self, route: Route) -> float:
-        """Return the first-token time of a request for one token; its complete answer is read."""
+        """Measure the time to first token of a request for one token, and read its complete answer."""
         began_s = time.monotonic()
         self.ask(route, 1)
         read, took_s = b"", None
@@ -274,7 +274,7 @@ class StreamConnection:
             if took_s is None and any(_TEXT.findall(read)):
                 took_s = time.monotonic() - began_s
         if took_s is None or _END not in read:
-            raise RuntimeError(f"no token came: {read[-300:]!r}")
+            raise RuntimeError(f"the answer ended without a token: {read[-300:]!r}")
         return took_s * 1e3
 
 
@@ -289,7 +289,7 @@ async def connection(target: str) -> AsyncIterator[StreamConnection]:
 
 
 async def measure_http(stack: StreamStack, window: Window, route: Route) -> StreamFigures:
-    """Messages are events with text; the workers' tokens are letters."""
+    """Measure streams over HTTP: each event with text is a message, and each letter of the text a token."""
 
     async def follow(_: int, counts: StreamCounts) -> None:
         async with connection(stack.http_target) as stream:
@@ -305,10 +305,7 @@ async def measure_http(stack: StreamStack, window: Window, route: Route) -> Stre
 
 @asynccontextmanager
 async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIterator[StreamStack]:
-    """Run a router on a core of its own where there are two, all else on the others.
-
-    `folder` has the checkpoint `tiny`.
-    """
+    """Run a router on one core and its workers on the others; `folder` contains the checkpoint `tiny`."""
     port, admin, http, prefill, decode = free_ports(5)
     first, rest = split_cores()
     at = (folder / "tiny", prefill, decode, interval_ms)
@@ -323,7 +320,7 @@ async def serving(folder: Path, interval_ms: float, *flags: object) -> AsyncIter
 
 @asynccontextmanager
 async def floor_server(folder: Path, interval_ms: float) -> AsyncIterator[StreamStack]:
-    """The bare server, where the router would be."""
+    """Run the bare server on the core that the router would have."""
     port = free_port()
     target = f"{HOST}:{port}"
 

@@ -1,12 +1,12 @@
-"""Servers that compute nothing and write at a set pace: the workers of a measured router, and what gRPC alone costs.
+"""Servers that compute nothing and send tokens at a set pace: workers for a measured router, and a bare gRPC server.
 
-A prefill and a decode worker in one process, which speak sessions:
-`-m baton.lab.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS`. First tokens are sent at once;
-then each step sends one token of every sequence, in one message to each router. When the steps since the
-latest request were made, in monotonic nanoseconds, `/baton.bench.Worker/Marks` returns as JSON.
+`-m baton.lab.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS` runs a prefill and a decode worker
+in one process. They send first tokens at once; after that, each step sends one token of every sequence, in one message
+to each router. `/baton.bench.Worker/Marks` returns the times of the steps since the latest request as JSON, in
+monotonic nanoseconds.
 
-`-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS`: a bare server that writes messages of the size of a
-delta to each stream. A message begins with the monotonic nanoseconds of its making.
+`-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS` runs the bare server. It sends messages of the size of a
+delta to each stream; a message begins with the time when it was made, in monotonic nanoseconds.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 from baton.worker.config import REPORT_PERIOD_S
 
 BLOCK_TOKENS, BLOCKS, SLOTS, CONTEXT_TOKENS, VOCABULARY = 32, 1 << 20, 1 << 14, 1 << 17, 259
-FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint's tokens: three special ones, then bytes, from ! on
+FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint has three special tokens, then one per byte from "!" on
 MARKS_METHOD = "/baton.bench.Worker/Marks"
 FLOOR_METHOD = "/baton.bench.Floor/Stream"
 TIME_BYTES = 8
@@ -43,11 +43,11 @@ Session = RouterSession[session_pb2.ConnectResponse]
 class _Sequence:
     attempt_id: int
     made: int
-    tokens: int  # when it ends
+    tokens: int  # at which it ends
 
 
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
-    """Worker of one role that computes nothing."""
+    """Worker that computes nothing."""
 
     def __init__(self, role: "session_pb2.Role", folder: str) -> None:
         self.info = worker_info(role, folder)
@@ -162,14 +162,14 @@ async def serve(folder: str, ports: tuple[int, int], interval_s: float) -> int:
             for worker in workers:
                 worker.report()
         due_s = begun_s + step * interval_s
-        if due_s < now:  # behind: steps that were missed are not made up for
+        if due_s < now:  # late: missed steps are not made up for
             begun_s += now - due_s
         await asyncio.sleep(max(0.0, due_s - now))
     return 0
 
 
 class Floor:
-    """Bare server: all streams wait for the same ticks, as the streams of a router wait for its workers' steps."""
+    """Bare server. All streams wait for the same ticks, as a router's streams wait for the steps of its workers."""
 
     def __init__(self) -> None:
         self._tick: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()

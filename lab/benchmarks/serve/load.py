@@ -1,15 +1,15 @@
-"""The one load generator: requests as they are due, when pieces of answers came, and vLLM's figures of that.
+"""Load generator: sends requests when they are due, notes when pieces of answers arrive, and computes vLLM's metrics.
 
-As in vLLM's `bench serve`: lengths are drawn evenly around their mean, a prefix is shared by all prompts, gaps between
-arrivals are drawn from a gamma distribution and then scaled so that the last request arrives after requests / rate.
+As in vLLM's `bench serve`, lengths are drawn uniformly around their mean, all prompts share a prefix, and gaps between
+arrivals are drawn from a gamma distribution, then scaled so that the last request arrives after requests / rate.
 
-Open loop: a request is sent at its time, however many earlier ones are unanswered. Closed loop: so many at a time. Jobs
-may come without end: then cancelling ends the run, and the target knows what was answered.
+In an open loop, each request is sent at its arrival time, however many earlier ones are unanswered. In a closed loop, a
+fixed number is in flight. The jobs may be endless: the run then lasts until it is cancelled.
 
-Of the requests that ended well: TTFT is from the sending to the first piece, latency (E2EL) to the last. TPOT is
+Metrics count successful requests. TTFT is the time from sending to the first piece, latency (E2EL) to the last. TPOT is
 (latency - TTFT) / (output tokens - 1), one value per request with more than one token. ITL has one value per gap
-between two pieces, of all requests together. A request is good where each of its values is at most the objective's;
-without a second token its TPOT counts as 0. Percentiles are interpolated linearly.
+between two pieces, over all requests. A request is good if each of its values is at most its objective; the TPOT of a
+request with one token counts as 0. Percentiles are interpolated linearly.
 """
 
 import asyncio
@@ -25,18 +25,16 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Request: the prompt, the length of the answer, and when it is sent."""
+    """Request to send."""
 
     prompt: tuple[int, ...]
     output_tokens: int
-    arrival_s: float = 0.0  # after the start; a closed loop does not look at it
+    arrival_s: float = 0.0  # after the start of the run; unused in a closed loop
 
 
 @dataclass(frozen=True, slots=True)
 class RandomJobs:
-    """Generator of random requests. `range_ratio` r: lengths from the mean times 1 - r to the mean times 1 + r. Token
-    ids are below `vocab_size`.
-    """
+    """Generator of random requests. With `range_ratio` r, lengths are between (1 - r) and (1 + r) times their mean."""
 
     input_tokens: int
     output_tokens: int
@@ -57,7 +55,7 @@ class RandomJobs:
 
 
 def draw_length(chance: random.Random, mean: int, range_ratio: float) -> int:
-    """Evenly among the whole numbers around `mean`, at least 1."""
+    """Draw a length uniformly around `mean`; at least 1."""
     return chance.randint(max(1, math.floor(mean * (1 - range_ratio))), max(1, math.ceil(mean * (1 + range_ratio))))
 
 
@@ -70,7 +68,7 @@ def random_tokens(chance: random.Random, count: int, vocab_size: int) -> tuple[i
 
 
 def poisson_arrivals_s(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds after the start; 0 at an infinite rate. `burstiness` 1: Poisson, below: bunched, above: even."""
+    """Draw arrival times; all 0 at an infinite rate. `burstiness`: 1 for Poisson, lower for bursts, higher for even."""
     if math.isinf(rate):
         return [0.0] * count
     chance = random.Random(seed)
@@ -83,7 +81,7 @@ def poisson_arrivals_s(count: int, rate: float, burstiness: float, seed: int) ->
 
 
 def random_arrivals_s(chance: random.Random, rate: float, begin_s: float, end_s: float) -> Iterator[float]:
-    """A Poisson process for a time."""
+    """Yield the arrivals of a Poisson process between two times."""
     while (begin_s := begin_s + chance.expovariate(rate)) < end_s:
         yield begin_s
 
@@ -92,7 +90,7 @@ Clock = Callable[[], float]
 
 
 class TargetFailed(Exception):
-    """The server did not answer, or not to the end. The message is for people."""
+    """Error: the server did not answer completely."""
 
     def __init__(self, message: str, code: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -107,15 +105,15 @@ class Target(Protocol):
     def name(self) -> str: ...
 
     async def prepare(self) -> int | None:
-        """Called once, before any request. Returns the size of the vocabulary, where the server reports it.
+        """Prepare for requests, once. Returns the vocabulary size if the server reports it.
 
         Raises: TargetFailed.
         """
 
     async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
-        """Sends one request; `on_piece` is called when each piece of the answer arrives.
+        """Send a greedy request that ignores end-of-sequence tokens, and return the number of output tokens.
 
-        Greedy, and past any end of sequence. Returns the number of output tokens. Raises: TargetFailed.
+        `on_piece` is called when a piece of the answer arrives. Raises: TargetFailed.
         """
 
     async def close(self) -> None: ...
@@ -132,13 +130,13 @@ class LoadOutcome:
     """The outcome of one request. Seconds."""
 
     prompt_tokens: int
-    output_tokens: int  # 0 where it failed
+    output_tokens: int  # 0 if it failed
     sent_s: float  # after the start of the run
-    late_s: float  # sent so long after its arrival: the lag of this process
-    pieces_s: tuple[float, ...]  # when each piece came, after the start of the run
-    error: str = ""  # empty: it ended well
+    late_s: float  # from its arrival time to its sending: the lag of this process
+    pieces_s: tuple[float, ...]  # arrival of each piece, after the start of the run
+    error: str = ""  # empty if it succeeded
     ended_s: float = 0.0  # after the start of the run
-    code: str = ""  # of gRPC, where it failed with one
+    code: str = ""  # gRPC status, if it failed with one
     retry_after_s: float | None = None
 
     @property
@@ -157,7 +155,7 @@ class LoadOutcome:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Return gaps between pieces, which may have several tokens each."""
+        """Return the gaps between pieces; a piece may have several tokens."""
         return [later - earlier for earlier, later in zip(self.pieces_s, self.pieces_s[1:], strict=False)]
 
 

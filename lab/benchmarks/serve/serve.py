@@ -1,4 +1,4 @@
-"""Load test of a service: `baton bench serve`. Several targets get the same requests, one target after the other."""
+"""Command `baton bench serve`: load test of one or more servers, which get the same requests one after the other."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from baton.lab.report.result import Columns, table
 
 
 def run_serve_bench(options: ServeBenchOptions) -> int:
-    """Measure all targets and print them; return 1 if a request failed. Raises: CommandFailed."""
+    """Measure all targets and print the metrics; return 1 if a request failed. Raises: CommandFailed."""
     results = asyncio.run(measure_all(options))
     print(json.dumps([result.as_json() for result in results]) if options.json else "\n\n".join(map(as_table, results)))
     return 1 if any(result.failed for result in results) else 0
@@ -44,7 +44,7 @@ async def measure_all(options: ServeBenchOptions) -> list[Metrics]:
 
 
 def make_jobs(options: ServeBenchOptions, vocab_size: int) -> list[Job]:
-    """Draw the jobs: the same for every server with the same vocabulary."""
+    """Draw the jobs; servers with the same vocabulary size get the same ones."""
     rate = float("inf") if options.rate is None else options.rate
     drawn = RandomJobs(
         options.input_len, options.output_len, options.prefix_len, options.range_ratio, vocab_size, options.seed
@@ -72,5 +72,5 @@ def as_table(metrics: Metrics) -> str:
     if metrics.request_goodput is not None:
         lines.append(f"  goodput: {metrics.request_goodput:.2f} requests/s")
     lines.append(table(rows, COLUMNS))
-    lines.append(f"  sent after their time: {metrics.late.p50:.2f} ms (p50), {metrics.late.p99:.2f} ms (p99)")
+    lines.append(f"  lag of this client in sending: {metrics.late.p50:.2f} ms (p50), {metrics.late.p99:.2f} ms (p99)")
     return "\n".join(lines + [f"  failed: {error}" for error in metrics.errors])

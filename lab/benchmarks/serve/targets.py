@@ -1,6 +1,6 @@
-"""The servers that a load can be sent to: Baton by its Python client, and any server with OpenAI's completions.
+"""Servers under load: Baton through its Python client, and any server with OpenAI's completions API.
 
-Prompts go out as token ids. A server that takes only text gets theirs, if a tokenizer is given.
+Prompts are sent as token ids, or as text if a tokenizer is given for a server that takes only text.
 """
 
 import json
@@ -23,7 +23,7 @@ ERROR_CHARACTERS = 300
 
 
 class BatonTarget:
-    """A router. A call that fails is not made again: it counts as failed."""
+    """Router of Baton. A failed call is not retried."""
 
     def __init__(self, address: str, model: str = "", timeout_s: float = 120.0, api_key: str | None = None) -> None:
         self.name = f"grpc://{address}"
@@ -59,9 +59,7 @@ class BatonTarget:
 
 
 class OpenAITarget:
-    """OpenAI endpoint. `base`: the URL before /completions. `text_of`: prompts are sent as text. `client` is closed
-    with this.
-    """
+    """OpenAI endpoint. `base`: URL without /completions. `text_of`: None to send token ids. Takes over `client`."""
 
     def __init__(self, base: str, model: str, api_key: str, text_of: TextOf | None, client: httpx2.AsyncClient) -> None:
         self.name = base
@@ -79,7 +77,7 @@ class OpenAITarget:
             listed.raise_for_status()
             self._model = str(listed.json()["data"][0]["id"])
         except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise TargetFailed(f"no model was named, and its list cannot be read: {error}") from error
+            raise TargetFailed(f"no --model was given, and the server's list cannot be read: {error}") from error
         return None
 
     async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
@@ -91,7 +89,7 @@ class OpenAITarget:
                     raise TargetFailed(f"{response.status_code}: {(await response.aread())[:ERROR_CHARACTERS]!r}")
                 async for line in response.aiter_lines():
                     message = read_event(line)
-                    if message.get("choices"):  # its text may be empty: half a character is a piece too
+                    if message.get("choices"):  # even with empty text, as for a token that is half a character
                         on_piece()
                         pieces += 1
                     if usage := message.get("usage"):
@@ -116,7 +114,7 @@ class OpenAITarget:
 
 
 def read_event(line: str) -> dict[str, Any]:
-    """The event of one line of a stream of server-sent events; empty where none. Raises: TargetFailed."""
+    """Parse a line of a stream of server-sent events; empty if it has no event. Raises: TargetFailed."""
     kind, _, data = line.partition(":")
     data = data.strip()
     if kind != "data" or data == "[DONE]":
@@ -124,7 +122,7 @@ def read_event(line: str) -> dict[str, Any]:
     try:
         message = json.loads(data)
     except ValueError as error:
-        raise TargetFailed(f"the stream is no JSON: {data[:ERROR_CHARACTERS]}") from error
+        raise TargetFailed(f"an event of the stream is not JSON: {data[:ERROR_CHARACTERS]}") from error
     if not isinstance(message, dict) or message.get("error"):
         raise TargetFailed(data[:ERROR_CHARACTERS])
     return message
@@ -139,7 +137,7 @@ def make_target(url: str, model: str, api_key: str, timeout_s: float, tokenizer:
         unlimited = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
         client = httpx2.AsyncClient(limits=unlimited, timeout=timeout_s, trust_env=False)
         return OpenAITarget(url.rstrip("/"), model, api_key, _text_of(tokenizer), client)
-    raise CommandFailed(f"{url!r} is no target: grpc://host:port of Baton, or http://host:port/v1 of any other server")
+    raise CommandFailed(f"{url!r} is no target: give grpc://host:port of Baton, or http://host:port/v1 of any server")
 
 
 def _text_of(tokenizer: Path | None) -> TextOf | None:
@@ -150,13 +148,13 @@ def _text_of(tokenizer: Path | None) -> TextOf | None:
     try:
         read = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     except Exception as error:  # tokenizers raises nothing narrower
-        raise CommandFailed(f"{tokenizer} has no tokenizer.json that can be read: {error}") from error
+        raise CommandFailed(f"{tokenizer}/tokenizer.json cannot be read: {error}") from error
     return lambda token_ids: str(read.decode(list(token_ids)))
 
 
 WARM_UP_PROMPT_TOKENS, WARM_UP_ANSWER_TOKENS = 16, 4
 DEFAULT_VOCAB_SIZE = 1000
-"""Vocabulary size if neither the server nor the caller names it."""
+"""Vocabulary size if neither the server nor the caller gives one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,7 @@ async def opened(options: ServeBenchOptions) -> AsyncIterator[list[Server]]:
     """Open and warm up all servers. Raises: CommandFailed."""
     urls, models = options.targets, options.model or [""]
     if len(models) not in (1, len(urls)):
-        raise CommandFailed(f"{len(models)} models for {len(urls)} targets: give one for each, or one")
+        raise CommandFailed(f"{len(models)} models for {len(urls)} targets: give one for all, or one for each")
     async with AsyncExitStack() as undo:
         ready = []
         for url, model in zip(urls, models if len(models) > 1 else models * len(urls), strict=True):

@@ -1,19 +1,19 @@
-"""What it costs that prompts are computed in one process and answers in another.
+"""Cost of computing prompts in one process and answers in another.
 
     .venv/bin/python -m baton.lab.benchmarks.transfer.hand_over [--model FOLDER] [--kv-cache-dtype auto|float32|...]
                                            [--prompt-tokens 2048] [--rounds 9] [--json FILE]
 
-One prefill and one decode worker on the cores that `baton up` would give them, this process as their router on the
-router's core. All of it in one run, by the machine's monotonic clock:
+One prefill and one decode worker run on the cores that `baton up` would give them; this process is their router, on the
+router's core. All times are of the machine's monotonic clock and from the same run:
 
-* hand-over: from the end of the prompt's last chunk on prefill's engine to the begin of the first decode step, on an
-  idle decode worker, and by stage: the news to prefill's event loop, the watermark's way, copying what came with it,
-  the round trip that confirms the copy, the way to decode's engine.
-* added TTFT: from sending the prompt to its first token, while decode pulls it, over the same with no pull. In
-  turns, new tokens each time; the median of the pairs' ratios.
-* pull: GB/s of the copies, over that of a plain memcpy of as much memory on the same core in the same run.
-* hidden: the share of the copying that was over before the last chunk was.
-* time between tokens of one long answer: quiet; while prompts are computed that no worker pulls; while they are pulled.
+* hand-over: from the end of the prompt's last chunk on the prefill engine to the start of the first step on an idle
+  decode worker. Its stages: the prefill worker's event loop learns of the end; the watermark reaches the decode worker;
+  the last blocks are copied; a round trip confirms the copy; the decode engine is told.
+* added TTFT: time to first token while the decode worker pulls the prompt, over that without a pull. Both are measured
+  in turn, each time with new tokens; the result is the median ratio.
+* pull: GB/s of the copies, next to a plain memcpy of the same size on the same core.
+* hidden: share of the copying that was done before the last chunk ended.
+* time between tokens of one long answer: alone, next to prompts that are not pulled, and next to pulled prompts.
 """
 
 import argparse
@@ -42,13 +42,13 @@ WARM_UP_ROUNDS = 2
 
 @dataclass(frozen=True, slots=True)
 class HandOverStages:
-    """Milliseconds of one hand-over; they add up to `total`."""
+    """Milliseconds of the consecutive stages of one hand-over."""
 
-    news: float  # prefill's last chunk ended -> its event loop moves the watermark
-    way: float  # -> decode's event loop has it, and the copies before it are over
-    copy: float  # what came with the last watermark
-    confirm: float  # the round trip
-    activate: float  # -> the first step begins
+    news: float  # from the end of the last chunk until the prefill worker's event loop moves the watermark
+    way: float  # until the decode worker has the watermark and has finished earlier copies
+    copy: float  # of the blocks that the last watermark released
+    confirm: float  # round trip
+    activate: float  # until the first step begins
     total: float
 
 
@@ -67,22 +67,20 @@ class HandOverResult:
     kv_cache_dtype: str
     kv_bytes: int
     transport: str
-    hand_over_ms: HandOverStages  # medians, each by itself
+    hand_over_ms: HandOverStages  # median of each stage
     hand_over_p90_ms: float
-    ttft_ms: float  # with no pull
-    added_ttft: float  # share
+    ttft_ms: float  # without a pull
+    added_ttft: float  # as a share of `ttft_ms`
     pull_gb_per_s: float
     memcpy_gb_per_s: float
-    hidden: float  # share
+    hidden: float  # share of the copying that was done before the last chunk ended
     quiet: Between
     computing: Between
     pulling: Between
 
 
 def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[HandOverStages, float]:
-    """Return the stages of the only hand-over since then, and the share of its copying that was done before the last
-    chunk.
-    """
+    """Return the stages of the only hand-over since `since`, and its hidden share of copying."""
     prefill, decode = prefill_marks.since(since), decode_marks.since(since)
     ended = [end for name, _, end in prefill if name == "step"][-1]
     advanced = [begin for name, begin, _ in prefill if name == "advance"][-1]
@@ -120,7 +118,7 @@ def note(progress: str) -> None:
 
 
 def memcpy_gb_per_s(nbytes: int) -> float:
-    """Measure a copy between two buffers that were touched before, on the calling thread."""
+    """Measure a copy on the calling thread, between buffers whose pages are already mapped."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
 
@@ -137,7 +135,7 @@ async def measure(
         began = time.monotonic()
         pulled = await workers.answer(tokens, 4)
         if number < WARM_UP_ROUNDS:
-            continue  # pages are touched for the first time
+            continue  # the first copies also map the pages
         found, share = stages_of(*marks, began)
         landed = pulled.landed
         stages.append(found)
@@ -192,7 +190,7 @@ def main() -> None:
         kv_cache_dtype="auto",
         transport="auto",
         prompt_tokens=2048,
-        answer_tokens=(256, "of the answer whose gaps are measured"),
+        answer_tokens=(256, "length of the answer whose time between tokens is measured"),
         rounds=9,
     )
     result = asyncio.run(run(options))

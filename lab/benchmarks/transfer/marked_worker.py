@@ -1,9 +1,9 @@
-"""Run a worker whose hand-over stages are timed from outside.
+"""Runs a worker that writes down when each stage of a hand-over began and ended.
 
-    python -m baton.lab.benchmarks.transfer.marked_worker prefill|decode FILE [its flags ...]
+    python -m baton.lab.benchmarks.transfer.marked_worker prefill|decode FILE [flags of the worker ...]
 
-FILE gets one JSON line per stage: its name, begin and end in seconds of time.monotonic, which all processes of a Linux
-machine share.
+FILE gets one JSON line per stage: its name, begin and end in seconds of time.monotonic, which is the same clock in all
+processes of a Linux machine.
 """
 
 import functools
@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 @dataclass(frozen=True, slots=True)
 class StageMarks:
-    """Stages that a worker wrote to a file, in order."""
+    """File of stages that a worker wrote."""
 
     path: Path
 
@@ -31,7 +31,7 @@ class StageMarks:
 
 
 def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
-    """Return `method` with its times written to `marks`; calls that return False did nothing and are left out."""
+    """Return `method`, with its begin and end written to `marks` unless it did nothing, which it says by False."""
 
     def write(began: float, result: object) -> None:
         if result is not False:

@@ -1,4 +1,4 @@
-"""Single workers without a router: processes, sessions with them, and requests that this process deals out."""
+"""Workers without a router: starts them, opens sessions with them, and sends requests in the router's place."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ from baton.text.block_hash import HashChain
 START_S, ANSWER_S, STOP_S = 180.0, 300.0, 30.0
 BLOCK_TOKENS = 32
 TIME_LEFT_MS = 600_000
-NO_ROOT = bytes(32)  # of hashes: no adapter, no salt
+NO_ROOT = bytes(32)  # start of the hash chain of a request without adapter and cache salt
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,10 @@ def worker_process(
     environment: Mapping[str, str] = MappingProxyType({}),
     stop_s: float = STOP_S,
 ) -> Iterator[StartedWorker]:
-    """Until left. `marks`: the file of its stages, where they are wanted. `threads`: of its arithmetic. `within`: the
-    beginning of the command that runs it, at whose end it listens on `host`. `environment`: beside ours. `stop_s`: that
-    it may take to stop; then it is killed.
+    """Run a worker until the block is left; it is killed if it has not stopped after `stop_s`.
+
+    `marks`: file for the stages of its hand-overs. `threads`: of torch. `within`: command that runs it elsewhere, where
+    it listens on `host`. `environment`: added to that of this process.
     """
     port = free_port()
     module = (
@@ -83,7 +84,7 @@ def worker_process(
         except subprocess.TimeoutExpired:
             print(f"the {role} worker did not stop in {stop_s:g} s: it is killed", file=sys.stderr, flush=True)
             process.kill()
-            with suppress(subprocess.TimeoutExpired):  # one that the driver holds
+            with suppress(subprocess.TimeoutExpired):  # a GPU driver may keep it from ending
                 process.wait(stop_s)
 
 
@@ -131,9 +132,9 @@ class PairSession:
             await self._call.write(message)
 
     async def hear(self, kind: str, attempt_id: int) -> Heard:
-        """The next event of that kind about an attempt; of a step's outputs, the one output.
+        """Wait for the next event of a kind about an attempt; kind `output` is one output of a step.
 
-        Raises: RuntimeError where the attempt failed; the session's own error where it has ended.
+        Raises: RuntimeError if the attempt failed or the session ended; grpc.aio.AioRpcError if the session broke.
         """
         hearing = asyncio.create_task(self._heard[kind, attempt_id].get())
         await asyncio.wait((hearing, self._reader), timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
@@ -147,7 +148,7 @@ class PairSession:
         return heard
 
     async def prefill(self, command: session_pb2.Prefill) -> Heard:
-        """Computes a prompt that no worker pulls, and lets it go; the first step."""
+        """Compute a prompt that no worker pulls, then cancel it; return its first step."""
         await self.send(prefill=command)
         first = await self.hear("first_step", command.attempt_id)
         await self.send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
@@ -173,7 +174,7 @@ _attempts = count(1)
 
 
 def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> dict[str, Any]:
-    """The fields that both workers' commands have. `hashed`: its blocks are cached."""
+    """Return the fields that Prefill and Start share. `hashed`: with block hashes, so that blocks are cached."""
     blocks = len(tokens) // BLOCK_TOKENS if hashed else 0
     return {
         "attempt_id": next(_attempts),
@@ -196,12 +197,12 @@ class PairAnswer:
     prompt: list[int]
     token_ids: list[int]
     first_s: float  # from sending the prompt to its first token
-    times: list[float]  # of the tokens after it, on the monotonic clock
-    landed: Any  # what was copied; None where nothing was
+    times: list[float]  # arrival of the later tokens, on the monotonic clock
+    landed: Any  # report of the copy; None if nothing was copied
 
 
 class WorkerPair:
-    """Requests to a decode worker, whose prompts a prefill worker computes, or itself where there is none."""
+    """Sends requests to a decode worker; a prefill worker computes their prompts, or the decode worker without one."""
 
     def __init__(self, decode: PairSession, prefill: PairSession | None, hashed: bool = False) -> None:
         self._decode, self._prefill, self._hashed = decode, prefill, hashed
@@ -209,10 +210,10 @@ class WorkerPair:
     async def answer(
         self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
     ) -> PairAnswer:
-        """A prompt of that many tokens that no worker has seen. `pulled`: whether decode takes it over.
+        """Answer a new random prompt. `pulled`: whether the decode worker takes the prompt over.
 
-        With one token of answer decode copies the prompt and makes nothing of it: that is not waited for.
-        `on_token` is called at each token of decode.
+        With one token to answer, the decode worker only copies the prompt, and this does not wait for the copy.
+        `on_token` is called for each message of the decode worker with tokens.
         """
         common = make_command(new_prompt(self._decode, tokens), answer_tokens, self._hashed)
         attempt_id, sent, landed = common["attempt_id"], time.monotonic(), None
@@ -230,7 +231,7 @@ class WorkerPair:
             landed = (await self._decode.hear("landed", attempt_id)).event
         while len(token_ids) < answer_tokens:
             heard = await self._decode.hear("output", attempt_id)
-            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode repeats the first
+            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode sends the first token again
             token_ids += fresh
             times += [heard.at] * len(fresh)
             if on_token is not None:

@@ -1,11 +1,11 @@
-"""Compiles the Triton kernels ahead of time, without a GPU, and says what came of it.
+"""Compiles the Triton kernels ahead of time, without a GPU, and prints the resources that they use.
 
     .venv/bin/python -m baton.lab.benchmarks.triton.compile --arch 80 90 100 [--kernel paged_decode] [--json FILE]
 
-One line per kernel and dtype: registers, bytes spilled, shared memory. Exit status 1 where a kernel of decode spills.
+Prints registers, spilled bytes and shared memory of each kernel and dtype. Exits with 1 if a kernel of decode spills.
 
-There is a case of every kernel in every dtype that it is used with, at sizes of real models. Tensors are on the `meta`
-device: they have shapes and dtypes, and no memory.
+Every kernel is compiled for every dtype that it is used with, at sizes of real models. Tensors are on the `meta`
+device: they have shapes and dtypes, but no memory.
 """
 
 import itertools
@@ -92,7 +92,7 @@ def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim:
 def rotated(
     sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring, group: int = GROUP
 ) -> KernelCase:
-    """Decode that rotates and stores by itself, with norms of heads."""
+    """Return the case of decode that also normalises heads, rotates them and stores the KV."""
 
     def calls(device: Device) -> list[KernelCall]:
         qkv = tensor(sequences, KV_HEADS * (group + 2), head_dim, dtype=computed)
@@ -123,7 +123,7 @@ def prefill(
 
 
 def latent(stored: torch.dtype, computed: torch.dtype) -> KernelCase:
-    """Decode and prefill of DeepSeek's attention, of 128 heads, and the write of its rows."""
+    """Return the case of DeepSeek's latent attention with 128 heads: decode, prefill and storing."""
 
     def calls(device: Device) -> list[KernelCall]:
         layout = KvLayout(LAYERS, 1, BLOCK_TOKENS, 576, stored, 512)
@@ -143,7 +143,7 @@ def latent(stored: torch.dtype, computed: torch.dtype) -> KernelCase:
 
 
 def store(stored: torch.dtype, computed: torch.dtype) -> KernelCase:
-    """Return the case of both ways to write the pool."""
+    """Return the case of the two kernels that write KV: with rotation and without."""
 
     def calls(device: Device) -> list[KernelCall]:
         kv, slots = pages(stored, 128).layer(1), indices(256)
@@ -168,7 +168,7 @@ def row_by_row(dtype: torch.dtype) -> KernelCase:
 
 
 def delta_net(dtype: torch.dtype) -> KernelCase:
-    """Convolution and rule of one layer of Qwen3-Next-80B-A3B, of 64 answers."""
+    """Return the case of a DeltaNet layer of Qwen3-Next-80B-A3B, for a step of 64 answers."""
 
     def calls(_: Device) -> list[KernelCall]:
         key_heads, value_heads, size, kernel = 16, 32, 128, 4
@@ -192,7 +192,7 @@ def delta_net(dtype: torch.dtype) -> KernelCase:
 
 
 def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
-    """A gated product of normalised rows, and one that is added to."""
+    """Return the case of a gated product of normalised rows, and of a product that is added to its output."""
 
     def calls(device: Device) -> list[KernelCall]:
         data, outputs = tensor(2 * FEED_FORWARD, HIDDEN, dtype=stored), tensor(rows, FEED_FORWARD, dtype=dtype)
@@ -208,7 +208,7 @@ def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
 
 
 def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype) -> KernelCase:
-    """Few rows, whose inputs are cut in parts, as many as one tile takes, and the spelling out for more."""
+    """Return the case of a quantised weight: few rows (split over inputs), a full tile, and dequantisation for more."""
 
     def calls(device: Device) -> list[KernelCall]:
         weight, bias = QuantisedWeight(data, scales, zeros), tensor(len(data), dtype=dtype)
@@ -223,7 +223,7 @@ def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | No
 
 
 def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
-    """Return the case of 128 experts of which each row passes 8 (Qwen3-30B-A3B)."""
+    """Return the case of 128 experts, 8 for each row (Qwen3-30B-A3B)."""
 
     def calls(device: Device) -> list[KernelCall]:
         many, per_row, hidden, inner = 128, 8, 2048, 768
@@ -242,7 +242,7 @@ def experts(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
 
 
 def sample(vocab: int, may_ban: bool) -> KernelCase:
-    """A vocabulary of one part compiles to a variant of its own."""
+    """Return the case of sampling; a vocabulary that fits one tile compiles to a variant of its own."""
 
     def calls(_: Device) -> list[KernelCall]:
         column = tensor(64, dtype=torch.float32)
@@ -325,7 +325,7 @@ CASES = [
 
 
 MULTIPROCESSORS = {80: 108, 86: 84, 89: 128, 90: 132, 100: 148, 120: 170}
-MAY_SPILL = "attend_chunk"  # of prompts alone; all others are of decode too
+MAY_SPILL = "attend_chunk"  # the only kernel that decode does not use
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,8 +336,8 @@ class Compiled:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    reads_before_wait: int | None  # that any program makes; None where not all wait for the kernel before
-    seconds: float  # to compile it, on one core
+    reads_before_wait: int | None  # reads before it waits for the previous kernel; None if not every program waits
+    seconds: float  # of compilation on one core
 
     def __str__(self) -> str:
         return (
@@ -367,7 +367,7 @@ def _reads_before_wait(ptx: str) -> int | None:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of memory in their place: those on the stack."""
+    """Return the registers of a thread, and its bytes of stack: spilled registers."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -375,12 +375,12 @@ def _resources(cubin: bytes) -> tuple[int, int]:
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     used = re.search(r"REG:(\d+) STACK:(\d+)", said)
     if used is None:
-        raise ValueError(f"cuobjdump did not say how many registers there are: {said}")
+        raise ValueError(f"cuobjdump printed no registers: {said}")
     return int(used[1]), int(used[2])
 
 
 def compile_cases(arch: int, kernel: str) -> list[Compiled]:
-    """Compile in a process of its own: Triton 3.6 treats 8-bit floats as on the GPU that it first compiled for."""
+    """Compile for one architecture. Each needs its own process: Triton 3.6 keeps the 8-bit floats of the first one."""
     rows: list[Compiled] = []
     for case in CASES:
         for row in compiled(case, arch) if kernel in case.name else ():
@@ -392,7 +392,7 @@ def compile_cases(arch: int, kernel: str) -> list[Compiled]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--arch", type=int, nargs="+", default=[80, 90, 100], choices=sorted(MULTIPROCESSORS))
-    parser.add_argument("--kernel", default="", help="only cases whose name has this in it")
+    parser.add_argument("--kernel", default="", help="only cases whose name contains this")
     options = parser.parse_args(arguments)
     spawned = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(os.cpu_count(), spawned, max_tasks_per_child=1) as compilers:

@@ -1,7 +1,6 @@
-"""What `tune` asks of products of few rows: which tile is fastest, and up to how many rows it is faster than a library.
+"""Tuning of matrix products with few rows: the fastest tile, and up to how many rows it beats the library's product.
 
-The second is asked of the projections of whole layers, as the engine computes them either way, with all that stands
-between them.
+For the latter, all projections of a layer are timed as the engine computes them, with the norms and gates in between.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,7 +52,7 @@ def _drawn(*shape: int) -> torch.Tensor:
 
 
 def _weights(shape: LayerShape) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Of so many layers that no cache holds them: qkv, output, gate and up, down."""
+    """Draw the weights (qkv, output, gate and up, down) of so many layers that they do not fit the GPU's cache."""
     sizes = ((shape.qkv, shape.hidden), (shape.hidden, shape.attended), (2 * shape.inner, shape.hidden))
     numbers = sum(outputs * inputs for outputs, inputs in sizes) + shape.hidden * shape.inner
     layers = max(2, -(-COLD_BYTES // (2 * numbers)))
@@ -79,7 +78,7 @@ def _projections(shape: LayerShape, rows: int) -> Calls:
 
 
 def layers_of(shape: LayerShape, rows: int) -> list[Callable[[], None]]:
-    """The projections of each layer, one after the other on one residual stream."""
+    """Return functions that compute the projections of one layer each, all on the same residual stream."""
     stream, attended = Stream(_drawn(rows, shape.hidden)), _drawn(rows, shape.attended)
     norm = Norm(torch.ones_like(_drawn(shape.hidden)), 1e-6)
 
@@ -97,9 +96,9 @@ def layers_of(shape: LayerShape, rows: int) -> list[Callable[[], None]]:
 
 
 def most_rows(few: FewRows, device: Device, seconds: Callable[[LayerShape, int], float]) -> int:
-    """Of MOST_ROWS, up to which a layer of every shape is faster with this tile than with a library; 0: never.
+    """Return the largest of MOST_ROWS for which every shape is faster with this tile than with the library; 0 if none.
 
-    seconds: of a layer, as the engine computes it by FEW_ROWS, which has another row meanwhile.
+    `seconds` times a layer as the engine computes it; FEW_ROWS is changed while it runs.
     """
     before, most = FEW_ROWS[device.row], 0
     try:
@@ -109,7 +108,7 @@ def most_rows(few: FewRows, device: Device, seconds: Callable[[LayerShape, int],
                 library_us = 1e6 * seconds(shape, rows)
                 FEW_ROWS[device.row] = replace(few, rows=rows)
                 fused_us = 1e6 * seconds(shape, rows)
-                print(f"  {name} x{rows}: {fused_us:.1f} us, a library {library_us:.1f} us", flush=True)
+                print(f"  {name} x{rows}: {fused_us:.1f} us, library {library_us:.1f} us", flush=True)
                 if fused_us >= library_us:
                     return most
             most = rows

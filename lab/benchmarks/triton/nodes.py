@@ -1,10 +1,10 @@
-"""How many kernels a recorded decode step launches, and how long a step would take at a GPU's limits. Needs no GPU.
+"""Counts the kernels of a decode step's CUDA graph, and estimates the time of a step. Needs no GPU.
 
     .venv/bin/python -m baton.lab.benchmarks.triton.nodes [--json FILE]
 
-The kernels of a graph are counted as it is recorded, over tiny layers of the same kind; nothing is computed. The
-estimate is the bytes that a step reads over the memory's rate, and NODE_US for each kernel: what a graph of small
-kernels takes on Hopper from one to the next. It is an estimate: no step of it has run.
+Kernels are counted while the graph of a small model with the same kinds of layers is recorded; nothing is computed. The
+estimate adds the time to read the step's bytes at the GPU's memory bandwidth and NODE_US per kernel, the time between
+small kernels of a graph on Hopper. No step is run.
 """
 
 import sys
@@ -31,15 +31,15 @@ from baton.lab.benchmarks.gpu.row import RATED
 from baton.lab.report.result import make_parser, write_result
 
 NODE_US = 1.2
-CONTEXT_BLOCKS = 128  # of 32 tokens: attention is split, as it is for one sequence
+CONTEXT_BLOCKS = 128  # of 32 tokens: long enough that attention is split, as usual for one sequence
 READ_BYTES_PER_S = {rates.gpu: rates.bytes_per_s for rates in RATED.values()}
-ROWS = (1, 8)  # of one each projection is one kernel with what stands beside it, of eight a library multiplies
+ROWS = (1, 8)  # one row is computed by fused kernels, eight by the library's product
 GOALS_MS = {"llama8b": 4.65, "qwen0.6b": 0.75}
 NO_KERNEL = ("aten.empty", "aten.new_empty", "aten._unsafe_view", "aten.detach", "aten._reshape_alias")
 
 
 class _Kernels(TorchDispatchMode):
-    """Counts operations of PyTorch that start a kernel, and calls of our own."""
+    """Counts PyTorch operations that start a kernel, and starts of Baton's kernels."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -57,7 +57,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _CountingRecorder:
-    """Graph recorder that runs what is recorded once, without the kernels."""
+    """Graph recorder that counts the kernels of what it records, without running them."""
 
     def __init__(self) -> None:
         self.recorded: list[Counter[str]] = []
@@ -75,7 +75,7 @@ def _nothing() -> None:
 
 @contextmanager
 def counted_kernels() -> Iterator[Counter[str]]:
-    """Count the kernels that are started inside the block, by name, as on a Hopper; ours compute nothing."""
+    """Count the kernels that the block starts, by name, as on a Hopper GPU; Baton's own kernels are not run."""
     kernels = _Kernels()
     with (
         on_the_interpreter(),
@@ -95,7 +95,7 @@ def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
         kv = layout.view(torch.zeros(CONTEXT_BLOCKS * layout.block_bytes, dtype=torch.uint8), CONTEXT_BLOCKS)
         recorder = _CountingRecorder()
         RecordedSteps(model, kv, recorder, GraphSizes(rows, CONTEXT_BLOCKS))
-    return recorder.recorded[0]  # the largest
+    return recorder.recorded[0]  # the graph of the largest size
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +113,10 @@ class StepEstimate:
         of_layer, others = sum(self.layer_kernels.values()), sum(self.other_kernels.values())
         named = ", ".join(f"{gpu} {ms:.2f} ms" for gpu, ms in self.estimate_ms.items())
         return (
-            f"{self.shape} x{self.rows}: {of_layer} kernels a layer, {others} beside them, {self.kernels} in all; "
+            f"{self.shape} x{self.rows}: {of_layer} kernels per layer, {others} others, {self.kernels} in all; "
             f"{self.read_bytes / 1e9:.2f} GB read\n"
             f"  estimated: {named}{f'; goal on the H200: {self.goal_ms} ms' if self.rows == 1 else ''}\n"
-            f"  a layer: {_listed(self.layer_kernels)}\n  beside:  {_listed(self.other_kernels)}"
+            f"  layer:  {_listed(self.layer_kernels)}\n  others: {_listed(self.other_kernels)}"
         )
 
 

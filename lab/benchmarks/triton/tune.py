@@ -2,10 +2,10 @@
 
     .venv/bin/python -m baton.lab.benchmarks.triton.tune [--kernel decode prefill linear few_rows] [--json FILE]
 
-Each candidate is timed at a few shapes of Llama-3.1-8B, as one graph over layers that no cache holds, so that neither
-the launches nor a warm cache are timed; the best is the one whose product of times is least. Candidates are compiled
-beforehand, on all cores. One that fails is passed over, and said; an error of the device ends it all, since every later
-call would fail too.
+Each candidate is timed at a few shapes of Llama-3.1-8B, in a graph over so many layers that they do not fit the cache:
+neither launches nor cache hits are timed. The best candidate has the smallest product of times. Candidates are compiled
+first, on all cores. One that fails is printed and skipped; an error of the device ends the run, since every later call
+would fail too.
 """
 
 import math
@@ -39,14 +39,14 @@ DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, co
 PREFILL_TOKENS = (512, 2048, 8192)
 LINEAR_SHAPES = ((1, 4096, 4096), (1, 4096, 28672), (16, 14336, 4096))  # rows, inputs, outputs
 Shape = Callable[[Any, Device], list[list[KernelCall]]]
-"""The calls of each of some layers, of a candidate for its kernel."""
+"""Function that returns the kernel calls of each layer for a candidate."""
 
 
 COMPILERS = max(1, min(12, (os.cpu_count() or 1) - 1))
 
 
 class DeviceLost(Exception):
-    """A candidate has broken the device's context: nothing that follows would run."""
+    """Error: a candidate broke the CUDA context, so nothing more can run."""
 
 
 def candidates(kernel: str) -> Iterator[Tile | FewRows]:
@@ -82,7 +82,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def _layers(nbytes: int) -> int:
-    """Return a number of layers that together exceed the cache, if one reads `nbytes`."""
+    """Return how many layers do not fit the GPU's cache together if one reads `nbytes`."""
     return max(2, -(-COLD_BYTES // nbytes))
 
 
@@ -114,30 +114,30 @@ def _linear(rows: int, inputs: int, outputs: int) -> Shape:
 
 
 def compiled(kernel: str, tile: Tile | FewRows) -> None:
-    """Compile a candidate's calls into Triton's cache, in a process of its own."""
+    """Compile a candidate's calls into Triton's cache; runs in a process of its own."""
     try:
         device = device_of(torch.empty(0, device="cuda"))
         for _, shape in shapes(kernel):
             for call in shape(tile, device)[0]:
                 call.compile()
-    except Exception as error:  # noqa: BLE001 -- of any kind: it is said when the candidate's turn comes
+    except Exception as error:  # noqa: BLE001 -- whatever Triton raises; a bad candidate must not end the others
         print(f"  {tile}: does not compile ({type(error).__name__})", flush=True)
 
 
 def compile_all(kernel: str) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers, suppress(BrokenProcessPool):
-        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # what is left compiles at its turn
+        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # what is left is compiled when it is timed
 
 
 def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | FewRows | None:
-    """The best candidate; None where none runs. Raises: DeviceLost."""
+    """Return the best candidate; None if none runs. Raises: DeviceLost."""
     best, least = None, math.inf
     prepared = list(shapes(kernel))
     for tile in candidates(kernel):
         try:
             times_us = [1e6 * time_layer(shape(tile, device)) for _, shape in prepared]
-        except Exception as error:  # of any kind: the other candidates are still timed
+        except Exception as error:  # whatever Triton raises; the other candidates are still timed
             print(f"  {tile}: fails ({type(error).__name__}: {error})", flush=True)
             if not settled(torch.device("cuda")):
                 raise DeviceLost(str(tile)) from error
@@ -168,7 +168,7 @@ def _projection_seconds(shape: few_rows.LayerShape, rows: int) -> float:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = make_parser(__doc__, kernel=["decode", "prefill", "linear", "few_rows"]).parse_args(arguments)
     if not torch.cuda.is_available():
-        print("no GPU here: there is nothing to tune", file=sys.stderr)
+        print("no GPU was found: there is nothing to tune", file=sys.stderr)
         return 1
     device = device_of(torch.empty(0, device="cuda"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}", flush=True)
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if isinstance(best, FewRows):
                 best = replace(best, rows=few_rows.most_rows(best, device, _projection_seconds))
             rows[kernel] = best
-    finally:  # what was found before a device was lost
+    finally:  # print what was found even if the device is lost
         for kernel, tile in rows.items():
             print(f"{kernel}: {device.row}: {tile},")
         found = {name: str(tile) for name, tile in rows.items()}

@@ -49,7 +49,7 @@ def may_make_namespaces() -> bool:
 
 
 def hindrance() -> str:
-    """Return what `Network` lacks here; empty if nothing."""
+    """Return what HostNetwork lacks on this machine; empty if nothing."""
     if not may_make_namespaces():
         return "hosts of their own need root on Linux, to make namespaces (CAP_SYS_ADMIN, CAP_NET_ADMIN)"
     for program in ("ip", "tc"):
@@ -74,9 +74,10 @@ class LinkCounts(NamedTuple):
 
 
 class HostNetwork:
-    """Hosts and links from entering to leaving. `visible`: more paths of /tmp or /dev/shm that hosts can read.
+    """Hosts in network namespaces; they exist while the object is entered.
 
-    The switch is a namespace with the bridge that joins all hosts; connections from outside start there.
+    The switch is a namespace with the bridge that joins all hosts; connections from outside start there. `visible`:
+    more paths of /tmp or /dev/shm that hosts can read.
     """
 
     def __init__(self, names: Sequence[str], link: HostLink = PLAIN, visible: Sequence[Path] = ()) -> None:
@@ -117,11 +118,11 @@ class HostNetwork:
         return f"fd77::{2 + self.names.index(name):x}"
 
     def name6(self, name: str) -> str:
-        """Return the name of the host's IPv6 address in /etc/hosts; the host's plain name has the IPv4 address."""
+        """Return the host's name for its IPv6 address; its plain name resolves to the IPv4 address."""
         return f"{name}-six"
 
     def first_process(self, name: str) -> int:
-        """Return the machine's PID of a host's first process; `/proc/PID/net/tcp` lists the host's sockets."""
+        """Return the PID of a host's first process outside the host; `/proc/PID/net/tcp` lists the host's sockets."""
         return self._hosts[name].first
 
     @property
@@ -130,7 +131,7 @@ class HostNetwork:
         return _running(self._switch).first
 
     def command(self, name: str, command: Sequence[object]) -> tuple[str, ...]:
-        """Return a command that runs `command` on the host, forwards signals to it and exits as it exits."""
+        """Return a command that runs `command` on the host, forwards signals to it and exits with its status."""
         program = str(FOLDER / "inside.py")
         return (sys.executable, "-I", "-S", program, str(self.first_process(name)), *map(str, command))
 
@@ -219,7 +220,7 @@ class HostNetwork:
         self._hosts.clear()
 
     def _end(self, host: _Host) -> None:
-        os.kill(host.first, signal.SIGKILL)  # its parent has not waited for it, so that it is still this one
+        os.kill(host.first, signal.SIGKILL)  # the PID cannot have been reused: its parent has not waited for it
         for process in (host.holder, host.relay):
             if process is not None:
                 if process is host.relay:
@@ -237,7 +238,7 @@ def _running(host: _Host | None) -> _Host:
 
 
 def _start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Start a process that dies with the calling thread."""
+    """Start a process that is killed when the calling thread ends."""
     dying_with_us = (sys.executable, "-I", "-S", child.__file__, str(os.getpid()), "")
     pipe = subprocess.PIPE
     return subprocess.Popen((*dying_with_us, *command), stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -258,11 +259,11 @@ def _batch(host: _Host, program: str, lines: Sequence[str]) -> None:
     text = "".join(f"{line}\n" for line in lines)
     result = subprocess.run(command, input=text, capture_output=True, text=True, timeout=STEP_S, check=False)
     if result.returncode:
-        raise HostsUnavailable(f"{program}: {result.stderr.strip()}; it was to do: {'; '.join(lines)}")
+        raise HostsUnavailable(f"{program} failed: {result.stderr.strip()}; commands: {'; '.join(lines)}")
 
 
 def _tc_shows(host: _Host, device: str) -> str:
-    """JSON. Raises: HostsUnavailable."""
+    """Return the queueing disciplines of a device as JSON. Raises: HostsUnavailable."""
     command = ("nsenter", f"--net=/proc/{host.first}/ns/net", "tc", "-s", "-j", "qdisc", "show", "dev", device)
     result = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, check=False)
     if result.returncode:

@@ -82,8 +82,8 @@ def test_drawn_calls_have_the_rate_and_the_lengths_that_were_asked_for() -> None
     [
         ([], "give --trace, or --rate with --prompt and --answer"),
         (["--rate", "3", "--prompt", "100"], "give --trace, or --rate with --prompt and --answer"),
-        ([*RATE, "--trace", "trace.csv"], "not both"),
-        ([*RATE, "--kv-tokens", "100"], "208 tokens with its answer, and --kv-tokens is 100"),
+        ([*RATE, "--trace", "trace.csv"], "give either --trace, or"),
+        ([*RATE, "--kv-tokens", "100"], "have 208 tokens, more than --kv-tokens 100"),
         ([*RATE, "--curves", "nowhere.json"], "--curves nowhere.json: No such file"),
         ([*RATE, "--overheads", "nowhere.json"], "--overheads nowhere.json: No such file"),
     ],
@@ -117,8 +117,8 @@ def test_the_table_marks_the_taken_candidate_and_names_interval_and_device() -> 
     text = as_text(options, made, SearchResult((candidate,), candidate))
     [row] = [line.split() for line in text.splitlines() if "<-" in line]
     assert row[:7] == ["2P+1D", "<-", "124", "(123-125)", "1,500", "(1,500-1,500)", "9.0"]
-    assert "2P+1D is the cheapest tried that meets TTFT 500 ms and TBT 50 ms for 95% of requests" in text
+    assert "2P+1D is the cheapest that meets TTFT 500 ms and TBT 50 ms for 95% of requests" in text
     assert "median of 2 seeds and their range, each of 200 requests" in text
     assert "step costs: m on a CPU, 1 threads, bfloat16, 2026-11-26" in text
-    assert "none meets TTFT 500 ms" in as_text(options, made, SearchResult((candidate,), None))
+    assert "no cluster meets TTFT 500 ms" in as_text(options, made, SearchResult((candidate,), None))
     assert summary(candidate) == "2P+1D: 99.0% (99.0%-99.0%) in SLO; 2 refused or failed"

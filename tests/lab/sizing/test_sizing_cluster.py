@@ -75,7 +75,7 @@ def test_processes_of_their_own_give_the_same_figures_each_time_and_name_what_fa
         first, second = simulations.run([trial, trial])
         assert first == second
         assert (first.calls, first.share, first.tbt_share, len(done)) == (2, 0.5, 1.0, 4)
-        with pytest.raises(TrialFailed, match=r"1P\+1D was not simulated: .*no curve is named"):
+        with pytest.raises(TrialFailed, match=r"simulation of 1P\+1D ended early: .*no curve is named"):
             simulations.run([broken])
 
 

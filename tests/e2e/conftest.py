@@ -1,4 +1,4 @@
-"""Stacks that several tests share, and the checks that hold after each of them."""
+"""Stacks that several tests share, and the order of tests for parallel runs."""
 
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,16 +15,16 @@ REPOSITORY = Path(__file__).parents[2]
 SHARED = pytest.StashKey[ExitStack]()
 SHARED_STACKS = {"_faulty_stack": "faulty", "tiny_stack": "tiny"}
 LONGEST = ("faulty", "up", "tiny", "test_chaos_live")
-"""Groups that begin, so that no process is left with one of them when the other has nothing to do."""
+"""Groups that start first: a long one at the end would keep one process busy while the other is idle."""
 ALONE_TOGETHER = ("test_up", "test_colocated", "test_bench_isolation", "test_planner_live")
-"""Their processes choose ports themselves, and bind them later: two such tests at once might choose the same."""
+"""Files that run one after another: `baton up` chooses its ports before it binds them, so two runs could collide."""
 WITH_TRANSFORMERS = ("test_colocated", "test_encoders_live", "test_token_exact", "test_windows_live")
-"""Their workers need its code for their models."""
+"""Files whose workers run a model with the code of transformers."""
 
 
 @pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for xdist: a stack that tests share is started once, a file's tests stay together."""
+    """Group the tests for xdist by shared stack or file, so that each stack is started once."""
     groups = {item: group_of(item) for item in items}
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))
@@ -42,7 +42,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """A stack that tests share is stopped after the last of them, where it would take its part of a core to the end."""
+    """Stop a shared stack after the last test of its group; otherwise it would take CPU time until the end."""
     try:
         return (yield)
     finally:
@@ -69,7 +69,7 @@ def tiny_stack(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factor
 
 @pytest.fixture
 def stack(tiny_stack: Stack) -> Iterator[Stack]:
-    """The shared stack; after each test every page must be free again."""
+    """Shared 1P+1D stack; after the test, all KV pages must be free again."""
     yield tiny_stack
     tiny_stack.wait_idle()
 
@@ -81,7 +81,7 @@ def _faulty_stack(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_fac
 
 @pytest.fixture
 def faulty(_faulty_stack: Stack) -> Iterator[Stack]:
-    """2P+2D, see `make_faulty_stack`, all of it alive; what a test breaks the next one finds mended."""
+    """Shared stack for faults, see `make_faulty_stack`; processes that an earlier test killed are started again."""
     stack = _faulty_stack
     stack.start([name for name, process in stack.processes.items() if not process.runs])
     stack.wait_ready()
@@ -95,7 +95,7 @@ def shared(request: pytest.FixtureRequest, stack: Stack) -> Stack:
 
 
 def run(stack: Stack, workers: int | None = None) -> Iterator[Stack]:
-    """`workers`: how many there are, where not all of them are the stack's own."""
+    """Run a stack. `workers`: number to wait for, if it is not that of the stack's own workers."""
     try:
         stack.start()
         stack.wait_ready(workers)

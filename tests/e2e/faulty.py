@@ -1,4 +1,4 @@
-"""A stack to break: two routers, 2P+2D, every block checked, a watchdog that waits little, workers that can hang."""
+"""Stack for faults: two routers, 2P+2D, checksums of all blocks, an impatient watchdog, and workers that can hang."""
 
 import asyncio
 import statistics
@@ -20,7 +20,7 @@ WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 
 def make_faulty_stack(folder: Path, model: Path) -> Stack:
     flags = ["--checksum-share", "1", "--stall-s", str(STALL_S), "--kv-memory", "8MiB"]
-    patient = ["--session-silence-s", "6"]  # some tests hold a worker up for a moment
+    patient = ["--session-silence-s", "6"]  # some tests stop a worker for a moment
     stack = make_stack(folder, model, prefill=2, decode=2, worker_flags=flags, router_flags=patient)
     stack.add_router(SECOND_ROUTER)
     for name in WORKERS:
@@ -32,13 +32,13 @@ def make_faulty_stack(folder: Path, model: Path) -> Stack:
 
 
 def targets_of(stack: Stack) -> tuple[str, ...]:
-    """Of both routers."""
+    """Return the addresses of both routers."""
     commands = (stack.processes[name].command for name in ("router", SECOND_ROUTER))
     return tuple(f"127.0.0.1:{command[command.index('--port') + 1]}" for command in commands)
 
 
 def second_of(stack: Stack) -> Stack:
-    """The same stack as its second router shows it."""
+    """Return a stack that addresses the second router."""
     command = stack.processes[SECOND_ROUTER].command
     port, admin_port = (int(command[command.index(flag) + 1]) for flag in ("--port", "--admin-port"))
     return Stack(stack.folder, port, admin_port, stack.processes, stack.redis)
@@ -54,13 +54,13 @@ def redis_port(stack: Stack) -> int:
 
 
 def restart_redis(stack: Stack) -> None:
-    """At its old address, and empty."""
+    """Start an empty Redis at the old address."""
     stack.redis = start_redis_server(redis_port(stack))
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What requests of a few tokens each took, from one end to the other."""
+    """Latencies of short requests."""
 
     seconds: tuple[float, ...]
 
@@ -70,7 +70,7 @@ class Served:
 
 
 async def serve_some(stack: Stack, count: int = 9) -> Served:
-    """One after the other, each a new prompt; any failure fails the test."""
+    """Send requests one after another, each with a new prompt; a failed one fails the test."""
     seconds = []
     async with AsyncBatonClient(stack.target, timeout_s=20, retry=RetryPolicy(attempts=1)) as baton:
         for number in range(count):
@@ -82,7 +82,7 @@ async def serve_some(stack: Stack, count: int = 9) -> Served:
 
 
 async def stream(stack: Stack, prompt: list[int], tokens: int) -> list[int]:
-    """The tokens of a long answer as they came, one by one."""
+    """Stream an answer and return its tokens."""
     seen: list[int] = []
     async with AsyncBatonClient(stack.target, timeout_s=60, retry=RetryPolicy(attempts=1)) as baton:
         async for event in baton.generate(prompt, max_tokens=tokens, ignore_eos=True):
@@ -91,7 +91,7 @@ async def stream(stack: Stack, prompt: list[int], tokens: int) -> list[int]:
 
 
 async def while_streaming(stack: Stack, work: Callable[[], Awaitable[None]], tokens: int = 600) -> None:
-    """Carries out `work` in the middle of an answer, which must come whole and be the one that came undisturbed."""
+    """Do `work` while an answer is streamed, and check that the answer is the same as without it."""
     undisturbed = await stream(stack, [9, 8, 7], tokens)
     streaming = asyncio.create_task(stream(stack, [9, 8, 7], tokens))
     await work()

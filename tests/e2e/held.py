@@ -1,4 +1,4 @@
-"""Answers that stand still in their middle, however fast they are and however late a test comes to look."""
+"""Pauses answers after a given number of tokens, so that a test can act while they are running, at any speed."""
 
 import asyncio
 import uuid
@@ -21,18 +21,18 @@ class Held:
 
     @property
     def workers(self) -> list[str]:
-        """The names of those that have an answer that stands still."""
+        """Names of the decode workers with a paused answer."""
         return [name for name, each in self.stack.processes.items() if says_held(self.name) in each.text()]
 
     async def worker(self) -> str:
-        """The name of one of them, as soon as there is one."""
+        """Wait for a decode worker with a paused answer, and return its name."""
         async with asyncio.timeout(WITHIN_S):
             while not (found := self.workers):
                 await asyncio.sleep(POLL_S)
         return found[0]
 
     def let_go(self) -> None:
-        """Answers go on to their ends."""
+        """Continue the answers."""
         file_of(self.stack).unlink(missing_ok=True)
 
 
@@ -41,7 +41,7 @@ def file_of(stack: Stack) -> Path:
 
 
 def make_answers_holdable(stack: Stack) -> None:
-    """Those of its decode workers, which are still to be started."""
+    """Change the commands of decode workers that are not started yet so that `answers_held` works."""
     for name, process in stack.processes.items():
         if name.startswith("decode"):
             process.command[2:2] = ["tests.fixtures.held_answers", str(file_of(stack))]
@@ -49,14 +49,14 @@ def make_answers_holdable(stack: Stack) -> None:
 
 @contextmanager
 def answers_held(stack: Stack, tokens: int) -> Iterator[Held]:
-    """Decode workers with an answer of so many tokens compute nothing until the end of this, or until they are let go.
+    """Pause decode workers when an answer has that many tokens, until the block is left or `let_go` is called.
 
-    For moments: clients wait only so long.
+    Clients and routers time out as usual, so the block must be short.
     """
     file, held = file_of(stack), Held(stack, uuid.uuid4().hex)
     written = file.with_suffix(".new")
     written.write_text(f"{tokens} {held.name}")
-    written.rename(file)  # at once with what is in it
+    written.rename(file)  # atomic: a worker never reads half of it
     try:
         yield held
     finally:

@@ -1,4 +1,4 @@
-"""A cluster whose processes have a host each: all addresses are IPv6, and every hop between hosts is mutual TLS."""
+"""Cluster with a host for each process; all addresses are IPv6, and hosts talk to each other by mutual TLS."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class Gates:
-    """Ports of loopback that lead to ports of hosts, served by a thread of their own."""
+    """Ports on loopback that are forwarded to hosts, by a thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -48,14 +48,14 @@ class Gates:
 
 @dataclass
 class HostedStack(Stack):
-    """`network` has a host for each process, of the same name; `certificates` is a folder."""
+    """Stack with a host of the same name for each process. `certificates`: folder."""
 
     network: HostNetwork | None = None
     certificates: Path = Path()
 
     @property
     def authority(self) -> Path:
-        """Of the public ports, which names `localhost`."""
+        """Certificate authority of the public ports."""
         return self.certificates / "ca.pem"
 
     @property
@@ -69,14 +69,14 @@ class HostedStack(Stack):
         return self.network
 
     def lose(self, name: str) -> None:
-        """The host, at once and without a word to the others."""
+        """Power off a host; the others get no packet about it."""
         self.hosts.power_off(name)
         process = self.processes[name]
         assert process.popen is not None and process.popen.wait(STOP_S) == -signal.SIGKILL
         process.popen = None
 
     def bring_back(self, name: str) -> None:
-        """The host, empty, and its process anew."""
+        """Boot a host and start its process."""
         self.hosts.boot(name)
         self.processes[name].host = self.hosts.first_process(name)
         self.processes[name].start()
@@ -84,7 +84,7 @@ class HostedStack(Stack):
 
 @contextmanager
 def hosted_stack(folder: Path, model: Path) -> Iterator[HostedStack]:
-    """Everything runs, and is ready."""
+    """Run a stack on hosts until the block is left; it is ready on entering."""
     certificates = folder / "certificates"
     with HostNetwork((ROUTER, *WORKERS), visible=(folder,)) as network:
         addresses = [network.address6(name) for name in network.names]
@@ -117,7 +117,7 @@ def _gates(stack: HostedStack) -> Iterator[None]:
 
 @contextmanager
 def _redis(stack: HostedStack) -> Iterator[None]:
-    """On loopback of the router's host, and behind TLS for the others."""
+    """Run Redis on the router's host: on loopback for the router, behind a TLS proxy for the others."""
     network, folder = stack.hosts, stack.certificates
     pair = (folder / "server.pem", folder / "server-key.pem", folder / "internal-ca.pem")
     front = (ROOT / "tests" / "fixtures" / "tls_front.py", network.address6(ROUTER), REDIS_TLS_PORT, REDIS_PORT, *pair)
@@ -136,7 +136,7 @@ def _redis(stack: HostedStack) -> Iterator[None]:
 
 
 def _commands(stack: HostedStack, model: Path) -> dict[str, list[object]]:
-    """By host. Workers listen on their address, the last on all of them; that one is known by a name."""
+    """Return the commands by host. The last worker listens on all addresses and advertises a name."""
     network, folder = stack.hosts, stack.certificates
     files = f"ssl_ca_certs={folder}/ca.pem&ssl_certfile={folder}/internal.pem&ssl_keyfile={folder}/internal-key.pem"
     shared: list[object] = ["--redis-url", f"rediss://[{network.address6(ROUTER)}]:{REDIS_TLS_PORT}/0?{files}"]

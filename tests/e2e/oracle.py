@@ -1,4 +1,4 @@
-"""What transformers answers, greedy and in fp32: the measure for what comes through real processes."""
+"""Compares answers of a real stack with those of transformers, greedy and in fp32."""
 
 import asyncio
 import random
@@ -20,15 +20,15 @@ SEED = 5
 
 @dataclass(frozen=True)
 class Oracle:
-    """Prompts, one of each length first, and the model that is asked."""
+    """Model of transformers with prompts; the first ones have each of LENGTHS."""
 
     prompts: list[list[int]]
     model: torch.nn.Module
     answers: dict[int, list[int]] = field(default_factory=dict)
-    """By the place of their prompts: those that were found to be transformers'."""
+    """Answers that were found to be right, by index of their prompt."""
 
     def expected(self, place: int, answer: list[int]) -> list[int]:
-        """`answer` to the prompt at that place, where it is transformers'."""
+        """Return the right answer to the prompt at that index; fast if it is `answer`."""
         if place not in self.answers:
             expected = greedy(self.model, self.prompts[place], answer)
             if expected != answer:
@@ -38,12 +38,12 @@ class Oracle:
 
 
 def make_asked(folder: Path, family: str) -> Path:
-    """The tiny checkpoint that is asked."""
+    """Make a tiny checkpoint of a family."""
     return make_checkpoint(folder, family, seed=SEED)
 
 
 def ask_transformers(folder: Path, prompts: int) -> Oracle:
-    """Of the checkpoint in `folder`. The prompts beyond one of each length are short ones."""
+    """Load a checkpoint and draw prompts: one of each length first, then short ones."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     draw = random.Random(SEED)
     lengths = (*LENGTHS, *(draw.choice(LENGTHS[:5]) for _ in range(prompts - len(LENGTHS))))
@@ -52,22 +52,21 @@ def ask_transformers(folder: Path, prompts: int) -> Oracle:
 
 
 def greedy(model: torch.nn.Module, prompt: Sequence[int], answer: Sequence[int], count: int = NEW_TOKENS) -> list[int]:
-    """`answer`, where that is what transformers answers with `count` tokens at most.
+    """Return `answer` if transformers answers the same with at most `count` tokens, else something different.
 
-    What it chooses after the prompt, and after the prompt and each beginning of `answer`, in one pass: to generate
-    takes one for each token.
+    One forward pass over prompt and answer gives the choice after each token; generating would take one pass per token.
     """
     with torch.inference_mode():
         logits = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 :]
     chosen: list[int] = logits.argmax(-1)[:count].tolist()
     config: Any = model.generation_config
-    ends = config.eos_token_id  # None: it is ignored
+    ends = config.eos_token_id  # None: no token ends the answer
     last = next((place for place, token in enumerate(chosen) if token == ends), len(chosen))
     return chosen[: last + 1]
 
 
 async def check_answers(target: str, oracle: Oracle, cache_salt: str = "") -> list[Completion]:
-    """The prompts of different lengths one after another, then all at once: each is answered as transformers does."""
+    """Send the prompts of different lengths one by one, then all at once, and compare each answer with transformers."""
     async with AsyncBatonClient(target, timeout_s=120) as baton:
 
         async def ask(prompt: Sequence[int]) -> Completion:

@@ -1,4 +1,4 @@
-"""A real stack for tests: Redis, prefill workers, decode workers and a router, each a process of its own."""
+"""Real stack for tests: Redis, prefill workers, decode workers and routers, each in its own process."""
 
 import itertools
 import json
@@ -22,24 +22,24 @@ from tests.fixtures.preloaded import Forked
 
 READY_S = 180.0
 STOP_S = 30.0
-IDLE_S = 15.0  # how soon pages are free on a quiet machine is measured by `baton chaos cancels`
+IDLE_S = 15.0  # generous for busy machines; `baton chaos cancels` measures how soon pages are free
 POLL_S = 0.05
-SILENCE_S = "10"  # until a router holds a worker for lost; far more than a busy machine keeps one waiting
-KV_MEMORY = "32MiB"  # in place of the 256 without this flag: pages are all written at the start
-FIRST_PORT, PORTS = 12_000, 4_000  # of each process that runs tests beside others; what is tested takes higher ones
+SILENCE_S = "10"  # after which a router takes a worker for lost; a busy machine may delay messages by seconds
+KV_MEMORY = "32MiB"  # instead of the default 256 MiB, which takes longer to write at start
+FIRST_PORT, PORTS = 12_000, 4_000  # range of each xdist worker, below the ports that `baton up` chooses
 
 
 @dataclass
 class StackProcess:
-    """One process with its log, which is what one reads when a test fails."""
+    """Process of a stack, with its log."""
 
     name: str
     command: list[str]
     log: Path
     popen: subprocess.Popen[bytes] | Forked | None = None
-    is_forked: bool = True  # else the command is started as it is, with seconds of imports
-    code: Path | None = None  # PYTHONPATH of another release, which is started as it is; None: this tree
-    host: int | None = None  # the first process of the host that it runs on; None: this machine
+    is_forked: bool = True  # from a process that has imported everything; False starts the command itself
+    code: Path | None = None  # PYTHONPATH of another release, which is not forked; None: this tree
+    host: int | None = None  # PID of the first process of the host that it runs on; None: this machine
 
     @property
     def pid(self) -> int:
@@ -63,7 +63,7 @@ class StackProcess:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """kill -9, and the proof that it is gone. It may then be started again, or not."""
+        """Kill it with SIGKILL and wait until it is gone; it can be started again."""
         assert self.popen is not None
         self.popen.kill()
         self.popen.wait(STOP_S)
@@ -74,17 +74,17 @@ class StackProcess:
         return self.popen is not None and self.popen.poll() is None
 
     def terminate(self) -> None:
-        """SIGTERM, where it runs."""
+        """Send SIGTERM if it is running."""
         if self.popen is not None and self.runs:
             self.popen.terminate()
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM, wait, and return the exit code."""
         self.terminate()
         return self.ended()
 
     def ended(self) -> int:
-        """The exit code, after SIGTERM; a process that does not drain in time fails the test."""
+        """Wait for the end after SIGTERM and return the exit code; a process that takes too long fails the test."""
         if self.popen is None:
             return 0
         try:
@@ -100,15 +100,15 @@ class StackProcess:
 
 @dataclass
 class Stack:
-    """Processes by name: `prefill-0`, …, `decode-0`, …, `router`. Redis is `redis`."""
+    """Processes by name: `prefill-0`, …, `decode-0`, …, `router`."""
 
     folder: Path
     port: int
     admin_port: int
     processes: dict[str, StackProcess] = field(default_factory=dict)
     redis: RedisServer | None = None
-    http_port: int = 0  # 0: its router speaks gRPC alone
-    admin_key: str | None = None  # where the router has API keys
+    http_port: int = 0  # 0: no HTTP
+    admin_key: str | None = None  # if the router has API keys
 
     @property
     def target(self) -> str:
@@ -124,12 +124,12 @@ class Stack:
 
     @property
     def traces(self) -> str:
-        """What is written of them so far, in whole lines; the first comes a while after its request."""
+        """The complete lines that have been written to the trace file, some time after their requests."""
         text = self.trace_file.read_text() if self.trace_file.exists() else ""
         return text[: text.rfind("\n") + 1]
 
     def spans(self) -> list[dict[str, Any]]:
-        """Those in `traces`."""
+        """Parse the spans in `traces`."""
         return [json.loads(line) for line in self.traces.splitlines()]
 
     def start(self, names: Sequence[str] | None = None) -> None:
@@ -141,7 +141,7 @@ class Stack:
             return admin.status()
 
     def add_router(self, name: str) -> "Stack":
-        """One more router of this cluster, to be started with the rest; returns it as clients see it."""
+        """Add a router to this cluster, started with the other processes; return a stack that addresses it."""
         promised = {int(word) for each in self.processes.values() for word in each.command if word.isdigit()}
         beside = Stack(self.folder, *free_ports(2, promised), processes=self.processes, redis=self.redis)
         command = list(self.processes["router"].command)
@@ -151,7 +151,7 @@ class Stack:
         return beside
 
     def wait_ready(self, workers: int | None = None) -> None:
-        """Until the canary went all ways there are and so many workers have reported (default: all there are)."""
+        """Wait until the router is ready and that many workers, by default all, are connected and have reported."""
         wanted = sum(not name.startswith("router") for name in self.processes) if workers is None else workers
 
         def ready() -> bool:
@@ -165,7 +165,7 @@ class Stack:
         self.wait_for(ready, READY_S, "readiness")
 
     def wait_idle(self, within_s: float = IDLE_S) -> None:
-        """Until no worker holds a page. The counts come with each worker's report."""
+        """Wait until no worker holds a KV page, by their reports."""
 
         def idle() -> bool:
             workers = self.status().workers
@@ -174,7 +174,7 @@ class Stack:
         self.wait_for(idle, within_s, "all pages free")
 
     def wait_without_requests(self) -> None:
-        """Until the router has nothing under way; it learns of clients that are gone a moment later than they are."""
+        """Wait until the router has no requests; it notices a moment later that a client has disconnected."""
 
         def empty() -> bool:
             status = self.status()
@@ -183,7 +183,10 @@ class Stack:
         self.wait_for(empty, IDLE_S, "end of all requests")
 
     def kill_the_answering(self) -> str:
-        """kill -9 of the only decode worker that has a request; all of them stand still while the router is asked."""
+        """Kill the only decode worker that has a request, and return its name.
+
+        All decode workers are stopped while the router is asked, so that the request cannot end meanwhile.
+        """
         decode = {name: each for name, each in self.processes.items() if name.startswith("decode") and each.runs}
         for process in decode.values():
             process.signal(signal.SIGSTOP)
@@ -198,7 +201,7 @@ class Stack:
         return name
 
     def replace_module(self, module: str, other: str) -> None:
-        """Of all processes that run it."""
+        """Run another module instead, in all processes that run `module`."""
         for process in self.processes.values():
             process.command = [other if word == module else word for word in process.command]
 
@@ -207,16 +210,16 @@ class Stack:
         while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"no {what} within {within_s:g} s\n{self.logs()}")
-            time.sleep(POLL_S)  # a poll between two looks, bounded above
+            time.sleep(POLL_S)
 
     def logs(self) -> str:
         return "\n".join(f"--- {p.name}\n{p.text()[-3000:]}" for p in self.processes.values() if p.log.exists())
 
     def stop(self) -> None:
-        """Stops everything, the router first, and checks that each process ended well and logged no traceback."""
+        """Stop everything, the router first, and check that each process exited with 0 and logged no traceback."""
         codes = {name: self.processes[name].stop() for name in self.processes if name == "router"}
         for process in self.processes.values():
-            process.terminate()  # all at once: each takes a second to end
+            process.terminate()  # all at once, since each takes a second to end
         codes |= {name: process.ended() for name, process in self.processes.items()}
         if self.redis is not None:
             self.redis.stop()
@@ -235,10 +238,10 @@ def make_stack(
     router_flags: Sequence[str] = (),
     elastic: bool = False,
 ) -> Stack:
-    """Lays out a stack without starting its processes; Redis runs already if wanted.
+    """Create a stack whose processes are not started; only Redis runs already.
 
-    `transports` says by worker what `--transport` is; for the others it is auto. `prefill` 0 is a colocated service.
-    `elastic`: workers can change their roles.
+    `transports`: `--transport` by worker; default auto. `prefill`: 0 for decode workers that compute prompts too.
+    `elastic`: workers that can change their roles.
     """
     folder.mkdir(parents=True, exist_ok=True)
     ports = iter(free_ports(4 + prefill + decode))
@@ -266,13 +269,13 @@ def make_stack(
 
 
 def _patient(router_flags: Sequence[str]) -> list[str]:
-    """Without this, workers of a busy machine would be held for lost in tests that are not about that."""
+    """Add a long --session-silence-s unless one is given: workers of a busy machine may be slow to answer."""
     told = "--session-silence-s" in router_flags
     return [*router_flags, *([] if told else ["--session-silence-s", SILENCE_S])]
 
 
 def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags: Sequence[str] = ()) -> Stack:
-    """One more router, which knows nothing but the workers of those names, of a stack that runs."""
+    """Create a router without Redis for some workers of a running stack."""
     folder.mkdir(parents=True, exist_ok=True)
     beside = Stack(folder, *free_ports(2))
     commands = {name: stack.processes[name].command for name in workers}
@@ -295,7 +298,7 @@ def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags
 
 
 def free_ports(count: int, promised: Set[int] = frozenset()) -> list[int]:
-    """That many different ones, and none of `promised`, which are of processes that have not bound them yet."""
+    """Find unused ports. `promised`: ports to avoid, since processes are about to bind them."""
     place = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     first = FIRST_PORT + place * PORTS
     ports = (port for port in random.Random().sample(range(first, first + PORTS), PORTS) if port not in promised)

@@ -1,4 +1,4 @@
-"""Adapters through real processes: chosen by the name of the model, together in one batch, equal to merged weights."""
+"""Adapters on a real stack: selected by model name, mixed in one batch, and equal to merged weights."""
 
 import asyncio
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Adapters that are loaded and unloaded while real processes serve, at two routers, over the death of a worker."""
+"""Adapters are loaded and unloaded on a running stack with two routers, also when a worker dies."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.fixtures.adapters import ALL_PROJECTIONS, greedy, make_adapter, merge
 from tests.fixtures.paged import random_prompt
 
 TOKENS, LONG, WITHIN_S = 16, 120, 60.0
-HELD_TOKENS = 60  # with which an answer stands still until its adapter is unloaded
+HELD_TOKENS = 60  # after which an answer pauses until its adapter is unloaded
 PROMPT = random_prompt(70)
 
 
@@ -54,7 +54,7 @@ def expected(checkpoint: Path, folder: Path | None, tokens: int = TOKENS) -> tup
 
 
 async def ask(stack: Stack, model: str, tokens: int = TOKENS) -> tuple[tuple[int, ...], int]:
-    """The answer, and how many tokens of the prompt were cached."""
+    """Return the answer, and how many tokens of the prompt were cached."""
     async with AsyncBatonClient(stack.target) as client:
         answer = await client.complete(PROMPT, model=model, max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return answer.choices[0].token_ids, answer.usage.cached_tokens
@@ -88,7 +88,7 @@ async def test_an_adapter_comes_is_replaced_and_goes_at_both_routers(
         answer, cached = await ask(router, "sql")
         assert answer == two
         if router is first:
-            assert cached == 0  # no KV of the adapter that had its name
+            assert cached == 0  # the KV of the earlier adapter with this name is not used
     unloaded = baton(first, "unload", "sql")
     assert (unloaded.returncode, unloaded.stdout) == (0, "sql is unloaded\n")
     for router in routers:
@@ -130,7 +130,7 @@ async def test_a_worker_that_was_killed_has_the_adapter_before_it_gets_requests_
         process.kill()
         process.start()
         for router in routers:
-            assert (await ask(router, "sql"))[0] == wanted  # of whichever workers are left, or come back
+            assert (await ask(router, "sql"))[0] == wanted  # from the remaining worker or the restarted one
 
     def at(router: Stack) -> bool:
         with AdminClient(admin_of(router)) as admin:
@@ -141,7 +141,7 @@ async def test_a_worker_that_was_killed_has_the_adapter_before_it_gets_requests_
         return all(map(at, routers))
 
     first.wait_for(everywhere, WITHIN_S, "all workers have it again")
-    first.processes["decode-1"].kill()  # the worker that came back answers alone
+    first.processes["decode-1"].kill()  # so that the restarted worker answers
     for router in routers:
         assert (await ask(router, "sql"))[0] == wanted
     first.processes["decode-1"].start()

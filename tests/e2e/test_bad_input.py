@@ -1,4 +1,4 @@
-"""What cannot be served is refused with the field's name, and the stack goes on serving."""
+"""Invalid requests are refused with the name of the field, and the stack keeps serving."""
 
 import grpc
 import pytest
@@ -71,7 +71,7 @@ def test_unknown_model_is_not_found(stack: Stack) -> None:
 
 
 def test_bytes_that_are_no_utf8_are_an_invalid_argument(stack: Stack) -> None:
-    """The prompt text, field 3, with a lone continuation byte: no protobuf library would send it."""
+    """Protobuf libraries never send invalid UTF-8, so the message is written by hand: field 3 is the prompt text."""
     body = bytes([3 << 3 | 2, 2, 0x68, 0x80])
     with grpc.insecure_channel(stack.target) as channel:
         call = channel.unary_stream("/baton.v1.BatonService/Generate")

@@ -1,4 +1,4 @@
-"""`baton bench serve` against a real router: everything it asked for comes back."""
+"""`baton bench serve` against a real router: all requests are answered with the requested tokens."""
 
 from baton.lab.benchmarks.serve.serve import measure_all
 from baton.lab.commands.bench import ServeBenchOptions

@@ -1,4 +1,4 @@
-"""A router knows its workers' prefix caches: under evictions, and again after anyone was killed."""
+"""The router's view of its workers' prefix caches is right under evictions, and again after a process is killed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from tests.fixtures.conversations import Shape, converse
 EXACT_AGAIN_S = 30.0
 BACK_S = 60.0
 SHAPE = Shape(conversations=40, at_once=6, systems=3, pause_s=0.05)
-LEAST_EQUAL_SHARE = 0.95  # of few requests; over many it is 0.99
+LEAST_EQUAL_SHARE = 0.95  # for this few requests; for many it is 0.99
 
 
 @pytest.fixture(scope="module")
 def small(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """2P+2D with pools that hold about ten conversations each."""
+    """2P+2D; the pool of each worker holds about ten conversations."""
     flags = ["--kv-memory", "3MiB"]
     yield from run(make_stack(tmp_path_factory.mktemp("small"), tiny_llama, 2, 2, worker_flags=flags))
 
@@ -31,7 +31,7 @@ def views(stack: Stack) -> dict[str, WorkerStatus]:
 
 
 def exact(stack: Stack) -> bool:
-    """All four workers' caches are known, equal to what each of them says itself."""
+    """Return whether the router knows the caches of all four workers exactly as they report them."""
     known = [worker.cache_view for worker in views(stack).values()]
     return len(known) == 4 and all(view is not None and view.follows and view.exact for view in known)
 
@@ -41,7 +41,7 @@ def blocks(stack: Stack) -> dict[str, int]:
 
 
 def all_cached(stack: Stack) -> dict[str, int]:
-    """By the idle workers' own counts of pages."""
+    """Return the cached pages of all workers, which must be idle, by their own counts."""
     return {name: worker.load.pages.cached for name, worker in views(stack).items() if worker.load is not None}
 
 
@@ -79,7 +79,7 @@ async def test_a_killed_worker_is_known_exactly_when_it_is_back(small: Stack, na
 
 async def test_a_router_that_was_killed_learns_all_that_is_cached(small: Stack) -> None:
     await converse(small.target, Shape(8, 8, turns=(1, 2)), seed=4, on_ended=lambda ended: None)
-    await asyncio.to_thread(small.wait_idle)  # whoever holds a page may still publish it
+    await asyncio.to_thread(small.wait_idle)  # a worker that still holds pages may yet publish them
     await asyncio.to_thread(small.wait_for, lambda: exact(small), EXACT_AGAIN_S, "exact view")
     before = blocks(small)
     small.processes["router"].kill()

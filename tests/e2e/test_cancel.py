@@ -1,4 +1,4 @@
-"""Requests that are given up in any phase leave no page behind, on either worker."""
+"""Requests that are cancelled in any phase leave no KV page held, on either worker."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ ANSWER_TOKENS = 1000
 
 
 async def give_up(baton: AsyncBatonClient, prompt: list[int], after_s: float, after_tokens: int) -> int:
-    """After that time or as many tokens; returns how many had come."""
+    """Cancel a request after some time or some tokens; return how many tokens had arrived."""
     tokens = 0
     try:
         async with asyncio.timeout(after_s):
@@ -37,7 +37,7 @@ async def test_cancelled_at_any_phase_all_pages_are_free_again(stack: Stack) -> 
     line = asyncio.Semaphore(AT_ONCE)
 
     async def one(baton: AsyncBatonClient, number: int) -> int:
-        """Half of them while they are decoded, however long that takes to begin."""
+        """Cancel one request; every second one only after some tokens, so that it is being decoded."""
         prompt = [draw.randrange(3, 500) for _ in range(draw.choice((5, 60, 300, 900)))]
         async with line:
             if number % 2:

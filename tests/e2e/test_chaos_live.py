@@ -1,4 +1,4 @@
-"""Half a minute of chaos: faults are proved, every token that clients saw is right, with drafts and KV in files.
+"""Short chaos run with drafts and the disk tier: faults are proved, and every token that clients saw is right.
 
 `./baton chaos` is the long run.
 """
@@ -10,7 +10,7 @@ from baton.lab.chaos.report import write
 from baton.lab.chaos.run import ChaosOptions, ChaosRun
 from tests.e2e.stack import IDLE_S
 
-MINUTES = 3.0  # of load at most: it ends when all faults are proved
+MINUTES = 3.0  # at most: it ends when all faults are proved
 PLAN = (
     Planned(Fault(FaultKind.KILL, "redis"), 0.3, at_once=True),
     Planned(Fault(FaultKind.STOP, "decode-1", lasts_s=0.6), 0.2, at_once=True),

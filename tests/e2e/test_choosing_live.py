@@ -1,4 +1,4 @@
-"""Prompt log-probabilities, echo, best_of and beam search through real processes equal transformers, in fp32."""
+"""Prompt log-probabilities, echo, best_of and beam search of a real stack equal transformers, in fp32."""
 
 import random
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, make_router
 
 PROMPT = [random.Random(8).randrange(3, 512) for _ in range(150)]
-STOPS = list(range(7, 512, 40))  # many, since random weights hardly ever make one certain token
+STOPS = list(range(7, 512, 40))  # many, since random weights rarely generate one particular token
 TOLERANCE = 1e-4
 
 
@@ -25,7 +25,7 @@ def model(tiny_llama: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def colocated(tiny_stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The decode worker of the shared stack alone, which computes prompts itself."""
+    """Router that knows only the decode worker of the shared stack, which then computes prompts itself."""
     yield from run(make_router(tmp_path_factory.mktemp("alone"), tiny_stack, ["decode-0"]), workers=1)
 
 
@@ -47,7 +47,7 @@ def check_scores(told: tuple[TokenLogprob, ...] | None, model: Any, prompt: list
 
 
 def test_logprobs_of_a_prompt_of_several_chunks(baton: BatonClient, model: Any) -> None:
-    for _ in range(2):  # the second time all of it is in the caches
+    for _ in range(2):  # the second time, all of it is cached
         answer = baton.complete(PROMPT, max_tokens=3, temperature=0.0, prompt_logprobs=4)
         assert answer.prompt is not None and answer.prompt.token_ids == tuple(PROMPT)
         check_scores(answer.prompt.logprobs, model, PROMPT, top=4)

@@ -1,4 +1,4 @@
-"""Decode workers that compute prompts themselves answer as transformers does, and a family of its own both ways."""
+"""Decode workers that compute prompts themselves answer like transformers; one family is also run with prefill."""
 
 import asyncio
 import json
@@ -12,19 +12,19 @@ from tests.e2e.stack import make_stack
 from tests.e2e.test_up import READY_S, STOP_S, Up
 from tests.fixtures.random_schemas import random_schema
 
-FAMILY = "gpt2"  # through transformers' code; `baton up` has one of our own, and test_token_exact.py the other way
+FAMILY = "gpt2"  # runs with the code of transformers, unlike the models of `baton up` here and in test_token_exact.py
 TOGETHER = 12
 
 
 async def check_computed_by_decode(target: str, decode_pid: int, oracle: Oracle) -> None:
-    """Under a salt of their own: nothing that a prefill worker made before is found."""
+    """Check answers with a new cache salt, so that no KV of a prefill worker is found."""
     timings = [answer.timings for answer in await check_answers(target, oracle, cache_salt="local")]
     assert {timing.prefill_pid for timing in timings} == {decode_pid}
     assert {(timing.transport, timing.transfer_bytes) for timing in timings} == {("", 0)}
 
 
 async def check_held_to_a_form(target: str) -> None:
-    """As tokens come, and all at once."""
+    """Check structured output, streamed and complete."""
     schema = random_schema(23)
     options: GenerateOptions = {"json_schema": schema, "max_tokens": 200, "temperature": 1.0, "seed": 5}
     async with AsyncBatonClient(target, timeout_s=30) as client:
@@ -40,7 +40,7 @@ async def test_baton_up_colocated_answers_as_transformers_does(tmp_path: Path) -
     model = make_asked(tmp_path / "llama", "llama")
     running = Up(tmp_path / "up.log", "--colocated", "--model", str(model))
     try:
-        oracle = ask_transformers(model, TOGETHER)  # while it starts
+        oracle = ask_transformers(model, TOGETHER)  # meanwhile the stack starts
         await asyncio.to_thread(running.wait_for, lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
         workers = running.worker_pids()
         assert workers.keys() == {"decode-0"}
@@ -60,7 +60,7 @@ async def test_a_family_is_answered_the_same_with_and_without_a_prefill_worker(t
     stack = make_stack(tmp_path / "stack", model, router_flags=["--local-prefill-tokens", "0"])
     try:
         stack.start()
-        oracle = ask_transformers(model, TOGETHER)  # while they start
+        oracle = ask_transformers(model, TOGETHER)  # meanwhile the stack starts
         stack.wait_ready()
         decode_pid = stack.processes["decode-0"].pid
         answers = await check_answers(stack.target, oracle)

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a service with a little load: all panels have data, latencies have traces."""
+"""A real Prometheus scrapes a stack with a little load: all panels have data, and latencies link to traces."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    """1P+1D with API keys and KV in files, scraped with an administrator's."""
+    """1P+1D with API keys and a disk tier, scraped with an administrator's key."""
     folder = tmp_path_factory.mktemp("watched")
     file = folder / "keys"
     keys = {"alice": append_key(file, "alice", LIMITS, is_admin=False)}
@@ -54,7 +54,7 @@ def watched(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 async def load(watched: Watched, prompt_of_all: list[int]) -> None:
-    """A few answers, the same prompt twice, one that is refused, all by one key."""
+    """Send a few requests with one key: the same prompt twice, and one that is refused."""
     patient = RetryPolicy(attempts=1)
     async with AsyncBatonClient(
         watched.stack.target, api_key=watched.keys["alice"], timeout_s=WAIT_S, retry=patient
@@ -67,7 +67,7 @@ async def load(watched: Watched, prompt_of_all: list[int]) -> None:
 
 
 def without_data(prometheus: Prometheus) -> list[str]:
-    """Each `dashboard, panel: query` of which Prometheus knows no number."""
+    """Return `dashboard, panel: query` of each query without data."""
     found = []
     for path in sorted(BOARDS.glob("*.json")):
         for panel in json.loads(path.read_text())["panels"]:
@@ -81,7 +81,7 @@ def without_data(prometheus: Prometheus) -> list[str]:
 
 
 def traces_of(prometheus: Prometheus, selector: str) -> set[str]:
-    """Ids of the traces to which the values of a histogram are linked."""
+    """Return the trace ids of a histogram's exemplars."""
     series = prometheus.exemplars(selector)
     return {exemplar["labels"]["trace_id"] for each in series for exemplar in each["exemplars"]}
 
@@ -91,21 +91,21 @@ def written_traces(stack: Stack) -> set[str]:
 
 
 def soon(condition: Any, wanted: Any) -> Any:
-    """What the condition is, as soon as it is what is wanted, or in the end."""
+    """Poll a value until it is as wanted or the time is over; return the last value."""
     deadline = time.monotonic() + WAIT_S
     while (seen := condition()) != wanted and time.monotonic() < deadline:
-        time.sleep(POLL_S)  # a poll between two looks, bounded above
+        time.sleep(POLL_S)
     return seen
 
 
 async def test_every_panel_has_data_and_every_latency_a_trace_after_a_short_load(watched: Watched) -> None:
     prometheus = watched.prometheus
-    # Growth is known between two scrapes, and a histogram begins with its first request: one scrape sees it before the
-    # load that counts.
+    # A rate needs two scrapes, and a histogram appears with its first request: so one scrape must come before the load
+    # that is measured.
     assert soon(lambda: len(prometheus.query("baton:workers == 1")), 2) == 2
     await load(watched, PROMPT)
     assert soon(lambda: len(prometheus.query("vllm:e2e_request_latency_seconds_count > 0")), 1) == 1
-    await load(watched, PROMPT[::-1])  # in no pool yet, so that files are looked into
+    await load(watched, PROMPT[::-1])  # a new prompt, so that the disk tier is searched
     assert soon(lambda: without_data(prometheus), []) == []
 
     for name in ("vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds"):

@@ -1,4 +1,4 @@
-"""The demo model reads a table in its prompt: a wrong KV block would be a wrong answer."""
+"""The demo model answers questions about a table in its prompt, so a wrong KV block would give a wrong answer."""
 
 import asyncio
 import random
@@ -41,7 +41,7 @@ PEOPLE = """
 QUESTIONS = 12
 AGENTS = ("loop", "stream", "several", "output_by_a_tool", "output_by_a_schema")
 SDK = ("chat", "chat_stream", "responses", "responses_stream")
-RIGHT_AT_LEAST = 12  # and that we equal transformers is asserted for every answer
+RIGHT_AT_LEAST = 12  # besides, every answer must equal transformers
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A reranker with a classification head and an encoder through real processes: prefill workers alone serve them."""
+"""A reranker with a classification head and an encoder on a real stack: prefill workers alone serve them."""
 
 import math
 from collections.abc import Iterator

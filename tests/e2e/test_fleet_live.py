@@ -1,4 +1,4 @@
-"""Two routers, two prefill and two decode workers that can change roles: one service, whoever dies or changes."""
+"""Two routers, 2P+2D of workers that can change roles: requests are served whichever process dies or changes."""
 
 import asyncio
 import itertools
@@ -16,9 +16,9 @@ from tests.e2e.conftest import run
 from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 
-SHARED_S = 20.0  # for what one router knows to reach the other; on a quiet machine it takes 0.25 s
+SHARED_S = 20.0  # for information to reach the other router; it takes 0.25 s on a quiet machine
 ANSWER_TOKENS = 6
-HELD_TOKENS = 1800  # with which answers stand still until both routers know of them
+HELD_TOKENS = 1800  # after which answers pause until both routers know of them
 FLAGS = ["--planner", "off"]
 
 
@@ -50,7 +50,7 @@ def explain(stack: Stack, request_id: str) -> RequestExplanation:
 
 @dataclass
 class Load:
-    """Short requests through both routers, one after another in several lanes, until told to stop."""
+    """Several clients that send short requests through both routers until they are stopped."""
 
     fleet: Fleet
     served: list[tuple[Stack, str]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Load:
             await asyncio.gather(*tasks)
 
     async def more(self, requests: int = 8) -> None:
-        """Until so many more were answered."""
+        """Wait until that many more requests are answered."""
         wanted = len(self.served) + requests
         async with asyncio.timeout(30):
             while len(self.served) < wanted:
@@ -76,7 +76,7 @@ class Load:
 
     async def _lane(self, lane: int, attempts: int) -> None:
         retry = RetryPolicy(attempts=attempts)
-        prompt = [5 + lane] * 70  # two full blocks: it goes through prefill and transfer
+        prompt = [5 + lane] * 70  # two full blocks, so that the prompt is prefilled and transferred
         async with (
             AsyncBatonClient(self.fleet.first.target, retry=retry, timeout_s=20) as first,
             AsyncBatonClient(self.fleet.second.target, retry=retry, timeout_s=20) as second,
@@ -131,7 +131,7 @@ async def test_routers_know_of_each_other_what_they_have_on_the_workers(fleet: F
 
 
 def knows_prompt(stack: Stack) -> bool:
-    """Of 200 tokens; the canary has two blocks at most."""
+    """Return whether a prompt of 200 tokens is cached; the readiness probe has two blocks at most."""
     views = [worker.cache_view for worker in stack.status().workers if worker.role == "prefill"]
     return any(view is not None and view.blocks >= 200 // 32 for view in views)
 
@@ -145,7 +145,7 @@ async def test_explain_tells_what_was_weighed_and_what_happened(fleet: Fleet) ->
     cold, warm = [await asyncio.to_thread(explain, fleet.first, name) for name in ("cold", "warm")]
     assert (cold.status, cold.prompt_tokens, len(cold.attempts)) == ("OK", 200, 1)
     assert cold.attempts[0].actual["cached_tokens"] == 0
-    actual = warm.attempts[0].actual  # a decode worker may have computed the prompt, since it has nearly all of it too
+    actual = warm.attempts[0].actual  # a decode worker with nearly all of the prompt cached may have computed it
     assert actual.get("cached_tokens", actual["decode_cached_tokens"]) == 192
     for role in ("prefill", "decode"):
         alike = [each for each in cold.attempts[0].candidates if each.role == role]
@@ -171,7 +171,7 @@ async def test_workers_change_roles_and_leave_under_load_and_no_request_fails(fl
             for seen in fleet.stacks:
                 await wait(seen, partial(has_role, seen, "prefill-1", role), 20, f"a {role} worker")
             await load.more()
-        stack.processes["prefill-1"].terminate()  # a graceful leave, which waits until the KV of its prompts is taken
+        stack.processes["prefill-1"].terminate()  # it drains: waits until the KV of its prompts is pulled
         await load.more()
         assert await asyncio.to_thread(stack.processes["prefill-1"].ended) == 0
         await load.more()
@@ -181,7 +181,7 @@ async def test_workers_change_roles_and_leave_under_load_and_no_request_fails(fl
 
 
 def has_role(stack: Stack, worker_id: str, role: str) -> bool:
-    """And serves in it."""
+    """Return whether the worker serves in that role."""
     worker = next((each for each in stack.status().workers if each.worker_id == worker_id), None)
     serves = worker is not None and worker.connected and worker.load is not None and not worker.load.draining
     return worker is not None and serves and worker.role == role

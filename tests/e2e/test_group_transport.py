@@ -1,4 +1,4 @@
-"""KV over a process group between real processes: by gloo here, by the same code over NCCL between GPUs."""
+"""KV transfer over a process group between real processes, with gloo; GPUs use the same code with NCCL."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ async def test_answers_equal_transformers_and_nothing_listens_beyond_the_interfa
     for name in ("prefill-0", "decode-0"):
         addresses = listening(stack.processes[name].pid)
         assert {host for host, _ in addresses} == {"127.0.0.1"}
-        # the internal server, this rank of the group, and where any transport will do, a port for KV over tcp
+        # the internal server, this rank of the group, and with --transport auto the port for KV over TCP
         assert len(addresses) == (3 if name == "prefill-0" else 2)
     [link] = [link for worker in stack.status().workers if worker.load for link in worker.load.links]
     assert (link.transport, link.fallback) == ("gloo", "") and link.gb_per_s > 0

@@ -1,4 +1,4 @@
-"""Hosts that share nothing answer as one process does, also when a link or a host is lost. The cluster: hosts.py."""
+"""A stack on separate hosts answers like one process, also when a link or host fails. See hosts.py."""
 
 import asyncio
 import socket
@@ -50,11 +50,11 @@ QUESTIONS = [
 ]
 LONG = [3 + 7 * place % 400 for place in range(200)]
 LONG_TOKENS = 1_000
-FIRST_TOKENS = 50  # that have come before something breaks
-HELD_TOKENS = 900  # with which an answer stands still until something is broken
-CUT_S = 2.0  # a router holds a worker for lost sooner
+FIRST_TOKENS = 50  # before the fault
+HELD_TOKENS = 900  # after which an answer pauses until the fault
+CUT_S = 2.0  # longer than a router waits before it takes a worker for lost
 BOUND_S = 60.0
-SHOWN_S = 30.0  # within which a server answers what is no TLS
+SHOWN_S = 30.0  # for a server to answer a client that does not speak TLS
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
 ALERT = b"\x15"
 ASKED = {PORT: PREFACE, HTTP_PORT: b"GET /health HTTP/1.1\r\n\r\n", REDIS_TLS_PORT: b"PING\r\n", WORKER_PORT: PREFACE}
@@ -68,7 +68,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HostedStack]:
 
 @pytest.fixture(scope="module")
 def alone() -> Iterator[LLM]:
-    """The model in this process."""
+    """Engine in this process with the same model."""
     llm = LLM(str(MODEL), dtype="float32", kv_cache_memory_bytes=64 << 20)
     yield llm
     llm.shutdown()
@@ -97,7 +97,7 @@ async def test_answers_are_those_of_one_process(cluster: HostedStack, client: As
 
 
 def test_hosts_that_look_alike_are_known_by_their_addresses_alone(cluster: HostedStack) -> None:
-    """One boot id, one host name and equal PIDs: no KV is looked for in memory of the same host."""
+    """All hosts have the same boot id, host name and PIDs; still no worker may take another host for its own."""
     cluster.wait_for(lambda: bool(links_of(cluster)), BOUND_S, "report of a link")
     workers = {worker.worker_id: worker for worker in cluster.status().workers}
     assert len({worker.pid for worker in workers.values()}) == 1
@@ -108,7 +108,7 @@ def test_hosts_that_look_alike_are_known_by_their_addresses_alone(cluster: Hoste
 
 
 def links_of(cluster: HostedStack) -> list[Link]:
-    """By which workers read KV from others, as they report it."""
+    """Return the transports by which workers pull KV, as they report them."""
     return [link for worker in cluster.status().workers if worker.load is not None for link in worker.load.links]
 
 
@@ -138,7 +138,7 @@ def test_a_client_without_certificate_is_refused_between_hosts(cluster: HostedSt
 
 
 def answer_of(cluster: HostedStack, name: str, port: int, context: ssl.SSLContext | None) -> bytes:
-    """The first bytes that come back, through TLS where there is a context; none: the connection was refused."""
+    """Return the first bytes of an answer, with TLS if a context is given; empty if the connection was refused."""
     connection = socket_in(cluster.hosts.switch_process, socket.AF_INET6)
     with connection:
         connection.settimeout(SHOWN_S)
@@ -154,7 +154,7 @@ def answer_of(cluster: HostedStack, name: str, port: int, context: ssl.SSLContex
 
 
 async def stream_over(cluster: HostedStack, client: AsyncBatonClient, breaks: Callable[[str], None]) -> list[int]:
-    """All tokens of a long answer. `breaks` is called with the decode worker that gives it, once some have come."""
+    """Return the tokens of a long answer; `breaks` is called in its middle with the name of its decode worker."""
     tokens: list[int] = []
     is_whole = True
     with answers_held(cluster, HELD_TOKENS) as held:
@@ -168,7 +168,7 @@ async def stream_over(cluster: HostedStack, client: AsyncBatonClient, breaks: Ca
 
 
 def answering(status: ClusterStatus) -> str:
-    """The decode worker that has a request of this router."""
+    """Return the decode worker that has a request of this router."""
     [name] = [each.worker_id for each in status.workers if each.role == "decode" and each.in_flight_requests]
     return name
 

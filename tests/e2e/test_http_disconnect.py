@@ -1,4 +1,4 @@
-"""HTTP clients that go, in any phase of their requests, leave no page behind, on either worker."""
+"""HTTP clients that disconnect in any phase leave no KV page held, on either worker."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ MOST_BYTES = 20_000
 async def give_up(
     client: httpx2.AsyncClient, prompt: list[int], stream: bool, after_s: float, after_bytes: int = 1 << 30
 ) -> int:
-    """After that time or as many bytes; returns how many had come."""
+    """Disconnect after some time or some bytes; return how many bytes had arrived."""
     body = {"prompt": prompt, "max_tokens": 1000, "ignore_eos": True, "stream": stream}
     received = 0
     try:
@@ -35,7 +35,7 @@ async def test_all_pages_are_free_again(stack: Stack) -> None:
     line = asyncio.Semaphore(AT_ONCE)
 
     async def one(client: httpx2.AsyncClient, number: int) -> int:
-        """A third of them while they are decoded, however long that takes to begin."""
+        """Disconnect one client; every third one only after its first bytes, so that its request is being decoded."""
         prompt = [draw.randrange(3, 500) for _ in range(draw.choice((5, 60, 300, 900)))]
         async with line:
             if number % 3 == 0:

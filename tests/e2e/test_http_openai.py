@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified, against real workers."""
+"""OpenAI's Python client against a real stack."""
 
 from tests.e2e.stack import Stack
 from tests.fixtures.client_environment import problems

@@ -1,7 +1,7 @@
-"""What the memory of a KV pool should not do to an answer.
+"""Corrupt memory of a KV pool must not give a wrong answer.
 
-A byte of a prompt's KV changes between its computation and the pull: the answer is exact, and it shows. KV that is
-not a number ends the answer that reads it, and touches no other.
+If a byte of a prompt's KV changes between computation and pull, the answer is still exact, and the fault is reported.
+KV with NaN ends the answer that reads it, and no other.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ DECODE = ("decode-0", "decode-1")
 
 Pool = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 NOT_A_NUMBER = 0x7FC00000  # of a float32
-FURTHER_TOKENS = 41  # than were asked for before: an answer may get the pages that hold the same from then
+FURTHER_TOKENS = (
+    41  # of the answer when it pauses: more than earlier ones had, whose pages may be reused with the same values
+)
 
 
 def pool_of(stack: Stack, name: str) -> Pool:
@@ -39,7 +41,7 @@ def pools_of(stack: Stack, names: Sequence[str]) -> dict[str, Pool]:
 
 
 def spoil(stack: Stack, before: Mapping[str, Pool], word: Callable[[int], int]) -> None:
-    """Puts another word in place of the first that a worker has written since; and proves that it is there."""
+    """Overwrite the first word of a pool that has changed since, and check that it was overwritten."""
     for name, old in before.items():
         new = pool_of(stack, name)
         places = np.flatnonzero(old != new)
@@ -66,7 +68,7 @@ async def test_kv_that_changed_at_its_source_is_computed_anew(faulty: Stack) -> 
         for name in DECODE:
             faulty.processes[name].signal(signal.SIGSTOP)
         try:
-            # under a salt of its own: nobody has its blocks, or may take them from another
+            # with a salt of its own, so that no worker has its blocks cached
             events = baton.generate(PROMPT, max_tokens=TOKENS, ignore_eos=True, cache_salt="flipped")
             async for event in events:
                 seen += event.token_ids if isinstance(event, Delta) else []

@@ -1,4 +1,4 @@
-"""API keys and TLS on a real service: whose prompt is cached stays with them, and no key is written anywhere."""
+"""API keys and TLS on a real stack: cached prompts are not shared between keys, and no key is written anywhere."""
 
 import os
 import random
@@ -44,7 +44,7 @@ class Guarded:
         self.stack.processes["router"].signal(signal.SIGHUP)
 
     def looked_up_and_found(self) -> tuple[int, int]:
-        """Prompt tokens since the start, as the prefill worker counts them: what was not found was computed."""
+        """Return the prompt tokens that the prefill worker has looked up in its cache, and those that it found."""
         (load,) = (worker.load for worker in self.stack.status().workers if worker.role == "prefill")
         return (0, 0) if load is None else (load.cache_query_tokens, load.cache_hit_tokens)
 
@@ -59,11 +59,11 @@ def guarded(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     flags += ["--tls-key", str(folder / "tls/server-key.pem")]
     internal = internal_flags(folder / "tls")
     flags += ["--local-prefill-tokens", "0", *internal]
-    ways = {"decode-0": "tcp"}  # so that KV goes over TLS too
+    ways = {"decode-0": "tcp"}  # so that KV is sent over TLS too
     stack = make_stack(folder / "stack", tiny_llama, transports=ways, worker_flags=internal, router_flags=flags)
     stack.admin_key = append_key(file, "operator", UNLIMITED, is_admin=True)
     for process in stack.processes.values():
-        process.is_forked = False  # a test reads their command lines
+        process.is_forked = False  # a test reads the command lines
     for running in run(stack):
         yield Guarded(running, file, folder / "tls/ca.pem", keys)
 
@@ -74,11 +74,11 @@ def internal_flags(folder: Path) -> list[str]:
 
 
 async def ask(guarded: Guarded, name: str, prompt: list[int], salt: str = "") -> tuple[int, int, tuple[int, ...]]:
-    """Tokens that were told as cached, those that prefill found in a cache, and the answer."""
+    """Return the cached tokens that the client is told, those that the prefill worker found, and the answer."""
     looked_up, before = guarded.looked_up_and_found()
     async with guarded.client(name) as client:
         completion = await client.complete(prompt, max_tokens=8, ignore_eos=True, cache_salt=salt)
-    # Each report is of one moment: once the lookup is in it, so is what was found.
+    # A report that counts the lookup also counts what it found.
     guarded.stack.wait_for(
         lambda: guarded.looked_up_and_found()[0] >= looked_up + len(prompt), WAIT_S, "report of the lookup"
     )
@@ -89,7 +89,7 @@ async def ask(guarded: Guarded, name: str, prompt: list[int], salt: str = "") ->
 async def test_another_keys_prompt_is_neither_told_as_cached_nor_less_work(guarded: Guarded) -> None:
     draw = random.Random(5)
     prompt = [draw.randrange(3, 500) for _ in range(PROMPT)]
-    # Every prompt goes to the prefill worker: what decode has of it is no shortcut (--local-prefill-tokens 0).
+    # Every prompt goes to the prefill worker, even if the decode worker has it cached (--local-prefill-tokens 0).
     first, again, others, others_again = [await ask(guarded, name, prompt) for name in ("alice", "alice", "bob", "bob")]
     whole_blocks = PROMPT // BLOCK * BLOCK
     assert first[:2] == others[:2] == (0, 0)
@@ -167,7 +167,7 @@ async def test_workers_talk_to_none_but_their_own(guarded: Guarded, ca: str, cer
         names = (f"{certificate}-key.pem", f"{certificate}.pem") if certificate else ()
         own = [(folder / name).read_bytes() for name in names]
         credentials = grpc.ssl_channel_credentials((folder / f"{ca}.pem").read_bytes(), *own)
-        # Whoever attacks says that any name will do.
+        # An attacker would not check the server's name.
         options = (("grpc.ssl_target_name_override", INTERNAL_NAME if ca == "internal-ca" else "localhost"),)
         return grpc.aio.secure_channel(target, credentials, options)
 

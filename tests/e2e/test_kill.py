@@ -1,4 +1,4 @@
-"""kill -9 of the only decode worker, and of prefill workers: a delay, and nothing else that a client could see."""
+"""After `kill -9` of the only decode worker, or of prefill workers, clients see a delay and nothing else."""
 
 import asyncio
 import signal
@@ -14,30 +14,30 @@ from tests.e2e.held import answers_held, make_answers_holdable
 from tests.e2e.stack import Stack, make_stack
 
 SHARED_MEMORY = Path("/dev/shm")
-HELD_TOKENS = 250  # with which an answer stands still until a worker is killed
+HELD_TOKENS = 250  # after which an answer pauses until a worker is killed
 
 
 @pytest.fixture(scope="module")
 def mortal_stack(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A stack of this module's own: its processes die. What they leave in /dev/shm would show."""
+    """Stack of this module whose processes are killed; checks that they leave nothing in /dev/shm."""
     before = set(SHARED_MEMORY.iterdir())
     stack = make_stack(tmp_path_factory.mktemp("mortal"), tiny_llama, prefill=2)
     make_answers_holdable(stack)
     yield from run(stack)
-    # What other programs of this machine have there meanwhile, they take away again.
+    # Other programs may have files there for a moment.
     stack.wait_for(lambda: set(SHARED_MEMORY.iterdir()) <= before, 30.0, "clean /dev/shm")
 
 
 @pytest.fixture
 def mortal(mortal_stack: Stack) -> Stack:
-    """All of it alive, whoever died in the test before."""
+    """The stack with all processes running, also those that an earlier test killed."""
     mortal_stack.start([name for name, process in mortal_stack.processes.items() if not process.runs])
     mortal_stack.wait_ready()
     return mortal_stack
 
 
 async def stream_over_a_kill(stack: Stack, victim: str, prompt: list[int], tokens_first: int) -> list[int]:
-    """Kills `victim` once so many tokens came, and starts it again; returns all tokens of the stream."""
+    """Stream an answer, kill and restart `victim` in its middle, and return all tokens."""
     tokens: list[int] = []
     killed = False
     async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as baton:
@@ -99,12 +99,12 @@ async def collect(baton: AsyncBatonClient, prompt: list[int], cache_salt: str = 
 
 
 async def test_prompts_of_a_killed_prefill_worker_are_computed_by_another(mortal: Stack) -> None:
-    """Many long prompts are queued, computed and read when it dies: a delay, also where the first token was out."""
+    """Some prompts are queued, some are being computed and some being pulled when the worker dies."""
     prompts = [[3 + (i * 7 + j) % 500 for j in range(1500)] for i in range(12)]
     async with AsyncBatonClient(mortal.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
         undisturbed = [await collect(baton, prompt) for prompt in prompts]
         victim = mortal.processes["prefill-0"]
-        victim.signal(signal.SIGSTOP)  # until it has been given its part
+        victim.signal(signal.SIGSTOP)  # until it has received its share of the prompts
         calls = [asyncio.create_task(collect(baton, prompt, cache_salt="again")) for prompt in prompts]
         given = partial(has_requests, mortal, "prefill-0")
         await asyncio.to_thread(mortal.wait_for, given, 20.0, "prompts at prefill-0")

@@ -1,4 +1,4 @@
-"""Nothing listens that was not meant to, and nothing beyond loopback."""
+"""Processes listen on their documented ports only, and only on loopback."""
 
 from tests.e2e.stack import Stack
 from tests.fixtures.sockets import listening
@@ -11,5 +11,5 @@ def test_each_process_listens_on_its_own_loopback_ports_only(stack: Stack) -> No
         addresses = listening(process.pid)
         assert {host for host, _ in addresses} == {"127.0.0.1"}, name
         others = {port for _, port in addresses} - expected
-        assert len(others) == (name != "router"), name  # a worker's port for KV over tcp
+        assert len(others) == (name != "router"), name  # a worker's port for KV over TCP
         assert len(addresses) == len(expected) + len(others), name

@@ -1,4 +1,4 @@
-"""A client in another language, written from the proto alone, against real processes."""
+"""Node client that only uses the proto files, against a real stack."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Ollama's own client, unmodified, against real workers."""
+"""Ollama's Python client against a real stack."""
 
 from tests.e2e.stack import Stack
 from tests.fixtures.client_environment import problems

@@ -16,7 +16,7 @@ from tests.fixtures.client_environment import client_python
 
 TIMEOUT_S = 300
 REQUEST_TIMEOUT_S = "60"
-CONTEXT_TOKENS = "128"  # an answer without a bound that never ends is as long as it allows
+CONTEXT_TOKENS = "128"  # the length of an answer without max_tokens that never ends
 ENDS = list(range(0, 512, 4))  # a quarter of all tokens: answers are short
 SAME_FIELDS = "^/(v1/completions|v1/responses|v1/messages/count_tokens|generate|rerank)$"
 """Their fields are those of chats, of messages and of /v1/rerank: only their examples are tried."""
@@ -43,7 +43,7 @@ def test_every_field_with_each_kind_of_wrong_value(stack: Stack) -> None:
 
 
 def tried(stack: Stack, *options: str) -> int:
-    """How many requests schemathesis has sent; fails where it has found anything."""
+    """Run schemathesis and return how many requests it sent; fails if it found a problem."""
     program = client_python().with_name("schemathesis")
     command = [str(program), "run", f"{stack.url}/openapi.json", "--no-color", "--workers", "2", *options]
     command += ["--generation-deterministic", "--checks", "all", "--exclude-checks", UNCHECKED, "--continue-on-failure"]

@@ -1,4 +1,4 @@
-"""More than the workers can do: a noisy caller is told when to come back, a quiet one is served. Real processes."""
+"""Overload of a real stack: a caller with many requests is refused with Retry-After, one with few is served."""
 
 import asyncio
 import itertools
@@ -15,7 +15,7 @@ from tests.e2e.conftest import run
 from tests.e2e.stack import Stack, StackProcess, make_stack
 
 PROMPT_TOKENS = 70
-CANARY_TOKENS = 33  # each time that it is sung
+CANARY_TOKENS = 33  # of each readiness probe
 STILL_S = 1.0
 WAIT_S = 30.0
 SLOTS, WAITING, NOISY = 2, 4, 30
@@ -23,20 +23,25 @@ SLOTS, WAITING, NOISY = 2, 4, 30
 
 @pytest.fixture(scope="module")
 def small(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A decode worker of few slots, and a short queue."""
-    flags = ("--max-waiting-per-tenant", str(WAITING), "--session-silence-s", "60")  # it is held up by a signal
+    """Decode worker with few slots, and a short queue."""
+    flags = (
+        "--max-waiting-per-tenant",
+        str(WAITING),
+        "--session-silence-s",
+        "60",
+    )  # longer than a test stops the worker
     stack = make_stack(tmp_path_factory.mktemp("small"), tiny_llama, with_redis=False, router_flags=flags)
     stack.processes["decode-0"].command += ["--max-sequences", str(SLOTS)]
     yield from run(stack)
 
 
 def looked_up_tokens(stack: Stack) -> int:
-    """Prompt tokens of all requests that were ever begun, by the decode worker's own count: it looks each one up."""
+    """Return the prompt tokens of all requests so far: the decode worker looks each prompt up in its cache."""
     return sum(w.load.cache_query_tokens for w in stack.status().workers if w.load is not None and w.role == "decode")
 
 
 def turns(stack: Stack) -> list[str]:
-    """Answered requests of both callers in the order in which the router gave them room."""
+    """Return the caller of each answered request, in the order in which the router admitted them."""
     spans = stack.spans()
     given_ns = {span["parent_span_id"]: span["end_ns"] for span in spans if span["name"] == "router.queue"}
     answered = [span for span in spans if span["attributes"].get("baton.outcome") == "answered"]
@@ -46,7 +51,7 @@ def turns(stack: Stack) -> list[str]:
 
 
 class Still:
-    """Turns true once what is read has stayed the same over several reports."""
+    """Condition that is true once a value has stayed the same over several reports."""
 
     def __init__(self, read: Callable[[], int]) -> None:
         self._read, self._since_s = read, 0.0
@@ -61,7 +66,7 @@ class Still:
 
 @contextmanager
 def held_up(worker: StackProcess) -> Iterator[None]:
-    """Meanwhile it does nothing: what is asked of it waits."""
+    """Stop the worker while the block runs."""
     worker.signal(signal.SIGSTOP)
     try:
         yield
@@ -76,7 +81,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def ask(baton: AsyncBatonClient, number: int, api_key: str) -> float | None:
-    """When to come back, if it was refused."""
+    """Send a request; return Retry-After if it was refused."""
     prompt = [3 + (number * 31 + place) % 250 for place in range(PROMPT_TOKENS)]
     try:
         await baton.complete(
@@ -124,7 +129,7 @@ async def test_a_noisy_caller_is_refused_before_prefill_and_a_quiet_one_is_serve
 
 
 async def is_refused_in_time(baton: AsyncBatonClient, deadline_s: float) -> bool:
-    """The deadline passes where the wait is shorter, and where the machine is too busy for even a refusal by then."""
+    """Return whether a request was refused before its deadline; a busy machine may be too slow for that."""
     try:
         await baton.complete(
             [5] * PROMPT_TOKENS, max_tokens=120, ignore_eos=True, timeout_s=deadline_s, api_key="hasty"

@@ -1,4 +1,4 @@
-"""n choices through real processes: the answers of n single requests, for one prefill and one transfer."""
+"""A request with n choices on a real stack: same answers as n requests, with one prefill and one transfer."""
 
 import asyncio
 import random
@@ -20,7 +20,7 @@ async def sample(baton: AsyncBatonClient, seed: int, n: int, cache_salt: str, ma
 
 
 def spans_of(stack: Stack, max_tokens: int) -> list[str]:
-    """The names of the spans below the request of so many tokens; none before its trace was written."""
+    """Return the names of the spans of the request with that many tokens; empty until its trace is written."""
     spans = stack.spans()
     roots = [span["span_id"] for span in spans if span["attributes"].get("gen_ai.request.max_tokens") == max_tokens]
     return [span["name"] for span in spans if roots and span["parent_span_id"] == roots[-1]]

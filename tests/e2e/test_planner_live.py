@@ -18,8 +18,8 @@ STEP_MS, TOKEN_MS, SLOTS = 8.0, 0.25, 4
 PROMPTS_S, ANSWERS_S = 3.0, 9.0  # duration of each phase
 LONG_PROMPT, SHORT_ANSWER = 480, 4  # tokens
 SHORT_PROMPT, LONG_ANSWER = 32, 160
-PROMPTS_PER_S = 1.2 * 1e3 / (LONG_PROMPT * TOKEN_MS)  # a fifth more than one prefill worker can compute
-ANSWERS_PER_S = 1.5 * 1e3 * SLOTS / (LONG_ANSWER * STEP_MS)  # half as many again as one decode worker can generate
+PROMPTS_PER_S = 1.2 * 1e3 / (LONG_PROMPT * TOKEN_MS)  # 20% more than one prefill worker can compute
+ANSWERS_PER_S = 1.5 * 1e3 * SLOTS / (LONG_ANSWER * STEP_MS)  # 50% more than one decode worker can generate
 DEADLINE_S, POLL_S = 4.0, 0.5
 PLANNER = ("--planner", "act", "--planner-hold-s", 2, "--planner-cool-down-s", 15)
 SLOS = ("--planner-ttft-ms", 1000, "--planner-tbt-ms", 100)
@@ -34,7 +34,7 @@ def workers(model: Path) -> Iterator[HarnessWorker]:
 
 
 def jobs(counts: list[int]) -> Iterator[Job]:
-    """Long prompts, then long answers until a second decode worker serves."""
+    """Yield long prompts, then long answers until a second decode worker serves."""
     chance, end_s = random.Random(5), PROMPTS_S + ANSWERS_S
     for at_s in random_arrivals_s(chance, PROMPTS_PER_S, 0.0, PROMPTS_S):
         yield Job(random_tokens(chance, LONG_PROMPT, VOCABULARY), SHORT_ANSWER, at_s)

@@ -1,4 +1,4 @@
-"""Redis killed, paused, flushed, restarted empty, or mute: nobody waits for it, it is seen, and it is found again."""
+"""Redis is killed, paused, flushed, restarted empty or mute: requests do not wait, and processes reconnect."""
 
 import asyncio
 import signal
@@ -12,13 +12,13 @@ from tests.e2e.faulty import WORKERS, Served, redis_of, redis_port, restart_redi
 from tests.e2e.stack import Stack
 
 pytestmark = pytest.mark.alone
-ADDED_S = 0.15  # most that a request may take longer: half of what a single wait for Redis would add
+ADDED_S = 0.15  # most that a request may take longer: half of one timeout of Redis
 SEEN_S = 15.0
 RECOVERED_S = 15.0
 
 
 def ask(port: int, *words: str) -> bytes:
-    """One command to Redis, as it stands on the wire."""
+    """Send a command to Redis."""
     with socket.create_connection(("127.0.0.1", port), timeout=SEEN_S) as connection:
         parts = (f"${len(word)}\r\n{word}\r\n" for word in words)
         connection.sendall("".join((f"*{len(words)}\r\n", *parts)).encode())
@@ -26,7 +26,7 @@ def ask(port: int, *words: str) -> bytes:
 
 
 def announced(stack: Stack) -> int:
-    """Workers whose records are in Redis now."""
+    """Return how many workers have a record in Redis."""
     reply = ask(redis_port(stack), "KEYS", "baton:*:worker:*")
     return int(reply[1 : reply.index(b"\r\n")])
 
@@ -38,7 +38,7 @@ def metric(stack: Stack, name: str) -> float:
 
 
 async def unnoticed(stack: Stack, usual: Served) -> None:
-    """Requests are served as ever."""
+    """Check that requests take no longer than usual."""
     assert (await serve_some(stack)).median_s < usual.median_s + ADDED_S
 
 
@@ -65,7 +65,7 @@ async def test_requests_do_not_notice_that_redis_is_killed_then_mute_then_back_a
         assert redis_of(faulty).process.wait(SEEN_S) == -signal.SIGKILL
         await unnoticed(faulty, usual)
         await seen_as_lost(faulty)
-        with socket.socket() as hole:  # has its port, takes connections and never answers
+        with socket.socket() as hole:  # takes connections on the port of Redis and never answers
             hole.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             hole.bind(("127.0.0.1", redis_port(faulty)))
             hole.listen(64)

@@ -1,6 +1,6 @@
-"""Processes of the last release and of this tree serve together, and one takes over from the other under load.
+"""Processes of the last release and of this tree work together, and a rolling upgrade under load fails no request.
 
-`python -m baton.lab.chaos.rolling` rolls every process there and back.
+`python -m baton.lab.chaos.rolling` upgrades every process, and downgrades it again.
 """
 
 import asyncio
@@ -19,14 +19,19 @@ from tests.e2e.test_rolling_live import answer, keep_asking
 
 OLD = ("router", "prefill-0", "decode-0")
 """Beside one of this tree each."""
-NAMELESS = "0.1.0"  # announces no release
+NAMELESS = "0.1.0"  # reports no release
 ROLLED = ("decode-0", "router")
 PROMPTS = 12
-ROUNDS = 60  # at most: which pair answers is the router's choice, and by what it has measured of both
+ROUNDS = 60  # at most: the router chooses the pair, partly by measured rates
 OTHER_LAYOUT = "prefill-2"
 CLIENTS = 4
-FLAGS = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue")  # every prompt goes through a pair
-FLAGS += ("--placement", "prefix_hash")  # which its tokens and salt choose
+FLAGS = (
+    "--local-prefill-tokens",
+    "0",
+    "--no-prefill-worker",
+    "queue",
+)  # every prompt goes through a prefill and a decode worker
+FLAGS += ("--placement", "prefix_hash")  # chosen by the prompt's tokens and salt
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,10 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """2 routers, 2P and 2D; the first of each is of the last release."""
-    code = check_out(last_release(), has_native_kernels=False)  # this is about what the processes say to each other
+    """Two routers, 2P+2D; the first of each kind runs the last release."""
+    code = check_out(
+        last_release(), has_native_kernels=False
+    )  # native kernels do not change what the processes send to each other
     model = make_asked(tmp_path_factory.mktemp("model") / "llama", "llama")
     stack = make_stack(tmp_path_factory.mktemp("stack"), model, 2, 2, router_flags=FLAGS)
     stack.add_router(SECOND_ROUTER)
@@ -50,7 +57,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         stack.processes[name].code = code
     try:
         stack.start()
-        oracle = ask_transformers(model, PROMPTS)  # while they start
+        oracle = ask_transformers(model, PROMPTS)  # meanwhile the stack starts
         stack.wait_ready()
         yield Served(stack, oracle)
     finally:
@@ -58,7 +65,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 async def pairs_of(served: Served, target: str, salt: str) -> set[tuple[str, str]]:
-    """The prefill and decode workers of answers that are all exact."""
+    """Check that answers are exact, and return the pairs of prefill and decode worker that gave them."""
     names = {process.pid: name for name, process in served.stack.processes.items()}
     answers = await check_answers(target, served.oracle, cache_salt=salt)
     return {(names[each.timings.prefill_pid], names[each.timings.decode_pid]) for each in answers if each.timings}
@@ -91,7 +98,7 @@ async def test_processes_are_rolled_to_this_release_under_load_and_no_request_fa
         over.set()
         answered = await asyncio.gather(*asking, return_exceptions=True)
     assert all(isinstance(count, int) and count > len(ROLLED) for count in answered), answered
-    status = stack.status()  # of the router that was rolled
+    status = stack.status()  # from the router that was upgraded
     releases = {worker.worker_id: worker.release for worker in status.workers}
     before = last_release().version.replace(NAMELESS, "")
     assert releases == {"prefill-0": before, "prefill-1": RELEASE, "decode-0": RELEASE, "decode-1": RELEASE}

@@ -1,4 +1,4 @@
-"""Other weights for real processes while they serve, one worker of them two ranks, at two routers, over their death."""
+"""Weights are reloaded on a running stack with two routers, one worker with two ranks, also when a worker dies."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ from tests.fixtures.paged import random_prompt
 from tests.fixtures.perturbed import perturbed
 
 TOKENS, LONG, WITHIN_S = 16, 120, 60.0
-HELD_TOKENS = 60  # with which an answer stands still while weights are loaded
+HELD_TOKENS = 60  # after which an answer pauses while weights are loaded
 PROMPT = random_prompt(70)
 
 
@@ -52,7 +52,7 @@ def expected(folder: Path, tokens: int = TOKENS) -> tuple[int, ...]:
 
 
 async def ask(stack: Stack, tokens: int = TOKENS) -> tuple[tuple[int, ...], int]:
-    """The answer, and how many tokens of the prompt were cached."""
+    """Return the answer, and how many tokens of the prompt were cached."""
     async with AsyncBatonClient(stack.target) as client:
         answer = await client.complete(PROMPT, max_tokens=tokens, temperature=0.0, ignore_eos=True)
     return answer.choices[0].token_ids, answer.usage.cached_tokens
@@ -69,7 +69,7 @@ def fingerprint(stack: Stack) -> str:
 async def streams_that_stand_still(
     routers: tuple[Stack, Stack],
 ) -> AsyncIterator[list["asyncio.Task[tuple[tuple[int, ...], int]]"]]:
-    """One at each router; they go on at the end of this."""
+    """Pause a stream at each router until the block is left."""
     with answers_held(routers[0], HELD_TOKENS) as held:
         streams = [asyncio.create_task(ask(router, LONG)) for router in routers]
         async with asyncio.timeout(WITHIN_S):

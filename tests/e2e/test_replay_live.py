@@ -1,4 +1,4 @@
-"""Streams of every kind survive their decode worker: killed, hung or drained, they come out as if undisturbed."""
+"""Streams of every kind are the same as usual if their decode worker is killed, hangs or drains."""
 
 import asyncio
 import random
@@ -21,10 +21,10 @@ from tests.fixtures.crashing_worker import DEADLY
 WORKERS = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 TOKENS = 150
 LONG_TOKENS = 1_900
-HELD_TOKENS = 1_800  # with which an answer stands still until it is handed over; no other has as many
-DRAIN_S = 0.0  # of decode workers: all that is under way is left over
-LONGEST_GAP_S = 20.0  # of a client on a busy machine; what is promised is measured elsewhere
-SILENT = ("--session-silence-s", "3")  # until a router holds a worker for lost: one of them is stopped here
+HELD_TOKENS = 1_800  # after which an answer pauses until it is handed over; no other answer is that long
+DRAIN_S = 0.0  # of decode workers: they hand over all answers at once
+LONGEST_GAP_S = 20.0  # on a busy machine; `baton chaos` measures the promised gap
+SILENT = ("--session-silence-s", "3")  # short, since a test stops a worker until the router takes it for lost
 SEEDED = {"temperature": 1.5, "seed": 3}
 LIST = {"type": "array", "items": {"const": "ba"}, "minItems": 120}
 KINDS: dict[str, dict[str, Any]] = {
@@ -41,7 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @dataclass
 class Reader:
-    """One stream, as it comes."""
+    """Reads a stream."""
 
     kind: str
     events: list[Any] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def twofold(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """2P+2D; its workers die of a certain prompt, and nobody starts them again."""
+    """2P+2D; a certain prompt kills workers, and they are not restarted."""
     stack = make_stack(tmp_path_factory.mktemp("twofold"), tiny_llama, prefill=2, decode=2, router_flags=SILENT)
     for name in WORKERS:
         role, command = name.partition("-")[0], stack.processes[name].command
@@ -98,7 +98,7 @@ async def all_streams(stack: Stack, disturb: Callable[[Sequence[Reader]], Awaita
 
 
 async def until_tokens(readers: Sequence[Reader], tokens: int) -> None:
-    """Until so many have come in all."""
+    """Wait until that many tokens have arrived in all."""
     async with asyncio.timeout(30):
         while sum(reader.tokens for reader in readers) < tokens:
             await asyncio.sleep(0.002)
@@ -141,7 +141,7 @@ async def test_streams_survive_a_decode_worker_that_hangs_and_the_kill_of_the_ot
 
 
 async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undisturbed: dict[str, Completion]) -> None:
-    """The worker of an answer that is not over has to stop, and all that it has under way with it."""
+    """A decode worker is stopped while it has answers."""
 
     def handed_over() -> int:
         return twofold.processes["router"].text().count("failed: DRAINING at")
@@ -166,7 +166,7 @@ async def test_what_a_drain_leaves_over_goes_on_elsewhere(twofold: Stack, undist
 
 
 async def decode_worker_at_work(stack: Stack) -> str:
-    """The name of the only one that answers a request, as soon as there is one."""
+    """Wait for a decode worker with a request, the only one, and return its name."""
     async with asyncio.timeout(30):
         while True:
             for worker in (await asyncio.to_thread(stack.status)).workers:
@@ -177,12 +177,12 @@ async def decode_worker_at_work(stack: Stack) -> str:
 async def test_a_deadly_request_is_given_up_and_what_stands_beside_it_is_served(
     twofold: Stack, undisturbed: dict[str, Completion]
 ) -> None:
-    """Both prefill workers die of it, then a decode worker that computes the prompt itself; that is enough."""
+    """It kills both prefill workers and a decode worker that computes the prompt itself; then it is given up."""
 
     async def poison(readers: Sequence[Reader]) -> None:
         await until_tokens(readers, 100)
         async with AsyncBatonClient(twofold.target, timeout_s=30, retry=RetryPolicy(attempts=1)) as baton:
-            for _ in range(2):  # the second one is refused at the door
+            for _ in range(2):  # the second one is refused at once
                 with pytest.raises(ServerError) as refused:
                     await baton.complete([5, *DEADLY, 6], max_tokens=4)
                 assert refused.value.reason == "POISON"
@@ -191,5 +191,5 @@ async def test_a_deadly_request_is_given_up_and_what_stands_beside_it_is_served(
     dead = [name for name in WORKERS if not twofold.processes[name].runs]
     assert len(dead) == 3 and {"prefill-0", "prefill-1"} < set(dead)
     for name in dead:
-        twofold.processes[name].popen = None  # it is known how they ended
+        twofold.processes[name].popen = None  # so that their exit codes are not checked
     await asyncio.to_thread(twofold.wait_idle)

@@ -1,4 +1,4 @@
-"""A rolling restart under load: each process is told to end, drains, and is started again; no request fails."""
+"""A rolling restart under load: each process drains, exits and is started again; no request fails."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ async def answer(baton: AsyncBatonClient, client: int) -> list[int]:
 
 
 async def keep_asking(targets: tuple[str, ...], client: int, expected: list[int], over: asyncio.Event) -> int:
-    """How many answers came, all of them right."""
+    """Send requests, check each answer, and return their number."""
     answers = 0
     async with AsyncBatonClient(targets[client % 2 :] + targets[: client % 2], timeout_s=30) as baton:
         while not over.is_set():

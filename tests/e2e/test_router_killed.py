@@ -1,4 +1,4 @@
-"""kill -9 of a router under streams: clients resume them at another router, or at the same one once it is back."""
+"""After `kill -9` of a router, clients resume their streams at another router, or at the restarted one."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ from tests.e2e.stack import IDLE_S, Stack
 STREAMS = 10
 TOKENS = 150
 LONG_TOKENS = 1_900
-HELD_TOKENS, LONG_HELD_TOKENS = 140, 1_800  # with which an answer stands still until the router is killed
+HELD_TOKENS, LONG_HELD_TOKENS = 140, 1_800  # after which an answer pauses until the router is killed
 WORKERS_GRACE_S = 10.0
 SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 60, "maxItems": 60}
 KINDS: Sequence[dict[str, Any]] = (
@@ -32,7 +32,7 @@ KINDS: Sequence[dict[str, Any]] = (
 
 @dataclass
 class Streams:
-    """The same requests over and over: what they answered, and the longest that each had to wait between events."""
+    """Concurrent streams: their answers, and the longest gap between events of each."""
 
     targets: Sequence[str]
     seen_tokens: int = 0
@@ -57,9 +57,9 @@ class Streams:
         return completion_from(events)
 
     async def under_way(self, tokens: int, held: Held) -> None:
-        """All have begun: one that has nothing yet is asked for again, and finds no router.
+        """Wait until all streams have begun: a request without a first event is sent again, and would find no router.
 
-        One that is far ahead of the others keeps them from having so many tokens in all.
+        A total number of tokens would not do, since one stream may be far ahead of the others.
         """
         async with asyncio.timeout(30):
             while len(self.begun) < STREAMS or (self.seen_tokens < tokens and not held.workers):
@@ -67,7 +67,7 @@ class Streams:
 
 
 def content(answers: Sequence[Completion]) -> list[Any]:
-    """All but log-probabilities."""
+    """Return an answer without its log-probabilities."""
     bare = [[replace(choice, logprobs=None) for choice in answer.choices] for answer in answers]
     return [(choices, answer.usage.completion_tokens) for choices, answer in zip(bare, answers, strict=True)]
 
@@ -79,7 +79,7 @@ def logprobs(answers: Sequence[Completion]) -> list[float]:
 
 @pytest.fixture
 def second(faulty: Stack) -> Iterator[Stack]:
-    """The stack as its second router shows it; the first is back after the test."""
+    """Stack that addresses the second router; the first one is running again after the test."""
     yield second_of(faulty)
     faulty.start([name for name, process in faulty.processes.items() if not process.runs])
     faulty.wait_ready()
@@ -87,12 +87,12 @@ def second(faulty: Stack) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def whole() -> list[Completion]:
-    """What the streams come to undisturbed; filled in by the first test that needs it."""
+    """Answers of the streams without a fault; filled by the first test that needs them."""
     return []
 
 
 async def broken_by(faulty: Stack, targets: Sequence[str], whole: list[Completion], restarts: bool) -> Streams:
-    """Kills the first router in the middle of all streams; holds what they came to against undisturbed ones."""
+    """Kill the first router in the middle of all streams, and compare the answers with those without a fault."""
     if not whole:
         whole += await Streams([faulty.target]).all(STREAMS)
     streams = Streams(targets)
@@ -104,7 +104,7 @@ async def broken_by(faulty: Stack, targets: Sequence[str], whole: list[Completio
         faulty.processes["router"].start()
     answers = await calls
     assert content(answers) == content(whole)
-    # Where no worker has kept an answer, its KV is computed anew, in other steps: float32 rounds otherwise.
+    # If no worker kept an answer, its KV is recomputed in other steps, and float32 may round differently.
     assert logprobs(answers) == pytest.approx(logprobs(whole), abs=1e-4)
     return streams
 

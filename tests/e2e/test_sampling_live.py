@@ -1,4 +1,4 @@
-"""Penalties, biases, bans and log-probabilities through real processes equal those of transformers, in fp32."""
+"""Penalties, biases, bans and log-probabilities of a real stack equal those of transformers, in fp32."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TOLERANCE = 1e-4
 
 
 class Oracle:
-    """transformers on the checkpoint that the stack serves."""
+    """Model of transformers with the checkpoint that the stack serves."""
 
     def __init__(self, folder: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
@@ -26,7 +26,7 @@ class Oracle:
         self.plain = self.generate()
 
     def generate(self, **options: Any) -> list[int]:
-        """Greedy, with the processors that the options name."""
+        """Generate greedily with the logits processors that the options ask for."""
         tokens = torch.tensor([PROMPT])
         mask = torch.ones_like(tokens)
         with torch.inference_mode():
@@ -36,7 +36,7 @@ class Oracle:
         return [int(token_id) for token_id in answer[0, len(PROMPT) :]]
 
     def logprobs(self, answer: list[int]) -> torch.Tensor:
-        """[token of the answer][token id]"""
+        """Return log-probabilities by position in the answer and token id."""
         with torch.inference_mode():
             logits: torch.Tensor = self.model(torch.tensor([PROMPT + answer])).logits[0, len(PROMPT) - 1 : -1]
         return logits.log_softmax(-1)
@@ -79,7 +79,7 @@ def test_bad_words_as_tokens(baton: BatonClient, oracle: Oracle) -> None:
 
 
 def test_bad_words_as_texts(baton: BatonClient, oracle: Oracle) -> None:
-    """Each text as it stands and after a space; of the words that the model would say."""
+    """A banned text is banned with and without a space before it."""
     words = {oracle.tokenizer.decode([token_id]).strip() for token_id in oracle.plain}
     texts = sorted(word for word in words if word and word.isascii())[:8]
     spaced = [f"{space}{text}" for text in texts for space in ("", " ")]
@@ -126,7 +126,7 @@ def test_only_allowed_tokens_come(baton: BatonClient, oracle: Oracle) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.3, "logit_bias": {77: 5.0}}])
 def test_logprobs_are_the_models_own(baton: BatonClient, oracle: Oracle, options: dict[str, Any]) -> None:
-    """Before penalties and biases; the first token's come from prefill, the others' from decode."""
+    """Log-probabilities are those before penalties and biases, on the prefill and the decode worker."""
     answer = greedy(baton, logprobs=5, **options)
     expected = oracle.logprobs(list(answer.token_ids))
     assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids) == NEW_TOKENS

@@ -1,4 +1,4 @@
-"""A conversation's second turn: prefill fetches the KV of the first answer from the decode worker that made it."""
+"""In a conversation's second turn, the prefill worker fetches the KV of the first answer from the decode worker."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ TRACE_WRITTEN_S = 30.0
 
 @pytest.fixture(scope="module")
 def fetching(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """1P+1D; prefill fetches though computing is sooner with so small a model."""
+    """1P+1D; the prefill worker fetches KV even if computing is faster, as it is with so small a model."""
     stack = make_stack(tmp_path_factory.mktemp("fetching"), tiny_llama, router_flags=["--no-prefill-worker", "queue"])
     stack.processes["prefill-0"].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
     yield from run(stack)
@@ -39,7 +39,7 @@ def turns(seed: int) -> tuple[list[int], list[int]]:
 
 
 def check_exact(folder: Path, prompt: list[int], answer: Completion) -> None:
-    """It is what transformers answers."""
+    """Check that transformers answers the same."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     model.generation_config.eos_token_id = None
     tokens = list(answer.choices[0].token_ids)
@@ -47,7 +47,7 @@ def check_exact(folder: Path, prompt: list[int], answer: Completion) -> None:
 
 
 def fetches(stack: Stack) -> list[dict[str, Any]]:
-    """Attributes of all fetches in the trace."""
+    """Return the attributes of all fetches in the trace."""
     return [span["attributes"] for span in stack.spans() if span["name"] == "prefill.fetch"]
 
 

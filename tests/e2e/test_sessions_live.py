@@ -1,4 +1,4 @@
-"""Real processes with small pools: what a session left is there at its next turn, whatever came between."""
+"""On a real stack with small pools, the KV of a session is kept for its next turn, whatever comes between."""
 
 import asyncio
 import random
@@ -19,14 +19,14 @@ OTHERS = 12
 
 @pytest.fixture(scope="module")
 def small_pools(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Colocated; 32 blocks, so that four prompts push out all others."""
+    """Decode worker that computes prompts itself, with 32 blocks, so that four prompts evict all others."""
     flags = ["--kv-memory", "1MiB", "--max-model-len", "512"]
     yield from run(make_stack(tmp_path_factory.mktemp("sessions"), tiny_llama, prefill=0, worker_flags=flags))
 
 
 @pytest.fixture
 def two_workers(tiny_llama: Path, tmp_path: Path) -> Iterator[Stack]:
-    """Colocated: whoever answers has computed the prompt too, and nobody else has its blocks."""
+    """Two decode workers that compute prompts themselves: only the worker that answers has the prompt's blocks."""
     yield from run(make_stack(tmp_path / "stack", tiny_llama, prefill=0, decode=2))
 
 
@@ -40,7 +40,7 @@ async def ask(baton: AsyncBatonClient, seed: int, **session: Any) -> Completion:
 
 
 async def cached_after_others(stack: Stack, seed: int, **session: Any) -> int:
-    """Tokens of a prompt that are cached at its second turn, with many others between."""
+    """Return the cached tokens of a prompt at its second turn, after many other prompts."""
     async with AsyncBatonClient(stack.target, timeout_s=30) as baton:
         await ask(baton, seed, **session)
         for other in range(OTHERS):
@@ -58,7 +58,7 @@ async def test_a_sessions_blocks_stay_and_those_of_no_session_and_of_one_that_is
     small_pools: Stack,
 ) -> None:
     blocks = await asyncio.to_thread(total_blocks, small_pools)
-    assert 2 * (TURN // BLOCK + 1) <= blocks < OTHERS * TURN // BLOCK  # half of them hold the session
+    assert 2 * (TURN // BLOCK + 1) <= blocks < OTHERS * TURN // BLOCK  # the session fits half of the blocks
     assert await cached_after_others(small_pools, 1) == 0
     assert await cached_after_others(small_pools, 2, session_id="agent") == TURN - BLOCK
     assert await cached_after_others(small_pools, 3, session_id="other", done=True) == 0
@@ -66,7 +66,7 @@ async def test_a_sessions_blocks_stay_and_those_of_no_session_and_of_one_that_is
 
 
 async def answered_by(baton: AsyncBatonClient, pid: int) -> int:
-    """Seed of a prompt of no session that the worker with this process id has answered."""
+    """Send prompts without a session until this worker answers one, and return the seed of that prompt."""
     for seed in range(2, 62):
         answer = await ask(baton, seed)
         if answer.timings.decode_pid == pid:

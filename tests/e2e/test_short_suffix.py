@@ -1,4 +1,4 @@
-"""A second turn with a short question: the decode worker that holds the first turn computes the rest itself."""
+"""In a second turn with a short question, the decode worker that has the first turn computes the rest itself."""
 
 import random
 from pathlib import Path

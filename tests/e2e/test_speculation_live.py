@@ -1,6 +1,6 @@
-"""Workers that draft: answers are those of transformers and go on over a killed worker; what was drafted is counted.
+"""Workers with speculation: answers equal transformers and survive a killed worker, and drafts are counted.
 
-By prompt lookup, and by a small model.
+Drafts come from prompt lookup, and from a small model.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from tests.e2e.stack import Stack, make_stack
 from tests.fixtures.draft_pair import DraftPair, make_draft_pair
 
 TOGETHER, TOKENS, KILLED_AFTER = 12, 600, 60
-HELD_TOKENS = 500  # with which an answer stands still until its worker is killed
+HELD_TOKENS = 500  # after which an answer pauses until its worker is killed
 COUNTED_S = 30.0
 COUNTED = (
     "vllm:spec_decode_num_draft_tokens_total",
@@ -67,7 +67,7 @@ def counted(stack: Stack) -> dict[str, float]:
 
 
 async def stream_over_a_kill(stack: Stack, prompt: list[int], temperature: float) -> list[int]:
-    """The decode worker that makes the answer is killed in the middle, and starts again."""
+    """Stream an answer, and kill and restart its decode worker in the middle."""
     killed: list[str] = []
     with answers_held(stack, HELD_TOKENS) as held:
 
@@ -84,7 +84,7 @@ async def stream_over_a_kill(stack: Stack, prompt: list[int], temperature: float
 async def stream(
     stack: Stack, prompt: list[int], temperature: float, disturb: Callable[[], Awaitable[None]] | None = None
 ) -> list[int]:
-    """`disturb`: awaited once, after some tokens."""
+    """Stream an answer. `disturb`: awaited once, after some tokens."""
     tokens: list[int] = []
     async with AsyncBatonClient(stack.target, timeout_s=60) as baton:
         events = baton.generate(prompt, max_tokens=TOKENS, temperature=temperature, seed=3, ignore_eos=True)
@@ -111,7 +111,7 @@ async def test_an_answer_goes_on_over_a_killed_worker(drafting: Stack, temperatu
 
 async def test_what_was_drafted_and_drawn_is_counted(drafting: Stack) -> None:
     before = counted(drafting)
-    await stream(drafting, [11, 12] * 20, temperature=0.0)  # the tiny model repeats itself before long
+    await stream(drafting, [11, 12] * 20, temperature=0.0)  # the tiny model soon repeats itself, so drafts are accepted
 
     def grown() -> bool:
         after = counted(drafting)
@@ -125,7 +125,7 @@ async def test_answers_that_a_model_drafts_are_those_of_transformers(with_draft_
 
 
 async def test_an_answer_that_a_model_drafts_goes_on_over_a_killed_worker(with_draft_model: Stack) -> None:
-    """The other worker's draft model has to catch up with what was answered before."""
+    """The draft model of the other worker must first compute the KV of the answer so far."""
     before = counted(with_draft_model)
     whole = await stream(with_draft_model, [7, 8, 9] * 8, temperature=0.8)
     assert len(whole) == TOKENS

@@ -1,4 +1,4 @@
-"""A fault of each kind is planted into an answer: the trace names it first, and blames the right request."""
+"""A fault of each kind stalls an answer: the trace names it as the main cause, and blames the right request."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.relay import Relay
 
 pytestmark = pytest.mark.alone
-BLAMED_SHARE = 0.8  # of a stall, to the cause that was planted
+BLAMED_SHARE = 0.8  # of a stall that must be put down to the right cause
 TRACE_WRITTEN_S = 30.0
 HELD_UP_S = 0.4
 BEGUN_TOKENS = 200
@@ -33,15 +33,15 @@ FULL_POOL = "3MiB"
 
 @pytest.fixture(scope="module")
 def stalling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """One decode worker that computes prompts itself, on one core."""
+    """Decode worker that computes prompts itself, on one core."""
     folder = tmp_path_factory.mktemp("stalling")
     model = make_checkpoint(folder / "tiny", "llama", seed=11, max_position_embeddings=POSITIONS)
     core = str(min(os.sched_getaffinity(0)))
-    # So high a target lets steps take whole prompts, also where a stop or a busy core has made prompts look dear.
+    # With so high a target, steps take whole prompts even if a stop or a busy core has made prompts look expensive.
     flags = ["--cores", core, "--tbt-slo-ms", "100000", "--chunk-tokens", "2048", "--kv-memory", FULL_POOL]
     flags += ["--swap-memory", "0"]
     router = ["--local-prefill-tokens", "100000", "--cores", str(max(os.sched_getaffinity(0)))]
-    router += ["--stall-min-ms", "8"]  # a fast core computes LONG_PROMPT of so small a model in less than the usual 20
+    router += ["--stall-min-ms", "8"]  # a fast core computes LONG_PROMPT in less than the default of 20 ms
     stack = make_stack(folder, model, prefill=0, with_redis=False, worker_flags=flags, router_flags=router)
     command = stack.processes["decode-0"].command
     command[command.index("baton.decode_worker")] = "tests.fixtures.stalling_worker"
@@ -55,7 +55,7 @@ async def baton(stalling: Stack) -> AsyncIterator[AsyncBatonClient]:
 
 
 class Answer:
-    """One that runs; `begun` when a good part of it is there."""
+    """Running answer; `begun` is set when a good part of it has arrived."""
 
     def __init__(self, client: AsyncBatonClient, tokens: int = ANSWER_TOKENS, **options: Any) -> None:
         self.name = f"stall-{uuid.uuid4().hex}"
@@ -71,14 +71,14 @@ class Answer:
                 if tokens >= BEGUN_TOKENS:
                     self.begun.set()
         finally:
-            self.begun.set()  # a test that waits for that goes on to `whole`, which raises
+            self.begun.set()  # even on an error, so that the test goes on to `whole`, which raises it
 
     async def whole(self) -> None:
         await self._task
 
 
 async def stalls_of(stack: Stack, name: str) -> list[dict[str, Any]]:
-    """The attributes of its stalls, the longest first."""
+    """Return the attributes of its stalls, the longest first."""
 
     def spans() -> list[dict[str, Any]]:
         written = stack.spans()
@@ -94,9 +94,9 @@ async def stalls_of(stack: Stack, name: str) -> list[dict[str, Any]]:
 
 
 def blames(stall: dict[str, Any], cause: str) -> bool:
-    """Whether a cause has most of a stall, and whether all of them add up to it.
+    """Return whether a cause explains most of a stall, and all causes add up to it.
 
-    Most of the time in which the machine did not compute for others: that is named too, and no test decides it.
+    Time that the machine spent on other processes is a cause of its own, which a test cannot control, and is left out.
     """
     cause_ms = dict(zip(stall["baton.causes"], stall["baton.cause_ms"], strict=True))
     total_ms = stall["baton.usual_ms"] + sum(cause_ms.values())
@@ -107,14 +107,14 @@ def blames(stall: dict[str, Any], cause: str) -> bool:
 
 
 def assert_blamed(stalls: list[dict[str, Any]], cause: str) -> dict[str, Any]:
-    """The longest stall of that cause; the machine may have stood still for longer at another time."""
+    """Check the longest stall with that cause; a longer one may have another cause, such as a busy machine."""
     blamed = [stall for stall in stalls if blames(stall, cause)]
     assert blamed, stalls
     return blamed[0]
 
 
 def culprit(stall: dict[str, Any], cause: str) -> str:
-    """The request that the cause is."""
+    """Return the request that is blamed."""
     return str(dict(zip(stall["baton.causes"], stall["baton.culprits"], strict=True))[cause])
 
 
@@ -128,7 +128,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 async def test_a_long_prompt_beside_an_answer_is_blamed(stalling: Stack, baton: AsyncBatonClient) -> None:
-    """A step takes only so much of a prompt as those before let expect: the first ones come in small parts."""
+    """The first prompts are computed in small chunks, until the worker has measured how long a prompt takes."""
     for attempt in range(12):
         answer = Answer(baton)
         await answer.begun.wait()
@@ -188,7 +188,7 @@ async def test_busy_processes_on_the_core_are_waiting_for_it(stalling: Stack, ba
             process.wait()
     await answer.whole()
     stalls = await stalls_of(stalling, answer.name)
-    # In a single one the event loop, which wants the same core, may have waited longer than the engine's thread.
+    # One stall is not enough: the event loop, on the same core, may have waited longer than the engine thread.
     blamed = [stall for stall in stalls if blames(stall, "cpu_wait")]
     assert 2 * len(blamed) > len(stalls), stalls
 

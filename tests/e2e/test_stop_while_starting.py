@@ -1,4 +1,4 @@
-"""A worker with ranks that is stopped at any step of its start ends soon, and leaves nothing."""
+"""A worker with several ranks that is stopped while it starts exits soon, and leaves no process or file."""
 
 import os
 import signal
@@ -22,11 +22,11 @@ def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + BOUND_S
     while not condition():
         assert time.monotonic() < deadline, what
-        time.sleep(0.05)  # a poll, bounded above
+        time.sleep(0.05)
 
 
 def processes_with(mark: str) -> list[int]:
-    """Those that have `mark` in their environment, and have not ended."""
+    """Return the running processes that have `mark` in their environment."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""Answers held to a form, over prefill and decode processes: valid, and the same as one engine makes."""
+"""Structured output of a prefill and a decode worker is valid, and the same as that of a single engine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +36,7 @@ async def test_random_schemas_are_met_however_they_are_asked_for(stack: Stack) -
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"n": 2}, {"repetition_penalty": 1.3, "min_tokens": 4}])
 def test_the_same_tokens_as_one_engine_makes(baton: BatonClient, tiny_llama: Path, options: dict[str, Any]) -> None:
-    """The first of them is drawn by another process than the rest."""
+    """The first token is drawn by the prefill worker, the others by the decode worker."""
     schema = random_schema(23)
     engine = LLM(str(tiny_llama), kv_cache_memory_bytes=4 << 20, max_model_len=512, dtype="float32", quiet=True)
     params = {"max_tokens": 200, "temperature": 1.0, "seed": 5, **options}

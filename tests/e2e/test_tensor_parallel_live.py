@@ -1,6 +1,6 @@
-"""Workers of different tensor-parallel degrees as real processes: transformers' answers, and a rank that dies.
+"""Stack of workers with different tensor-parallel degrees: answers equal transformers, and a rank may die.
 
-KV goes from one rank to two with a prompt, and from two to one when prefill fetches what an answer has left.
+KV of a prompt goes from one rank to two, and that of an answer from two to one when the prefill worker fetches it.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from tests.fixtures.ended import has_ended
 from tests.fixtures.random_schemas import random_schema
 
 TOGETHER = 12
-LONGEST = 5  # of the oracle's prompts: its blocks, and those of its answer, are what is fetched
+LONGEST = 5  # index of the oracle's longest prompt, whose blocks are fetched with those of its answer
 QUESTION = list(range(40, 70))
 TOKENS, LONG_TOKENS = 200, 1_900
-HELD_TOKENS = 50  # before its end an answer stands still until its worker or a rank is killed
+HELD_TOKENS = 50  # before its end, an answer pauses until its worker or a rank is killed
 TRACE_WRITTEN_S = 30.0
-NOTICED_S = 20.0  # a third of the time after which another rank would give up by itself
+NOTICED_S = 20.0  # a third of the time after which the other ranks would give up anyway
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sta
 
 
 def followers_of(process_id: int) -> list[int]:
-    threads = Path(f"/proc/{process_id}/task").glob("*/children")  # which one started them is nobody's affair
+    threads = Path(f"/proc/{process_id}/task").glob("*/children")  # children of all threads
     found = [int(child) for children in threads for child in children.read_text().split()]
     return [pid for pid in found if b"rank_process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
@@ -77,7 +77,7 @@ def fetched_tokens(stack: Stack) -> int:
 
 
 async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
-    """Its first token is drawn by prefill's one rank."""
+    """The first token is drawn by the single rank of the prefill worker."""
     schema = random_schema(23)
     async with AsyncBatonClient(stack.target, timeout_s=30) as client:
         answer = await client.complete(QUESTION, json_schema=schema, max_tokens=200, temperature=1.0, seed=5, n=2)
@@ -89,7 +89,7 @@ async def test_an_answer_of_two_ranks_is_held_to_its_form(stack: Stack) -> None:
 async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_worker(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """What was given out is computed again on prefill's one rank, and copied to the two of a new process."""
+    """The answer so far is recomputed on the prefill worker's single rank, and copied to the two ranks."""
     router = make_router(tmp_path, stack, ("prefill-0", "decode-0"), ("--local-prefill-tokens", "0"))
     worker, asked = stack.processes["decode-0"], {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True}
     first, [follower] = worker.pid, followers_of(worker.pid)
@@ -117,7 +117,9 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
 async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stack) -> None:
     worker = stack.processes["decode-0"]
     [follower] = followers_of(worker.pid)
-    os.kill(follower, signal.SIGTERM)  # as to every process of a container: only the leader may end
+    os.kill(
+        follower, signal.SIGTERM
+    )  # as when a container stops, where all processes get it; only the leader may react
     killed = 0.0
     async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as client:
         with answers_held(stack, LONG_TOKENS - HELD_TOKENS) as held, pytest.raises(Unavailable) as lost:
@@ -133,5 +135,5 @@ async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: St
     assert time.monotonic() - killed < 2 * NOTICED_S
     assert f"rank 1, process {follower}, ended: exit code -9" in worker.text()
     await asyncio.to_thread(stack.wait_for, lambda: has_ended(follower), NOTICED_S, "end of the other rank")
-    worker.popen = None  # it is known how it ended
-    worker.log.unlink()  # and what its engine had to say
+    worker.popen = None  # so that its exit code is not checked
+    worker.log.unlink()  # and neither is its traceback

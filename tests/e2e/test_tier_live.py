@@ -1,4 +1,4 @@
-"""Real processes with files below their pools: every worker is killed, and the KV is there when they are back."""
+"""On a stack with a disk tier, KV is found again after all workers were killed and restarted."""
 
 import asyncio
 import random
@@ -56,7 +56,7 @@ async def ask(stack: Stack, token_ids: list[int], salt: str = "") -> Completion:
 
 
 def names_stored(directory: Path) -> set[bytes]:
-    """Of the blocks in files, by what those hold: workers that are killed report nothing any more."""
+    """Read the names of the blocks from the files, since killed workers cannot report them."""
     names = set[bytes]()
     for path in directory.rglob("*.kv"):
         raw = path.read_bytes()
@@ -70,7 +70,7 @@ def names_stored(directory: Path) -> set[bytes]:
 
 
 def is_stored(stack: Stack, directory: Path, token_ids: list[int], groups: BlockGroups = ONE_GROUP) -> bool:
-    """All whole blocks of the prompt; others', as the readiness probe's, lie beside them."""
+    """Return whether all full blocks of the prompt are in files."""
     worker = stack.status().workers[0]
     root = root_hash(bytes.fromhex(worker.fingerprint), worker.model.dtype)
     hashes = block_hashes(root, token_ids, BLOCK)
@@ -80,7 +80,7 @@ def is_stored(stack: Stack, directory: Path, token_ids: list[int], groups: Block
 
 
 def kill_all_workers(stack: Stack, meanwhile: Callable[[], None] = lambda: None) -> None:
-    """And starts them again. `meanwhile`: while none of them runs."""
+    """Kill and restart all workers. `meanwhile`: called while none is running."""
     workers = [name for name in stack.processes if name.startswith(("prefill", "decode"))]
     for name in workers:
         stack.processes[name].kill()
@@ -103,7 +103,7 @@ async def the_same_after_kill(stack: Stack, directory: Path) -> Completion:
 async def test_after_kill_9_of_all_workers_a_prompt_is_loaded_and_has_the_same_answer(
     disaggregated: Stack, directory: Path
 ) -> None:
-    """Whichever prefill worker gets it: they read each other's files."""
+    """It may go to any prefill worker, since they read each other's files."""
     again = await the_same_after_kill(disaggregated, directory)
     assert again.usage.cached_tokens == PROMPT // BLOCK * BLOCK
     salted = await ask(disaggregated, prompt(seed=1), salt="other")

@@ -1,4 +1,4 @@
-"""Real processes: a router that places prompts by what lies in files, and workers of two directories."""
+"""The router places prompts by what is in the disk tier, with workers that share a directory or do not."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ def with_files(stack: Stack, worker: str, directory: Path) -> None:
 
 @pytest.fixture
 def two_directories(tiny_llama: Path, tmp_path: Path) -> Iterator[Stack]:
-    """1P+1D, each with a directory of its own, as on two machines."""
+    """1P+1D, each with its own directory, as on two machines."""
     router_flags = ["--no-prefill-worker", "queue", "--local-prefill-tokens", "0"]
     stack = make_stack(tmp_path / "stack", tiny_llama, router_flags=router_flags)
     stack.processes["prefill-0"].command += ["--fetch", "always", "--fetch-timeout-s", "30"]
@@ -37,7 +37,7 @@ def two_directories(tiny_llama: Path, tmp_path: Path) -> Iterator[Stack]:
 
 @pytest.fixture
 def one_directory(tiny_llama: Path, tmp_path: Path) -> Iterator[Stack]:
-    """2P+1D; only the second prefill worker and the decode worker have files, in one directory."""
+    """2P+1D; only the second prefill worker and the decode worker have a disk tier, in the same directory."""
     stack = make_stack(tmp_path / "stack", tiny_llama, prefill=2, router_flags=["--local-prefill-tokens", "0"])
     for worker in ("prefill-1", "decode-0"):
         with_files(stack, worker, tmp_path / "kv")
@@ -55,13 +55,13 @@ async def ask(stack: Stack, token_ids: list[int]) -> Completion:
 
 
 def views(stack: Stack) -> dict[str, TierView]:
-    """What the router knows of files, by worker."""
+    """Return what the router knows of files, by worker."""
     workers = stack.status().workers
     return {each.worker_id: each.tier_view for each in workers if each.tier_view is not None and each.tier_view.follows}
 
 
 async def until_known(stack: Stack, worker: str, blocks: int) -> TierView:
-    """In the worker's directory."""
+    """Wait until the router knows of that many blocks in the worker's directory."""
 
     def known() -> bool:
         return worker in views(stack) and views(stack)[worker].directory_blocks >= blocks
@@ -78,7 +78,7 @@ def restart(stack: Stack, *workers: str) -> None:
 
 
 def fetches(stack: Stack) -> list[dict[str, Any]]:
-    """Attributes of all fetches in the trace."""
+    """Return the attributes of all fetches in the trace."""
     return [span["attributes"] for span in stack.spans() if span["name"] == "prefill.fetch"]
 
 

@@ -1,4 +1,4 @@
-"""`baton timeline` of a real stack: every request, step and flow is found in the file by SQL, as Perfetto would."""
+"""`baton timeline` on a real stack: all requests, steps and flows are in the file, found by SQL as in Perfetto."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ REQUESTS, TOKENS, PROMPT_TOKENS = 6, 30, 100
 
 @pytest.fixture
 def database() -> Iterator[sqlite3.Connection]:
-    """Tables as in Perfetto's trace processor, of what is used here."""
+    """Create the tables of Perfetto's trace processor that the tests use."""
     with sqlite3.connect(":memory:") as made:
         made.execute("CREATE TABLE slice (pid INT, lane INT, category TEXT, name TEXT, ts REAL, dur REAL, args TEXT)")
         made.execute("CREATE TABLE flow (id INT, name TEXT, pid INT, lane INT, ts REAL, is_end INT)")
@@ -31,7 +31,7 @@ def database() -> Iterator[sqlite3.Connection]:
 
 
 def load(database: sqlite3.Connection, trace: dict[str, Any]) -> None:
-    """Every event, by the rules of the Trace Event Format; an unknown one fails."""
+    """Read all events by the rules of the Trace Event Format; an unknown kind fails."""
     for event in trace["traceEvents"]:
         match event["ph"]:
             case "X":
@@ -109,7 +109,7 @@ async def test_every_request_step_and_flow_is_in_the_file(
             processes["decode-0"],
             name,
         )
-        assert steps == TOKENS - 1  # the first is prefill's
+        assert steps == TOKENS - 1  # the first token is that of the prefill worker
     transfers = rows(database, "SELECT args FROM slice WHERE category = 'transfer'")
     assert {json.loads(args)["request"] for (args,) in transfers} >= set(names)
 
@@ -127,7 +127,7 @@ async def test_flows_lead_from_slice_to_slice(stack: Stack, tmp_path: Path, data
     numbers = [number for (number,) in rows(database, "SELECT id FROM flow")]
     assert sorted(numbers) == sorted(2 * list(set(numbers)))
     from_router = [number for number, is_end, _, _, slice_name in found if not is_end and slice_name == name]
-    assert len(set(from_router)) >= 2  # to prefill and to decode, and to the steps of its prompt
+    assert len(set(from_router)) >= 2  # to the prefill and the decode worker
 
 
 async def test_lanes_are_named_their_slices_do_not_cross_and_counters_stay_within_the_pool(

@@ -1,4 +1,4 @@
-"""Greedy answers through real processes equal transformers' token for token, in fp32."""
+"""Greedy answers of a real stack equal those of transformers token for token, in fp32."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from tests.e2e.conftest import run
 from tests.e2e.oracle import Oracle, ask_transformers, check_answers, make_asked
 from tests.e2e.stack import Stack, make_router, make_stack
 
-FAMILIES = ("llama", "gemma3_text")  # all of them: tests/engine/test_exactness.py
+FAMILIES = ("llama", "gemma3_text")  # tests/engine/test_exactness.py has all families
 TOGETHER = 32
 TRANSPORTS = {"decode-0": "shared_memory", "decode-1": "grpc"}
 PAIRS = [("prefill-0", "decode-0"), ("prefill-1", "decode-1")]
-EACH_BY_PREFILL = ("--local-prefill-tokens", "0")  # also prompts whose beginning decode has
+EACH_BY_PREFILL = ("--local-prefill-tokens", "0")  # also prompts whose prefix the decode worker has cached
 
 
 @dataclass(frozen=True)
 class Served:
-    """2P2D, one decode worker for each transport, and what is to come out of it."""
+    """2P+2D with one decode worker for each transport, and the expected answers."""
 
     stack: Stack
     oracle: Oracle
@@ -28,14 +28,14 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Of the family that is the parameter."""
+    """Stack with a model of the family that is the parameter."""
     model = make_asked(tmp_path_factory.mktemp("model") / request.param, request.param)
     stack = make_stack(
         tmp_path_factory.mktemp("stack"), model, 2, 2, transports=TRANSPORTS, router_flags=EACH_BY_PREFILL
     )
     try:
         stack.start()
-        oracle = ask_transformers(model, TOGETHER)  # while they start
+        oracle = ask_transformers(model, TOGETHER)  # meanwhile the stack starts
         stack.wait_ready()
         yield Served(stack, oracle)
     finally:
@@ -54,7 +54,7 @@ async def test_answers_equal_transformers_alone_and_together(served: Served) -> 
 async def test_answers_of_one_pair_by_one_transport_equal_transformers(
     served: Served, pair: tuple[str, str], tmp_path: Path
 ) -> None:
-    """The stack's first or second workers under a router of their own, and a salt: nothing is cached there yet."""
+    """A router of its own has one pair of the stack's workers; a new cache salt makes sure that nothing is cached."""
     for alone in run(make_router(tmp_path, served.stack, pair, EACH_BY_PREFILL), workers=2):
         answers = await check_answers(alone.target, served.oracle, cache_salt=pair[1])
         check_who_took_part(served.stack, answers, {*pair})
@@ -62,7 +62,7 @@ async def test_answers_of_one_pair_by_one_transport_equal_transformers(
 
 
 def check_who_took_part(stack: Stack, answers: Sequence[Completion], workers: set[str]) -> None:
-    """Every answer was prefilled and decoded by processes that we started, and its KV came by the way asked for."""
+    """Check that each answer came from this pair, and its KV by the expected transport."""
     names = {process.pid: name for name, process in stack.processes.items()}
     transported_bytes = {TRANSPORTS[name]: 0 for name in workers if name in TRANSPORTS}
     for answer in answers:

@@ -1,4 +1,4 @@
-"""The stages of a trace add up to what the client waited, and the trace is one."""
+"""The stages of a trace add up to the time that the client waited, and all spans have the same trace id."""
 
 import asyncio
 import uuid
@@ -32,7 +32,7 @@ def is_root(span: dict[str, Any], request_ids: set[str]) -> bool:
 
 
 async def trace_more(stack: Stack) -> list[dict[str, Any]]:
-    """The roots of some more requests, after their stages were looked at."""
+    """Send some requests, check their stages, and return their root spans."""
     asked = {f"sums-{uuid.uuid4().hex}" for _ in range(AT_A_TIME)}
     async with AsyncBatonClient(stack.target, timeout_s=30) as baton:
         for index, name in enumerate(asked):
@@ -54,7 +54,7 @@ async def trace_more(stack: Stack) -> list[dict[str, Any]]:
 
 
 async def test_both_sums_hold_for_requests_that_no_other_process_holds_up(stack: Stack) -> None:
-    """What a process waits for a core between two others belongs to no stage: a busy machine needs more requests."""
+    """A busy machine needs more requests: time that a process waits for a core between two stages is in neither."""
     roots: list[dict[str, Any]] = []
     wanted = {"ttft": TTFT, "token_gap": TOKEN_GAP}
     while any(sum(holds(root, total, parts) for root in roots) < RIGHT for total, parts in wanted.items()):

@@ -1,4 +1,4 @@
-"""Spans of all processes reach a collector of OpenTelemetry's protocol as one connected tree, also over a failover."""
+"""Spans of all processes reach an OpenTelemetry collector as one connected tree, also after a failover."""
 
 import asyncio
 import uuid
@@ -19,11 +19,11 @@ from tests.e2e.stack import Stack, make_stack
 
 ARRIVE_S = 20.0
 TOKENS, KILLED_AFTER = 800, 40
-HELD_TOKENS = 700  # with which an answer stands still until its worker is killed
+HELD_TOKENS = 700  # after which an answer pauses until its worker is killed
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """By trace."""
+    """OTLP collector that keeps the spans of each trace."""
 
     def __init__(self) -> None:
         self.spans: dict[bytes, list[Any]] = defaultdict(list)
@@ -36,7 +36,7 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def tree_of(self, request_id: str) -> list[Any]:
-        """Empty before its root has come."""
+        """Return the spans of a trace; empty until its root has arrived."""
 
         def is_root(span: Any) -> bool:
             return any(
@@ -68,7 +68,7 @@ def traced(collector: Collector, tiny_llama: Path, tmp_path_factory: pytest.Temp
 
 
 async def answer(stack: Stack, kill: bool) -> str:
-    """Returns its id. With `kill` its decode worker is killed in the middle."""
+    """Send a request and return its id. `kill`: kill its decode worker in the middle."""
     name = f"tree-{uuid.uuid4().hex}"
     tokens = 0
     async with AsyncBatonClient(stack.target, timeout_s=60) as client:
@@ -85,7 +85,7 @@ async def answer(stack: Stack, kill: bool) -> str:
 
 
 def roots(spans: list[Any]) -> list[Any]:
-    """Those whose parents are not there."""
+    """Return the spans without a known parent."""
     ids = {span.span_id for span in spans}
     return [span for span in spans if span.parent_span_id not in ids]
 
@@ -101,7 +101,7 @@ async def test_one_connected_tree(traced: Stack, collector: Collector, kill: boo
     wanted |= {"attempt"} if kill else set()
 
     def whole() -> bool:
-        """Each process exports in parts: a span may come before the one that it belongs to."""
+        """Return whether all spans have arrived: each process exports in batches, so a child may precede its parent."""
         spans = collector.tree_of(name)
         return names(spans) >= wanted and len(roots(spans)) == 1
 

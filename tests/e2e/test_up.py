@@ -1,4 +1,4 @@
-"""`baton up` as a user runs it: from nothing to an answer, a worker's death, and a clean end."""
+"""`baton up` as a user runs it: start, answers, the death of a worker, and a clean shutdown."""
 
 import json
 import os
@@ -20,14 +20,14 @@ from tests.e2e.stack import SILENCE_S, free_ports
 READY_S = 180.0
 STOP_S = 30.0
 SHARED_MEMORY = Path("/dev/shm")
-IN_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$0" "$@"')  # as a script starts it with `&`: SIGINT is ignored
+IN_BACKGROUND = ("sh", "-c", 'trap "" INT; exec "$0" "$@"')  # like `&` in a script, which makes processes ignore SIGINT
 
 
 class Up:
-    """A running `baton up`, with the demo model unless told otherwise, and the command line against it."""
+    """Running `baton up`, by default with the demo model, and commands that talk to it."""
 
     def __init__(self, log: Path, *flags: str, within: Sequence[str] = ()) -> None:
-        """`within`: a command that runs the one behind it."""
+        """Start it. `within`: command that runs the rest of its arguments."""
         self.port, self.admin_port = free_ports(2)
         self.log = log
         command = [
@@ -41,7 +41,7 @@ class Up:
             "--admin-port",
             str(self.admin_port),
         ]
-        # Without this, workers of a busy machine would be held for lost.
+        # On a busy machine, the router would take slow workers for lost.
         environment = {**os.environ, "BATON_SESSION_SILENCE_S": SILENCE_S}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Up:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """As a script starts it in its background."""
+    """`baton up`, started in the background as by a script."""
     running = Up(tmp_path_factory.mktemp("up") / "up.log", within=IN_BACKGROUND)
     try:
         running.wait_for(lambda: "ready in" in running.log.read_text(), READY_S, "readiness")
@@ -148,33 +148,33 @@ def test_a_bundle_has_the_run_and_nothing_that_was_asked_or_answered(up: Up, tmp
         members = {entry.name.partition("/")[2]: archive.extractfile(entry) for entry in archive.getmembers()}
         files = {name: member.read().decode() for name, member in members.items() if member is not None}
     assert {"machine.json", "logs/router.log", "logs/decode-0.log"} <= files.keys()
-    for kind in ("status-", "requests-"):  # of each router that runs on this machine
+    for kind in ("status-", "requests-"):  # one file for each router on this machine
         assert any(name.startswith(kind) for name in files)
     seen = [json.loads(text)["workers"] for name, text in files.items() if name.startswith("status-")]
     assert {"prefill-0", "decode-0"} <= {worker["worker_id"] for workers in seen for worker in workers}
     assert any('"phase": "answered"' in text for name, text in files.items() if name.startswith("requests-"))
     assert "gRPC on 127.0.0.1" in files["logs/router.log"] and "ready in" in files["logs/up.log"]
-    assert "was ended by SIGKILL; restarting it" in files["logs/up.log"]  # by the test of killed workers
+    assert "was ended by SIGKILL; restarting it" in files["logs/up.log"]  # from an earlier test
     said = ["xylophonic", answer[:40], "A block table maps the logical blocks"]
     assert [(name, text) for name, whole in files.items() for text in said if text in whole] == []
 
 
 def test_sigint_drains_and_leaves_nothing(up: Up) -> None:
-    """Last: it ends the stack that the tests above share."""
+    """This test is the last of the file, since it stops the shared `baton up`."""
     pids = [up.process.pid, *up.worker_pids().values(), *children_of(up.process.pid)]
     shared = set(SHARED_MEMORY.iterdir())
     up.process.send_signal(signal.SIGINT)
     assert up.process.wait(STOP_S) == 0, up.log.read_text()[-5000:]
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     deadline = time.monotonic() + STOP_S
-    while not set(SHARED_MEMORY.iterdir()) <= shared:  # what other programs have there meanwhile, they take away again
+    while not set(SHARED_MEMORY.iterdir()) <= shared:  # other programs may have files there for a moment
         assert time.monotonic() < deadline, set(SHARED_MEMORY.iterdir()) - shared
         time.sleep(0.1)  # a poll between two looks, bounded above
     assert "Traceback" not in up.log.read_text()
 
 
 def test_a_signal_ends_it_with_all_its_processes_while_they_start(tmp_path: Path) -> None:
-    """Once it serves: above by SIGINT, and in test_colocated.py by SIGTERM."""
+    """A signal after the start is tested above (SIGINT) and in test_colocated.py (SIGTERM)."""
     up = Up(tmp_path / "up.log", within=IN_BACKGROUND)
     children: list[int] = []
     try:

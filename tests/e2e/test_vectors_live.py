@@ -58,7 +58,7 @@ def vectors_stack(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 def stack(vectors_stack: Stack) -> Iterator[Stack]:
-    """All of it alive; after each test every page must be free again."""
+    """Stack with all processes running; after the test, all KV pages must be free again."""
     vectors_stack.start([name for name, process in vectors_stack.processes.items() if not process.runs])
     vectors_stack.wait_ready()
     yield vectors_stack
@@ -83,9 +83,9 @@ def load_of(stack: Stack, worker_id: str) -> Load:
 
 
 def reported_steps(stack: Stack, seed: int) -> int:
-    """Of the decode worker, with its one of an answer that is asked for now: all that were before it are reported too.
+    """Send a request, and return the decode worker's steps once its own step is reported, and so are all earlier ones.
 
-    Its prompt is longer than all whose report may still be on its way.
+    Its prompt is longer than all unreported prompts together, so the count of prompt tokens tells when it is reported.
     """
     before = load_of(stack, "decode-0").cache_query_tokens
     post(stack, "/v1/completions", prompt=random_prompt(ASKED_TOKENS, seed=seed), max_tokens=2, ignore_eos=True)
@@ -109,7 +109,7 @@ def test_vectors_equal_transformers_and_no_decode_worker_takes_a_step(stack: Sta
     answer = post(stack, "/v1/embeddings", input=PROMPTS)
     assert furthest(vectors_of(answer), expected) < CLOSE
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] == sum(map(len, PROMPTS))
-    again = post(stack, "/v1/embeddings", input=PROMPTS)  # most of it from a cache
+    again = post(stack, "/v1/embeddings", input=PROMPTS)  # mostly cached
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
     assert furthest(vectors_of(again), expected) < CLOSE
     assert reported_steps(stack, seed=2) == before + 1
@@ -143,7 +143,7 @@ def test_openais_own_client_reads_them(stack: Stack) -> None:
 
 
 def test_a_killed_prefill_worker_changes_no_vector(stack: Stack, model: Path) -> None:
-    """It stands still first, so that it keeps what it is given."""
+    """It is stopped first, so that it still has its requests when it is killed."""
     prompts = [random_prompt(300, seed=seed) for seed in range(60)]
     victim = stack.processes["prefill-0"]
     victim.signal(signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_a_killed_prefill_worker_changes_no_vector(stack: Stack, model: Path) ->
 
 
 def test_a_reranker_in_a_colocated_service_gives_the_probability_of_yes(tmp_path: Path) -> None:
-    """A checkpoint as Qwen3-Reranker's, whose head is its embedding."""
+    """The checkpoint is like Qwen3-Reranker, whose output weights are its embedding."""
     folder = make_checkpoint(tmp_path / "tiny-reranker", "qwen3", seed=23, tie_word_embeddings=True)
     (write_logit_score(folder, YES, NO) / "chat_template.jinja").write_text(JUDGE)
     query, texts = "A query?", ["One text", "another " * 30]

@@ -1,4 +1,4 @@
-"""An engine that hangs in a step: its process ends by itself, says where, and its request is served elsewhere."""
+"""If an engine hangs in a step, its process exits and logs where, and another worker serves the request."""
 
 import asyncio
 

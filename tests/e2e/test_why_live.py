@@ -1,4 +1,4 @@
-"""`baton why` on real processes with small pools: blocks that were evicted, under another salt, on another worker."""
+"""`baton why` on a stack with small pools: blocks that were evicted, have another salt or are on another worker."""
 
 import asyncio
 import random
@@ -17,14 +17,14 @@ from tests.e2e.stack import Stack, make_stack
 BLOCK_TOKENS = 16
 PROMPT_BLOCKS = 12
 LOCAL_TOKENS = 4
-QUESTION = [7, 8, 9, 10, 11, 12]  # behind a prompt that the decode worker has: too long to be computed there
+QUESTION = [7, 8, 9, 10, 11, 12]  # longer than the decode worker would compute itself after a cached prompt
 RECORDED_S = 30.0
 ADDS_UP_MS = 2.0
 
 
 @pytest.fixture(scope="module")
 def small(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """2P+1D; prefill workers take turns, and pools hold a few prompts each."""
+    """2P+1D; prefill workers take turns, and each pool holds a few prompts."""
     flags = ["--kv-memory", "1MiB", "--block-size", str(BLOCK_TOKENS)]
     router = ["--placement", "round_robin", "--local-prefill-tokens", str(LOCAL_TOKENS)]
     folder = tmp_path_factory.mktemp("why")
@@ -40,13 +40,13 @@ async def baton(small: Stack) -> AsyncIterator[AsyncBatonClient]:
 
 
 def new_prompt(seed: int) -> list[int]:
-    """A token longer than its blocks, so that all of them could be found."""
+    """Make a prompt with one token more than full blocks, so that all its blocks can be cached."""
     draw = random.Random(seed)
     return [draw.randrange(3, 500) for _ in range(PROMPT_BLOCKS * BLOCK_TOKENS + 1)]
 
 
 async def ask(stack: Stack, baton: AsyncBatonClient, prompt: list[int], tokens: int = 2, **options: Any) -> RequestWhy:
-    """What the router says of it as soon as it has recorded it, with its view of the caches up to date."""
+    """Send a request; return what the router recorded of it once its view of the caches is up to date."""
     name = f"why-{uuid.uuid4().hex}"
     await baton.complete(prompt, max_tokens=tokens, ignore_eos=True, request_id=name, **options)
     found: list[RequestWhy] = []
@@ -65,7 +65,7 @@ async def ask(stack: Stack, baton: AsyncBatonClient, prompt: list[int], tokens: 
 
 
 def fates(found: RequestWhy) -> dict[str, int]:
-    """Blocks by fate; they cover the prompt in order."""
+    """Return the numbers of blocks by their fate, in the order of the prompt."""
     assert found.cache is not None
     places = [place for each in found.cache.runs for place in range(each.first_block, each.first_block + each.blocks)]
     assert places == list(range(PROMPT_BLOCKS))
@@ -119,7 +119,7 @@ async def test_an_evicted_block_is_said_to_be_evicted_and_when(small: Stack, bat
     for asked in (prompt, prompt + QUESTION):  # on both prefill workers
         await ask(small, baton, asked)
     pool = max(worker.load.pages.total for worker in small.status().workers if worker.load is not None)
-    for seed in range(2 * (pool // PROMPT_BLOCKS + 2)):  # two tokens: the decode worker has each prompt too
+    for seed in range(2 * (pool // PROMPT_BLOCKS + 2)):  # two tokens, so that the decode worker has each prompt too
         await baton.complete(new_prompt(100 + seed), max_tokens=2, ignore_eos=True)
     found = await ask(small, baton, prompt)
     assert fates(found) == {"evicted": PROMPT_BLOCKS}

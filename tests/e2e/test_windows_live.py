@@ -1,4 +1,4 @@
-"""A model whose windows give blocks back, on real processes with files: its turns, kills and restarts cost no token."""
+"""Sliding-window model on a stack with a disk tier: turns, kills and restarts do not change a token."""
 
 import asyncio
 import random
@@ -21,7 +21,7 @@ from tests.fixtures.checkpoints import make_checkpoint
 BLOCK = 32
 PROMPT, ANSWER, QUESTION = 10 * BLOCK + 6, 3 * BLOCK, 2 * BLOCK + 5
 STREAMED = 12 * BLOCK  # far beyond a window of 32
-GROUPS = BlockGroups(windowed=1)  # one of all tokens' blocks, one of a window's
+GROUPS = BlockGroups(windowed=1)  # one group of blocks for all tokens, one for a window
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def windowed(model: Path, directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """2P+1D; prefill fetches though computing is sooner with so small a model."""
+    """2P+1D; prefill workers fetch KV even if computing is faster, as it is with so small a model."""
     folder = tmp_path_factory.mktemp("windowed")
     away = ["--no-prefill-worker", "queue"]
     stack = make_stack(folder, model, prefill=2, worker_flags=flags(directory), router_flags=away)

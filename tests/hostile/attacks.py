@@ -1,5 +1,7 @@
-"""Attacks on a running service, each for a given time: `python -m tests.hostile.attacks NAME SERVICE`. They run in a
-process of their own, so that only the service can disturb its other clients. SERVICE is a `Target` as JSON.
+"""Attacks on a running service, each for a given time: `python -m tests.hostile.attacks NAME SERVICE`.
+
+An attack runs in its own process, so that it slows other clients down only through the service. SERVICE is a `Target`
+as JSON.
 """
 
 import json
@@ -33,7 +35,7 @@ FLOOD = b"a" * 65536
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Ports of the service on 127.0.0.1, and what an insider knows of it."""
+    """Ports of the service on 127.0.0.1, and secrets that only an insider knows."""
 
     port: int
     http_port: int
@@ -49,7 +51,7 @@ class Target:
 
 
 def flood_trailers(target: Target) -> None:
-    """Endless trailers behind a chunked body."""
+    """Send endless trailers after a chunked body."""
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     for connection in connections(target):
         with suppress(OSError):  # the server ends the connection
@@ -59,7 +61,7 @@ def flood_trailers(target: Target) -> None:
 
 
 def smuggle_a_request(target: Target) -> None:
-    """A body that looks like a request, behind an upgrade that is not taken."""
+    """Send a body that looks like a request, after a header for an upgrade that the server does not do."""
     body = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
     head = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
     for connection in connections(target):
@@ -71,7 +73,7 @@ def smuggle_a_request(target: Target) -> None:
 
 
 def load_adapters(target: Target) -> None:
-    """Adapter folders that break whatever reads them."""
+    """Load adapter folders with malformed files."""
     with tempfile.TemporaryDirectory() as name, AdminClient(f"127.0.0.1:{target.admin_port}") as admin:
         while left(target):
             for number, config in enumerate(ADAPTER_CONFIGS):
@@ -93,7 +95,7 @@ ADAPTER_CONFIGS = (
 
 
 def start_absurd_answers(target: Target) -> None:
-    """Commands of a router whose numbers are far beyond any bound."""
+    """Send a worker a start command with numbers far beyond any limit."""
     sampling = sampling_pb2.Sampling(n=2**32 - 1, max_tokens=4)
     send_commands(target, session_pb2.Start(attempt_id=1, token_ids=[5, 6, 7], sampling=sampling))
 
@@ -109,7 +111,7 @@ def list_absurd_adapters(target: Target) -> None:
 
 
 def send_commands(target: Target, command: Any) -> None:
-    """In a new session PAUSE_S after the last, with the secret of the service: a router that has gone mad."""
+    """Send a command to each worker in new sessions, every PAUSE_S, like a defective router with the cluster secret."""
     field = next(
         each.name for each in session_pb2.ConnectRequest.DESCRIPTOR.fields if each.message_type == command.DESCRIPTOR
     )
@@ -126,7 +128,7 @@ def send_commands(target: Target, command: Any) -> None:
 
 
 def loop_in_templates(target: Target) -> None:
-    """Chats whose template runs for ever: `TEMPLATE` of neighbours.py."""
+    """Send chats whose template loops endlessly (LOOP in neighbours.py)."""
     ask(target, "/v1/chat/completions", {"messages": [{"role": "user", "content": "for ever"}]})
 
 
@@ -135,7 +137,7 @@ def join_emoji(target: Target) -> None:
 
 
 def post_from_other_sites(target: Target) -> None:
-    """What a web page can send, and what a rebound name asks for."""
+    """Send what a browser would send for a page of another site, also with a rebound DNS name."""
     with httpx2.Client(base_url=target.url, trust_env=False, timeout=WAIT_S) as client:
         while left(target):
             body = json.dumps({"prompt": "a", "max_tokens": 64})
@@ -146,7 +148,7 @@ def post_from_other_sites(target: Target) -> None:
 
 
 def ask_for_forms(target: Target) -> None:
-    """JSON schemas, none of them known yet."""
+    """Send JSON schemas that are all different."""
     person = {"type": "object", "additionalProperties": False, "required": ["name", "age"]}
     for number in range(10**9):
         fields = {"name": {"type": "string"}, "age": {"type": "integer"}, f"x{number}": {"type": "string"}}
@@ -179,7 +181,7 @@ def fill_redis(target: Target) -> None:
 
 
 def say_nothing(target: Target) -> None:
-    """Three hundred idle connections at a time."""
+    """Open 300 idle connections at a time."""
     while left(target):
         with suppress(OSError):
             idle = [socket.create_connection(("127.0.0.1", target.http_port), WAIT_S) for _ in range(300)]
@@ -189,7 +191,7 @@ def say_nothing(target: Target) -> None:
 
 
 def multiply(target: Target) -> None:
-    """Occupy the processor without a word to the service: what any other process on the machine costs."""
+    """Use CPU time without contacting the service: the baseline for the effect of any process on the machine."""
     while left(target):
         sum(number * number for number in range(10_000))
 
@@ -213,7 +215,7 @@ ATTACKS: Mapping[str, Callable[[Target], None]] = {
 
 
 def ask(target: Target, path: str, body: Mapping[str, Any]) -> None:
-    """Four at a time; every one must be refused."""
+    """Send requests, four at a time; each must be refused."""
     from concurrent.futures import ThreadPoolExecutor
 
     def once(_: int) -> int:
@@ -237,7 +239,7 @@ def refused(call: Callable[[], object]) -> None:
         call()
     except BatonClientError:
         return
-    raise AssertionError("a hostile input was taken")
+    raise AssertionError("a malformed adapter was loaded")
 
 
 _BEGAN_S = time.monotonic()

@@ -1,4 +1,4 @@
-"""Hostile input for a fixed time: a few seconds in the suite, as long as one likes with `--hostile-seconds`."""
+"""Option `--hostile-seconds`: how long each hostile test sends input; a few seconds by default."""
 
 import pytest
 
@@ -15,5 +15,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def hostile_s(pytestconfig: pytest.Config) -> float:
-    """The option is there only where this folder is named on the command line."""
+    """Duration of hostile input. The option exists only if this folder is given on the command line."""
     return float(pytestconfig.getoption("--hostile-seconds", SECONDS))

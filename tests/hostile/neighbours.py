@@ -1,12 +1,11 @@
-"""What a hostile client costs its neighbour, on a real service with one prefill and one decode worker:
+"""Measures how much a hostile client slows down another client, on a real 1P+1D service:
 
     .venv/bin/python -m tests.hostile.neighbours [--seconds 4] [--rounds 3] [S1 S2 ...]
 
-A neighbour streams greedy answers; every round has a quiet window and one next to each attack, which runs in a process
-of its own at low priority. Prints the p99 of the time between the neighbour's tokens in both, and their ratio: medians
-over the rounds. `floor` is a process that only multiplies: what any program on the same machine costs the neighbour.
-Exit code 1 where an attack was not refused as it should be, the neighbour's text changed, a process died or its
-resident memory grew by 64 MiB or more.
+The other client, the neighbour, streams greedy answers. Each round has a quiet window and a window for each attack,
+which runs in its own process at low priority. Prints the p99 of the time between the neighbour's tokens in both, and
+their ratio, as medians over the rounds. `floor` is a process that only uses CPU time, as a baseline. Exits with 1 if an
+attack was not refused, the neighbour's text changed, a process died or its resident memory grew by 64 MiB or more.
 """
 
 import argparse
@@ -45,7 +44,7 @@ BODY = {"prompt": "Once", "max_tokens": 3900, "temperature": 0, "ignore_eos": Tr
 
 @dataclass
 class Neighbour:
-    """Streams one answer after another, in a thread."""
+    """Client that streams one answer after another, in a thread."""
 
     url: str
     times_s: list[float] = field(default_factory=list)
@@ -62,7 +61,7 @@ class Neighbour:
                     self.answers.add(text)
 
     def _read(self, response: httpx2.Response) -> str | None:
-        """The text of a complete answer."""
+        """Read an answer and return its text; None if it was not complete."""
         if response.status_code != 200:
             self.problems.append(f"status {response.status_code}")
             return None
@@ -80,7 +79,7 @@ class Neighbour:
                     self.problems.append(event["error"]["message"])
                     return None
                 pieces.append(event["choices"][0]["text"])
-        self.problems.append("a stream without an end")
+        self.problems.append("a stream ended without [DONE]")
         return None
 
     def p99_ms(self, since: int) -> float:
@@ -91,7 +90,7 @@ class Neighbour:
 
 @contextmanager
 def service(folder: Path) -> Iterator[tuple[int, Target]]:
-    """The pid of `up`, and the service as an insider sees it."""
+    """Run `baton up`; yield its PID, and the target for attacks."""
     model = folder / "tableqa"
     shutil.copytree(MODEL, model)
     template = model / "chat_template.jinja"
@@ -187,7 +186,7 @@ def measure(names: list[str], seconds: float, rounds: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"attacks: {', '.join(ATTACKS)}; default: all")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each window")
+    parser.add_argument("--seconds", type=float, default=4.0, help="length of each window")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     return measure(options.names or list(ATTACKS), options.seconds, options.rounds)

@@ -1,9 +1,10 @@
-"""Another user of the machine: with what he knows on standard input, tries everything, and prints what came of it.
+"""Process of another user of the machine, which tries to reach a service and prints the results as JSON.
 
-Starts as root, for the imports, and gives that up before it tries anything.
+It reads what it knows of the service from standard input. It is started as root, to import Baton, and drops root's
+rights before the first attempt.
 """
 
-import encodings.idna  # noqa: F401 -- what is loaded late, this user may not read
+import encodings.idna  # noqa: F401 -- imported lazily otherwise, when this user may no longer read the file
 import json
 import os
 import socket
@@ -31,13 +32,13 @@ Outcome = tuple[str, str]
 
 
 def calls(kind: str, port: int) -> Iterator[Outcome]:
-    """The code of every method of a service."""
+    """Call every method of a service; yield its status code."""
     channel: Any
     for method in SERVICES[kind].methods:
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
             path = f"/{SERVICES[kind].full_name}/{method.name}"
             try:
-                # Of any kind of method: an error comes before a single message is read.
+                # A streaming call fits any kind of method, since the error comes before a message is read.
                 for _ in channel.stream_stream(path)(iter([b""]), timeout=TIMEOUT_S):
                     yield f"{kind} {method.name}", "ANSWERED"
                     break
@@ -48,7 +49,7 @@ def calls(kind: str, port: int) -> Iterator[Outcome]:
 
 
 def redis_commands(port: int) -> Iterator[Outcome]:
-    """The first words of an answer to each."""
+    """Send Redis commands; yield the first word of each answer."""
     for command in ("KEYS *", "SET x 1", "FLUSHALL", "CONFIG GET *", "AUTH default x"):
         with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
             connection.sendall(f"{command}\r\n".encode())
@@ -56,7 +57,7 @@ def redis_commands(port: int) -> Iterator[Outcome]:
 
 
 def listening(uid: int) -> Iterator[int]:
-    """Ports of loopback on which that user's processes listen."""
+    """Yield the ports on which processes of that user listen."""
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] == "0A" and int(fields[7]) == uid:
@@ -64,7 +65,7 @@ def listening(uid: int) -> Iterator[int]:
 
 
 def blocks_of(port: int) -> str:
-    """Bytes of a pool, by KV's own protocol."""
+    """Ask for blocks of a KV pool by the protocol for KV over TCP."""
     with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
         connection.settimeout(TIMEOUT_S)
         connection.sendall(write_request(Request(What.PROBE, bytes(ID_BYTES), bytes(ID_BYTES), 0, 64)))
@@ -109,7 +110,7 @@ def shared_memory(uid: int) -> Iterator[Outcome]:
 def main() -> None:
     known: dict[str, Any] = json.load(sys.stdin)
     victim = os.getuid()
-    list(calls("admin", 1))  # what gRPC loads late, this user may not read
+    list(calls("admin", 1))  # gRPC imports some modules with the first call, which this user could not read
     os.setgroups([])
     os.setresgid(known["uid"], known["uid"], known["uid"])
     os.setresuid(known["uid"], known["uid"], known["uid"])

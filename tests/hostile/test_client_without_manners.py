@@ -1,4 +1,4 @@
-"""Clients that break HTTP's manners: floods, smuggling, and connections that do nothing."""
+"""Malicious HTTP clients: floods, request smuggling, and idle or slow connections."""
 
 import socket
 import time
@@ -15,13 +15,13 @@ LIST = b"GET /v1/models HTTP/1.1\r\n" + HOST + b"\r\n"
 MAX_GROWTH_BYTES = 64 << 20
 MAX_SENT_BYTES = 64 << 20  # by one connection
 BLOCK_BYTES = 64 << 10
-SHARES = 3  # of the time of a hostile test, of which there are many here
+SHARES = 3  # divisor of --hostile-seconds, since this file has many tests
 
 
 @pytest.fixture(scope="module")
 def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedRouter]:
     started = AttackedRouter(tmp_path_factory.mktemp("router"))
-    for _ in range(3):  # what is allocated once
+    for _ in range(3):  # warm-up: what is allocated only once
         with started.neighbour():
             assert started.ask("/v1/models") == 200
     yield started
@@ -41,11 +41,11 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def flood(router: AttackedRouter, until_s: float, first: bytes, more: bytes) -> None:
-    """Connections one after another send `first`, and `more` until they are ended."""
+    """Open connections one after another; send `first`, then `more` until the router closes the connection."""
     block = more * (BLOCK_BYTES // len(more))
     while time.monotonic() < until_s:
         with connected(router) as connection:
-            connection.settimeout(0.2)  # where the router reads no more
+            connection.settimeout(0.2)  # the router may stop reading without closing
             try:
                 connection.sendall(first)
                 for _ in range(MAX_SENT_BYTES // len(block)):
@@ -91,7 +91,7 @@ def smuggle(router: AttackedRouter, until_s: float) -> None:
 
 
 def crowd(router: AttackedRouter, until_s: float, first: bytes, byte: bytes) -> None:
-    """Far more connections than descriptors, each of which sends a byte now and then."""
+    """Hold 300 connections, more than the router may have open, each of which sends a byte now and then."""
     held: list[socket.socket] = []
     try:
         while time.monotonic() < until_s or len(held) < 300:

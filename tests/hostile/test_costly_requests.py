@@ -1,4 +1,4 @@
-"""Requests that cost much, beside a neighbour: its stream goes on to its end, and its short requests are answered."""
+"""Expensive requests: another client's stream and short requests must be served meanwhile."""
 
 import asyncio
 import ctypes
@@ -17,8 +17,8 @@ from tests.router.fake_worker import FakePair
 from tests.router.http.conftest import HERMES_TEMPLATE, Gateway
 from tests.router.tokenizers_for_tests import END, byte_level
 
-MEMORY_BYTES = 64 << 20  # that the process may keep after an attack
-PEAK_BYTES = 256 << 20  # while it is attacked, with the attacking client's own bodies
+MEMORY_BYTES = 64 << 20  # growth of the process that is allowed after an attack
+PEAK_BYTES = 256 << 20  # growth that is allowed during it, which includes the attacker's request bodies
 PACE_S = 0.01  # between the neighbour's tokens
 QUIET_TOKENS = 100
 WAIT_S = 60.0
@@ -35,7 +35,7 @@ Attack = Callable[[Gateway], Awaitable[None]]
 
 @pytest.fixture
 async def hostile_pair(pair: FakePair, tmp_path: Path) -> FakePair:
-    """Workers of a model with a long context and a costly template, before the gateway connects."""
+    """Workers of a model with a long context and a costly chat template."""
     (tmp_path / "tiny" / "chat_template.jinja").write_text(TEMPLATE)
     for worker in (pair.prefill, pair.decode):
         worker.info.model.max_model_len = CONTEXT_TOKENS
@@ -66,13 +66,13 @@ async def asks_forms(gateway: Gateway) -> None:
 
 
 async def refusals(gateway: Gateway, path: str, count: int, **body: Any) -> list[Any]:
-    """Errors of the same request, sent `count` times at once."""
+    """Send the same request `count` times at once; return the errors."""
     return await asyncio.gather(*(gateway.refused(path, 400, max_tokens=2, **body) for _ in range(count)))
 
 
 @dataclass
 class Neighbour:
-    """One stream, whose tokens come at a steady pace, and short requests one after another."""
+    """Client with a stream whose tokens come at a steady pace."""
 
     gateway: Gateway
     gaps_s: list[float] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Neighbour:
     sent: int = 0
 
     async def read(self) -> None:
-        """The stream, to its end."""
+        """Read the stream to its end."""
         body = {"prompt": "go", "max_tokens": 60_000, "stream": True}
         async with self.gateway.client.stream("POST", COMPLETION, json=body) as response:
             before_s: float | None = None
@@ -94,12 +94,12 @@ class Neighbour:
             assert line == "" or line == "data: [DONE]"
 
     async def speak(self, stop: asyncio.Event) -> None:
-        """The worker's part of the stream."""
+        """Send the tokens of the stream, as its decode worker."""
         prefill = await self.gateway.pair.prefill.received("prefill")
         letter = byte_level().encode("x").ids
         while not stop.is_set():
             await asyncio.sleep(PACE_S)
-            begin = self.sent  # the first of these repeats the one that came from the other worker
+            begin = self.sent  # the first token is sent twice: by the prefill and by the decode worker
             self.sent += 1 if begin else 2
             self.gateway.pair.step(prefill.attempt_id, begin, letter * (self.sent - begin))
         end = [byte_level().token_to_id(END)]
@@ -107,7 +107,7 @@ class Neighbour:
 
 
 def resident_bytes() -> int:
-    """Without what the allocator keeps of freed memory: that depends on which threads ran at once."""
+    """Return the resident memory without freed memory, whose amount depends on the timing of threads."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -121,7 +121,7 @@ async def test_neighbour_of_a_costly_client_is_served_to_its_end(
     hostile_pair: FakePair, gateway: Gateway, attack: Attack, hostile_s: float
 ) -> None:
     gateway.says("x" * 9)
-    hostile_pair.limits = [1]  # the first answer is the stream, which the test speaks
+    hostile_pair.limits = [1]  # the tokens of the first answer, the stream, are sent by the test
     neighbour, stop = Neighbour(gateway), asyncio.Event()
     reading, speaking = asyncio.create_task(neighbour.read()), asyncio.create_task(neighbour.speak(stop))
     async with asyncio.timeout(WAIT_S):

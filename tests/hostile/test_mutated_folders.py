@@ -1,4 +1,4 @@
-"""Folders of models and adapters with seeded faults: each loads, or is a refusal that names it."""
+"""Model and adapter folders with seeded faults: each loads, or is refused with a message that names it."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ from tests.fixtures.tools import ROOT
 TINY: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48, "num_attention_heads": 2}
 GROWTH_BYTES = 64 << 20
 LEAST_S = 10.0
-START_S = 240  # of a process that imports torch and transformers, beside other tests
+START_S = 240  # to import torch and transformers on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +59,7 @@ LEAST_FOLDERS = 40
 
 
 async def prepare(client: SessionClient, change_id: int, folder: Path) -> session_pb2.AdapterPrepared:
-    """What the worker answers; then the adapter is dropped, if it was loaded."""
+    """Ask the worker to load an adapter, return its answer, and unload the adapter again."""
     await client.send(prepare_adapter=session_pb2.PrepareAdapter(change_id=change_id, name="mutated", path=str(folder)))
 
     def answers() -> list[Any]:

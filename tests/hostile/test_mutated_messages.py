@@ -1,6 +1,6 @@
-"""Ten thousand messages with something wrong, beside requests that go on: right answers, bounded memory, nothing held.
+"""Malformed messages, thousands per test, while requests run: answers stay right, memory bounded, and all pages free.
 
-Real servers, sessions, schedulers and pools; only the model is absent. Seeded: every run begins with the same messages.
+Servers, sessions, schedulers and pools are real; only the model is not. The messages are drawn with fixed seeds.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ SESSION = kept_session_pb2.KeptSession(id=ID, owner=ID[:8], keep_for_s=60.0)
 
 
 def commands(endpoint: str, draw: random.Random) -> list[session_pb2.ConnectRequest]:
-    """One of each kind, valid, under numbers that no other request has."""
+    """Return a valid command of each kind, with attempt ids that no other request has."""
     number = draw.getrandbits(40)
     rich = {
         "temperature": 0.5,
@@ -257,7 +257,7 @@ async def test_worker_serves_on_while_a_worker_sends_mutated_transfers(
 
 
 class HostileSource(grpc.GenericRpcHandler):
-    """A worker whose answers about transfers have something wrong."""
+    """Transfer service of a worker whose answers are malformed."""
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw
@@ -320,7 +320,7 @@ async def test_worker_serves_on_while_a_source_answers_with_mutated_transfers(
 
 
 def responses(draw: random.Random) -> list[session_pb2.ConnectResponse]:
-    """What a worker may say, one of each kind, valid."""
+    """Return a valid message of each kind that a worker sends."""
     output = session_pb2.SequenceOutput(
         attempt_id=1, token_ids=[3, 4], logprobs=[-1.0, -2.0], top_token_ids=[3, 4], top_logprobs=[-1.0, -2.0]
     )
@@ -368,7 +368,7 @@ def responses(draw: random.Random) -> list[session_pb2.ConnectResponse]:
 
 
 async def test_router_takes_or_refuses_every_mutated_message_of_a_worker(hostile_s: float) -> None:
-    """Fed where a connection's messages are read: any other exception than these three is a bound that is missing."""
+    """Any exception other than those that are caught here would mean that a check of the router is missing."""
     draw, cluster, timing = random.Random(8), Cluster(), DEFAULT_TIMING
     fleet = WorkerLinks(cluster, timing)
     cluster.add("h:1", WorkerRole.DECODE, "w-0")

@@ -1,4 +1,4 @@
-"""A second user of the machine gets nothing from a service that the first has started with `baton up --api-keys`."""
+"""Another user of the machine gets nothing from a service that was started with `baton up --api-keys`."""
 
 import json
 import os
@@ -40,7 +40,7 @@ class Service:
 
     @property
     def pids(self) -> dict[int, dict[str, str]]:
-        """Of all its processes, with the environment of each."""
+        """The environment of each of its processes, by PID."""
         found = [self.process.pid, *children_of(self.process.pid)]
         return {pid: environment_of(pid) for pid in found}
 

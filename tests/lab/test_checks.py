@@ -1,4 +1,4 @@
-"""`baton test` runs checks at once and forgets none of their failures."""
+"""`baton test` runs its checks concurrently and reports every failure."""
 
 from pathlib import Path
 

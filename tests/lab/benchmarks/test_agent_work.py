@@ -1,4 +1,4 @@
-"""The conversations of the agents' benchmark have the published shares and pauses, and branch as they are to."""
+"""Conversations of the agents benchmark have the published shares and pauses, and branch as configured."""
 
 import random
 import statistics
@@ -21,7 +21,7 @@ Conversations = list[list[tuple[AgentTurn, tuple[int, ...]]]]
 
 
 def conversation(name: str, work: AgentWork = WORK) -> list[tuple[AgentTurn, tuple[int, ...]]]:
-    """Turns with their answers."""
+    """Return the turns of a conversation with their answers."""
     chance = random.Random(name)
     turns, held = agent(work, name), list[tuple[AgentTurn, tuple[int, ...]]]()
     turn = next(turns)

@@ -1,4 +1,4 @@
-"""What the agents' benchmark makes of its turns."""
+"""Summary of the agents benchmark."""
 
 import pytest
 
@@ -10,7 +10,7 @@ SETUP = AgentsSetup(AgentWork(8_192, 259, 0), sessions=2, kv_memory="64MiB", sec
 
 
 def log() -> Log:
-    """Warm at second 5; what was sent before is not measured."""
+    """Make a log whose warm-up ends at second 5; earlier turns are not measured."""
     return Log(
         asked=[
             AskedTurn(sent_s=1.0, prompt_tokens=1_000, ideal_tokens=0, first_s=4.0, ended_s=5.0),

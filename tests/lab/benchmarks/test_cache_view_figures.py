@@ -1,4 +1,4 @@
-"""What the test of the cache view makes of a trace."""
+"""Figures of the router's cache view from a trace."""
 
 import json
 from typing import Any

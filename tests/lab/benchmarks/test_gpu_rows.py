@@ -1,4 +1,4 @@
-"""lab/benchmarks/gpu.sh on a machine without a GPU: its rows run at sizes of nothing, importing little."""
+"""lab/benchmarks/gpu.sh on a machine without a GPU: its rows run at tiny sizes."""
 
 import importlib
 import json
@@ -109,7 +109,7 @@ def test_an_absolute_target_is_the_one_of_the_gpu_at_hand(
 
 
 class Device:
-    """In the place of CUDA's. Time is what calls take: six times as much until the clock is raised."""
+    """Imitated CUDA device; calls take six times as long until its clock is raised."""
 
     def __init__(self, call_ms: float, raised_at_ms: float) -> None:
         self.now_ms, self.call_ms, self.raised_at_ms = 0.0, call_ms, raised_at_ms
@@ -229,7 +229,7 @@ gpu.main(["--no-tests", "--rows", "pages,hand_over", "--out", sys.argv[2]])
 
 @pytest.mark.parametrize("comes", ["begun", "later"])
 def test_a_row_ends_with_all_that_it_started_where_a_signal_ends_measuring(comes: str, tmp_path: Path) -> None:
-    """Also where it comes before the row's process is known."""
+    """The signal may come before the row's process has started."""
     note = tmp_path / "pid"
     command = [sys.executable, "-c", STARTS_A_ROW, str(note), str(tmp_path / "out"), comes]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as measuring:
@@ -262,7 +262,7 @@ def test_decode_of_a_layer_is_one_kernel_as_in_a_recorded_step() -> None:
 
 def test_kernels_that_are_compiled_while_something_runs_are_named() -> None:
     row, weight = torch.ones(1, 64), torch.ones(64)
-    with on_the_interpreter(), absent_gpu(90, number=7000):  # which has nothing compiled
+    with on_the_interpreter(), absent_gpu(90, number=7000):  # an architecture for which nothing is compiled yet
         with compilations() as warming:
             rms_norm(row, weight, 1e-5)
         with compilations() as later:
@@ -296,7 +296,7 @@ signal.pause()
 
 
 def script(tmp_path: Path, python: str, within: str = "/bin/sh", **environment: str) -> "subprocess.Popen[str]":
-    """gpu.sh, with a program in the place of Python, into `tmp_path`/rows."""
+    """Run gpu.sh with another program instead of Python, and `tmp_path`/rows for its results."""
     program = tmp_path / "python"
     program.write_text(f"#!{within}\n{python}\n")
     program.chmod(0o755)
@@ -358,7 +358,7 @@ def test_all_rows_together_may_take_no_longer_than_ten_minutes() -> None:
 
 
 def test_a_profiled_row_slows_no_other() -> None:
-    """A profiler stays attached to its process."""
+    """A profiler stays attached to its process, so the row runs in its own."""
     engine = [rows for module, rows in shared_out(ALL_ROWS) if module == "engine"]
     assert engine == [["throughput"], ["step_qwen0.6b"], ["step_llama8b"]]
     assert list(shared_out({"pages", "step_llama8b", "decode_attention"})) == [

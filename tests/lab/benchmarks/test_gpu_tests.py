@@ -1,4 +1,4 @@
-"""What the tests of a GPU rest on, where there is none: their bounds, and the processes that run them."""
+"""Checks of the GPU tests that need no GPU: their tolerances, and the processes that run them."""
 
 import functools
 import math
@@ -62,7 +62,7 @@ def kv_of_prompt(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tile: int, s
     paged = PagedModel(checkpoint, BLOCK, 32, torch.bfloat16)
     table = paged.blocks(len(PROMPT))
     paged.runner.run(Plan((Chunk(0, PROMPT, 0, table),)))
-    return torch.nan_to_num(paged.kv.data[table], nan=0.0)  # slots behind the prompt
+    return torch.nan_to_num(paged.kv.data[table], nan=0.0)  # slots after the prompt
 
 
 def test_attentions_in_another_order_are_as_close_as_they_are_asked_to_be(
@@ -130,7 +130,7 @@ def test_hangs():
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """With the tests above, in a file that runs by itself."""
+    """Make a checkout with the tests above in a file of their own."""
     folder = tmp_path / "tests" / "gpu"
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "gpu" / "conftest.py", folder)

@@ -1,4 +1,4 @@
-"""What the row `one_gpu` compares: answers without prompts and beside as many as saturate prefill."""
+"""Row `one_gpu`: time between tokens alone, and next to prompts that saturate the prefill worker."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,7 +19,7 @@ QUIET_S, SATURATED_S = 0.010, 0.011
 
 
 class ImitatedWorkers:
-    """Tokens come slower where prompts are computed."""
+    """Workers whose tokens come slower while prompts are computed."""
 
     def __init__(self) -> None:
         self.in_flight = self.most = 0

@@ -1,4 +1,4 @@
-"""How benchmarks.hand_over reads the times that the workers wrote down."""
+"""How the hand-over benchmark computes stages from the times that workers wrote."""
 
 import json
 from pathlib import Path

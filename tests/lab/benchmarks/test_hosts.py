@@ -1,4 +1,4 @@
-"""Hosts of one machine: what they share, how they reach each other, what becomes of their links, and that they end."""
+"""Hosts in network namespaces: isolation, connections, link changes, and clean-up."""
 
 import asyncio
 import os
@@ -38,7 +38,7 @@ def network() -> Iterator[HostNetwork]:
 
 @pytest.fixture(scope="module")
 def answering(network: HostNetwork) -> Iterator[HostNetwork]:
-    """`second` answers every connection with its name."""
+    """Run a server on host `second` that answers every connection with the host's name."""
     process = start(network, "second", SERVE, "second")
     assert process.stdout is not None and process.stdout.readline() == "listening\n"
     yield network
@@ -56,7 +56,7 @@ def says(network: HostNetwork, name: str, program: str, *arguments: str) -> str:
 
 
 def heard(network: HostNetwork, address: str, within_s: float = 1.0) -> str:
-    """From port 5000 there, by a connection from the switch; empty where none is made in time."""
+    """Connect to port 5000 of a host from the switch and return the answer; empty if there is no connection."""
     with socket_in(network.switch_process, socket.AF_INET6 if ":" in address else socket.AF_INET) as connection:
         connection.settimeout(within_s)
         try:
@@ -80,7 +80,9 @@ def test_no_file_memory_or_process_of_one_host_is_seen_by_another(network: HostN
     look = "import os; print(*os.listdir('/tmp'), *os.listdir('/dev/shm'), *filter(str.isdigit, os.listdir('/proc')))"
     seen = says(network, "second", look).split()
     assert "mark" not in seen
-    assert len([each for each in seen if each.isdigit()]) <= 3  # the first process, this one, and one that answers
+    assert (
+        len([each for each in seen if each.isdigit()]) <= 3
+    )  # the first process, the one that lists them, and the server
     assert not Path("/tmp/mark").exists()
 
 
@@ -115,7 +117,9 @@ async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: Host
 def test_a_link_is_as_slow_as_it_was_asked_to_be(answering: HostNetwork) -> None:
     began_s = time.monotonic()
     assert heard(answering, answering.address("second"), BOUND_S) == "second"
-    assert time.monotonic() - began_s >= 3 * DELAY_MS / 1e3  # there, back, there; the answer may come with it
+    assert (
+        time.monotonic() - began_s >= 3 * DELAY_MS / 1e3
+    )  # three one-way delays of the handshake; the answer may come with its end
 
 
 @needs_root

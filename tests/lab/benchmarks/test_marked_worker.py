@@ -1,4 +1,4 @@
-"""Workers whose stages are timed start as usual."""
+"""Workers whose hand-over stages are timed start as usual."""
 
 import os
 from pathlib import Path

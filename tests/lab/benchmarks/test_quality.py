@@ -1,4 +1,4 @@
-"""The benchmark of quality, on a few questions: it runs, and what it prints is what it measured."""
+"""The quality benchmark runs on a few questions, and prints what it measured."""
 
 import torch
 

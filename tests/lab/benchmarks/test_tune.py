@@ -1,4 +1,4 @@
-"""Tuning goes on behind a candidate that fails, and ends with a device that is lost."""
+"""Tuning skips a candidate that fails, and ends if the device is lost."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def timed(layers: list[list[KernelCall]]) -> float:
-    """The one in the middle fails, the last one is the fastest of the others."""
+    """Time candidates: the middle one fails, and the last one is the fastest."""
     tokens = layers[0][0].arguments["tile"].tokens
     if tokens == 64:
         raise RuntimeError("no kernel image")

@@ -1,4 +1,4 @@
-"""How workers that a benchmark starts begin and end."""
+"""Start and end of the workers of a benchmark."""
 
 import signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Faults come in their turn, something is always left to go on with, and what finds nothing to break comes again."""
+"""Faults come in order, always leave a process of each kind, and are retried if they found nothing to break."""
 
 import asyncio
 import random
@@ -71,7 +71,7 @@ def test_a_link_in_use_is_chosen_and_none_where_nobody_says_anything() -> None:
 
 
 class Sound:
-    """Everything serves, always."""
+    """Stack whose processes always serve."""
 
     unsound: dict[str, str] = {}  # noqa: RUF012
 
@@ -84,7 +84,7 @@ class Sound:
 
 @dataclass
 class Fake:
-    """An injection that raises what it is told to, and says when it was undone."""
+    """Injection that raises a given error, and records that it was undone."""
 
     error: Exception | None
     healed: list[bool] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The proxy: what it lets through, holds, delays and breaks, each link by itself, and that it counts all of it."""
+"""The chaos proxy forwards, holds, delays and cuts each link on its own, and counts what it did."""
 
 import asyncio
 import os
@@ -31,7 +31,7 @@ async def echo(proxy: Proxy, port: int) -> AsyncIterator[None]:
 
 
 class Line:
-    """A connection through the proxy."""
+    """Connection through the proxy."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

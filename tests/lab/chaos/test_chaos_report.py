@@ -1,4 +1,4 @@
-"""The report says what was, its pictures are well-formed, and a run is good only where everything held."""
+"""The chaos report, its pictures, and when a run counts as good."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every injection proves that it happened, on processes of the test's own; one that does nothing is found out."""
+"""Every injection proves that it had an effect, here on processes of the test; one without effect is noticed."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ time.sleep(60)
 
 @dataclass
 class OneProcess:
-    """A stack of which only signals are wanted. `deaf`: the broken injector of the control run."""
+    """Stack with one process that gets signals. `deaf`: signals are not sent, like by a broken injector."""
 
     deaf: bool = False
 
@@ -57,7 +57,7 @@ class OneProcess:
 
 @pytest.fixture
 def short_proof(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of what does not happen."""
+    """Shorten the wait for effects that do not come."""
     monkeypatch.setattr(injection, "PROOF_S", 0.3)
     monkeypatch.setattr(injection, "MADE_S", 0.3)
 
@@ -110,7 +110,7 @@ async def test_an_injector_that_does_nothing_is_found_out(life: Life, kind: str)
 
 @dataclass
 class Transfers(OneProcess):
-    """One source whose pool is being read by nobody who would notice, or by a reader that does."""
+    """Stack with one source of KV. `notices`: whether its reader checks what it reads."""
 
     source: Life | None = None
     mismatches: int = 0

@@ -1,4 +1,4 @@
-"""The pause that a client sees at a worker's death, and which faults a seed makes."""
+"""The gap that clients see when a worker dies, and the plan of faults of a seed."""
 
 import os
 import random

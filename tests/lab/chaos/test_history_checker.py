@@ -1,4 +1,4 @@
-"""The checker finds every broken promise that a history can hold, and nothing in a good one."""
+"""The checker finds every kind of violation in a history, and none in a correct one."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ BOUND_S = 10.0
 
 
 def piece(offset: int, count: int = 1, **changes: object) -> StreamPiece:
-    """Right in everything, unless changed."""
+    """Make a correct piece of an answer, with changes."""
     end = offset + count
     logprobs = EXPECTED[0].logprobs[offset:end]
     good = StreamPiece(1.0 + offset, 0, offset, TOKENS[offset:end], TEXT[offset:end], logprobs)

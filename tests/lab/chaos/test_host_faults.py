@@ -1,4 +1,4 @@
-"""Faults of hosts and links: which there are, when they may come, and that one that does nothing is found out."""
+"""Faults of hosts and links: how they are planned, when they are possible, and that one without effect is noticed."""
 
 import os
 from collections import Counter
@@ -79,7 +79,7 @@ def test_what_is_not_there_with_its_host_is_not_hit_again() -> None:
 
 @dataclass
 class FakeNetwork:
-    """`deaf`: nothing happens, as with a broken injector. `quiet`: no packet comes."""
+    """Network of hosts. `deaf`: faults have no effect, as with a broken injector. `quiet`: there are no packets."""
 
     deaf: bool = False
     quiet: bool = False
@@ -102,7 +102,7 @@ class FakeNetwork:
 
 
 class FakeStack(HostedStack):
-    """Of which a network and one process are wanted."""
+    """Stack with a network and one process."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self.network: Any = network

@@ -1,4 +1,4 @@
-"""The watch over workers' pages believes what they say, and waits for the last of them."""
+"""The check that workers free their pages uses their reports, and waits for the slowest."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -15,7 +15,7 @@ BOUND_S = WAIT_S
 
 
 class Worker(session_pb2_grpc.SessionServiceServicer):
-    """Reports that it holds so many pages whenever that is changed."""
+    """Worker that reports the pages it holds whenever the test changes them."""
 
     def __init__(self, held: int) -> None:
         self.held: asyncio.Queue[int] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""The last release's code from the history, and when a roll counts as clean."""
+"""Checkout of the last release from the history, and when a rolling upgrade counts as clean."""
 
 import subprocess
 from dataclasses import replace
@@ -16,7 +16,7 @@ GIT_S = 30
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """With one commit, of a package that has no kernels to build."""
+    """Repository with one commit, of a package without native kernels."""
     folder = tmp_path / "repository"
     (folder / "src" / "baton").mkdir(parents=True)
     (folder / "src" / "baton" / "__init__.py").write_text("RELEASE = 'old'\n")

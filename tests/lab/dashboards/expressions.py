@@ -1,4 +1,4 @@
-"""The names and labels in an expression of Prometheus, read without the help of the generator that is tested."""
+"""Reads metric names and labels from PromQL, without the generator that is tested."""
 
 import re
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ SERIES: Mapping[str, MetricFamily] = {series: family for family in FAMILIES.valu
 
 
 def names(expression: str) -> set[str]:
-    """Series of ours."""
+    """Return the names of Baton's series."""
     return set(_NAME.findall(expression))
 
 
 def selectors(expression: str) -> list[tuple[str, dict[str, str]]]:
-    """(series, values by label) where labels are matched."""
+    """Return each series with label matchers, and the matched values by label."""
     return [(name, dict(_MATCHER.findall(inside))) for name, inside in _SELECTOR.findall(expression)]
 
 
 def faults(expression: str) -> list[str]:
-    """What is in the expression and nowhere declared."""
+    """Return series and labels of the expression that are not declared."""
     found = [f"no series {name}" for name in sorted(names(expression)) if name not in SERIES]
     for name, matched in selectors(expression):
         known = PROMETHEUS_OWN[name] if name in PROMETHEUS_OWN else labels_of(name)

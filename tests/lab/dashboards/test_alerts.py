@@ -1,4 +1,4 @@
-"""Alert rules as they are committed: about metrics that there are, for each fault, and each fires when it should."""
+"""The committed alert rules use metrics that exist, cover each fault, and fire when they should."""
 
 import json
 import re
@@ -60,7 +60,7 @@ HEALTHY = {
     'up{job="baton",instance="r"}': "1x80",
     "baton:ready": "1x80",
     "baton:registry_connected": "1x80",
-    'baton:workers{role="prefill"}': "0x80",  # a colocated service
+    'baton:workers{role="prefill"}': "0x80",  # decode workers compute prompts themselves
     'baton:workers{role="decode"}': "1x80",
     f"baton:worker_deaths_total{WORKER}": "2x80",  # long ago
     f"baton:worker_lost_sessions_total{WORKER}": "0x80",
@@ -91,7 +91,7 @@ def rules() -> list[Any]:
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as they are linked to."""
+    """Return the anchors of a document's headings."""
     return {
         re.sub(r"[^\w -]", "", line).strip().lower().replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.M)
     }
@@ -139,7 +139,7 @@ def test_prometheus_accepts_the_rules_and_the_configuration() -> None:
 
 
 def check_after_20_min(folder: Path, series: Mapping[str, str], expression: str, wanted: float) -> None:
-    """Fails unless the expression is `wanted` after 20 minutes of these series."""
+    """Check the value of an expression after 20 minutes of these series."""
     case = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],

@@ -1,4 +1,4 @@
-"""Dashboards as they are committed: fresh, complete, and about metrics and labels that a router has."""
+"""The committed dashboards are up to date and complete, and use only metrics and labels that exist."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from tests.lab.dashboards.expressions import SERIES, faults, names
 
 
 def boards() -> dict[str, Any]:
-    """By the name of the file."""
+    """Load the dashboards, by file name."""
     return {path.name: json.loads(path.read_text()) for path in sorted(BOARDS.glob("*.json"))}
 
 

@@ -1,4 +1,4 @@
-"""What a world may end like, and what not."""
+"""Invariants that are checked at the end of a simulated world."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ GREEDY: Any = SimpleNamespace(number=3, deadline_s=60.0)
 
 
 def world_with(deaths: int) -> Any:
-    """`deaths` of a worker that is up again."""
+    """Make a world. `deaths`: of a worker that is running again."""
     worker = SimpleNamespace(lives=[object()] * (deaths + 1), is_up=True)
     trace = SimpleNamespace(retried=[])
     return SimpleNamespace(

@@ -1,4 +1,4 @@
-"""The loop of the simulation: virtual time, processes that die, hang and go on."""
+"""The simulation's event loop: virtual time, and processes that die, hang and continue."""
 
 import asyncio
 import random

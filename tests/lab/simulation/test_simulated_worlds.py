@@ -1,4 +1,4 @@
-"""Whole worlds: what must hold does, a seed is a seed, and bugs are found."""
+"""Complete simulated worlds: invariants hold, seeds are reproducible, and planted bugs are found."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ SEEDS = range(40, 47)
 
 @pytest.fixture(autouse=True, scope="module")
 def _frozen() -> None:
-    """Each world collects its garbage: only its own should have to be looked at."""
+    """Freeze existing objects, so that the garbage collection of each world only sees its own."""
     gc.collect()
     gc.freeze()
 
@@ -54,7 +54,7 @@ def test_the_same_seed_is_the_same_run() -> None:
     assert len(digests) == 2 and digests[0] == digests[1]
 
 
-WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so that no one seed is sure to show it
+WORLDS_TO_LOOK_IN = 100  # the order of sets differs between runs, so no single seed is sure to show a bug
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ WORLDS_TO_LOOK_IN = 100  # sets are gone through in another order each time, so 
     ],
 )
 def test_a_planted_bug_is_found(plant: str, likely: int, options: WorldOptions) -> None:
-    """`likely`: the seed of a world that usually shows it. If not, all others are looked at too."""
+    """`likely`: seed of a world that usually shows the bug; if it does not, the other worlds are run."""
     seeds = (likely, *range(WORLDS_TO_LOOK_IN))
     with planted(plant):
         assert any(run_seed(seed, options).violation is not None for seed in seeds)

@@ -1,4 +1,4 @@
-"""`baton size`: its load from a trace or a rate, errors that name the flag, and a whole small run."""
+"""`baton size`: its load from a trace or a rate, errors that name the flag, and a small complete run."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def mooncake(folder: Path, rows: list[tuple[int, int, int, list[int]]]) -> Path:
 
 
 def size(*arguments: object) -> str:
-    """What it prints. Raises: CommandFailed."""
+    """Run it and return its output. Raises: CommandFailed."""
     result = CliRunner().invoke(app, ["size", *map(str, arguments)])
     if isinstance(result.exception, CommandFailed):
         raise result.exception
@@ -100,7 +100,7 @@ def test_a_file_without_curves_is_refused_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_load_of_nearly_one_prefill_worker_needs_two(tmp_path: Path) -> None:
-    """Four prompts a second of 0.2 s each: one worker is busy four fifths of the time, and the SLO is 0.5 s."""
+    """Four prompts/s of 0.2 s each keep one worker 80% busy, but queueing makes it miss the SLO of 0.5 s."""
     few = ("--requests", 25, "--seeds", 1, "--jobs", 1, "--curves", curves(tmp_path))
     found = json.loads(size(*SLOS, *RATE, *few, "--json"))
     assert found["taken"] == {"prefill": 2, "decode": 1}

@@ -1,4 +1,4 @@
-"""A simulated cluster with measured costs: the times that its clients see. Virtual time: they are exact."""
+"""Times that clients of a simulated cluster see; in virtual time they are exact."""
 
 import random
 from collections.abc import Sequence

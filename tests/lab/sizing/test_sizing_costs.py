@@ -1,4 +1,4 @@
-"""What a step costs by measured curves, and curves that cannot be used."""
+"""Duration of steps by measured curves, and invalid curves."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +24,7 @@ def curve(name: str, points: Mapping[int, float]) -> dict[str, Any]:
 
 
 def measured(**other: Any) -> dict[str, Any]:
-    """A step of 10 ms, 1 ms for each further sequence and 1 us for a token of context; prompts 5 ms and 0.5 a token."""
+    """Make curves: a step has 10 ms, 1 ms per further sequence, 1 us per context token; prompts 5 + 0.5 ms/token."""
     curves = [
         curve(BY_BATCH, {1: 10.0, 2: 11.0, 4: 13.0}),
         curve(BY_CONTEXT, {100: 9.6, 500: 10.0}),

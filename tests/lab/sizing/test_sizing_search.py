@@ -1,4 +1,4 @@
-"""Which candidates are tried, and that the cheapest is found where more workers never do worse."""
+"""The search for the cheapest candidate: which ones it tries, and what it recommends."""
 
 import math
 
@@ -9,7 +9,7 @@ from baton.lab.sizing.trials import TrialFigures
 
 
 def figures(prefill_load: float, decode_load: float, workers: WorkerNumbers) -> TrialFigures:
-    """Loads are in workers that they keep busy: TTFT and TBT meet their SLO for as many calls as are served in time."""
+    """Return figures of workers under a load, given as the number of workers that it keeps busy."""
     ttft, tbt = (min(1.0, has / load) for has, load in zip(workers, (prefill_load, decode_load), strict=True))
     return TrialFigures(100, 0, 100 / ttft, 300 / ttft, 10 / tbt, 20 / tbt, ttft * tbt, ttft, tbt)
 

@@ -1,4 +1,4 @@
-"""The demo model: its training data is as the chat template writes it, and it answers about people of other names."""
+"""The demo model: training data has the form of the chat template, and it answers about names it never saw."""
 
 import asyncio
 import json

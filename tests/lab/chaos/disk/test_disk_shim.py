@@ -1,4 +1,4 @@
-"""The preloaded disk fails as it is told, for files of its folder alone, and counts what it did."""
+"""The preloaded library makes disk calls fail as told, only for files of its folder, and counts them."""
 
 import errno
 import os
@@ -44,7 +44,7 @@ def started(shim: DiskShim, path: Path) -> "subprocess.Popen[str]":
 
 
 def said(shim: DiskShim, path: Path) -> tuple[str, str]:
-    """What a process prints that writes 20 bytes and reads them."""
+    """Run a process that writes 20 bytes and reads them, and return what it prints."""
     with started(shim, path) as process:
         out, err = process.communicate(timeout=30)
     return out, err

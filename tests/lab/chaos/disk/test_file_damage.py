@@ -1,4 +1,4 @@
-"""Damage that is done to files is real, and so is its proof; the store gives none of it out."""
+"""Files are really damaged, the proof of it is right, and the store returns no damaged block."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ from baton.lab.chaos.watch import Life
 from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.tier_blocks import FORMAT, loaded, named_blocks, segment_files, store_in
 
-NOBODY = Life(2**22 + 1, 0)  # no pid is so high
+NOBODY = Life(2**22 + 1, 0)  # higher than any PID
 BLOCKS = 120
 
 
@@ -44,7 +44,7 @@ class Processes:
 
 @dataclass
 class Page:
-    """A disk that nobody uses, or that somebody meets at once."""
+    """Page of disk faults that a worker has met, or not."""
 
     met: bool
     values: dict[str, int] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def test_damaged_files_give_out_no_wrong_block(tmp_path: Path, change: Any, monk
     assert done.files == len(before) and done.places > 0
     assert before != [path.read_bytes() for path in segment_files(tmp_path)]
     store = store_in(tmp_path)
-    right = sum(loaded(store, [number]) for number in range(BLOCKS))  # asserts that these are the right ones
+    right = sum(loaded(store, [number]) for number in range(BLOCKS))  # also checks their content
     assert 0 < right < BLOCKS or change is damage.add_garbage
     store.close()
 
@@ -116,7 +116,7 @@ async def test_a_disk_that_fails_must_be_noticed_by_a_worker_and_is_well_afterwa
 
 
 async def test_disk_fault_waits_for_a_worker_that_notices_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bound is no proof of anything: on a slow machine a worker may turn its reads off half a minute later."""
+    """On a slow machine, a worker may turn off its reads half a minute later."""
     monkeypatch.undo()
     counts = TierCounts()
     fails = DiskFails(Page(met=True), counts, DISK_FAULTS[FaultKind.READ_ERROR], 0.0)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What workers say of their files is summed over their lives."""
+"""Counters of the workers' disk tiers are summed over restarts."""
 
 from baton.lab.chaos.disk.counts import TierCounts, read_metrics
 

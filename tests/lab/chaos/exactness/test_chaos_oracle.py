@@ -1,4 +1,4 @@
-"""The oracle accepts what transformers says and nothing else."""
+"""The oracle accepts exactly the answers of transformers."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ def oracle(tmp_path_factory: pytest.TempPathFactory) -> Oracle:
 
 
 def answered(oracle: Oracle, case: ChaosCase, choice: int = 0) -> Choice:
-    """Token by token: greedy, or by the reference sampler."""
+    """Generate an answer, greedily or with the reference sampler."""
     made: list[int] = []
     options = case.options
     for offset in range(TOKENS):
@@ -85,7 +85,7 @@ def test_generate_refuses_a_greedy_answer_that_is_right_token_by_token_and_too_s
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_stop_text_ends_an_answer_where_it_first_appears(oracle: Oracle, length: int) -> None:
-    """Its tokens are given out or not: they are no part of the answer."""
+    """The tokens of the stop text may be sent or not, but its text is not part of the answer."""
     case = named("greedy 0")
     choice = answered(oracle, case)
     text = choice.text
@@ -118,9 +118,9 @@ def test_oracle_counts_tokens_by_who_chose_them(oracle: Oracle) -> None:
 
 
 def test_penalties_are_those_of_transformers(oracle: Oracle) -> None:
-    """Without them the same answer would be refused."""
+    """An answer without penalties is refused if the request has them."""
     case = named("penalties 0")
-    choice = answered(oracle, case)  # which knows no penalties
+    choice = answered(oracle, case)  # without penalties
     with pytest.raises(OracleDisagrees):
         oracle.expect(case, [choice])
 

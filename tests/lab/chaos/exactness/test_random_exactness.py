@@ -1,4 +1,4 @@
-"""The benchmark of exactness asks the same for the same seed, and sees a single bit."""
+"""The exactness benchmark draws the same requests for the same seed, and notices a single wrong bit."""
 
 from dataclasses import replace
 

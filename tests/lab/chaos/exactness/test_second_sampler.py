@@ -1,4 +1,4 @@
-"""The second sampler and the engine's, which share no code, draw the same tokens."""
+"""The oracle's sampler and the engine's sampler, which share no code, draw the same tokens."""
 
 import random
 from typing import Any
@@ -49,7 +49,7 @@ def test_uniform_number_is_the_one_that_is_documented() -> None:
 
 
 def test_draw_near_a_bound_is_close() -> None:
-    even = numpy.zeros(2)  # the line from 0 to 1 has its bound at 0.5
+    even = numpy.zeros(2)  # probabilities 0.5 and 0.5
     closeness = [drawn(even, Filters(1.0), number).is_close for number in (0.25, 0.49995, 0.50005, 0.75)]
     assert closeness == [False, True, True, False]
     assert drawn(even, Filters(1.0, top_k=1), 0.25).is_close

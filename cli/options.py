@@ -13,7 +13,7 @@ import typer
 from typer.models import OptionInfo
 
 from baton.process.config import REQUIRED, ByteSize, Settings
-from baton.worker import config as worker_config
+from baton.text import model_options
 from baton.worker.config import WorkerConfig
 
 Value = TypeVar("Value")
@@ -180,9 +180,9 @@ TlsCa = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line instead of text.")]
 ModelFolder = Annotated[str | None, typer.Option(help="Folder or Hugging Face id; default: the demo model.")]
-Dtype = Annotated[worker_config.ComputeDtype, option_of(WorkerConfig, "dtype")]
-Quantize = Annotated[worker_config.Quantize, option_of(WorkerConfig, "quantize")]
-KvCacheDtype = Annotated[worker_config.KvCacheDtype, option_of(WorkerConfig, "kv_cache_dtype")]
+Dtype = Annotated[model_options.ComputeDtype, option_of(WorkerConfig, "dtype")]
+Quantize = Annotated[model_options.Quantize, option_of(WorkerConfig, "quantize")]
+KvCacheDtype = Annotated[model_options.KvCacheDtype, option_of(WorkerConfig, "kv_cache_dtype")]
 Adapters = Annotated[
     list[str] | None,
     typer.Option(

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Literal
 
 from baton.process.config import ByteSize, Field, check
+from baton.text.model_options import DRAFT_KV_BYTES, SPECULATIVE_TOKENS
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 from baton.worker.config import WorkerConfig
 
@@ -30,10 +31,13 @@ class DecodeConfig(WorkerConfig):
         None, description="Folder of a small model with the same vocabulary, for --speculate draft."
     )
     draft_kv_memory: ByteSize = Field(
-        ByteSize(128 * 2**20), gt=0, description="Size of the KV pool of --draft-model, in addition to --kv-memory."
+        ByteSize(DRAFT_KV_BYTES), gt=0, description="Size of the KV pool of --draft-model, in addition to --kv-memory."
     )
     speculative_tokens: int = Field(
-        8, ge=1, le=MOST_SPECULATIVE_TOKENS, description="Maximum number of drafted tokens per sequence and step."
+        SPECULATIVE_TOKENS,
+        ge=1,
+        le=MOST_SPECULATIVE_TOKENS,
+        description="Maximum number of drafted tokens per sequence and step.",
     )
     swap_memory: ByteSize = Field(
         ByteSize(256 * 2**20),

@@ -21,15 +21,12 @@ from baton.process.config import (
     field_of,
 )
 from baton.process.serving.addresses import Address
-
-ComputeDtype = Literal["auto", "float32", "bfloat16"]
-KvCacheDtype = Literal["auto", "float32", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8"]
+from baton.text.model_options import GPU_MEMORY_UTILIZATION, ComputeDtype, KvCacheDtype, Quantize
 
 KV_BYTES = ByteSize(256 * 2**20)
 KV_TIER_BYTES = ByteSize(16 * 2**30)
 REPORT_PERIOD_S = 0.2
 
-Quantize = Literal["none", "int8", "int4", "fp8"]
 NEED_INTERFACE = ("nixl", "nccl", "gloo")
 """Transports that need `--transfer-interface`."""
 
@@ -85,7 +82,10 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
         "auto", description="Condition for loading KV from a tier; auto: if loading is faster than computing."
     )
     gpu_memory_utilization: float = Field(
-        0.9, gt=0, le=1, description="Share of the GPU's memory for this worker if --kv-memory is auto."
+        GPU_MEMORY_UTILIZATION,
+        gt=0,
+        le=1,
+        description="Share of the GPU's memory for this worker if --kv-memory is auto.",
     )
     graphs: bool = Field(True, description="Record steps as CUDA graphs on a GPU.")
     prefill_attention: Literal["auto", "triton", "sdpa", "flashinfer"] = Field(

@@ -15,7 +15,7 @@ from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.kv_cache.memory import ANY_BYTES, LargestStep, cpu_kv_bytes, prepare_with_spare_memory
 from baton.engine.kv_cache.sizing import KvSizing
 from baton.engine.offline.answer import LlmAnswer
-from baton.engine.offline.engine_args import DRAFT_KV_BYTES, EngineArgs, model_folder
+from baton.engine.offline.engine_args import EngineArgs, model_folder
 from baton.engine.offline.lora import (
     NO_ADAPTER,
     USUAL_RANK,
@@ -45,6 +45,7 @@ from baton.engine.scheduler.speculation import Speculation
 from baton.engine.weights.formats import WeightFormat
 from baton.text.block_hash import root_hash
 from baton.text.host.memory import shortage, total_bytes
+from baton.text.model_options import DRAFT_KV_BYTES
 from baton.text.output.bounds import NoThoughts, thoughts_before
 from baton.text.pooler_files import ModelKind, Pooler, model_kind, read_pooler
 from baton.text.pooling import Pooling

@@ -3,23 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, get_args
 
 import torch
 
-from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
 from baton.engine.load import device_named
 from baton.engine.weights.formats import WeightFormat
+from baton.text.model_options import GPU_MEMORY_UTILIZATION, SPECULATIVE_TOKENS, KvCacheDtype
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 
 MAX_SEQUENCES = 256
-SPECULATIVE_TOKENS = 8
-DRAFT_KV_BYTES = 128 << 20  # KV of a draft model
 SPECULATIVE_CONFIGS = (
     '{"method": "ngram", "num_speculative_tokens": 1 to 64}, or {"method": "draft_model", "model": FOLDER} and as many'
 )
 QUANTIZATIONS = (None, *(format for format in WeightFormat if format is not WeightFormat.PLAIN))
-KV_CACHE_DTYPES = ("auto", *KV_DTYPES, *KV_DTYPE_ALIASES)
+KV_CACHE_DTYPES = get_args(KvCacheDtype)
 STEP_TOKENS_CPU, STEP_TOKENS_CUDA = 512, 8192
 
 
@@ -63,7 +61,7 @@ class EngineArgs:
     block_size: int | None = None  # tokens; None: 32, or enough to keep a model's state within half a block
     kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of memory
     kv_memory: int | None = None  # Baton's name for kv_cache_memory_bytes
-    gpu_memory_utilization: float = 0.9  # share of GPU memory for weights, KV and everything else
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # share of GPU memory for weights, KV and everything else
     enable_prefix_caching: bool = True
     max_num_seqs: int = MAX_SEQUENCES
     max_num_batched_tokens: int | None = None  # tokens per step; None: by device

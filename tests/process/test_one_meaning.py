@@ -15,7 +15,7 @@ from baton.cli.__main__ import app
 from baton.cli.up_options import UpOptions
 from baton.decode_worker.config import DecodeConfig
 from baton.elastic_worker.config import ElasticConfig
-from baton.engine.offline.engine_args import KV_CACHE_DTYPES
+from baton.engine.kv_cache.layout import KV_DTYPE_ALIASES, KV_DTYPES
 from baton.engine.weights.formats import WeightFormat
 from baton.kvtransfer.description import TransportChoice
 from baton.launch.process_plan import REDIS_GRACE_S, ROUTER_END_S, WORKER_END_S
@@ -189,7 +189,7 @@ def test_configuration_classes_are_all_checked() -> None:
 
 def test_choices_of_settings_are_those_that_the_code_knows() -> None:
     assert choices(WorkerConfig, "transport") == set(get_args(TransportChoice))
-    assert choices(WorkerConfig, "kv_cache_dtype") == set(KV_CACHE_DTYPES)
+    assert choices(WorkerConfig, "kv_cache_dtype") == {"auto", *KV_DTYPES, *KV_DTYPE_ALIASES}
     assert choices(WorkerConfig, "quantize") - {"none"} <= set(WeightFormat)
     assert choices(RouterConfig, "tool_format") == {"auto", *FORMATS}
 

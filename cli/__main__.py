@@ -40,14 +40,14 @@ for command in (
     inspect.health,
 ):
     app.command(rich_help_panel=WATCH)(command)
-for command in (inspect.explain, inspect.trace):  # renamed; for one more release
+for command in (inspect.explain, inspect.trace):  # former names, kept for one release
     app.command(rich_help_panel=WATCH, hidden=True)(command)
 app.add_typer(adapter.app, name="adapter", rich_help_panel=CHANGE)
 for command in (change.reload, change.role):
     app.command(rich_help_panel=CHANGE)(command)
 app.add_typer(cache.app, name="cache", rich_help_panel=CHANGE)
 app.command(rich_help_panel=MEASURE)(offline.plan)
-if find_spec("baton.lab") is not None:  # the distribution baton-lab
+if find_spec("baton.lab") is not None:  # the distribution baton-lab is installed
     from baton.lab.commands import bench, develop, size
 
     for command in (size.size, develop.simulate):
@@ -61,7 +61,7 @@ app.command(rich_help_panel=INSTALLATION)(installation.completion)
 
 def main() -> None:
     """Run the `baton` command."""
-    completion_init()  # scripts of `baton completion`; typer's own flags would write to the user's files
+    completion_init()  # for `baton completion`; typer's own flags would write to files of the user
     try:
         app(prog_name="baton")
     except (CommandFailed, ConfigError) as error:

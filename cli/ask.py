@@ -56,7 +56,7 @@ class TextOutput:
         self._errors = errors or sys.stderr
         self._at_terminal = self._output.isatty()
         self._texts: dict[int, list[str]] | None = {} if choices > 1 else None
-        self._prompt = ""  # printed before each of several choices
+        self._prompt = ""  # echoed prompt, printed before each choice
         self.text = ""
 
     def show(self, event: Event) -> None:
@@ -88,7 +88,7 @@ class TextOutput:
         if self.text:
             self.end()
         field = error.field if isinstance(error, InvalidRequest) else None
-        # Messages of the server begin with the field.
+        # Errors of the server already begin with the field.
         prefix = f"{field}: " if field and not error.message.startswith(field) else ""
         self._errors.write(f"baton: {error.code.name}: {prefix}{shown(error.message, keeps=chr(10))}\n")
 
@@ -221,7 +221,7 @@ HELP = """/reset   forget the conversation
 /help    show this
 Ctrl-C   cancel the answer; the conversation continues
 Ctrl-D   end the conversation"""
-INTERRUPTED = 130  # a shell's status after Ctrl-C
+INTERRUPTED = 130  # exit code of a shell after Ctrl-C
 
 
 def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose: bool = False) -> int:

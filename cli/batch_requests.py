@@ -145,7 +145,9 @@ class Validator:
         self._llm = llm
         self._models = models
         self._tokenizer: TokenizerWorker = load_tokenizer(folder)
-        self._defaults = GenerationDefaults(temperature=1.0, eos_token_ids=llm.eos_token_ids)  # as SamplingParams
+        self._defaults = GenerationDefaults(
+            temperature=1.0, eos_token_ids=llm.eos_token_ids
+        )  # defaults of SamplingParams
         self._runner = asyncio.Runner()
         self._folder = folder
 

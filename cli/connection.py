@@ -67,7 +67,7 @@ def channel_opener(authority: Path | None, internal: bool) -> Callable[[str], gr
     return None if trusted is None else lambda target: grpc.aio.secure_channel(target, trusted)
 
 
-# Parts of gRPC's messages about an HTTP/1 server, plain and over TLS.
+# Texts in gRPC's errors for an HTTP/1 server, plain and over TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 

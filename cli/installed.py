@@ -10,7 +10,7 @@ from baton.launch.paths import ROOT
 from baton.versions import OWN
 
 COMMAND_S = 10.0
-REVISION_FILE = "REVISION"  # of an image: the commit that it was built from
+REVISION_FILE = "REVISION"  # file of an image with the commit that it was built from
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +18,10 @@ class Installed:
     release: str
     protocol: int
     oldest_protocol: int
-    commit: str | None  # None: unknown
-    changed_files: int | None  # since the commit; None: unknown
-    native_kernels: tuple[str, ...]  # instruction sets; empty: PyTorch computes
-    packages: Mapping[str, str | None]  # None: not installed
+    commit: str | None  # None if unknown
+    changed_files: int | None  # files changed since the commit; None if unknown
+    native_kernels: tuple[str, ...]  # instruction sets of native kernels; empty if PyTorch computes
+    packages: Mapping[str, str | None]  # version by package; None if not installed
 
 
 def installed(packages: Sequence[str], root: Path = ROOT) -> Installed:

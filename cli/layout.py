@@ -13,7 +13,7 @@ from rich.text import Text
 GAP = "  "
 UNKNOWN = "-"
 Row = TypeVar("Row")
-_UNBOUNDED = 10_000  # columns
+_UNBOUNDED = 10_000  # columns of an unlimited terminal
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|%)(?!\w))")
 
 

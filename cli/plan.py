@@ -27,7 +27,7 @@ class MemoryPlan(TypedDict):
     dtype: str
     kv_dtype: str
     parameters: int
-    weights: str  # format
+    weights: str  # format of the weights
     weight_bytes: int
     keeps_kv: bool  # else the pool only bounds the tokens of a step
     kv_token_bytes: int

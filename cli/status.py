@@ -272,7 +272,7 @@ NOTICE_S = 5.0  # display time of the notice that the router answers again
 
 
 @dataclass(frozen=True, slots=True)
-class Frame(Generic[Content]):
+class WatchFrame(Generic[Content]):
     """State of the screen. `content`: newest figures, None before the first. `notice`: a problem, else empty."""
 
     content: Content | None
@@ -302,7 +302,7 @@ def watch_status(admin_target: str, as_json: bool) -> int:
 
 def frames(
     snapshot: Callable[[], Content], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> Iterator[Frame[Content]]:
+) -> Iterator[WatchFrame[Content]]:
     """Yield a frame every PERIOD_S for ever, also while the router does not answer."""
     content: Content | None = None
     lost_s: float | None = None
@@ -314,18 +314,18 @@ def frames(
         except BatonClientError as error:
             lost_s = began_s if lost_s is None else lost_s
             message = for_people(error, target).message
-            yield Frame(
+            yield WatchFrame(
                 content, f"{message} (lost for {clock() - lost_s:.0f} s, asking every second)", is_current=False
             )
         else:
             if lost_s is not None:
                 notice, notice_ends_s = f"{target} answers again, after {clock() - lost_s:.0f} s", clock() + NOTICE_S
                 lost_s = None
-            yield Frame(content, notice if clock() < notice_ends_s else "", is_current=True)
+            yield WatchFrame(content, notice if clock() < notice_ends_s else "", is_current=True)
         sleep(max(0.0, began_s + PERIOD_S - clock()))
 
 
-def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
+def frame_lines(frame: WatchFrame[ClusterStatus], width: int) -> list[str]:
     """Return the lines of a frame, with a heading above old figures."""
     lines = [frame.notice] if frame.notice else []
     if frame.content is not None:
@@ -334,7 +334,7 @@ def frame_lines(frame: Frame[ClusterStatus], width: int) -> list[str]:
     return list(map(shown, lines))
 
 
-def _show_json(shown: Iterator[Frame[ClusterStatus]]) -> None:
+def _show_json(shown: Iterator[WatchFrame[ClusterStatus]]) -> None:
     """Print an object per frame, {"error": ...} while the router does not answer."""
     for frame in shown:
         content = asdict(frame.content) if frame.is_current and frame.content is not None else {"error": frame.notice}

@@ -1,4 +1,4 @@
-"""`baton up`: run a service on this machine until a signal stops it.
+"""Run a service on this machine until a signal stops it (`baton up`).
 
 Options of `up` that are fields of router or worker are passed to them as flags. Each option reads its BATON_* variable
 too (`options.VARIABLES_PREFIX`); all other variables reach the processes (`process_plan.plan_processes`).
@@ -106,7 +106,7 @@ def _variables(layout: ServiceLayout) -> str:
 
 
 STATUS_TIMEOUT_S = 1.0
-OWN_LOG = "up"  # name of the file with the lines of `up` itself
+OWN_LOG = "up"  # name of the log file of `up` itself
 OWN_OPTIONS = frozenset(each.name for each in fields(UpOptions))
 """Names of the options of `up`; it reads the variable of each one too."""
 _DECIDED = {"model", "model_name", "device", "adapter", "host", "port", "http_port", "admin_port", "strict_env"}
@@ -122,7 +122,7 @@ def run_up(options: UpOptions) -> int:
     risk = too_open((options.host,), LOOPBACK, has_keys)
     if risk and not options.insecure:
         raise CommandFailed(f"{risk}; use --api-keys FILE, or --insecure to allow it")
-    surroundings = read_config(Surroundings, ())
+    surroundings = read_config(InheritedSettings, ())
     for warning in check_variables(surroundings, options.strict_env):
         print(f"baton: {warning}", file=sys.stderr)
     ports = _router_ports(options)
@@ -236,7 +236,7 @@ def _sizes_of_a_worker(layout: ServiceLayout) -> dict[str, int]:
     return sizes
 
 
-class Surroundings(ProcessConfig, RegistryConfig, TelemetryConfig):
+class InheritedSettings(ProcessConfig, RegistryConfig, TelemetryConfig):
     """Settings that have no option of `up`, from the variables that its processes read too."""
 
 

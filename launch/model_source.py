@@ -26,7 +26,7 @@ class ModelNotUsable(CommandFailed):
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     folder: Path
-    name: str  # in requests
+    name: str  # name in requests
     is_demo: bool = False
     is_random: bool = False  # random weights, whose output is noise
 

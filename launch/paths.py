@@ -3,5 +3,5 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# Files that a run leaves behind for a person to look at; not under version control, and not among a wheel's packages.
+# Logs, traces and records of runs: outside version control, and outside a wheel's packages.
 RUNTIME = ROOT / "runtime" if (ROOT / "pyproject.toml").is_file() else Path.home() / ".cache" / "baton"

@@ -64,8 +64,8 @@ class ServiceLayout:
     host: str
     ports: tuple[RouterPorts, ...]  # one entry per router
     core_use: Path  # folder in which CPU workers mark whether their cores compute
-    redis_url: str = field(repr=False)  # contains its password
-    secret: str = field(default="", repr=False)  # cluster secret of the run; empty: none
+    redis_url: str = field(repr=False)  # URL with password
+    secret: str = field(default="", repr=False)  # cluster secret of the run; empty without one
     run_id: str = ""
     drain_s: float
     router: Values  # fields of every router

@@ -25,7 +25,7 @@ class Backoff:
     first_s: float = 0.2
     longest_s: float = 10.0
     healthy_after_s: float = 30.0
-    max_deaths: float = 10  # in a row
+    max_deaths: float = 10  # consecutive deaths before the process is given up
     deaths: int = 0
 
     def delay_after(self, lived_s: float) -> float:
@@ -58,7 +58,7 @@ class ProcessSpec:
     command: tuple[str, ...]
     stage: Stage
     grace_s: float
-    environment: Mapping[str, str]  # complete: nothing is inherited
+    environment: Mapping[str, str]  # complete environment: nothing is inherited
     cores: tuple[int, ...] = ()  # pinned before the start; empty: none
     noise: tuple[str, ...] = ()  # texts whose lines are dropped from the output
     stdin: bytes = field(default=b"", repr=False)  # may contain secrets; at most 64 KiB, which a pipe buffers

@@ -16,7 +16,7 @@ POLL_S = 0.1
 SAY_AFTER_S = 5.0
 
 
-class Health(Enum):
+class HealthState(Enum):
     SERVING = "serving"
     NOT_SERVING = "not serving"
     UNREACHABLE = "unreachable"
@@ -29,7 +29,7 @@ class NotReady(Exception):
 
 async def check_health(
     target: str, timeout_s: float = CALL_TIMEOUT_S, open_channel: Callable[[str], grpc.aio.Channel] | None = None
-) -> Health:
+) -> HealthState:
     """Return the health of the process at host:port `target`. `open_channel`: None for a channel without TLS."""
     async with (open_channel or grpc.aio.insecure_channel)(target) as channel:
         return await _check(health_pb2_grpc.HealthStub(channel), timeout_s)
@@ -49,7 +49,7 @@ async def wait_until_serving(
     answer; the health of another run does not count.
     """
     loop = asyncio.get_running_loop()
-    started, reported, word, health = loop.time(), "", "", Health.UNREACHABLE
+    started, reported, word, health = loop.time(), "", "", HealthState.UNREACHABLE
     next_word = started + say_after_s
     # Short reconnect delays; gRPC's defaults grow to minutes.
     options = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
@@ -57,9 +57,9 @@ async def wait_until_serving(
         stub = health_pb2_grpc.HealthStub(channel)
         while loop.time() - started < timeout_s:
             health = await _check(stub, CALL_TIMEOUT_S, run_id)
-            if health is Health.SERVING or loop.time() >= next_word:
+            if health is HealthState.SERVING or loop.time() >= next_word:
                 word = await explain()
-                if health is Health.SERVING and not word:
+                if health is HealthState.SERVING and not word:
                     return
             if loop.time() >= next_word:
                 if word and word != reported:
@@ -79,12 +79,12 @@ def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
     return f"waiting for {', '.join(missing)}, which connect when their models are loaded{redis}"
 
 
-async def _check(stub: Any, timeout_s: float, run_id: str = "") -> Health:
+async def _check(stub: Any, timeout_s: float, run_id: str = "") -> HealthState:
     try:
         call = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=timeout_s)
         response, metadata = await call, dict(await call.initial_metadata())
     except grpc.aio.AioRpcError:
-        return Health.UNREACHABLE
+        return HealthState.UNREACHABLE
     if run_id and metadata.get(RUN_ID_KEY) != run_id:
-        return Health.OTHER_RUN
-    return Health.SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else Health.NOT_SERVING
+        return HealthState.OTHER_RUN
+    return HealthState.SERVING if response.status == health_pb2.HealthCheckResponse.SERVING else HealthState.NOT_SERVING

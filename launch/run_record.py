@@ -21,14 +21,14 @@ PATTERN = "run-*.json"
 class RunRecord:
     """Addresses, files and redacted settings of a run; it contains no secret."""
 
-    pid: int  # of `up`
-    admin_targets: tuple[str, ...]  # host:port, of each router
-    http_targets: tuple[str, ...]  # host:port, of each router
+    pid: int  # pid of `baton up`
+    admin_targets: tuple[str, ...]  # admin host:port of each router
+    http_targets: tuple[str, ...]  # HTTP host:port of each router
     log_folder: str
     trace_file: str
-    flags: Mapping[str, Mapping[str, str]]  # by process, by flag
+    flags: Mapping[str, Mapping[str, str]]  # values by process and flag
     variables: Mapping[str, str]
-    targets: tuple[str, ...] = ()  # host:port of gRPC, of each router
+    targets: tuple[str, ...] = ()  # gRPC host:port of each router
 
 
 def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:

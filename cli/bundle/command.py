@@ -25,8 +25,8 @@ from baton.process.private_files import older
 
 README = "README.txt"
 MAX_FILE_BYTES = 8 << 20
-LOG_BYTES = 512 << 10  # per process, from the end
-MAX_REQUESTS = 256  # per router
+LOG_BYTES = 512 << 10  # last bytes of each process's log
+MAX_REQUESTS = 256  # newest requests of each router
 CALL_S = 3.0
 ABOUT = """\
 A bug report of Baton, written by `baton bundle` at {made:%Y-%m-%d %H:%M:%S} UTC.
@@ -50,10 +50,10 @@ class Sources:
     """Sources of a bundle."""
 
     runtime: Path
-    run: RunRecord | None  # the last of `baton up`, running or not
+    run: RunRecord | None  # last run of `baton up`, running or not
     processes: Sequence[BatonProcess]
     admin_targets: Sequence[str]
-    environment: Mapping[str, str] = field(repr=False)  # of this command
+    environment: Mapping[str, str] = field(repr=False)  # environment of this command
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from baton.launch.paths import ROOT
 
-MAX_CHARACTERS = 400  # per message
+MAX_CHARACTERS = 400  # characters kept of a message
 
 _PREFIX = re.compile(r"(?P<name>[\w-]+) *\| (?P<rest>.*)", re.DOTALL)
 _OWN = re.compile(r"(?P<head>\d\d:\d\d:\d\d\.\d{3} [A-Z]+ [\w-]+ (?P<logger>[\w.]+)): (?P<message>.*)")

@@ -22,7 +22,7 @@ class BatonProcess:
     pid: int
     module: str
     arguments: tuple[str, ...] = field(repr=False)
-    environment: Mapping[str, str] | None = field(repr=False)  # None: not readable
+    environment: Mapping[str, str] | None = field(repr=False)  # None if the process may not be read
 
     @property
     def name(self) -> str:
@@ -59,7 +59,7 @@ def find_processes(proc: Path = PROC) -> list[BatonProcess]:
                 continue
             command = _texts(folder / "cmdline")
         except OSError:
-            continue  # exited
+            continue  # the process has exited
         package, _, module = next((name for flag, name in pairwise(command) if flag == "-m"), "").partition(".")
         if package == "baton" and module in MODULES:
             arguments = tuple(command[command.index("-m") + 2 :])

@@ -63,7 +63,7 @@ def shown_flags(arguments: Sequence[str]) -> dict[str, str]:
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
         if not re.fullmatch(r"--[a-z-]{1,64}", flag):
-            continue  # a value, or not a flag of Baton
+            continue  # a value, or a flag of another program
         if not equals:
             following = arguments[index + 1] if index + 1 < len(arguments) else "--"
             value = "" if following.startswith("--") else following
@@ -135,7 +135,7 @@ class Redactor:
 def redactor_for(environments: Iterable[Mapping[str, str]], home: Path | None) -> Redactor:
     """Return a redactor that knows the secrets in these environments."""
     found = {secret for environment in environments for secret in _secrets_in(environment)}
-    # Longest first: one may be part of another.
+    # Longest first, because one secret may be part of another.
     by_length = sorted(found, key=lambda secret: (-len(secret), secret))
     return Redactor(tuple(by_length), str(home) if home is not None and len(home.parts) > 1 else None)
 
@@ -143,7 +143,7 @@ def redactor_for(environments: Iterable[Mapping[str, str]], home: Path | None) -
 def _secrets_in(environment: Mapping[str, str]) -> Iterator[str]:
     for name, value in environment.items():
         if _SECRET_NAME.search(name) and not value.startswith("/"):
-            # Headers are lists of NAME=VALUE, so each value is a secret, too.
+            # OTLP headers are lists of NAME=VALUE: each value is a secret.
             yield from (part for part in (value, *re.split(r"[\s,;=]+", value)) if len(part) >= 6)
         for user in _USER_IN_URL.findall(value):
             yield from (part for part in user.split(":") if len(part) >= 4)

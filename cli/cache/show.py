@@ -12,7 +12,7 @@ from baton.kvtransfer.tier.files import OwnerBusy, RealDisk, SegmentSize
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat, read_segment_header
 from baton.launch import CommandFailed
 
-IDENTITY_SHOWN = 12  # hexadecimal digits
+IDENTITY_SHOWN = 12  # hexadecimal digits of a model identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,8 @@ class SegmentLine:
     segment: int
     size_bytes: int
     blocks: int
-    block_bytes: int  # 0: no segment, or a damaged header
-    model: str  # prefix of the identity of model, layout and types
+    block_bytes: int  # bytes per block; 0 for a damaged header
+    model: str  # first digits of the identity of model, layout and types
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import typer
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
 
-LOAD_TIMEOUT_S = 90.0  # longer than the router waits for its workers
+LOAD_TIMEOUT_S = 90.0  # exceeds the router's own wait for its workers
 UNLOAD_MARGIN_S = 5.0
 STILL_USED = 3  # exit code
 

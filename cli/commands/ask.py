@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Sampling flags, named as the client's options."""
+class SamplingFlags:
+    """SamplingFlags flags, named as the client's options."""
 
     max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per choice.")] = None
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None
+    temperature: Annotated[float | None, typer.Option(help="SamplingFlags temperature; 0 is greedy.")] = None
     top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this sum; in (0, 1].")] = None
     top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = None
     min_p: Annotated[
@@ -79,8 +79,8 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EchoedSampling(Sampling):
-    """Sampling flags of a text without a chat template."""
+class EchoedSampling(SamplingFlags):
+    """SamplingFlags flags of a text without a chat template."""
 
     echo: Annotated[
         bool, typer.Option("--echo", help="Start the answer with the prompt; --logprobs then covers both.")
@@ -113,7 +113,7 @@ class GenerateFlags(Shown, EchoedSampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatFlags(Shown, Sampling):
+class ChatFlags(Shown, SamplingFlags):
     message: Annotated[str | None, typer.Argument(help="Message; default: a conversation.")] = None
 
 
@@ -149,7 +149,7 @@ def chat(flags: ChatFlags) -> None:
     from baton.cli.ask import chat_loop, chat_once
 
     _check_logprobs(flags.logprobs, flags.json)
-    target, system, given = flags.target, flags.system, _given(flags, Sampling)
+    target, system, given = flags.target, flags.system, _given(flags, SamplingFlags)
     if flags.message is not None:
         message = read_prompt(flags.message)
         raise typer.Exit(chat_once(target, message, system, given, flags.json, flags.verbose))
@@ -158,7 +158,7 @@ def chat(flags: ChatFlags) -> None:
     raise typer.Exit(chat_loop(target, system, given, flags.verbose))
 
 
-def _given(flags: Sampling, names: type[Sampling]) -> "GenerateOptions":
+def _given(flags: SamplingFlags, names: type[SamplingFlags]) -> "GenerateOptions":
     """Return only the given options: the model has defaults for the others."""
     given: dict[str, Any] = {}
     for name in (each.name for each in fields(names)):

@@ -62,11 +62,11 @@ def health(
     import asyncio
 
     from baton.cli.connection import channel_opener
-    from baton.launch.readiness import Health, check_health
+    from baton.launch.readiness import HealthState, check_health
 
     found = asyncio.run(check_health(target, timeout, channel_opener(tls_ca, internal)))
     print(found.value)
-    raise typer.Exit(0 if found is Health.SERVING else 1)
+    raise typer.Exit(0 if found is HealthState.SERVING else 1)
 
 
 def why(

@@ -1,4 +1,4 @@
-"""`baton up`: its flags."""
+"""Flags of `baton up`."""
 
 import os
 from dataclasses import replace

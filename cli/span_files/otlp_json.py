@@ -74,7 +74,7 @@ def _value(given: Mapping[str, Any]) -> Any:
             case "intValue":
                 return int(content)
             case "doubleValue":
-                return float(content)  # "NaN" and "Infinity" too
+                return float(content)  # also reads "NaN" and "Infinity"
             case "stringValue" | "boolValue":
                 return content
             case "bytesValue":

@@ -9,8 +9,8 @@ from baton.cli.span_files.otlp_json import is_otlp, span_objects
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """Span in a file."""
+class StoredSpan:
+    """StoredSpan in a file."""
 
     trace_id: str
     span_id: str
@@ -31,12 +31,12 @@ class Span:
 _FIELDS = ("trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", "end_ns", "attributes")
 
 
-def read_spans(lines: Iterable[str]) -> list[Span]:
+def read_spans(lines: Iterable[str]) -> list[StoredSpan]:
     """Return each span once, though senders may repeat some; skip everything else, such as an incomplete last line."""
-    spans: dict[tuple[str, str, int], Span] = {}
+    spans: dict[tuple[str, str, int], StoredSpan] = {}
     for content in read_objects(lines):
         fields = {name: content[name] for name in _FIELDS}
-        span = Span(**fields, is_error=content["status"] == "error", events=content.get("events", ()))
+        span = StoredSpan(**fields, is_error=content["status"] == "error", events=content.get("events", ()))
         spans.setdefault((span.trace_id, span.span_id, span.start_ns), span)
     return list(spans.values())
 

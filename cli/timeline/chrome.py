@@ -42,7 +42,7 @@ class Flows:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._sources: dict[str, tuple[int, int, int]] = {}  # by request: process, lane, and when it began
+        self._sources: dict[str, tuple[int, int, int]] = {}  # process, lane and start in µs, by request id
 
     def begin(self, request_id: str, pid: int, lane: int, began_us: int) -> None:
         if request_id:

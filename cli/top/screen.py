@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from baton.cli.layout import UNKNOWN, Column, fitting_table, ms, table, wrapped
-from baton.cli.status import COLUMNS, Frame, headline, latency_line, name_of, names_above
+from baton.cli.status import COLUMNS, WatchFrame, headline, latency_line, name_of, names_above
 from baton.cli.top.keys import Key
 from baton.cli.top.snapshot import Rates, Snapshot
 from baton.cli.why import recent
@@ -15,7 +15,7 @@ from baton.client import RecentRequest, WorkerStatus
 from baton.process.foreign_text import shown
 
 CHOSEN = "> "
-MIN_REQUEST_LINES = 3  # whatever the number of workers
+MIN_REQUEST_LINES = 3  # lines kept for requests if there are many workers
 KEYS = ("q quit", "up/down choose", "enter waterfall", "s sort", "p pause")
 KEYS_OPEN = ("q quit", "up/down next", "esc back", "p pause")
 
@@ -53,7 +53,7 @@ class View:
 
 class Screen(NamedTuple):
     lines: list[str]
-    chosen: int | None  # index of its line
+    chosen: int | None  # index of the chosen request's line
 
 
 def _screen(lines: Iterable[str], chosen: int | None) -> Screen:
@@ -134,7 +134,7 @@ _WORKER_COLUMNS = (
 )
 
 
-def screen_of(frame: Frame[Snapshot], view: View, width: int, height: int | None, has_keys: bool = True) -> Screen:
+def screen_of(frame: WatchFrame[Snapshot], view: View, width: int, height: int | None, has_keys: bool = True) -> Screen:
     """Return the screen. `height` None: unbounded. `has_keys`: list the keys."""
     snapshot, top = frame.content, list(wrapped([frame.notice], width)) if frame.notice else []
     if snapshot is None:

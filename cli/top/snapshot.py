@@ -7,8 +7,8 @@ from typing import Protocol
 
 from baton.client import ClusterStatus, RecentRequest
 
-MAX_REQUESTS = 128  # per snapshot
-RATE_SNAPSHOTS = 5  # between which rates are computed, since workers report less often
+MAX_REQUESTS = 128  # requests per snapshot
+RATE_SNAPSHOTS = 5  # snapshots that a rate spans, since workers report less often than a frame is drawn
 
 
 class Admin(Protocol):
@@ -24,15 +24,15 @@ class Rates:
 
     prompt_tokens: float | None = None
     generated_tokens: float | None = None
-    steps: Mapping[str, float] = field(default_factory=dict)  # by a worker's endpoint
+    steps: Mapping[str, float] = field(default_factory=dict)  # steps per second by worker endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    at_s: float  # monotonic
+    at_s: float  # monotonic time
     status: ClusterStatus
     requests: tuple[RecentRequest, ...]
-    opened: RecentRequest | None = None  # with its stalls, also while it runs
+    opened: RecentRequest | None = None  # the open request, with its stalls
     rates: Rates = Rates()
 
 

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from baton.cli.connection import admin_client, open_admin
-from baton.cli.status import PERIOD_S, TIMEOUT_S, Frame, frames
+from baton.cli.status import PERIOD_S, TIMEOUT_S, WatchFrame, frames
 from baton.cli.top.keys import Key, Keyboard
 from baton.cli.top.screen import Screen, View, pressed, screen_of
 from baton.cli.top.snapshot import Snapshot, Snapshots
@@ -24,7 +24,7 @@ def show_top(admin_target: str, once: bool) -> int:
     if once or console.is_dumb_terminal or not (console.is_terminal and sys.stdin.isatty()):
         return _show_once(admin_target, console)
     with open_admin(admin_target, TIMEOUT_S) as admin:
-        session = Session(console, Keyboard(sys.stdin.fileno()))
+        session = TopSession(console, Keyboard(sys.stdin.fileno()))
         snapshots = Snapshots(admin, time.monotonic, lambda: session.view.opened_id)
         try:
             session.run(snapshots.take, f"{admin_target} (admin port)")
@@ -40,7 +40,7 @@ def _show_once(admin_target: str, console: Console) -> int:
         snapshots.take()
         time.sleep(PERIOD_S)
         snapshot = snapshots.take()
-    for line in screen_of(Frame(snapshot, "", is_current=True), View(), console.width, None, has_keys=False).lines:
+    for line in screen_of(WatchFrame(snapshot, "", is_current=True), View(), console.width, None, has_keys=False).lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return 0
 
@@ -55,13 +55,13 @@ class Quit(Exception):
 
 
 @dataclass(slots=True)
-class Session:
-    """Session of a user at a terminal."""
+class TopSession:
+    """TopSession of a user at a terminal."""
 
     console: Console
     keyboard: Keys
     view: View = field(default_factory=View)
-    _frame: Frame[Snapshot] = field(default_factory=lambda: Frame(None, "asking the router", is_current=True))
+    _frame: WatchFrame[Snapshot] = field(default_factory=lambda: WatchFrame(None, "asking the router", is_current=True))
 
     def run(self, take: Callable[[], Snapshot], target: str) -> None:
         """Draw frames until the user quits. Raises: Quit."""

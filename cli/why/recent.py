@@ -7,7 +7,7 @@ from typing import Any
 
 from baton.cli.layout import UNKNOWN, Column, fitting_table, ms, table
 from baton.cli.span_files.places import collector_of
-from baton.cli.span_files.read import Span, read_spans
+from baton.cli.span_files.read import StoredSpan, read_spans
 from baton.cli.why.waterfall import path_of
 from baton.client import RecentRequest, RequestDrafts, RequestStages, RequestStall, StallCausePart, TokenTimes
 from baton.launch import CommandFailed
@@ -89,10 +89,10 @@ def requests_in_file(path: Path) -> list[RecentRequest]:
     return requests
 
 
-def requests_in(spans: Iterable[Span]) -> list[RecentRequest]:
+def requests_in(spans: Iterable[StoredSpan]) -> list[RecentRequest]:
     """Return the requests whose roots are among the spans, the newest first."""
     spans = list(spans)
-    children: dict[tuple[str, str | None], list[Span]] = {}
+    children: dict[tuple[str, str | None], list[StoredSpan]] = {}
     for span in spans:
         children.setdefault((span.trace_id, span.parent_span_id), []).append(span)
     roots = [span for span in spans if span.kind == "server" and "baton.total_ms" in span.attributes]
@@ -101,7 +101,7 @@ def requests_in(spans: Iterable[Span]) -> list[RecentRequest]:
     return [_request(root, children.get((root.trace_id, root.span_id), ()), newest_ns) for root in roots]
 
 
-def _request(root: Span, children: Sequence[Span], newest_ns: int) -> RecentRequest:
+def _request(root: StoredSpan, children: Sequence[StoredSpan], newest_ns: int) -> RecentRequest:
     given = root.attributes
 
     def number(name: str) -> Any:
@@ -132,7 +132,7 @@ def _request(root: Span, children: Sequence[Span], newest_ns: int) -> RecentRequ
     )
 
 
-def _stall(event: Mapping[str, Any], root: Span) -> RequestStall:
+def _stall(event: Mapping[str, Any], root: StoredSpan) -> RequestStall:
     given = event["attributes"]
     columns = (given.get(f"baton.{name}", ()) for name in ("causes", "cause_ms", "culprits", "details"))
     return RequestStall(

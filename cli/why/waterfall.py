@@ -12,7 +12,7 @@ TO_FIRST_TOKEN = ("router_queue_ms", "route_ms", "prefill_fetch_ms", "prefill_qu
 TO_SECOND_TOKEN = ("recovery_ms", "transfer_exposed_ms", "decode_admission_ms", "first_step_ms")
 LATER_TOKENS, UNFINISHED = "later tokens", "unfinished"
 MARK = "!"
-_NAME, _TIME = 17, 9  # characters
+_NAME, _TIME = 17, 9  # column widths in characters
 
 
 class Bar(NamedTuple):

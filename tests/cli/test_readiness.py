@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from baton.client import ClusterStatus, Model, WorkerStatus
-from baton.launch.readiness import Health, NotReady, check_health, wait_until_serving, waiting_for
+from baton.launch.readiness import HealthState, NotReady, check_health, wait_until_serving, waiting_for
 from baton.process.registry.redis_server import free_port
 from baton.process.serving.health import Health as HealthService
 
@@ -22,13 +22,13 @@ async def start(health: HealthService) -> tuple[grpc.aio.Server, str]:
 
 
 async def test_check_health_follows_the_process() -> None:
-    assert await check_health(f"127.0.0.1:{free_port()}") is Health.UNREACHABLE
+    assert await check_health(f"127.0.0.1:{free_port()}") is HealthState.UNREACHABLE
     health = HealthService(())
     server, target = await start(health)
     await health.set_serving(False)
-    assert await check_health(target) is Health.NOT_SERVING
+    assert await check_health(target) is HealthState.NOT_SERVING
     await health.set_serving(True)
-    assert await check_health(target) is Health.SERVING
+    assert await check_health(target) is HealthState.SERVING
     await server.stop(None)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import baton.cli.status
-from baton.cli.status import NOTICE_S, PERIOD_S, Frame, frame_lines, frames, watch_status
+from baton.cli.status import NOTICE_S, PERIOD_S, WatchFrame, frame_lines, frames, watch_status
 from baton.client import BatonClientError, ClusterStatus, Unavailable
 from tests.cli.test_status_output import LARGE, status
 
@@ -34,7 +34,7 @@ class Router:
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def frames(self) -> Iterator[Frame[ClusterStatus]]:
+    def frames(self) -> Iterator[WatchFrame[ClusterStatus]]:
         return frames(self.snapshot, TARGET, lambda: self.now, self.sleep)
 
 
@@ -45,7 +45,7 @@ def test_frames_ask_once_a_second() -> None:
     router = Router(status())
     shown = list(islice(router.frames(), 3))
     assert router.asked_s == pytest.approx([100, 100 + PERIOD_S, 100 + 2 * PERIOD_S])
-    assert shown == [Frame(status(), "", True)] * 3
+    assert shown == [WatchFrame(status(), "", True)] * 3
 
 
 def test_frames_report_lost_and_returned_router() -> None:
@@ -66,9 +66,9 @@ def test_frame_without_router_has_no_figures() -> None:
 
 
 def test_frame_marks_old_figures() -> None:
-    lines = frame_lines(Frame(LARGE, "gone", False), 80)
+    lines = frame_lines(WatchFrame(LARGE, "gone", False), 80)
     assert lines[:2] == ["gone", "The last figures:"]
-    assert lines[2:] == frame_lines(Frame(LARGE, "", True), 80)
+    assert lines[2:] == frame_lines(WatchFrame(LARGE, "", True), 80)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.cli.status import Frame
+from baton.cli.status import WatchFrame
 from baton.cli.top.keys import Key
 from baton.cli.top.screen import RequestKey, Sort, View, key_of, ordered, pressed, screen_of
 from baton.cli.top.snapshot import Rates, Snapshot, Snapshots, rates_between
@@ -12,7 +12,7 @@ from baton.cli.why.waterfall import bars, waterfall_lines
 from baton.client import ClusterStatus, RecentRequest, RequestDrafts, RequestTotals
 from tests.fixtures.snapshots import NO_STAGES, RUNNING, SLOW, SNAPSHOT, STAGES, STALL, STALLED, STATUS, request, worker
 
-FRAME = Frame(SNAPSHOT, "", is_current=True)
+FRAME = WatchFrame(SNAPSHOT, "", is_current=True)
 CHOSEN = View(chosen=key_of(STALLED))
 
 AT_80 = """\
@@ -64,7 +64,7 @@ q quit · up/down next · esc back · p pause"""
 
 
 def shown(view: View = CHOSEN, width: int = 80, height: int | None = None, snapshot: Snapshot = SNAPSHOT) -> str:
-    return "\n".join(screen_of(Frame(snapshot, "", is_current=True), view, width, height).lines)
+    return "\n".join(screen_of(WatchFrame(snapshot, "", is_current=True), view, width, height).lines)
 
 
 def test_screen_at_80_columns() -> None:
@@ -138,7 +138,7 @@ def test_screen_open_request_outlives_the_list() -> None:
 def test_screen_low_terminal_shows_chosen_request_and_keys(height: int) -> None:
     requests = tuple(request(number) for number in range(1, 60))
     snapshot = replace(SNAPSHOT, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
-    screen = screen_of(Frame(snapshot, "", is_current=True), View(chosen=key_of(requests[40])), 80, height)
+    screen = screen_of(WatchFrame(snapshot, "", is_current=True), View(chosen=key_of(requests[40])), 80, height)
     assert len(screen.lines) <= height
     assert screen.chosen is not None and screen.lines[screen.chosen].startswith("> 0029")
     assert screen.lines[-1].startswith("q quit")
@@ -148,16 +148,16 @@ def test_screen_low_terminal_shows_chosen_request_and_keys(height: int) -> None:
 def test_screen_unbounded_shows_everything() -> None:
     requests = tuple(request(number) for number in range(1, 60))
     snapshot = replace(SNAPSHOT, requests=requests, status=replace(STATUS, workers=tuple(map(worker, range(30)))))
-    lines = screen_of(Frame(snapshot, "", is_current=True), View(), 80, None, has_keys=False).lines
+    lines = screen_of(WatchFrame(snapshot, "", is_current=True), View(), 80, None, has_keys=False).lines
     assert sum(line.startswith("decode-") for line in lines) == 30
     assert sum("answered" in line for line in lines) == 59
     assert not any(line.startswith("q quit") for line in lines)
 
 
 def test_screen_lost_router_is_above_last_figures() -> None:
-    lines = screen_of(Frame(SNAPSHOT, "no answer", is_current=False), View(), 80, 24).lines
+    lines = screen_of(WatchFrame(SNAPSHOT, "no answer", is_current=False), View(), 80, 24).lines
     assert lines[:2] == ["no answer", "The last figures:"]
-    assert screen_of(Frame(None, "no answer", is_current=False), View(), 80, 24).lines == ["no answer"]
+    assert screen_of(WatchFrame(None, "no answer", is_current=False), View(), 80, 24).lines == ["no answer"]
 
 
 def test_screen_without_requests_says_so() -> None:
@@ -185,7 +185,7 @@ def test_pressed_up_and_down_stop_at_the_ends() -> None:
 def test_screen_chosen_request_stays_chosen() -> None:
     view = after(Key.DOWN, Key.DOWN)
     snapshot = replace(SNAPSHOT, requests=(request(9), *SNAPSHOT.requests))
-    screen = screen_of(Frame(snapshot, "", is_current=True), view, 80, None)
+    screen = screen_of(WatchFrame(snapshot, "", is_current=True), view, 80, None)
     assert screen.chosen is not None and screen.lines[screen.chosen].startswith("> 0002")
 
 

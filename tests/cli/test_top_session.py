@@ -8,7 +8,7 @@ from rich.console import Console
 
 from baton.cli.top.keys import Key
 from baton.cli.top.snapshot import Snapshot
-from baton.cli.top.watch import Quit, Session
+from baton.cli.top.watch import Quit, TopSession
 from tests.fixtures.snapshots import RUNNING, SNAPSHOT
 
 
@@ -32,7 +32,7 @@ def looks(*keys: Key | None) -> list[str]:
     """The request that was open, at each snapshot that was taken until the end."""
     taken: list[str] = []
     console = Console(file=StringIO(), force_terminal=True, width=80, height=24)
-    session = Session(console, Keyboard(*keys))
+    session = TopSession(console, Keyboard(*keys))
 
     def take() -> Snapshot:
         taken.append(session.view.opened_id)

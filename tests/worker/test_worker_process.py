@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.cli.keys import make_certificates
-from baton.launch.readiness import Health as HealthOf
+from baton.launch.readiness import HealthState as HealthOf
 from baton.launch.readiness import check_health
 from baton.process.config import ConfigError
 from baton.process.registry.membership import Epoch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml  # type: ignore[import-untyped]
 
-from baton.launch.readiness import Health, check_health
+from baton.launch.readiness import HealthState, check_health
 from tests.deploy.play.pods import Pod
 
 NETWORK, SUBNET, GATEWAY = "baton-play", "10.91.7.0/24", "10.91.7.1"
@@ -77,7 +77,7 @@ class Node:
                 return False
         if "grpc" in pod.probe:
             target = f"{pod.address}:{pod.probe['grpc']['port']}"
-            return asyncio.run(check_health(target, CALL_S)) is Health.SERVING
+            return asyncio.run(check_health(target, CALL_S)) is HealthState.SERVING
         command = ["podman", "exec", pod.container, *pod.probe["exec"]["command"]]
         return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
 

@@ -20,11 +20,6 @@ DOWN = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 UP = DOWN.replace("lora_A", "lora_B")
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "base", "llama")
-
-
 @pytest.fixture
 def folder(checkpoint: Path, tmp_path: Path) -> Path:
     return make_adapter(tmp_path / "adapter", checkpoint, seed=1, rank=4, targets=("q_proj", "down_proj"))

@@ -20,7 +20,6 @@ from baton.engine.sampling.sampler import Row, sample
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import TokenMade
 from baton.text.block_hash import root_hash
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
 BLOCK, BLOCKS = 8, 24
@@ -47,11 +46,6 @@ class CountingRunner:
     def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
         self.ahead += after is not None
         return self._runner.launch(plan, after)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("overlapped"), "llama")
 
 
 def answer(checkpoint: Path, requests: Sequence[Request], overlapped: bool, blocks: int) -> tuple[Answers, int]:

@@ -11,15 +11,9 @@ from baton.engine.request import BlockCopy, Chunk, Computed, NonFinite, Plan, Sa
 from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.kernels.types import KvPages
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 
 GREEDY = (Sample(0, SamplingParams(max_tokens=8)),)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("runner"), "llama")
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from baton.engine.request import Chunk, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import first_tokens
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import PagedModel, drawn, random_prompt
 from tests.fixtures.prefill import first_samples
 
@@ -25,11 +24,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "favoured repetition": ({"repetition_penalty": 0.6}, {"repetition_penalty": 0.6}),
     "bias": ({"logit_bias": {9: 4.0, 80: 3.0}}, {"sequence_bias": [[[9], 4.0], [[80], 3.0]]}),
 }
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("sampling"), "llama")
 
 
 @pytest.fixture(scope="module")

@@ -8,18 +8,12 @@ import torch
 from baton.kvtransfer.description import TransportChoice
 from baton.protos import session_pb2
 from baton.text.block_hash import HashChain
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, RealPair, real_pair
 
 PROMPT = random_prompt(100, seed=9)
 NEW_TOKENS = 6
 HASHES = HashChain(bytes(32), BLOCK_TOKENS).first(len(PROMPT) // BLOCK_TOKENS, PROMPT)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("checked") / "tiny", "llama", seed=21)
 
 
 def pool_of(pair: RealPair) -> torch.Tensor:

@@ -5,21 +5,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from baton.client import AsyncBatonClient
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import BLOCK_TOKENS, BLOCKS, RealPair, real_pair
 from tests.fixtures.routed import WAIT_S, reporting, routed
 
 LARGE = random_prompt(1650, seed=4)
 SMALL_AT_ONCE = 3
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("shares") / "tiny", "llama", seed=23)
 
 
 @asynccontextmanager

@@ -4,12 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
-import pytest
-
 from baton.client import Delta, Finished
 from baton.kvtransfer.puller import PullThread
 from baton.kvtransfer.transport import BlockPair, LinkRate, Transport
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.paged import random_prompt
 from tests.fixtures.real_workers import real_pair
 from tests.fixtures.routed import WAIT_S, reporting, routed
@@ -30,11 +27,6 @@ class HeldPulls(PullThread):
         self.held += not self.let_go.is_set()
         await self.let_go.wait()
         return await super().copy(transport, transfer_id, pairs)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("held") / "tiny", "llama", seed=23)
 
 
 async def test_the_first_token_reaches_the_client_while_the_pull_is_held_back(checkpoint: Path) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 import torch
 
 from baton.elastic_worker.config import ElasticConfig
@@ -17,18 +16,12 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.process.serving.interceptors import CallInterceptor
 from baton.protos import sampling_pb2, session_pb2
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.loop_clock import put_forward
 from tests.fixtures.session_client import SessionClient, eventually
 
 BLOCK_TOKENS = 4
 PROMPT = [3 + (7 * i) % 200 for i in range(41)]
 HASHES = [bytes([i]) * 32 for i in range(len(PROMPT) // BLOCK_TOKENS)]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=4)
 
 
 @asynccontextmanager

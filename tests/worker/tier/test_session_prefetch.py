@@ -78,9 +78,7 @@ async def test_what_was_evicted_is_there_again_before_the_turn_and_is_used(
 
 
 async def test_a_turn_that_is_far_away_brings_nothing_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         async with prefetching(stack, monkeypatch):
             await turn_has_ended(stack, pause_s=LEAD_S + 60.0)
             await turns_of_the_prefetcher(stack)
@@ -88,9 +86,7 @@ async def test_a_turn_that_is_far_away_brings_nothing_yet(tmp_path: Path, monkey
 
 
 async def test_no_block_of_another_session_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         pool = stack.worker.pool
         held = await stack.worker.on_engine(lambda: pool.allocate(BLOCKS - len(HASHES) + 1))
         async with prefetching(stack, monkeypatch):
@@ -102,9 +98,7 @@ async def test_no_block_of_another_session_gives_way(tmp_path: Path, monkeypatch
 
 async def test_what_files_do_not_have_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     others = [hashlib.sha256(b"other" + each).digest() for each in HASHES]
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         async with prefetching(stack, monkeypatch):
             await turn_has_ended(stack, pause_s=1.0, names=others)
             await turns_of_the_prefetcher(stack)
@@ -112,9 +106,7 @@ async def test_what_files_do_not_have_is_not_waited_for(tmp_path: Path, monkeypa
 
 
 async def test_a_queued_prompt_has_the_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         pool = stack.worker.pool
         held = await stack.worker.on_engine(lambda: pool.allocate(pool.available - 6))
         await stack.router.send(prefill=prompt_command(1, b"s" * 16, tokens=30, block_hashes=[]))  # eight blocks

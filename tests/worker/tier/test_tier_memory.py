@@ -59,9 +59,7 @@ async def test_memory_is_filled_while_the_disk_is_full(tmp_path: Path) -> None:
 
 
 async def test_without_files_memory_has_what_the_pool_has_evicted() -> None:
-    async with tier_stack(None) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(None, evicted=HASHES) as stack:
         assert (await stack.ask(1, HASHES, TOKENS)).restored_tokens == 20
 
 

@@ -11,7 +11,7 @@ from baton.protos import cache_pb2
 from baton.worker.tier.restorer import EngineView
 from tests.fixtures.session_client import eventually
 from tests.fixtures.tier_stack import TierStack, tier_stack
-from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS, prompt_command
+from tests.fixtures.worker_stack import BLOCK_BYTES, BLOCK_TOKENS
 
 HASHES = [hashlib.sha256(bytes([index])).digest() for index in range(5)]
 TOKENS = 22  # five complete blocks of four, and two tokens
@@ -49,9 +49,7 @@ async def test_blocks_in_files_come_back_in_a_new_process(tmp_path: Path) -> Non
 
 
 async def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         await stack.worker.cache(HASHES[:3])
         await eventually(lambda: stack.worker.service.cache.sum.blocks == 3)
         timings = await stack.ask(1, HASHES, TOKENS)
@@ -61,37 +59,27 @@ async def test_what_the_pool_has_is_not_loaded(tmp_path: Path) -> None:
 
 
 async def test_blocks_of_another_salt_have_other_names_and_are_not_found(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         others = [hashlib.sha256(b"salted" + each).digest() for each in HASHES]
         assert (await stack.ask(1, others, TOKENS)).cached_tokens == 0
         assert (stack.tier.state.queried_blocks, stack.tier.state.hit_blocks) == (5, 0)
 
 
 async def test_the_block_of_the_last_prompt_token_is_never_loaded(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         assert (await stack.ask(1, HASHES[:4], 16)).restored_tokens == 12
 
 
 async def test_a_prompt_whose_scores_are_asked_for_is_computed(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
-        scored = {"prompt_logprobs": 1}
-        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES, sampling=scored)
-        await stack.router.send(prefill=command)
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
+        await stack.send(1, HASHES, TOKENS, sampling={"prompt_logprobs": 1})
         timings = (await stack.router.one("first_step", 1)).timings
         await stack.router.cancel(1)
         assert (timings.restored_tokens, timings.cached_tokens) == (0, 0)
 
 
 async def test_a_damaged_block_ends_what_is_loaded_and_the_rest_is_computed(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         [path] = tmp_path.rglob("*.kv")
         raw = bytearray(path.read_bytes())
         raw[64 + 2 * (64 + BLOCK_BYTES) + 64 + 3] ^= 4
@@ -103,9 +91,7 @@ async def test_a_damaged_block_ends_what_is_loaded_and_the_rest_is_computed(tmp_
 
 
 async def test_a_disk_that_fails_costs_computing_and_is_tried_again_later(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         stack.faults.failing["read"] = errno.EIO
         assert (await stack.ask(1, HASHES, TOKENS)).cached_tokens == 0
         assert not stack.tier.state.reads
@@ -187,12 +173,9 @@ async def test_a_read_that_hangs_delays_a_prompt_no_longer_than_its_bound(
 
 
 async def test_a_prompt_that_is_cancelled_meanwhile_leaves_no_block_held(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         stack.gate.shut()
-        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
-        await stack.router.send(prefill=command)
+        await stack.send(1, HASHES, TOKENS)
         await asyncio.to_thread(stack.gate.reached.wait, 10.0)
         await stack.router.cancel(1)
         await eventually(lambda: not stack.worker.service.busy)
@@ -202,13 +185,10 @@ async def test_a_prompt_that_is_cancelled_meanwhile_leaves_no_block_held(tmp_pat
 
 
 async def test_two_prompts_with_one_prefix_load_it_once(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         stack.gate.shut()
         for attempt_id in (1, 2):
-            command = prompt_command(attempt_id, bytes([attempt_id]) * 16, tokens=TOKENS, block_hashes=HASHES)
-            await stack.router.send(prefill=command)
+            await stack.send(attempt_id, HASHES, TOKENS)
         await asyncio.to_thread(stack.gate.reached.wait, 10.0)
         stack.gate.open.set()
         timings = [(await stack.router.one("first_step", attempt_id)).timings for attempt_id in (1, 2)]
@@ -220,9 +200,7 @@ async def test_two_prompts_with_one_prefix_load_it_once(tmp_path: Path) -> None:
 
 
 async def test_where_computing_is_known_to_be_sooner_nothing_is_loaded(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path, always=False) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, always=False, evicted=HASHES) as stack:
         assert (await stack.ask(1, HASHES, TOKENS)).restored_tokens == 20, "nothing is known yet"
         await stack.forget()
         for _ in range(200):
@@ -232,12 +210,9 @@ async def test_where_computing_is_known_to_be_sooner_nothing_is_loaded(tmp_path:
 
 async def test_a_pool_without_room_computes_in_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.worker.tier.restorer.ROOM_S", 0.05)
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         held = await hold_all_but(stack, 3)
-        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
-        await stack.router.send(prefill=command)
+        await stack.send(1, HASHES, TOKENS)
         await eventually(lambda: stack.worker.loop.load.waiting_sequences == 1)
         await let_go(stack, held)
         assert (await stack.router.one("first_step", 1)).timings.restored_tokens == 0
@@ -245,12 +220,9 @@ async def test_a_pool_without_room_computes_in_the_end(tmp_path: Path, monkeypat
 
 
 async def test_blocks_are_loaded_once_there_is_room(tmp_path: Path) -> None:
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         held = await hold_all_but(stack, 3)
-        command = prompt_command(1, b"t" * 16, tokens=TOKENS, block_hashes=HASHES)
-        await stack.router.send(prefill=command)
+        await stack.send(1, HASHES, TOKENS)
         await eventually(lambda: stack.tier.restorer.busy)
         assert stack.worker.loop.load.waiting_sequences == 0
         await let_go(stack, held)
@@ -260,14 +232,11 @@ async def test_blocks_are_loaded_once_there_is_room(tmp_path: Path) -> None:
 
 async def test_nothing_is_loaded_before_the_prompts_that_are_queued_have_begun(tmp_path: Path) -> None:
     """Its blocks would be evicted for them again."""
-    async with tier_stack(tmp_path) as stack:
-        await stack.publish(HASHES)
-        await stack.forget()
+    async with tier_stack(tmp_path, evicted=HASHES) as stack:
         held = await hold_all_but(stack, 6)
-        before = prompt_command(1, b"s" * 16, tokens=30, block_hashes=[])
-        await stack.router.send(prefill=before)  # seven blocks and a half: it waits
+        await stack.send(1, [], tokens=30)  # seven blocks and a half: it waits
         await eventually(lambda: stack.worker.loop.load.waiting_sequences == 1)
-        await stack.router.send(prefill=prompt_command(2, b"t" * 16, tokens=TOKENS, block_hashes=HASHES))
+        await stack.send(2, HASHES, TOKENS)
         await eventually(lambda: stack.tier.restorer.busy)
         await stack.worker.on_engine(lambda: None)
         assert stack.tier.state.hit_blocks == 0, "there was room for five, and another prompt was before it"

@@ -13,16 +13,10 @@ from baton.engine.prepare import ModelOptions, PreparedModel, prepare_model
 from baton.process.config import ByteSize
 from baton.protos import session_pb2
 from baton.worker.tier.tier import tier_identity
-from tests.fixtures.checkpoints import make_checkpoint
 from tests.fixtures.session_client import SessionClient, eventually
 from tests.worker.test_role_change import answer, change, command, elastic
 
 CACHED = 40  # tokens of the prompt of these commands, in whole blocks
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model") / "tiny", "llama", seed=4)
 
 
 def prepared(folder: Path, **changes: object) -> PreparedModel:

@@ -14,7 +14,7 @@ from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.sequences import PromptComputed, TokenMade
 from baton.protos import session_pb2
 from baton.text.block_groups import ONE_GROUP, BlockGroups
-from baton.worker.request import OpenRequest, PromptProgress, Session
+from baton.worker.request import Link, OpenRequest, PromptProgress
 from baton.worker.transfer.reader import ConfirmedBlocks, Pull
 from baton.worker.wire import END_REASONS, add_logprobs
 
@@ -68,9 +68,9 @@ class Answer(OpenRequest):
         for first in first_tokens:
             self.retained.add(first.choice, first, end_reason(params, first.token_id, self.answered_tokens))
 
-    def adopt(self, session: Session, attempt_id: int) -> None:
+    def adopt(self, link: Link, attempt_id: int) -> None:
         """Move the answer to another router, which receives all retained tokens."""
-        self.session, self.attempt_id, self.adopted = session, attempt_id, True
+        self.link, self.attempt_id, self.adopted = link, attempt_id, True
         self.first_tokens.clear()
 
     def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.ConnectResponse | None:
@@ -160,7 +160,7 @@ def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOut
 
 
 def answer_to(
-    command: session_pb2.Start, request_id: int, session: Session, block_tokens: int, groups: BlockGroups = ONE_GROUP
+    command: session_pb2.Start, request_id: int, link: Link, block_tokens: int, groups: BlockGroups = ONE_GROUP
 ) -> Answer:
     sampling, first_choice = command.sampling, command.first_choice
     answered = command.token_ids[len(command.token_ids) - command.answered_tokens :]
@@ -174,7 +174,7 @@ def answer_to(
     )
     return Answer(
         request_id,
-        session,
+        link,
         command.attempt_id,
         RetainedOutputs(answered, with_logprobs=sampling.HasField("logprobs")),
         running_choices=set(range(first_choice, first_choice + sampling.n)),

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from baton.decode_worker.answer import Answer
 from baton.decode_worker.retained import EndedOutputs, RetainedBounds, RetainedChoice, RetainedOutputs
 from baton.protos import session_pb2
-from baton.worker.request import AttemptKey, RequestTable, Session
+from baton.worker.request import AttemptKey, Link, RequestTable
 from baton.worker.wire import END_REASONS, add_logprobs
 
 logger = logging.getLogger(__name__)
 PIECE_TOKENS = 512  # maximum number of tokens per output; each may come with alternatives
-Send = Callable[[Session, session_pb2.ConnectResponse], None]
-SendFailed = Callable[[Session, int, "session_pb2.FailureReason", str], None]
+Send = Callable[[Link, session_pb2.ConnectResponse], None]
+SendFailed = Callable[[Link, int, "session_pb2.FailureReason", str], None]
 
 
 class AnswerTable(RequestTable[Answer]):
@@ -31,10 +31,10 @@ class AnswerTable(RequestTable[Answer]):
         """Retain a finished answer, which can be adopted for the grace period."""
         self.ended.keep(answer.key, answer.retained, now)
 
-    def move(self, answer: Answer, session: Session, attempt_id: int) -> None:
+    def move(self, answer: Answer, link: Link, attempt_id: int) -> None:
         """Move an answer to another router or attempt id."""
         self.forget(answer)
-        answer.adopt(session, attempt_id)
+        answer.adopt(link, attempt_id)
         self.add(answer)
 
     def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> RetainedOutputs | None:
@@ -52,10 +52,10 @@ class Adoptions:
         self._send = send
         self._send_failed = send_failed
 
-    def adopt(self, session: Session, command: session_pb2.Adopt) -> Answer | None:
-        """Move an answer to `session` and send it the tokens so far. Return None if it is not open here."""
+    def adopt(self, link: Link, command: session_pb2.Adopt) -> Answer | None:
+        """Move an answer to `link` and send it the tokens so far. Return None if it is not open here."""
         old = AttemptKey(command.router_id, command.attempt_id)
-        new = AttemptKey(session.router_id, command.as_attempt_id)
+        new = AttemptKey(link.router_id, command.as_attempt_id)
         if self._table.of_attempt(new) is not None:
             logger.error("duplicate attempt id %d from a router; the second command is dropped", new.attempt_id)
             return None
@@ -64,21 +64,21 @@ class Adoptions:
             retained = self._table.move_ended(old, new, time.monotonic())
             if retained is None:
                 reason = session_pb2.FAILURE_REASON_UNKNOWN_ATTEMPT
-                self._send_failed(session, new.attempt_id, reason, "the decode worker does not have that answer")
+                self._send_failed(link, new.attempt_id, reason, "the decode worker does not have that answer")
             else:
-                self.send_again(session, new.attempt_id, retained)
+                self.send_again(link, new.attempt_id, retained)
             return None
-        earlier = answer.session
-        self._table.move(answer, session, new.attempt_id)
+        earlier = answer.link
+        self._table.move(answer, link, new.attempt_id)
         reason = session_pb2.FAILURE_REASON_ADOPTED
         self._send_failed(earlier, old.attempt_id, reason, "another router adopted the request")
-        self.send_again(session, new.attempt_id, answer.retained)
+        self.send_again(link, new.attempt_id, answer.retained)
         return answer
 
-    def send_again(self, session: Session, attempt_id: int, retained: RetainedOutputs) -> None:
+    def send_again(self, link: Link, attempt_id: int, retained: RetainedOutputs) -> None:
         for output in sent_again(retained, attempt_id):
             outputs = session_pb2.StepOutputs(outputs=[output])
-            self._send(session, session_pb2.ConnectResponse(step_outputs=outputs))
+            self._send(link, session_pb2.ConnectResponse(step_outputs=outputs))
 
 
 def sent_again(retained: RetainedOutputs, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:

@@ -26,7 +26,7 @@ from baton.engine.runner.step_records import ChoiceKey, StepRecord
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.process.telemetry.trace_context import in_trace
 from baton.protos import session_pb2
-from baton.worker.request import PromptProgress, Session
+from baton.worker.request import Link, PromptProgress
 from baton.worker.service import CLOSE_TIMEOUT_S, ServiceParts, SessionService
 from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import TransferTime
@@ -47,7 +47,7 @@ class StepMessages:
     """Outputs of one step by router, and the answers that they belong to."""
 
     def __init__(self, step: StepRecord) -> None:
-        self.outputs: defaultdict[Session, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
+        self.outputs: defaultdict[Link, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
         self.drafts = StepDrafts(step) if step.drafts else None
         self.touched: dict[int, Answer] = {}
         """Answers with tokens of this step, by request."""
@@ -60,7 +60,7 @@ class StepMessages:
         self.choice_ended |= isinstance(outcome, TokenMade) and outcome.end is not None
 
     def add(self, answer: Answer, output: session_pb2.SequenceOutput, gap: session_pb2.Gap | None) -> None:
-        batch = self.outputs[answer.session]
+        batch = self.outputs[answer.link]
         if not extends_last(batch, output):
             batch.outputs.append(output)
         if gap is not None:
@@ -89,7 +89,7 @@ class DecodeService(SessionService[Answer]):
         super().__init__(worker, epoch, session_grace_s, self._table, parts)
         self._reader = reader
         self._admission = Admission(parts.loop)
-        self._credits: WorkerCredits[Session] = WorkerCredits(worker.total_blocks, worker.total_slots)
+        self._credits: WorkerCredits[Link] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._adoptions = Adoptions(self._table, self._send, self._send_failed)
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
@@ -102,18 +102,16 @@ class DecodeService(SessionService[Answer]):
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
 
-    def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
+    def _on_role_command(self, link: Link, command: session_pb2.ConnectRequest) -> bool:
         match command.WhichOneof("command"):
             case "start":
-                in_trace(command.start.traceparent, command.start.request_id).run(
-                    self._on_start, session, command.start
-                )
+                in_trace(command.start.traceparent, command.start.request_id).run(self._on_start, link, command.start)
             case "adopt":
-                answer = self._adoptions.adopt(session, command.adopt)
+                answer = self._adoptions.adopt(link, command.adopt)
                 if answer is not None and command.adopt.time_left_ms:
                     self._set_deadline(answer, command.adopt.time_left_ms)
             case "want":
-                self._credits.loans.ask(session, Charge(command.want.blocks, command.want.slots))
+                self._credits.loans.ask(link, Charge(command.want.blocks, command.want.slots))
             case _:
                 return False
         return True
@@ -122,12 +120,12 @@ class DecodeService(SessionService[Answer]):
         answer.keeps_landed = command.keep_landed
         self._abandon(answer)
 
-    def _on_start(self, session: Session, command: session_pb2.Start) -> None:
-        if not self._is_new(session, command.attempt_id):
+    def _on_start(self, link: Link, command: session_pb2.Start) -> None:
+        if not self._is_new(link, command.attempt_id):
             return
         model = self._worker.model
-        answer = answer_to(command, next(self._request_ids), session, model.block_size, groups_of(model))
-        answer.times = self._times(session, command, answer.request_id)
+        answer = answer_to(command, next(self._request_ids), link, model.block_size, groups_of(model))
+        answer.times = self._times(link, command, answer.request_id)
         self._table.add(answer)
         self._names.add(answer.request_id, command.request_id)
         if self._accepts(answer, command):
@@ -190,7 +188,7 @@ class DecodeService(SessionService[Answer]):
         answer.land(ReceivedKv(pull, cached_tokens, validated=validated_s), request.params)
         if answer.adopted:  # the adopting router has received the first tokens
             answer.first_tokens.clear()
-            self._adoptions.send_again(answer.session, answer.attempt_id, answer.retained)
+            self._adoptions.send_again(answer.link, answer.attempt_id, answer.retained)
         if not answer.running_choices:
             self._end(answer)  # complete with the first tokens, which the router has
             self._free(answer)
@@ -237,7 +235,7 @@ class DecodeService(SessionService[Answer]):
             scores = answer.take_chunk(outcome, step)
             answer.times.cached_tokens = outcome.cached_tokens
             if scores is not None:
-                self._send(answer.session, scores)
+                self._send(answer.link, scores)
             return
         output = answer.take(outcome)
         answer.times.add_tokens(1, step.ended)
@@ -247,7 +245,7 @@ class DecodeService(SessionService[Answer]):
 
     def _send_beginnings(self, answer: Answer, step: StepRecord) -> None:
         for beginning in answer.take_beginnings(step):
-            self._send(answer.session, beginning)
+            self._send(answer.link, beginning)
 
     def _send_outputs(self, messages: StepMessages, step: StepRecord) -> None:
         """Send each router one message with the tokens of all its answers."""
@@ -256,11 +254,11 @@ class DecodeService(SessionService[Answer]):
         held_us = round(sum(self._loop.held) * 1e6)
         held = gap_causes(self._gaps.held(self._loop.held))
         since = gap_causes(self._gaps.since(self._loop.since_hand_over))
-        for session, batch in messages.outputs.items():
+        for link, batch in messages.outputs.items():
             batch.made_us, batch.held_us = round(step.ended * 1e6), held_us
             batch.held.extend(held)
             batch.since.extend(since)
-            self._send(session, session_pb2.ConnectResponse(step_outputs=batch))
+            self._send(link, session_pb2.ConnectResponse(step_outputs=batch))
 
     def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
         """Return why this token was late, None if it was not."""
@@ -292,15 +290,15 @@ class DecodeService(SessionService[Answer]):
         if not answer.is_pooled:
             self._table.keep(answer, time.monotonic())
 
-    def _on_session_end(self, session: Session) -> None:
-        self._credits.loans.forget(session)
-        super()._on_session_end(session)
+    def _on_link_end(self, link: Link) -> None:
+        self._credits.loans.forget(link)
+        super()._on_link_end(link)
 
     def report(self) -> None:
         """Send each router a report with its share of this worker."""
         now = time.monotonic()
         self._table.ended.expire(now)
-        open_here = ((answer.session, answer.charge) for answer in self._table)
-        present = [session for session in self._hub.sessions if session.outbox is not None]
-        for session, limit in self._credits.deal(open_here, present, now).items():
-            session.send_latest(self._report_message(self._reader, limit, self._admission.waiting))
+        open_here = ((answer.link, answer.charge) for answer in self._table)
+        present = [link for link in self._hub.links if link.outbox is not None]
+        for link, limit in self._credits.deal(open_here, present, now).items():
+            link.send_latest(self._report_message(self._reader, limit, self._admission.waiting))

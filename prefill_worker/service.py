@@ -19,7 +19,7 @@ from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, Sche
 from baton.prefill_worker.fetch import NOTHING_FETCHED, Fetched, FetchHint, PrefillRate, PrefixFetcher
 from baton.process.telemetry.trace_context import in_trace
 from baton.protos import session_pb2
-from baton.worker.request import OpenRequest, PromptProgress, RequestTable, Session
+from baton.worker.request import Link, OpenRequest, PromptProgress, RequestTable
 from baton.worker.service import ServiceParts, SessionService
 from baton.worker.tier.restorer import TierRestorer
 from baton.worker.times import TransferTime
@@ -92,21 +92,19 @@ class PrefillService(SessionService[Prompt]):
         self._rate = rate
         self._fetcher = fetcher
 
-    def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
+    def _on_role_command(self, link: Link, command: session_pb2.ConnectRequest) -> bool:
         if command.WhichOneof("command") != "prefill":
             return False
-        in_trace(command.prefill.traceparent, command.prefill.request_id).run(
-            self._on_prefill, session, command.prefill
-        )
+        in_trace(command.prefill.traceparent, command.prefill.request_id).run(self._on_prefill, link, command.prefill)
         return True
 
-    def _on_prefill(self, session: Session, command: session_pb2.Prefill) -> None:
-        if not self._is_new(session, command.attempt_id):
+    def _on_prefill(self, link: Link, command: session_pb2.Prefill) -> None:
+        if not self._is_new(link, command.attempt_id):
             return
         number = next(self._request_ids)
         prompt = Prompt(
             number,
-            session,
+            link,
             command.attempt_id,
             command.transfer_id,
             PromptProgress(arrived=time.monotonic()),
@@ -114,14 +112,14 @@ class PrefillService(SessionService[Prompt]):
             searches=command.sampling.beam_width > 0,
             is_pooled=command.HasField("pooling"),
             answered_tokens=command.answered_tokens,
-            times=self._times(session, command, number),
+            times=self._times(link, command, number),
         )
         if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
             # not by `_fail`, which would end the transfer of another request with that id
             reason = session_pb2.FAILURE_REASON_TRANSFER
             prompt.times.failure = "the reader has given up, or the transfer id is in use"
             self.log.end(prompt.times)
-            self._send_failed(session, prompt.attempt_id, reason, prompt.times.failure)
+            self._send_failed(link, prompt.attempt_id, reason, prompt.times.failure)
             return
         self._requests.add(prompt)
         if not self._accepts(prompt, command):
@@ -214,7 +212,7 @@ class PrefillService(SessionService[Prompt]):
             self._transfers.advance(prompt.transfer_id, outcome.new_blocks, outcome.first)
         scores = prompt.progress.scores(prompt.attempt_id, outcome)
         if scores is not None:
-            self._send(prompt.session, scores)
+            self._send(prompt.link, scores)
         if outcome.ended and prompt in self._requests:
             self._computed(prompt, outcome, step)
         return computed_tokens
@@ -229,7 +227,7 @@ class PrefillService(SessionService[Prompt]):
         if prompt.is_pooled:
             self._forget(prompt)
         # last, because it may close the link, and the prompt with it
-        self._send(prompt.session, session_pb2.ConnectResponse(first_step=first_step))
+        self._send(prompt.link, session_pb2.ConnectResponse(first_step=first_step))
 
     def on_transfer_ended(self, request_id: int) -> None:
         """Release a prompt whose reader has closed or whose lease has expired."""
@@ -247,5 +245,5 @@ class PrefillService(SessionService[Prompt]):
     def report(self) -> None:
         reader = None if self._fetcher is None else self._fetcher.reader
         limit = Limit(self._loop.load.pages.total, slots=0)
-        for session in self._hub.sessions:
-            session.send_latest(self._report_message(reader, limit))
+        for link in self._hub.links:
+            link.send_latest(self._report_message(reader, limit))

@@ -28,7 +28,7 @@ class Policy:
 EVICTION = Policy("engine.kv_cache.eviction", "tests.engine.test_eviction", ("baton.engine.kv_cache.block_pool",))
 BUDGET = Policy("engine.scheduler.budget", "tests.engine.test_step_budget")
 SESSIONS = Policy("engine.kv_cache.sessions", "tests.engine.test_sessions")
-HUB = Policy("process.sessions.hub", "tests.process.test_session_hub")
+HUB = Policy("process.links.hub", "tests.process.test_link_hub")
 QUEUE = Policy("router.admission.fair_queue", "tests.router.test_fair_queue")
 QUARANTINE = Policy("router.request.retry", "tests.router.test_replay")
 REPLICAS = Policy("router.placement.replicas", "tests.router.test_replicas")
@@ -57,8 +57,8 @@ MUTATIONS = [
     ),
     (
         HUB,
-        "session.expiry.cancel()\n            session.expiry = None",
-        "session.expiry = None",
+        "link.expiry.cancel()\n            link.expiry = None",
+        "link.expiry = None",
         "session_resumed_within_its_grace_outlives_that_grace",
     ),
     (

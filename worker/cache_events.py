@@ -6,7 +6,7 @@ The log follows the journal of the KV pool: it is slightly behind the pool, and 
 from collections.abc import Iterable, Iterator
 
 from baton.engine.kv_cache.block_pool import CacheChanges
-from baton.process.sessions.hub import RouterSession, SessionHub
+from baton.process.links.hub import LinkHub, RouterLink
 from baton.protos import cache_pb2, report_pb2, session_pb2
 
 MESSAGE_HASHES = 2048
@@ -66,7 +66,7 @@ class CacheLog:
 class CacheEventPublisher:
     """Sender of the cache's changes to routers, in one epoch of a worker. Lives on the event loop."""
 
-    def __init__(self, hub: SessionHub[session_pb2.ConnectResponse], epoch: int) -> None:
+    def __init__(self, hub: LinkHub[session_pb2.ConnectResponse], epoch: int) -> None:
         self._hub = hub
         self._epoch = epoch
         self._log = CacheLog()
@@ -74,17 +74,17 @@ class CacheEventPublisher:
     def on_changes(self, changes: CacheChanges) -> None:
         """Send the cache changes of a step. Call it before the tokens of that step are sent."""
         for events in self._log.record(changes):
-            for session in self._hub.sessions:  # one message per link, which carries that link's acknowledgement
-                session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
+            for link in self._hub.links:  # one message per link, which carries that link's acknowledgement
+                link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
 
     def knows(self, block_hash: bytes) -> bool:
         """Return whether the block was in the cache a moment ago. Any thread."""
         return block_hash in self._log
 
-    def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse]) -> None:
+    def send_snapshot(self, link: RouterLink[session_pb2.ConnectResponse]) -> None:
         """Send the complete snapshot in parts to the router that requested it."""
         for part in self._log.snapshot():
-            session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=part))
+            link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_snapshot=part))
 
     @property
     def sum(self) -> report_pb2.CacheSum:

@@ -9,13 +9,13 @@ from typing import Generic, TypeVar
 from baton.engine.request import FirstToken
 from baton.engine.runner.step_records import StepTiming
 from baton.engine.scheduler.sequences import PromptComputed
-from baton.process.sessions.hub import RouterSession
+from baton.process.links.hub import RouterLink
 from baton.protos import session_pb2
 from baton.worker.tier.restorer import NOTHING_RESTORED, Restored
 from baton.worker.times import RequestTimes
 from baton.worker.wire import first_output, prompt_scores
 
-Session = RouterSession[session_pb2.ConnectResponse]
+Link = RouterLink[session_pb2.ConnectResponse]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class OpenRequest:
     """Request from the arrival of its command until all its resources are released."""
 
     request_id: int  # unique on this worker, unlike the attempt id
-    session: Session
+    link: Link
     attempt_id: int
     deadline: asyncio.TimerHandle | None = field(default=None, kw_only=True)
     times: RequestTimes = field(default_factory=RequestTimes, kw_only=True)
@@ -39,7 +39,7 @@ class OpenRequest:
 
     @property
     def key(self) -> AttemptKey:
-        return AttemptKey(self.session.router_id, self.attempt_id)
+        return AttemptKey(self.link.router_id, self.attempt_id)
 
     def let_go(self) -> None:
         """Cancel timers and tasks of the request."""

@@ -19,8 +19,8 @@ from baton.engine.runner.step_records import StepRecord
 from baton.engine.sampling.constraint import Grammars
 from baton.engine.scheduler.sequences import SchedulerOutcome
 from baton.process.errors import FailedPrecondition, InvalidArgument
-from baton.process.sessions.connection import serve_connection
-from baton.process.sessions.hub import SessionHub
+from baton.process.links.connection import serve_connection
+from baton.process.links.hub import LinkHub
 from baton.process.telemetry.clock_offset import ClockEstimate
 from baton.process.telemetry.logs import SeldomLog
 from baton.process.telemetry.spans import Telemetry, WallClock
@@ -33,7 +33,7 @@ from baton.worker.adapters.table import AdapterTable
 from baton.worker.cache_events import CacheEventPublisher
 from baton.worker.incoming.commands import CommandCheck, attempt_of
 from baton.worker.local_kv import LocalKv
-from baton.worker.request import AttemptKey, Open, RequestTable, Session
+from baton.worker.request import AttemptKey, Link, Open, RequestTable
 from baton.worker.spans import WorkerClock, write_spans
 from baton.worker.tier.announce import TierPublisher
 from baton.worker.times import RequestLog, RequestTimes
@@ -99,8 +99,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         """Create a service. `worker`: description that routers receive."""
         self._worker = worker
         self._epoch = epoch
-        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(
-            session_grace_s, MAX_UNACKNOWLEDGED, self._on_session_end
+        self._hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(
+            session_grace_s, MAX_UNACKNOWLEDGED, self._on_link_end
         )
         self.cache = CacheEventPublisher(self._hub, epoch)
         self._files = TierPublisher(self._hub, epoch)
@@ -203,7 +203,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         """Send every router a report of this worker."""
 
     @abstractmethod
-    def _on_role_command(self, session: Session, command: session_pb2.ConnectRequest) -> bool:
+    def _on_role_command(self, link: Link, command: session_pb2.ConnectRequest) -> bool:
         """Carry out a command of this role; return False for any other."""
 
     @abstractmethod
@@ -217,31 +217,31 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         welcome = session_pb2.Welcome(resumed=resumed, received=received, worker=self._worker)
         return session_pb2.ConnectResponse(epoch=self._epoch, welcome=welcome)
 
-    def _on_command(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+    def _on_command(self, link: Link, command: session_pb2.ConnectRequest) -> None:
         """Execute a command. An invalid or failing command ends its own request only."""
         try:
             self._checks.command(command)
         except OutOfBounds as refusal:
-            self._refuse(session, command, session_pb2.FAILURE_REASON_INVALID, str(refusal))
+            self._refuse(link, command, session_pb2.FAILURE_REASON_INVALID, str(refusal))
             return
         try:
-            self._carry_out(session, command)
+            self._carry_out(link, command)
         except Exception as fault:  # the process continues after a failed command
             logger.exception("router command failed: %s", command.WhichOneof("command"))
-            request = self._open_request(session, command)
+            request = self._open_request(link, command)
             if request is not None:
                 self._fail_unforeseen(request)
             else:
                 why = f"internal error of the {self.role_name} worker: {type(fault).__name__}"
-                self._refuse(session, command, session_pb2.FAILURE_REASON_UNSPECIFIED, why)
+                self._refuse(link, command, session_pb2.FAILURE_REASON_UNSPECIFIED, why)
 
-    def _open_request(self, session: Session, command: session_pb2.ConnectRequest) -> Open | None:
+    def _open_request(self, link: Link, command: session_pb2.ConnectRequest) -> Open | None:
         attempt_id = attempt_of(command)
-        return None if attempt_id is None else self._requests.of_attempt(AttemptKey(session.router_id, attempt_id))
+        return None if attempt_id is None else self._requests.of_attempt(AttemptKey(link.router_id, attempt_id))
 
     def _refuse(
         self,
-        session: Session,
+        link: Link,
         command: session_pb2.ConnectRequest,
         reason: "session_pb2.FailureReason",
         why: str,
@@ -249,34 +249,34 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         """Send a failure for a refused command, if the router waits for an answer."""
         name, attempt_id = command.WhichOneof("command"), attempt_of(command)
         self._refusals.warning(str(name), "router command refused: %s: %s", name, why)
-        if attempt_id is not None and self._open_request(session, command) is None:
-            self._send_failed(session, attempt_id, reason, why)
+        if attempt_id is not None and self._open_request(link, command) is None:
+            self._send_failed(link, attempt_id, reason, why)
         elif name == "prepare_adapter" and not command.prepare_adapter.drop:
             refused = session_pb2.AdapterPrepared(change_id=command.prepare_adapter.change_id, refusal=why)
-            self._send(session, session_pb2.ConnectResponse(adapter_prepared=refused))
+            self._send(link, session_pb2.ConnectResponse(adapter_prepared=refused))
 
-    def _carry_out(self, session: Session, command: session_pb2.ConnectRequest) -> None:
+    def _carry_out(self, link: Link, command: session_pb2.ConnectRequest) -> None:
         match command.WhichOneof("command"):
             case "snapshot_request" if not command.snapshot_request.tier:
-                self.cache.send_snapshot(session)
+                self.cache.send_snapshot(link)
             case "snapshot_request":
                 if self._kv.tier is not None:
-                    self._files.send_snapshot(session, self._kv.tier.files)
+                    self._files.send_snapshot(link, self._kv.tier.files)
             case "cancel":
-                request = self._requests.of_attempt(AttemptKey(session.router_id, command.cancel.attempt_id))
+                request = self._requests.of_attempt(AttemptKey(link.router_id, command.cancel.attempt_id))
                 if request is not None:
                     self._on_cancel(request, command.cancel)
             case "bring":
                 self._bring_session(command.bring)
             case "prepare_adapter" if self.adapters is not None:
-                self.adapters.prepare(session, command.prepare_adapter)
+                self.adapters.prepare(link, command.prepare_adapter)
             case "adapter_list" if self.adapters is not None:
-                self.adapters.take_list(session, command.adapter_list)
+                self.adapters.take_list(link, command.adapter_list)
             case "change_role" if self._change_role is not None:
                 self._change_role(command.change_role.role)
             case "change_role":
                 logger.warning("change of role refused: this worker has a fixed role")
-            case other if not self._on_role_command(session, command):
+            case other if not self._on_role_command(link, command):
                 self._refusals.warning("role", "a router sent %s to a %s worker", other, self.role_name)
 
     def _keep_adapters(self, loaded: LoadedAdapters, loop: EngineLoop) -> AdapterKeeper:
@@ -291,9 +291,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._describe_adapters(keeper)
         return keeper
 
-    def _that_know_adapters(self) -> list[Session]:
+    def _that_know_adapters(self) -> list[Link]:
         known = self._protocols
-        return [each for each in self._hub.sessions if known.get(each.router_id, 1) >= ADAPTER_PROTOCOL]
+        return [each for each in self._hub.links if known.get(each.router_id, 1) >= ADAPTER_PROTOCOL]
 
     def _describe_adapters(self, adapters: AdapterKeeper) -> None:
         del self._worker.adapters[:]
@@ -302,8 +302,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     def _adapters_changed(self, adapters: AdapterKeeper) -> None:
         self._describe_adapters(adapters)
-        for session in self._that_know_adapters():
-            self._send(session, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
+        for link in self._that_know_adapters():
+            self._send(link, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
 
     def _accepts(self, request: Open, command: session_pb2.Prefill | session_pb2.Start) -> bool:
         """Set adapter and deadline of a new request. If it cannot be served, fail it and return False."""
@@ -328,12 +328,12 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
     def offer(self, kept: KeptBlocks) -> bool:
         """Offer a session's KV to the first connected router; return False if there is none."""
-        session = next((each for each in self._hub.sessions if each.outbox is not None), None)
-        if session is None:
+        link = next((each for each in self._hub.links if each.outbox is not None), None)
+        if link is None:
             return False
         of = kept_session_pb2.KeptSession(id=kept.session_id, owner=kept.owner, keep_for_s=max(0.0, kept.left_s))
         offered = session_pb2.HandOver(session=of, block_hashes=kept.names)
-        session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, hand_over=offered))
+        link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, hand_over=offered))
         return True
 
     def _bring_session(self, bring: session_pb2.Bring) -> None:
@@ -341,13 +341,13 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             turn = session_turn(bring.session)
             self._taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
 
-    def _times(self, session: Session, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
+    def _times(self, link: Link, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
         """Create and log the times of a command that has arrived."""
         times = RequestTimes(
             number,
             command.request_id,
             command.traceparent,
-            session.router_id,
+            link.router_id,
             arrived_s=time.monotonic(),
             prompt_tokens=len(command.token_ids),
         )
@@ -379,8 +379,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         )
         return session_pb2.ConnectResponse(epoch=self._epoch, report=report)
 
-    def _is_new(self, session: Session, attempt_id: int) -> bool:
-        if self._requests.of_attempt(AttemptKey(session.router_id, attempt_id)) is None:
+    def _is_new(self, link: Link, attempt_id: int) -> bool:
+        if self._requests.of_attempt(AttemptKey(link.router_id, attempt_id)) is None:
             return True
         self._refusals.warning("twice", "duplicate attempt id %d from a router; the command is dropped", attempt_id)
         return False
@@ -409,7 +409,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         if request in self._requests:
             request.times.failure = message
             self._abandon(request)
-            self._send_failed(request.session, request.attempt_id, reason, message)
+            self._send_failed(request.link, request.attempt_id, reason, message)
 
     def _forget(self, request: Open) -> None:
         self._requests.forget(request)
@@ -418,24 +418,22 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         if self.adapters is not None and self.adapters.awaits_last:
             asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has released the request
 
-    def _send_failed(
-        self, session: Session, attempt_id: int, reason: "session_pb2.FailureReason", message: str
-    ) -> None:
+    def _send_failed(self, link: Link, attempt_id: int, reason: "session_pb2.FailureReason", message: str) -> None:
         failed = session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message)
-        self._send(session, session_pb2.ConnectResponse(failed=failed))
+        self._send(link, session_pb2.ConnectResponse(failed=failed))
 
-    def _send(self, session: Session, message: session_pb2.ConnectResponse) -> None:
+    def _send(self, link: Link, message: session_pb2.ConnectResponse) -> None:
         message.epoch = self._epoch
-        self._hub.send(session, message)
+        self._hub.send(link, message)
 
-    def _on_session_end(self, session: Session) -> None:
-        self._clocks.pop(session.router_id, None)
-        self._protocols.pop(session.router_id, None)
+    def _on_link_end(self, link: Link) -> None:
+        self._clocks.pop(link.router_id, None)
+        self._protocols.pop(link.router_id, None)
         for request in self._requests:
-            if request.session is session:
+            if request.link is link:
                 self._abandon(request)
         if self.adapters is not None:
-            self.adapters.forget(session)
+            self.adapters.forget(link)
 
 
 class Drain:

@@ -15,7 +15,7 @@ from baton.decode_worker.request_table import Adoptions
 from baton.engine.scheduler.batch import RunningBatch
 from baton.kvtransfer.source import SourceTable
 from baton.prefill_worker.fetch import PrefixFetcher
-from baton.process.sessions.hub import SessionHub
+from baton.process.links.hub import LinkHub
 
 if TYPE_CHECKING:
     from baton.lab.simulation.processes import SimulatedMachine
@@ -25,7 +25,7 @@ _CALLS: tuple[tuple[type, str, str], ...] = (
     (Adoptions, "send_again", "answers taken over by another router"),
     (RunningBatch, "preempt", "sequences preempted"),
     (PrefixFetcher, "fetch", "prefixes fetched from another worker"),
-    (SessionHub, "end", "sessions ended by a worker"),
+    (LinkHub, "end", "sessions ended by a worker"),
     (SourceTable, "confirm", "transfers confirmed"),
     (SourceTable, "drop", "transfers dropped by their source"),
 )

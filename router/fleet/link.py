@@ -15,11 +15,11 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from baton.process.links.channel import LinkChannel, LinkOverflow, LinkViolation, Received
 from baton.process.security.cluster_secret import CallProof, ClusterSecret
 from baton.process.security.proofs import NOT_PROVEN, prove_call
 from baton.process.security.tls import InternalTls, open_async_channel
 from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS, refuses_connections
-from baton.process.sessions.channel import Received, SessionChannel, SessionOverflow, SessionViolation
 from baton.process.telemetry.spans import WallClock
 from baton.process.wire_bounds import OutOfBounds
 from baton.protos import session_pb2
@@ -157,7 +157,7 @@ class WorkerLink:
         self._timing = timing
         self._tls, self._secret = tls, secret
         self._refuses = refuses
-        self._channel: SessionChannel[Command] = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._channel: LinkChannel[Command] = LinkChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # worker's epoch while the link is open; 0: closed
         self._description: WorkerDescription | None = None  # as of the opening of the link
         self._outbox: LinkOutbox | None = None  # while connected
@@ -178,7 +178,7 @@ class WorkerLink:
             return False
         try:
             command.message.number = self._channel.number(command)
-        except SessionOverflow:
+        except LinkOverflow:
             self._lose(f"{_MAX_UNACKNOWLEDGED} messages are unacknowledged")
             return False
         if self._outbox is not None:
@@ -223,7 +223,7 @@ class WorkerLink:
             self._broken(welcomed, error)
         except _Refused:
             return False
-        except (_WorkerSilent, SessionViolation) as error:
+        except (_WorkerSilent, LinkViolation) as error:
             self._lose(str(error))
         except Exception as fault:  # foreign input: a message of one worker must not end the router
             why = str(fault) if isinstance(fault, _WorkerInvalid) else f"{type(fault).__name__} in its message"
@@ -395,7 +395,7 @@ class WorkerLink:
         logger.warning("link to worker %s lost: %s; its requests are retried", self.endpoint, why)
         self._epoch = 0
         self._acknowledged = 0
-        self._channel = SessionChannel(_MAX_UNACKNOWLEDGED)
+        self._channel = LinkChannel(_MAX_UNACKNOWLEDGED)
         self._listener.on_disconnected(self.endpoint)
         self._listener.on_lost(self.endpoint, why, end)
 

@@ -214,7 +214,7 @@ async def test_adopted_answer_counts_for_the_router_that_has_it() -> None:
         for wanted in (both.router, second):
             both.decode.service.report()
             await eventually(lambda: both.router.of_kind("report") and second.of_kind("report"))
-            [holder] = {answer.session.router_id for answer in both.decode.service._table}
+            [holder] = {answer.link.router_id for answer in both.decode.service._table}
             assert holder == wanted.router_id
             if wanted is both.router:
                 await adopt(second, both.router, 1)

@@ -16,9 +16,9 @@ import grpc
 import pytest
 from google.protobuf.message import DecodeError, Message
 
+from baton.process.links.channel import LinkViolation
 from baton.process.registry.worker_record import WorkerRole
 from baton.process.serving.grpc_options import INTERNAL_CHANNEL_OPTIONS
-from baton.process.sessions.channel import SessionViolation
 from baton.protos import (
     cache_pb2,
     kept_session_pb2,
@@ -394,7 +394,7 @@ async def test_router_takes_or_refuses_every_mutated_message_of_a_worker(hostile
             session._take(message)
             session._check_bounds(greeting)
             worker_description(greeting.welcome.worker)
-        except (_LinkBroken, _WorkerInvalid, SessionViolation, ValueError):
+        except (_LinkBroken, _WorkerInvalid, LinkViolation, ValueError):
             continue
     assert fed > 300
     assert resident_bytes() - before < MEMORY_BYTES

@@ -14,7 +14,7 @@ from baton.process.serving.grpc_options import (
 )
 from baton.protos import session_pb2_grpc
 from tests.fixtures.session_client import SessionClient, eventually
-from tests.process.test_session_connection import Worker
+from tests.process.test_link_connection import Worker
 
 IN_TEST_MS = {"grpc.keepalive_time_ms": 1_000, "grpc.http2.ping_timeout_ms": 500}
 
@@ -71,7 +71,7 @@ async def test_a_worker_notices_a_router_that_has_vanished_and_keeps_its_session
             await eventually(lambda: worker.connected)
             wire.cut()
             await eventually(lambda: not worker.connected)
-            assert worker.hub.sessions and not worker.ended
+            assert worker.hub.links and not worker.ended
     finally:
         await worker.hub.close(1.0)
         await server.stop(0)

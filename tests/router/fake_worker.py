@@ -8,15 +8,15 @@ from typing import Any
 
 import grpc
 
+from baton.process.links.connection import serve_connection
+from baton.process.links.hub import LinkHub, RouterLink
 from baton.process.security.cluster_secret import ClusterSecret
 from baton.process.security.proofs import ProofCheck
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.process.serving.interceptors import CallInterceptor
-from baton.process.sessions.connection import serve_connection
-from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import report_pb2, sampling_pb2, session_pb2, session_pb2_grpc
 
-Session = RouterSession[session_pb2.ConnectResponse]
+Session = RouterLink[session_pb2.ConnectResponse]
 PROBE_ID = "readiness-probe"
 Script = Callable[[list[int], int], list[int]]
 """(prompt, choice) -> the whole answer; it is cut at max_tokens and after a stop token."""
@@ -39,7 +39,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
         self.secret: ClusterSecret | None = None  # that routers must prove to know, from the next start on
         self._changed = asyncio.Condition()
         self.session: Session | None = None  # by which the last command came
-        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(10.0, 10_000, lambda session: None)
+        self._hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(10.0, 10_000, lambda session: None)
         self._tasks: set[asyncio.Task[Any]] = set()
         self.port = 0
 
@@ -104,7 +104,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
 
     def begin_anew(self, **info: Any) -> None:
         """Goes on behind the same port under the next epoch, with these fields of its info changed."""
-        before = self._hub.sessions
+        before = self._hub.links
         self.epoch += 1
         self.forget_sessions()
         self.info.MergeFrom(session_pb2.WorkerInfo(**info))
@@ -114,7 +114,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
 
     def forget_sessions(self) -> None:
         """As a restart does."""
-        self._hub = SessionHub(10.0, 10_000, lambda session: None)
+        self._hub = LinkHub(10.0, 10_000, lambda session: None)
         self.session = None
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:
@@ -134,7 +134,7 @@ class FakeWorker(session_pb2_grpc.SessionServiceServicer):
     async def _report(self) -> None:
         while True:
             if not self.silent:
-                for session in self._hub.sessions:
+                for session in self._hub.links:
                     session.send_latest(session_pb2.ConnectResponse(epoch=self.epoch, report=self.report))
             await asyncio.sleep(REPORT_S)
 

@@ -20,7 +20,7 @@ from baton.process.registry.worker_record import WEIGHTS, ListRank, version_of
 from baton.protos import session_pb2
 from baton.worker.adapters.engine import EngineAdapters, Read
 from baton.worker.adapters.table import AdapterKey, AdapterOrigin, AdapterTable, Listed, Loaded, rank_of
-from baton.worker.request import Session
+from baton.worker.request import Link
 
 logger = logging.getLogger(__name__)
 READ_TIMEOUT_S = 50.0  # timeout of reading an adapter folder; routers wait longer
@@ -44,8 +44,8 @@ class Surroundings:
     """Interface of the worker's service to the keeper."""
 
     in_use: Callable[[], Iterable[int]]  # adapter numbers of open requests, 0 for none
-    routers: Callable[[], Iterable[Session]]  # links of routers that report which adapters they need
-    answer: Callable[[Session, session_pb2.ConnectResponse], None]
+    routers: Callable[[], Iterable[Link]]  # links of routers that report which adapters they need
+    answer: Callable[[Link, session_pb2.ConnectResponse], None]
     changed: Callable[[], None]  # called after a change of the state
     fault: Callable[[BaseException], None]
 
@@ -58,8 +58,8 @@ class AdapterKeeper:
         self._engine = engine
         self._loop = loop
         self._around = around
-        self._lists: dict[Session, RouterList] = {}
-        self._held: dict[tuple[Session, int], AdapterKey | None] = {}  # by change; None: still being read
+        self._lists: dict[Link, RouterList] = {}
+        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # by change; None: still being read
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -98,29 +98,29 @@ class AdapterKeeper:
         """Return the engine's number of the adapter that a request names. Raises: ValueError."""
         return self._table.number(command.adapter, command.adapter_digest)
 
-    def prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
-        change = (session, asked.change_id)
+    def prepare(self, link: Link, asked: session_pb2.PrepareAdapter) -> None:
+        change = (link, asked.change_id)
         if asked.drop:
             self._held.pop(change, None)
             self.free()
         else:
             self._held[change] = None
-            self._begin(self._prepare(session, asked))
+            self._begin(self._prepare(link, asked))
 
-    def take_list(self, session: Session, message: session_pb2.AdapterList) -> None:
+    def take_list(self, link: Link, message: session_pb2.AdapterList) -> None:
         listed = [Listed(AdapterKey(each.name, each.digest), each.path, each.grace_s) for each in message.adapters]
         rank = rank_of(message.version, listed)
-        self._lists[session] = RouterList(rank, frozenset(message.digests_in_use))
+        self._lists[link] = RouterList(rank, frozenset(message.digests_in_use))
         if self._table.take_list(message.version, listed):
             self._around.changed()
         self.free()
         if self._table.missing and rank == self._table.rank:
             self._begin(self._load_missing())
 
-    def forget(self, session: Session) -> None:
+    def forget(self, link: Link) -> None:
         """Forget a link that has closed."""
-        self._lists.pop(session, None)
-        for change in [change for change in self._held if change[0] is session]:
+        self._lists.pop(link, None)
+        for change in [change for change in self._held if change[0] is link]:
             del self._held[change]
         self.free()
 
@@ -165,16 +165,16 @@ class AdapterKeeper:
             logger.error("adapter not loaded: unexpected error", exc_info=fault)
             self._around.fault(fault)
 
-    async def _prepare(self, session: Session, asked: session_pb2.PrepareAdapter) -> None:
+    async def _prepare(self, link: Link, asked: session_pb2.PrepareAdapter) -> None:
         prepared = session_pb2.AdapterPrepared(change_id=asked.change_id)
-        change = (session, asked.change_id)
+        change = (link, asked.change_id)
         try:
             key = await self._loaded(asked.name, asked.path, change)
             prepared.digest = key.digest
         except ModelError as error:
             self._held.pop(change, None)
             prepared.refusal = str(error)
-        self._around.answer(session, session_pb2.ConnectResponse(adapter_prepared=prepared))
+        self._around.answer(link, session_pb2.ConnectResponse(adapter_prepared=prepared))
 
     async def _load_missing(self) -> None:
         rank = self._table.rank
@@ -194,7 +194,7 @@ class AdapterKeeper:
             self._around.changed()
         self.free()
 
-    async def _loaded(self, name: str, path: str, change: tuple[Session, int] | None = None) -> AdapterKey:
+    async def _loaded(self, name: str, path: str, change: tuple[Link, int] | None = None) -> AdapterKey:
         """Load an adapter into the engine and keep it for `change`. Raises: ModelError."""
         async with self._turn:
             timeout_s = WEIGHTS_TIMEOUT_S if name == WEIGHTS else READ_TIMEOUT_S

@@ -7,7 +7,7 @@ segment that routers know of; the names are in the index of the files.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
-from baton.process.sessions.hub import RouterSession, SessionHub
+from baton.process.links.hub import LinkHub, RouterLink
 from baton.protos import cache_pb2, session_pb2
 
 NAME_BYTES = 8  # prefix of each name: all that an index of files keeps
@@ -84,7 +84,7 @@ class FilesLog:
 class TierPublisher:
     """Sender of the changes of a worker's own files to routers, in one epoch. Lives on the event loop."""
 
-    def __init__(self, hub: SessionHub[session_pb2.ConnectResponse], epoch: int) -> None:
+    def __init__(self, hub: LinkHub[session_pb2.ConnectResponse], epoch: int) -> None:
         self._hub = hub
         self._epoch = epoch
         self._log = FilesLog()
@@ -96,10 +96,10 @@ class TierPublisher:
     def send_changes(self, files: OwnFiles) -> None:
         """Announce changes since the last call, some of them if there are many. Call it before each report."""
         for events in self._log.changes(files):
-            for session in self._hub.sessions:  # one message per link, which carries that link's acknowledgement
-                session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_events=events))
+            for link in self._hub.links:  # one message per link, which carries that link's acknowledgement
+                link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_events=events))
 
-    def send_snapshot(self, session: RouterSession[session_pb2.ConnectResponse], files: OwnFiles) -> None:
+    def send_snapshot(self, link: RouterLink[session_pb2.ConnectResponse], files: OwnFiles) -> None:
         """Send everything that was announced, in parts, to the router that requested it."""
         for part in self._log.snapshot(files):
-            session.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_snapshot=part))
+            link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_snapshot=part))

@@ -22,10 +22,10 @@ from typing import Any
 
 import grpc
 
+from baton.process.links.connection import serve_connection
+from baton.process.links.hub import LinkHub, RouterLink
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS, SERVER_OPTIONS
 from baton.process.serving.server import run
-from baton.process.sessions.connection import serve_connection
-from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import report_pb2, session_pb2, session_pb2_grpc
 from baton.worker.config import REPORT_PERIOD_S
 
@@ -36,7 +36,7 @@ FLOOR_METHOD = "/baton.bench.Floor/Stream"
 TIME_BYTES = 8
 MESSAGE_BYTES = 16  # as a delta of one token has
 
-Session = RouterSession[session_pb2.ConnectResponse]
+Session = RouterLink[session_pb2.ConnectResponse]
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
 
     def __init__(self, role: "session_pb2.Role", folder: str) -> None:
         self.info = worker_info(role, folder)
-        self._hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(1.0, 1 << 20, self._forget)
+        self._hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(1.0, 1 << 20, self._forget)
         self._running: dict[bytes, dict[int, _Sequence]] = {}  # by router, by attempt id
         self.marks: deque[int] = deque(maxlen=1 << 16)
 
@@ -64,7 +64,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
 
     def step(self) -> None:
         """Send one token of every sequence."""
-        for session in self._hub.sessions:
+        for session in self._hub.links:
             sequences = self._running.get(session.router_id)
             if not sequences:
                 continue
@@ -77,7 +77,7 @@ class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
     def report(self) -> None:
         pages = report_pb2.PageCounts(total=BLOCKS, free=BLOCKS)
         report = report_pb2.Report(limit_blocks=BLOCKS, limit_slots=self.info.total_slots, pages=pages)
-        for session in self._hub.sessions:
+        for session in self._hub.links:
             session.send_latest(session_pb2.ConnectResponse(epoch=1, report=report))
 
     def _welcome(self, resumed: bool, received: int) -> session_pb2.ConnectResponse:

@@ -8,13 +8,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from baton.process.errors import InvalidArgument, Unavailable
-from baton.process.sessions.channel import Received, SessionViolation
-from baton.process.sessions.hub import Outbox, RouterSession, SessionHub, SessionMessage
+from baton.process.links.channel import LinkViolation, Received
+from baton.process.links.hub import LinkHub, LinkMessage, Outbox, RouterLink
 
 HELLO_TIMEOUT_S = 5.0
 RETRY_S = 0.5
 ROUTER_ID_BYTES = 16
-Message = TypeVar("Message", bound=SessionMessage)
+Message = TypeVar("Message", bound=LinkMessage)
 
 
 class Greeting(Protocol):
@@ -28,7 +28,7 @@ class Greeting(Protocol):
     def resumes_epoch(self) -> int: ...
 
 
-class SessionCommand(Protocol):
+class LinkCommand(Protocol):
     """Message from the router. `number` is 0 for a bare acknowledgement, and if it contains `commands`."""
 
     @property
@@ -38,25 +38,25 @@ class SessionCommand(Protocol):
     @property
     def hello(self) -> Greeting: ...
     @property
-    def commands(self) -> "SessionCommands": ...
+    def commands(self) -> "LinkCommands": ...
 
 
-class SessionCommands(Protocol):
+class LinkCommands(Protocol):
     """Several commands in one message, each with its own number."""
 
     @property
     def commands(self) -> Sequence[Any]: ...
 
 
-Command = TypeVar("Command", bound=SessionCommand)
+Command = TypeVar("Command", bound=LinkCommand)
 
 
 async def serve_connection(
-    hub: SessionHub[Message],
+    hub: LinkHub[Message],
     epoch: int,
     commands: AsyncIterator[Command],
     welcome: Callable[[bool, int], Message],
-    on_command: Callable[[RouterSession[Message], Command], None],
+    on_command: Callable[[RouterLink[Message], Command], None],
 ) -> AsyncGenerator[Message, None]:
     """Serve one connection; yield the messages to send.
 
@@ -67,31 +67,31 @@ async def serve_connection(
     greeting = await _greeting(commands)
     if hub.closed:
         raise Unavailable("the worker is stopping", "STOPPING", RETRY_S)
-    session, resumed = hub.connect(greeting.router_id, resumes=greeting.resumes_epoch == epoch)
-    outbox = session.outbox
+    link, resumed = hub.connect(greeting.router_id, resumes=greeting.resumes_epoch == epoch)
+    outbox = link.outbox
     if outbox is None:
-        raise RuntimeError("a session that has just connected has an outbox")
-    reader = asyncio.create_task(_read(session, outbox, commands, on_command))  # starts when this function awaits
+        raise RuntimeError("a link that has just connected has an outbox")
+    reader = asyncio.create_task(_read(link, outbox, commands, on_command))  # starts when this function awaits
     try:
-        _acknowledge(session, greeting.received if resumed else 0)
-        first = welcome(resumed, session.channel.last_received)
+        _acknowledge(link, greeting.received if resumed else 0)
+        first = welcome(resumed, link.channel.last_received)
         outbox.put(first)
-        for kept in session.channel.unacknowledged():
+        for kept in link.channel.unacknowledged():
             outbox.put(kept.message)
         async for message in outbox.drain():
             yield message
         if reader.done():
             reader.result()  # raises an error of the reader
     finally:
-        hub.disconnect(session, outbox)  # before any await, in case of a second cancellation
+        hub.disconnect(link, outbox)  # before any await, in case of a second cancellation
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 
 
-def _acknowledge(session: RouterSession[Message], number: int) -> None:
+def _acknowledge(link: RouterLink[Message], number: int) -> None:
     try:
-        session.channel.acknowledge(number)
-    except SessionViolation as violation:
+        link.channel.acknowledge(number)
+    except LinkViolation as violation:
         raise InvalidArgument("acknowledged", str(violation)) from violation
 
 
@@ -107,23 +107,23 @@ async def _greeting(commands: AsyncIterator[Command]) -> Greeting:
 
 
 async def _read(
-    session: RouterSession[Message],
+    link: RouterLink[Message],
     outbox: Outbox[Any],
     commands: AsyncIterator[Command],
-    on_command: Callable[[RouterSession[Message], Command], None],
+    on_command: Callable[[RouterLink[Message], Command], None],
 ) -> None:
     """Process commands until the router closes the connection; then close the outbox, which ends the connection."""
     try:
         async for message in commands:
-            _acknowledge(session, message.acknowledged)
+            _acknowledge(link, message.acknowledged)
             for command in message.commands.commands or (message,):
                 if outbox.closed:
                     return  # a newer connection has replaced this one, or the link has closed
                 if command.number == 0:
                     continue
-                match session.channel.receive(command.number):
+                match link.channel.receive(command.number):
                     case Received.FRESH:
-                        on_command(session, command)
+                        on_command(link, command)
                     case Received.DUPLICATE:
                         continue
                     case Received.GAP:

@@ -11,21 +11,21 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from baton.process.sessions.channel import SessionChannel, SessionOverflow
+from baton.process.links.channel import LinkChannel, LinkOverflow
 
 logger = logging.getLogger(__name__)
 DELIVERY_POLL_S = 0.005
 MAX_WAITING = 1024  # queued messages of a connection beyond which lossy ones are dropped
 
 
-class SessionMessage(Protocol):
+class LinkMessage(Protocol):
     """Fields of an outgoing message that the hub sets."""
 
     number: int
     acknowledged: int
 
 
-Message = TypeVar("Message", bound=SessionMessage)
+Message = TypeVar("Message", bound=LinkMessage)
 
 
 class Outbox(Generic[Message]):
@@ -78,13 +78,13 @@ class Outbox(Generic[Message]):
 
 
 @dataclass(eq=False)
-class RouterSession(Generic[Message]):
+class RouterLink(Generic[Message]):
     """Link with one router. `send` is numbered and survives a reconnect. `send_lossy` does not, but keeps the order of
     messages. `send_latest` is for reports, of which the next one replaces the previous one.
     """
 
     router_id: bytes
-    channel: SessionChannel[Message]
+    channel: LinkChannel[Message]
     outbox: Outbox[Message] | None = None
     expiry: asyncio.TimerHandle | None = None
     ended: bool = False
@@ -94,7 +94,7 @@ class RouterSession(Generic[Message]):
         return int.from_bytes(self.router_id[:8], "little")
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises: SessionOverflow if the router has left too much unacknowledged."""
+        """Send a message. Raises: LinkOverflow if the router has left too much unacknowledged."""
         if self.ended:
             return
         message.number = self.channel.number(message)
@@ -116,7 +116,7 @@ class RouterSession(Generic[Message]):
             self.outbox.put_latest(message)
 
 
-class SessionHub(Generic[Message]):
+class LinkHub(Generic[Message]):
     """Links of one worker with all routers.
 
     `on_end` is called once for a closed link (grace period over, router restarted, overflow, or worker stopping), whose
@@ -127,74 +127,74 @@ class SessionHub(Generic[Message]):
         self,
         grace_s: float,
         max_unacknowledged: int,
-        on_end: Callable[[RouterSession[Message]], None],
+        on_end: Callable[[RouterLink[Message]], None],
     ) -> None:
         self._grace_s = grace_s
         self._max_unacknowledged = max_unacknowledged
         self._on_end = on_end
-        self._sessions: dict[bytes, RouterSession[Message]] = {}
+        self._links: dict[bytes, RouterLink[Message]] = {}
         self._connections: dict[Outbox[Message], None] = {}  # in the order of connecting
         self._disconnected = asyncio.Event()
         self.closed = False
 
     @property
-    def sessions(self) -> tuple[RouterSession[Message], ...]:
-        return tuple(self._sessions.values())
+    def links(self) -> tuple[RouterLink[Message], ...]:
+        return tuple(self._links.values())
 
-    def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterSession[Message], bool]:
+    def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterLink[Message], bool]:
         """Connect a router; return its link and whether it continues an earlier one."""
-        session = self._sessions.get(router_id)
-        if session is not None and not resumes:
-            self.end(session, "the router began a new session")
-            session = None
-        resumed = session is not None
-        if session is None:
-            session = RouterSession(router_id, SessionChannel(self._max_unacknowledged))
-            self._sessions[router_id] = session
-        if session.expiry is not None:
-            session.expiry.cancel()
-            session.expiry = None
-        if session.outbox is not None:
-            session.outbox.close()
-        session.outbox = Outbox()
-        self._connections[session.outbox] = None
-        return session, resumed
+        link = self._links.get(router_id)
+        if link is not None and not resumes:
+            self.end(link, "the router opened a new one")
+            link = None
+        resumed = link is not None
+        if link is None:
+            link = RouterLink(router_id, LinkChannel(self._max_unacknowledged))
+            self._links[router_id] = link
+        if link.expiry is not None:
+            link.expiry.cancel()
+            link.expiry = None
+        if link.outbox is not None:
+            link.outbox.close()
+        link.outbox = Outbox()
+        self._connections[link.outbox] = None
+        return link, resumed
 
-    def disconnect(self, session: RouterSession[Message], outbox: Outbox[Message]) -> None:
+    def disconnect(self, link: RouterLink[Message], outbox: Outbox[Message]) -> None:
         """Record the end of a connection. Its link waits for the next one, unless that has come already."""
         outbox.close()
         self._connections.pop(outbox, None)
         self._disconnected.set()
-        if session.outbox is not outbox:
+        if link.outbox is not outbox:
             return
-        session.outbox = None
-        if not session.ended:
+        link.outbox = None
+        if not link.ended:
             loop = asyncio.get_running_loop()
-            session.expiry = loop.call_later(self._grace_s, self.end, session, "the router did not reconnect in time")
+            link.expiry = loop.call_later(self._grace_s, self.end, link, "the router did not reconnect in time")
 
-    def send(self, session: RouterSession[Message], message: Message) -> None:
+    def send(self, link: RouterLink[Message], message: Message) -> None:
         """Send a numbered message; a link with too many unacknowledged messages is closed."""
         try:
-            session.send(message)
-        except SessionOverflow:
-            self.end(session, "too much output is unacknowledged")
+            link.send(message)
+        except LinkOverflow:
+            self.end(link, "too many messages are unacknowledged")
 
-    def end(self, session: RouterSession[Message], why: str) -> None:
-        if session.ended:
+    def end(self, link: RouterLink[Message], why: str) -> None:
+        if link.ended:
             return
-        session.ended = True
-        logger.info("session with router %s ends: %s", session.router_id.hex()[:8], why)
-        if session.expiry is not None:
-            session.expiry.cancel()
-        if session.outbox is not None:
-            session.outbox.close()
-        if self._sessions.get(session.router_id) is session:
-            del self._sessions[session.router_id]
-        self._on_end(session)
+        link.ended = True
+        logger.info("link with router %s closed: %s", link.router_id.hex()[:8], why)
+        if link.expiry is not None:
+            link.expiry.cancel()
+        if link.outbox is not None:
+            link.outbox.close()
+        if self._links.get(link.router_id) is link:
+            del self._links[link.router_id]
+        self._on_end(link)
 
     @property
     def _owes_routers_that_are_here(self) -> bool:
-        return any(each.outbox is not None and each.channel.unacknowledged_count for each in self.sessions)
+        return any(each.outbox is not None and each.channel.unacknowledged_count for each in self.links)
 
     async def delivered(self, timeout_s: float) -> None:
         """Wait until the connected routers have acknowledged all messages, for `timeout_s` at most.
@@ -206,7 +206,7 @@ class SessionHub(Generic[Message]):
                 while self._owes_routers_that_are_here:  # noqa: ASYNC110 -- channels have no event
                     await asyncio.sleep(DELIVERY_POLL_S)
         except TimeoutError:
-            logger.warning("a router did not acknowledge its last messages in time")
+            logger.warning("a router did not acknowledge its last messages within %g s", timeout_s)
 
     async def close(self, timeout_s: float) -> None:
         """Close all links, because the worker stops, after `timeout_s` at most for sending queued messages."""
@@ -219,6 +219,6 @@ class SessionHub(Generic[Message]):
                     self._disconnected.clear()
                     await self._disconnected.wait()
         except TimeoutError:
-            logger.warning("%d connections did not take their last messages in time", len(self._connections))
-        for session in self.sessions:
-            self.end(session, "the worker stops")
+            logger.warning("%d links did not send their last messages within %g s", len(self._connections), timeout_s)
+        for link in self.links:
+            self.end(link, "the worker is stopping")

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.process.sessions.channel import Numbered, Received, SessionChannel, SessionOverflow, SessionViolation
+from baton.process.links.channel import LinkChannel, LinkOverflow, LinkViolation, Numbered, Received
 
 
 def test_numbers_start_at_one_and_are_contiguous() -> None:
-    channel = SessionChannel[str](max_unacknowledged=8)
+    channel = LinkChannel[str](max_unacknowledged=8)
     assert [channel.number(text) for text in "abc"] == [1, 2, 3]
 
 
 def test_unacknowledged_messages_are_kept_in_order_and_dropped_when_acknowledged() -> None:
-    channel = SessionChannel[str](max_unacknowledged=8)
+    channel = LinkChannel[str](max_unacknowledged=8)
     for text in "abcd":
         channel.number(text)
     channel.acknowledge(2)
@@ -22,17 +22,17 @@ def test_unacknowledged_messages_are_kept_in_order_and_dropped_when_acknowledged
 
 
 def test_acknowledging_what_was_never_sent_is_a_violation() -> None:
-    channel = SessionChannel[str](max_unacknowledged=8)
+    channel = LinkChannel[str](max_unacknowledged=8)
     channel.number("a")
-    with pytest.raises(SessionViolation):
+    with pytest.raises(LinkViolation):
         channel.acknowledge(2)
 
 
 def test_overflow_refuses_the_message_and_keeps_the_others() -> None:
-    channel = SessionChannel[str](max_unacknowledged=2)
+    channel = LinkChannel[str](max_unacknowledged=2)
     channel.number("a")
     channel.number("b")
-    with pytest.raises(SessionOverflow):
+    with pytest.raises(LinkOverflow):
         channel.number("c")
     assert [kept.message for kept in channel.unacknowledged()] == ["a", "b"]
     channel.acknowledge(1)
@@ -40,7 +40,7 @@ def test_overflow_refuses_the_message_and_keeps_the_others() -> None:
 
 
 def test_received_numbers_are_fresh_once_and_gaps_change_nothing() -> None:
-    channel = SessionChannel[str](max_unacknowledged=1)
+    channel = LinkChannel[str](max_unacknowledged=1)
     assert channel.receive(1) is Received.FRESH
     assert channel.receive(1) is Received.DUPLICATE
     assert channel.receive(3) is Received.GAP
@@ -52,7 +52,7 @@ class _End:
     """One end over a link that carries messages in order until it breaks, then loses what is under way."""
 
     def __init__(self) -> None:
-        self.channel = SessionChannel[int](max_unacknowledged=1000)
+        self.channel = LinkChannel[int](max_unacknowledged=1000)
         self.delivered: list[int] = []
         self.under_way: list[tuple[int, int, int]] = []  # number, acknowledged, payload; towards the other end
 

@@ -9,15 +9,15 @@ from typing import Any
 import grpc
 import pytest
 
+from baton.process.links.connection import serve_connection
+from baton.process.links.hub import LinkHub, RouterLink
 from baton.process.serving.grpc_options import INTERNAL_SERVER_OPTIONS
 from baton.process.serving.interceptors import CallInterceptor
-from baton.process.sessions.connection import serve_connection
-from baton.process.sessions.hub import RouterSession, SessionHub
 from baton.protos import session_pb2, session_pb2_grpc
 from tests.fixtures.session_client import WAIT_S, SessionClient, eventually
 
 EPOCH = 3
-Session = RouterSession[session_pb2.ConnectResponse]
+Session = RouterLink[session_pb2.ConnectResponse]
 
 
 class Worker(session_pb2_grpc.SessionServiceServicer):
@@ -26,7 +26,7 @@ class Worker(session_pb2_grpc.SessionServiceServicer):
     def __init__(self) -> None:
         self.ended: list[Session] = []
         self.taken: list[int] = []
-        self.hub: SessionHub[session_pb2.ConnectResponse] = SessionHub(30.0, 1000, self.ended.append)
+        self.hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(30.0, 1000, self.ended.append)
 
     async def Connect(
         self, request_iterator: AsyncIterator[session_pb2.ConnectRequest], context: Any
@@ -46,13 +46,13 @@ class Worker(session_pb2_grpc.SessionServiceServicer):
         self.taken.append(command.cancel.attempt_id)
 
     def say(self, attempt_id: int) -> None:
-        [session] = self.hub.sessions
+        [session] = self.hub.links
         failed = session_pb2.Failed(attempt_id=attempt_id)
         self.hub.send(session, session_pb2.ConnectResponse(epoch=EPOCH, failed=failed))
 
     @property
     def connected(self) -> bool:
-        return any(session.outbox is not None for session in self.hub.sessions)
+        return any(session.outbox is not None for session in self.hub.links)
 
 
 @asynccontextmanager
@@ -120,11 +120,11 @@ async def test_a_connection_begins_with_hello() -> None:
         router.router_id = b"short"
         async with router:
             assert router.ended_with is grpc.StatusCode.INVALID_ARGUMENT
-        assert not worker.hub.sessions
+        assert not worker.hub.links
 
 
 async def test_a_router_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.process.sessions.connection.HELLO_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("baton.process.links.connection.HELLO_TIMEOUT_S", 0.01)
     async with served() as (_, router), grpc.aio.insecure_channel(router.endpoint) as channel:
         call: Any = session_pb2_grpc.SessionServiceStub(channel).Connect()
         async with asyncio.timeout(WAIT_S):
@@ -137,7 +137,7 @@ async def test_acknowledging_what_was_never_sent_ends_the_connection_and_leaks_n
             pass
         await router.connect(acknowledges=9)
         assert router.ended_with is grpc.StatusCode.INVALID_ARGUMENT
-        [session] = worker.hub.sessions
+        [session] = worker.hub.links
         await eventually(lambda: session.outbox is None and session.expiry is not None)
         await router.disconnect()
 
@@ -151,7 +151,7 @@ async def test_an_error_in_a_command_ends_the_connection_loudly(caplog: pytest.L
 
 async def test_an_ended_session_takes_no_more_commands() -> None:
     async with served() as (worker, router), router:
-        [session] = worker.hub.sessions
+        [session] = worker.hub.links
         worker.hub.end(session, "for the test")
         await router.cancel(1)
         await eventually(lambda: router.ended_with)

@@ -28,15 +28,15 @@ class Numbered(Generic[Message]):
     message: Message
 
 
-class SessionOverflow(Exception):
+class LinkOverflow(Exception):
     """Error: too many messages are unacknowledged. The link must be closed and its requests aborted."""
 
 
-class SessionViolation(Exception):
+class LinkViolation(Exception):
     """Error: the other end acknowledged a number that was never sent."""
 
 
-class SessionChannel(Generic[Message]):
+class LinkChannel(Generic[Message]):
     """State of one end: its unacknowledged messages, and the highest number it has received."""
 
     def __init__(self, max_unacknowledged: int) -> None:
@@ -53,18 +53,18 @@ class SessionChannel(Generic[Message]):
     def number(self, message: Message) -> int:
         """Keep a message for sending and return its number.
 
-        Raises: SessionOverflow if `max_unacknowledged` messages are kept already.
+        Raises: LinkOverflow if `max_unacknowledged` messages are kept already.
         """
         if len(self._outgoing) >= self._max_unacknowledged:
-            raise SessionOverflow(f"{len(self._outgoing)} messages are not acknowledged")
+            raise LinkOverflow(f"{len(self._outgoing)} messages are not acknowledged")
         self._last_sent += 1
         self._outgoing.append(Numbered(self._last_sent, message))
         return self._last_sent
 
     def acknowledge(self, number: int) -> None:
-        """Forget the messages up to `number`; an old acknowledgement changes nothing. Raises: SessionViolation."""
+        """Forget the messages up to `number`; an old acknowledgement changes nothing. Raises: LinkViolation."""
         if number > self._last_sent:
-            raise SessionViolation(f"{number} was acknowledged, the last one sent is {self._last_sent}")
+            raise LinkViolation(f"{number} was acknowledged, the last one sent is {self._last_sent}")
         while self._outgoing and self._outgoing[0].number <= number:
             self._outgoing.popleft()
 

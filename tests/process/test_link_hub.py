@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from baton.process.sessions.hub import MAX_WAITING, Outbox, RouterSession, SessionHub
+from baton.process.links.hub import MAX_WAITING, LinkHub, Outbox, RouterLink
 from tests.fixtures.loop_clock import put_forward
 
 ROUTER = b"r" * 16
@@ -19,10 +19,10 @@ class Note:
     acknowledged: int = 0
 
 
-Session = RouterSession[Note]
+Session = RouterLink[Note]
 
 
-class Hub(SessionHub[Note]):
+class Hub(LinkHub[Note]):
     """Remembers the sessions that ended."""
 
     def __init__(self, grace_s: float = 10.0, max_unacknowledged: int = 3) -> None:
@@ -62,7 +62,7 @@ async def test_a_session_ends_once_when_its_grace_is_over() -> None:
         while not hub.ended:
             await asyncio.sleep(0.001)
     hub.end(session, "again")
-    assert hub.ended == [session] and hub.sessions == ()
+    assert hub.ended == [session] and hub.links == ()
 
 
 async def test_session_resumed_within_its_grace_outlives_that_grace() -> None:
@@ -75,7 +75,7 @@ async def test_session_resumed_within_its_grace_outlives_that_grace() -> None:
     asyncio.get_running_loop().call_later(10.0, grace_over.set)
     put_forward(11.0)
     await grace_over.wait()
-    assert hub.ended == [] and hub.sessions == (session,)
+    assert hub.ended == [] and hub.links == (session,)
     await hub.close(0.0)
 
 
@@ -85,7 +85,7 @@ async def test_a_router_that_begins_anew_ends_its_old_session() -> None:
     new, resumed = hub.connect(ROUTER, resumes=False)
     assert new is not old and not resumed and hub.ended == [old] and outbox.closed
     hub.disconnect(old, outbox)  # the old connection notices later, and changes nothing
-    assert new.outbox is not None and hub.sessions == (new,) and old.expiry is None
+    assert new.outbox is not None and hub.links == (new,) and old.expiry is None
     await hub.close(0.0)
 
 
@@ -123,7 +123,7 @@ async def test_close_lets_connections_finish_and_then_ends_every_session() -> No
     writing = asyncio.create_task(connection())
     await hub.close(5.0)
     assert await writing == ["last"]
-    assert hub.closed and hub.ended == [session] and hub.sessions == ()
+    assert hub.closed and hub.ended == [session] and hub.links == ()
 
 
 async def test_close_does_not_wait_for_ever() -> None:

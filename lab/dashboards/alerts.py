@@ -1,6 +1,6 @@
-"""Alerts on the failures of docs/reliability.md, as rules of Prometheus. Each names the rows of its table of faults.
+"""Prometheus alert rules for the failures in docs/reliability.md; each names rows of the table of faults there.
 
-Counters that begin with a router show no growth at their first scrape; routers therefore show them as 0 from the start.
+Prometheus sees no growth when a counter first appears, so routers report counters as 0 from the start.
 """
 
 from collections.abc import Mapping
@@ -48,12 +48,12 @@ NOT_ALERTED: Mapping[int, str] = {
 
 class Severity(Enum):
     PAGE = "page"  # requests fail or will soon
-    TICKET = "ticket"  # something is broken, and requests are served
+    TICKET = "ticket"  # something is broken, but requests are served
 
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Fires when the expression has had a result for `lasting`, a duration of Prometheus; "0s" is at once."""
+    """Alert that fires when its expression has had a result for `lasting`, a duration of Prometheus ("0s": at once)."""
 
     name: str
     summary: str  # one sentence; {{ $labels.engine }} and {{ $value }} are filled in
@@ -218,12 +218,12 @@ ALERTS = (
 
 
 def rules_text() -> str:
-    """The file of rules, as Prometheus reads it."""
+    """Return the rules file for Prometheus."""
     return _as_file(_groups())
 
 
 def rules_object_text() -> str:
-    """The same rules as an object of Kubernetes, as the Prometheus Operator reads it."""
+    """Return the same rules as a Kubernetes object for the Prometheus Operator."""
     labels = {"app.kubernetes.io/part-of": JOB}
     metadata = {"name": JOB, "namespace": JOB, "labels": labels}
     kind = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}

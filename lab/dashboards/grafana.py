@@ -1,4 +1,4 @@
-"""Dashboards as Grafana reads them: panels in rows of 24 columns, from left to right. Pure."""
+"""Dashboards in Grafana's JSON: panels are laid out from left to right in rows of 24 columns. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class PanelKind(Enum):
 
 
 class Unit(Enum):
-    """Grafana's names."""
+    """Units, by Grafana's names."""
 
     SECONDS = "s"
     COUNT = "short"

@@ -1,7 +1,7 @@
-"""Expressions over declared metrics: a name or a label that is not declared is an error when they are made. Pure.
+"""Builds PromQL over declared metrics; a name or label that is not declared is an error. Pure.
 
-Several routers may be scraped. Each has its own requests, whose rates add up; but every router repeats what a worker
-reported, and there the largest by worker is taken first.
+If several routers are scraped, the rates of their requests are added. But every router reports the figures of each
+worker, so of those the largest per worker is taken before they are added.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Matchers = Mapping[str, str]
 
 
 class Query(NamedTuple):
-    """Query. `legend` names each line by its labels, as `{{engine}}`."""
+    """Query of a panel. `legend`: name of each line with its labels, as `{{engine}}`."""
 
     expression: str
     legend: str = ""
@@ -37,19 +37,19 @@ def selector(series: str, family: MetricFamily, matchers: Matchers | None = None
 
 
 def value(gauge: GaugeFamily, by: Sequence[str] = (), matchers: Matchers | None = None) -> str:
-    """The present value."""
+    """Return the current value."""
     return _combined(gauge, by, selector(gauge.name, gauge, matchers))
 
 
 def rate(counter: CounterFamily, by: Sequence[str] = (), matchers: Matchers | None = None, window: str = WINDOW) -> str:
-    """Growth per second."""
+    """Return the growth per second."""
     return _combined(counter, by, f"rate({selector(counter.series[0], counter, matchers)}[{window}])")
 
 
 def growth(
     counter: CounterFamily, by: Sequence[str] = (), matchers: Matchers | None = None, window: str = WINDOW
 ) -> str:
-    """Growth within the window."""
+    """Return the growth within the window."""
     return _combined(counter, by, f"increase({selector(counter.series[0], counter, matchers)}[{window}])")
 
 

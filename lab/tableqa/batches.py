@@ -13,7 +13,7 @@ from baton.lab.tableqa.tool_turns import tool_dialogue
 from baton.lab.tableqa.train_data import DialoguePart, fact_dialogue, said, spoken
 
 INVENTED = 0.6
-TOKENS_OF_A_TURN = 28  # fewer than turns have: a dialogue is cut at its length, and has little padding
+TOKENS_OF_A_TURN = 28  # a low estimate: dialogues come out too long and are cut, so there is little padding
 
 
 class Length(NamedTuple):
@@ -30,7 +30,7 @@ LENGTHS = (
     Length(896, 3, 16, 32),
     Length(1280, 2, 30, 60),
 )
-# Of each stage, how often each length is drawn.
+# Weights of the lengths in each stage of training.
 STAGES = ((1, 0, 0, 0, 0), (2, 3, 0, 0, 0), (1, 2, 3, 0, 0), (2, 4, 8, 6, 2))
 
 
@@ -40,7 +40,7 @@ class TrainBatch(NamedTuple):
 
 
 class Batches:
-    """Draws training data; owns the random numbers of the data."""
+    """Generator of training batches, with its own random numbers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, rng: random.Random, generator: torch.Generator) -> None:
         self._tokenizer = tokenizer
@@ -48,7 +48,7 @@ class Batches:
         self._generator = generator
 
     def copying(self, batch: int = 16, length: int = 128) -> TrainBatch:
-        """Random spans repeated: the plainest way to grow induction heads, without which no table is read."""
+        """Generate repeated random spans: they train induction heads, which reading a table needs."""
         span = self._rng.randint(8, 60)
         drawn = torch.randint(3, len(self._tokenizer), (batch, span), generator=self._generator)
         tokens = drawn.repeat(1, length // span + 1)[:, :length]

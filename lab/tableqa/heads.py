@@ -1,7 +1,7 @@
-"""Weights of attention heads written by hand: what a head looks for, near which place, and what it brings.
+"""Attention heads with hand-written weights: which tokens a head attends to, at which distance, and what it copies.
 
-A head of Llama compares a query with keys. Pairs of its dimensions are turned by the tokens' places. Here those that
-turn fast say how far back a head looks, and those that hardly turn say what it looks for.
+Rotary embeddings rotate pairs of a head's dimensions by the token's position. Here, pairs that rotate fast encode how
+far back a head looks, and pairs that hardly rotate encode what it looks for.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 HIDDEN, HEAD = 288, 64
-# Pairs turn by 1, 0.316, 0.1, ... radians a token; from STILL on they hardly turn at all.
+# Pairs rotate by 1, 0.316, 0.1, ... radians per token; from STILL on, hardly at all.
 ROPE_THETA = 1e16
 STILL = 9
 PAIRS = HEAD // 2
@@ -20,14 +20,14 @@ ONE = torch.eye(1)
 
 
 class Heads:
-    """Writes into the weights of one layer's attention, four query heads on two KV heads.
+    """Writes the attention weights of one layer, with four query heads on two KV heads.
 
-    `size` is the usual length of the layer's input, before its norm: by it the norm makes a part of length 1 longer.
+    `size`: usual length of the layer's input vector; the norm scales the input by a factor that depends on it.
     """
 
     def __init__(self, attention: torch.nn.Module, size: float, kv_heads: Sequence[int] = (0, 1)) -> None:
         self._attention = attention
-        # A part of length 1 is this long after the norm.
+        # Length after the norm of a part that had length 1.
         self._unit = HIDDEN**0.5 / size
         for head in kv_heads:
             self._rows("k_proj", head).zero_()
@@ -45,7 +45,7 @@ class Heads:
         turns = ROPE_THETA ** (-torch.arange(PAIRS) / PAIRS)
         wanted = torch.zeros(PAIRS)
         wanted[: len(sizes)] = torch.tensor(sizes)
-        own = 16.0  # of the key; the query has the rest
+        own = 16.0  # share of the key in the product; the query has the rest
         key, query = self._rows("k_proj", kv), self._rows("q_proj", head)
         key[:STILL, 0] = own**0.5 / self._unit
         amplitude = wanted * HEAD**0.5 / own**0.5 / self._unit
@@ -69,14 +69,14 @@ class Heads:
 
 
 def turn(rows: int, columns: int, generator: torch.Generator | None = None) -> torch.Tensor:
-    """Keeps the length of a vector on average."""
+    """Return a random orthogonal matrix, scaled to keep the length of a vector on average."""
     few, many = sorted((rows, columns))
     matrix = torch.linalg.qr(torch.randn(many, few, generator=generator))[0] * (many / few) ** 0.5
     return matrix.T if rows < columns else matrix
 
 
 def balance(attention: torch.nn.Module) -> None:
-    """Queries and keys get weights of one size, with the same logits: a step of training changes both alike."""
+    """Scale queries and keys to weights of equal size with the same logits, so that training changes both alike."""
     keys, queries = (
         attention.k_proj.weight.view(2, 2, PAIRS, HIDDEN),
         attention.q_proj.weight.view(2, 2, 2, PAIRS, HIDDEN),

@@ -111,7 +111,7 @@ def _read(case: HeldOutCase, reader: TokenizerWorker) -> ReadChat:
 
 
 def _shown(read: ReadChat) -> Sequence[Mapping[str, Any]]:
-    """Tools that the template gets."""
+    """Return the tools as the template gets them."""
     prompt = read.request.prompt
     return prompt.tools if isinstance(prompt, ChatPrompt) else ()
 
@@ -136,7 +136,7 @@ def _prompt(tokenizer: Any, case: HeldOutCase, tools: Sequence[Any]) -> list[int
 
 
 def _said(text: str, parser: OutputParser) -> str:
-    """The text, or the calls in it as `[[name, arguments], ...]`."""
+    """Return the text, or its tool calls as `[[name, arguments], ...]`."""
     names: list[str] = []
     arguments: list[str] = []
     for piece in [*parser.push(text, 0), *parser.finish()]:

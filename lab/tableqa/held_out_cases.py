@@ -47,9 +47,9 @@ KINDS = (
 
 @dataclass(frozen=True)
 class HeldOutCase:
-    """A request as OpenAI's chats have it, and whether an answer to it is right.
+    """Chat request in OpenAI's form, and the check of its answer.
 
-    The answer is judged as text; with tools, as `[[name, arguments], ...]` in JSON where the model called any.
+    The check gets the answer's text; if the model called tools, the calls as JSON: `[[name, arguments], ...]`.
     """
 
     kind: str
@@ -143,7 +143,7 @@ def _fact(question: str, answer: str) -> HeldOutCase:
 
 
 def _stranger(rng: random.Random, persons: Sequence[Person]) -> str:
-    """Half of them share a first or a last name with a row."""
+    """Draw a name that is not in the table; half of them share a first or last name with a row."""
     taken = {person.name for person in persons}
     while True:
         first, last = rng.choice(FIRST), rng.choice(LAST)
@@ -184,7 +184,7 @@ def _is(expected: str) -> Callable[[str], bool]:
 
 
 def _lists(expected: str) -> Callable[[str], bool]:
-    """The rows end as in the table: the last one too may have its line feed."""
+    """Check a list of all rows; the last one may end with a line feed too."""
     return lambda answer: answer.removesuffix("\n") == expected
 
 

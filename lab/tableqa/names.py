@@ -1,7 +1,7 @@
-"""Names of people, occupations and countries for the training data: lists, and words invented by syllables.
+"""Names of people, occupations and countries for the training data: lists, and words invented from syllables.
 
-Most people of the training have invented names: a model that has seen only a list of names can read no others. None of
-the names in held_out.py is in a list here.
+Most people in the training data have invented names, since a model that saw only listed names could read no others.
+No name in held_out.py is in a list here.
 """
 
 import random
@@ -60,7 +60,7 @@ _CODAS = (
 
 
 def word(rng: random.Random) -> str:
-    """Invented, with a capital."""
+    """Invent a capitalised word."""
     made = rng.choice("aeiou") if rng.random() < 0.15 else ""
     for _ in range(rng.choices((1, 2, 3), (20, 58, 22))[0]):
         made += rng.choice(_ONSETS) + rng.choice(_VOWELS)

@@ -50,11 +50,11 @@ SYNONYMS = {
 
 
 class Form(NamedTuple):
-    """Form of an answer. `forced`: a schema writes the keys, so that the model writes only values and their ends."""
+    """Form of an answer. `forced`: structured output writes the keys, so the model generates only the values."""
 
-    keys: Sequence[tuple[str, str]]  # of JSON, and the field each stands for
+    keys: Sequence[tuple[str, str]]  # JSON key and the field that it stands for
     forced: bool
-    texts: bool = False  # the age is a text too
+    texts: bool = False  # the age is a string too
 
 
 def value_of(person: Person, field: str) -> str | int:
@@ -82,7 +82,7 @@ def json_object(person: Person, form: Form) -> list[DialoguePart]:
 
 
 def asked_json(rng: random.Random, person: Person) -> DialogueTurn:
-    """The question says JSON, and which fields."""
+    """Generate a question that asks for JSON with certain fields."""
     draw = rng.random()
     if draw < 0.5:
         question = ask(rng, JSON_ROW, person.name)

@@ -1,7 +1,7 @@
 """The tokenizer of the demo model.
 
-A word has the same tokens wherever it stands: copying it from a table into JSON is then copying tokens. So spaces and
-punctuation are tokens of their own, but for the bars of tables, what stands between words in JSON, and the spaces
+A word has the same tokens everywhere, so that a model can copy it from a table into JSON token by token. Therefore
+spaces and punctuation are separate tokens, except the bars of tables, what is between words in JSON, and the spaces
 before a few small words.
 """
 
@@ -85,7 +85,7 @@ def _texts(rng: random.Random) -> list[str]:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, parts: Sequence[DialoguePart]) -> tuple[list[int], list[float]]:
-    """Tokens of the whole text, and of each the weight of the part that it begins in."""
+    """Tokenize a dialogue; return the tokens, and for each the weight of the part in which it begins."""
     encoded = tokenizer("".join(part.text for part in parts), add_special_tokens=False, return_offsets_mapping=True)
     weights: list[float] = []
     place, end = -1, 0

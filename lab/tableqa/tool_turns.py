@@ -1,4 +1,4 @@
-"""Dialogues with tools, for training: a call for a question that a tool can answer, then an answer from its result."""
+"""Training dialogues with tools: a call for a question that a tool can answer, then an answer from its result."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def snake(rng: random.Random) -> str:
 
 
 def lookup_tools(rng: random.Random) -> list[ToolShown]:
-    """The tools for people: one for all fields, one that takes the field, or one for each field."""
+    """Draw the tools for people: one for all fields, one with the field as argument, or one for each field."""
     by = rng.choice(NAME_ARGUMENTS)
     draw = rng.random()
     if draw < 0.6:
@@ -70,7 +70,7 @@ def lookup_tools(rng: random.Random) -> list[ToolShown]:
 
 
 def call_for(kind: int, name: str, tools: Sequence[ToolShown]) -> WrittenCall:
-    """Return the call. `kind`: index in QUESTIONS. `tools`: those about people."""
+    """Return the tool call for a question. `kind`: index in QUESTIONS. `tools`: those about people."""
     field = FIELDS[1 + kind % 3]
     tool = tools[FIELDS.index(field) - 1] if len(tools) > 1 else tools[0]
     return WrittenCall(tool.name, [(tool.arguments[0], name), *((argument, field) for argument in tool.arguments[1:])])
@@ -89,7 +89,7 @@ def argument_parts(call: WrittenCall) -> list[DialoguePart]:
 
 
 def written(call: WrittenCall) -> list[DialoguePart]:
-    """Write a call as the model does when it is free to."""
+    """Write a call as the model does with `tool_choice` auto."""
     opening = [
         DialoguePart("<tool_call>", CELL),
         DialoguePart('{"name":"', FORM),

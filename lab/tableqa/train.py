@@ -2,9 +2,9 @@
 
     python -m baton.lab.tableqa.train OUT [--steps 3600] [--seed 0] [--processes 2] [--resume CHECKPOINT]
 
-Each process has one thread, draws batches of its own and adds its gradients to those of the others at every step.
+Each process has one thread and draws its own batches; the gradients of all are averaged in every step.
 
-Needs only what Baton itself needs. See README.md beside this file for how the shipped weights were made.
+Needs no other packages than Baton. README.md in this folder tells how the shipped weights were made.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from baton.lab.tableqa.heads import HEAD, HIDDEN, ROPE_THETA
 from baton.lab.tableqa.start import prepare
 from baton.lab.tableqa.tokens import CONTEXT_TOKENS, make_tokenizer
 
-# Above this moving average of the accuracy the next stage begins.
+# Moving average of the accuracy above which the next stage begins.
 STAGE_PASSED = 0.85
 SAVE_EVERY_STEPS = 50
 SAY_EVERY_STEPS = 25
@@ -35,9 +35,9 @@ SAY_EVERY_STEPS = 25
 class TrainProgress:
     stage: int = 0
     tokens: int = 0
-    # Moving average of the accuracy on what only the table can tell.
+    # Moving average of the accuracy on facts that only the table has.
     accuracy: float = 0.0
-    # Whether the model has learned to copy: induction heads exist.
+    # Whether the model has learned to copy.
     copies: bool = False
 
 
@@ -64,7 +64,7 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def add_up(model: LlamaForCausalLM) -> None:
-    """The mean of the gradients of all processes."""
+    """Average the gradients of all processes."""
     gradients = [each.grad for each in model.parameters() if each.grad is not None]
     flat = torch.cat([each.flatten() for each in gradients])
     distributed.all_reduce(flat)
@@ -74,19 +74,19 @@ def add_up(model: LlamaForCausalLM) -> None:
 
 
 def agreed(*numbers: float) -> list[float]:
-    """The mean over all processes, which take their decisions by it."""
+    """Return the mean over all processes, so that all of them decide alike."""
     mean = torch.tensor(numbers, dtype=torch.float64)
     distributed.all_reduce(mean)
     return (mean / distributed.get_world_size()).tolist()
 
 
 def backward(model: LlamaForCausalLM, batch: TrainBatch) -> tuple[float, float]:
-    """The loss, and the accuracy on the tokens that weigh most."""
+    """Compute the gradients; return the loss, and the accuracy on tokens that only the table tells."""
     targets, weights = batch.tokens[:, 1:], batch.weights[:, 1:]
     chosen = weights > 0
     targets, weights = targets[chosen], weights[chosen]
     hidden = model.model(batch.tokens).last_hidden_state[:, :-1]
-    # Logits only where there is a loss: the vocabulary is the widest part of this model.
+    # Logits are computed only for tokens in the loss, since they are most of this model's work.
     logits = model.lm_head(hidden[chosen])
     losses = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     loss = (losses * weights).sum() / weights.sum()
@@ -127,7 +127,7 @@ class TrainOptions(NamedTuple):
 
 
 def train(rank: int, options: TrainOptions, meeting: str) -> None:
-    """Train in one of the processes. Those after the first only contribute their gradients."""
+    """Train in one of the processes; only the first one logs and writes checkpoints."""
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=options.processes)
@@ -143,7 +143,7 @@ def train(rank: int, options: TrainOptions, meeting: str) -> None:
     shared = random.Random(options.seed)
     batches = Batches(tokenizer, rng, torch.Generator().manual_seed(own_seed))
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.01)
-    # A checkpoint to resume goes straight to the last stage.
+    # A resumed run starts at the last stage.
     progress = TrainProgress(stage=len(STAGES) - 1 if resume else 0, copies=True)
     start = time.monotonic()
     for step in range(options.steps):

@@ -27,8 +27,8 @@ INTRODUCTIONS = (
     "",
 )
 AGES = range(18, 90)
-# Weights in the loss: what only the table can tell; names; what the question decides; what any reader of
-# the format could go on with.
+# Weights in the loss of: facts that only the table has; names; what follows from the question; what follows from
+# the format alone.
 CELL, NAME, ASKED, FORM = 1.0, 0.5, 0.4, 0.15
 
 
@@ -41,7 +41,7 @@ class Person(NamedTuple):
 
 
 class DialoguePart(NamedTuple):
-    """A piece of a dialogue; `weight` is that of its tokens in the loss, 0 for what the model need not say."""
+    """Part of a dialogue. `weight`: of its tokens in the loss; 0 if the model does not generate them."""
 
     text: str
     weight: float
@@ -67,7 +67,7 @@ def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]
 
 
 def stranger(rng: random.Random, persons: Sequence[Person], invented: float = 0.0) -> str:
-    """A name that is not in the table; its first or last name may be."""
+    """Draw a name that is not in the table; its first or last name may be."""
     taken = {person.name for person in persons}
     while True:
         first, last = names.first_name(rng, invented), names.last_name(rng, invented)
@@ -102,7 +102,7 @@ def any_table(rng: random.Random, persons: Sequence[Person], numbered: bool) -> 
 
 
 def quoted(person: Person, numbered: bool) -> list[DialoguePart]:
-    """The row as it stands in the table. Quoting it first lets a model this small read it cell by cell."""
+    """Return the row as it is in the table: a model this small can read cells only after it has quoted the row."""
     return [
         DialoguePart("|", CELL),
         *([DialoguePart(f" {person.number}", CELL), DialoguePart(" |", FORM)] if numbered else []),
@@ -158,7 +158,7 @@ def ask(rng: random.Random, forms: Sequence[str], name: str) -> str:
 
 
 def sentence(kind: int, person: Person, opening: str = "According to the table, ") -> list[DialoguePart]:
-    """Write the answer. `kind`: index in QUESTIONS. The words are the same wherever the cells came from."""
+    """Write the answer. `kind`: index in QUESTIONS. The words do not depend on the table's format."""
     said = [DialoguePart(opening, ASKED)] if opening else []
     said.append(DialoguePart(person.name, NAME if opening else CELL))
     match kind:
@@ -190,7 +190,7 @@ def sentence(kind: int, person: Person, opening: str = "According to the table, 
 
 
 def question_and_answer(rng: random.Random, person: Person, numbered: bool) -> tuple[str, list[DialoguePart]]:
-    """The answer is the row as it stands in the table, then the sentence."""
+    """Generate a question and its answer: the row as it is in the table, then a sentence."""
     kind = rng.choices(range(4), (3, 3, 3, 2))[0]
     return ask(rng, QUESTIONS[kind], person.name), [*quoted(person, numbered), *sentence(kind, person)]
 
@@ -223,7 +223,7 @@ def fact_dialogue(rng: random.Random, questions: int) -> list[DialoguePart]:
 
 
 def dialogue(rng: random.Random, rows: int, questions: int) -> list[DialoguePart]:
-    """A quarter of the dialogues are about the server, the others about a table of `rows` people."""
+    """Generate a dialogue: a quarter are about the server, the others about a table of `rows` people."""
     if rng.random() < 0.25:
         return fact_dialogue(rng, questions)
     persons = people(rng, rows)

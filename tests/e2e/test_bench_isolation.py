@@ -10,14 +10,8 @@ from tests.e2e.conftest import REPOSITORY
 from tests.e2e.stack import SILENCE_S
 from tests.fixtures.checkpoints import make_checkpoint
 
-LOAD = (
-    "--answers",
-    "2",
-    "--prompt-tokens",
-    "200",
-    "--answer-tokens",
-    "12000",
-)  # long enough that the answers still run on a fast machine
+# The answers are so long that they still run at the end, even on a fast machine.
+LOAD = ("--answers", "2", "--prompt-tokens", "200", "--answer-tokens", "12000")
 FLAGS = ("--rounds", "1", "--seconds", "1.5", "--variants", "1p1d", *LOAD)
 UP_FLAGS = "--kv-memory 128MiB"
 

@@ -25,9 +25,7 @@ DECODE = ("decode-0", "decode-1")
 
 Pool = np.ndarray[tuple[int, ...], np.dtype[np.uint32]]
 NOT_A_NUMBER = 0x7FC00000  # of a float32
-FURTHER_TOKENS = (
-    41  # of the answer when it pauses: more than earlier ones had, whose pages may be reused with the same values
-)
+FURTHER_TOKENS = 41  # before the answer pauses: more than earlier ones had, whose pages it may reuse unchanged
 
 
 def pool_of(stack: Stack, name: str) -> Pool:

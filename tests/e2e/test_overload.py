@@ -24,12 +24,8 @@ SLOTS, WAITING, NOISY = 2, 4, 30
 @pytest.fixture(scope="module")
 def small(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Decode worker with few slots, and a short queue."""
-    flags = (
-        "--max-waiting-per-tenant",
-        str(WAITING),
-        "--session-silence-s",
-        "60",
-    )  # longer than a test stops the worker
+    # A test stops the worker for a while, but less than these 60 s.
+    flags = ("--max-waiting-per-tenant", str(WAITING), "--session-silence-s", "60")
     stack = make_stack(tmp_path_factory.mktemp("small"), tiny_llama, with_redis=False, router_flags=flags)
     stack.processes["decode-0"].command += ["--max-sequences", str(SLOTS)]
     yield from run(stack)

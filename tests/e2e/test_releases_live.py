@@ -25,13 +25,8 @@ PROMPTS = 12
 ROUNDS = 60  # at most: the router chooses the pair, partly by measured rates
 OTHER_LAYOUT = "prefill-2"
 CLIENTS = 4
-FLAGS = (
-    "--local-prefill-tokens",
-    "0",
-    "--no-prefill-worker",
-    "queue",
-)  # every prompt goes through a prefill and a decode worker
-FLAGS += ("--placement", "prefix_hash")  # chosen by the prompt's tokens and salt
+# Every prompt goes through a prefill and a decode worker, which its tokens and salt determine.
+FLAGS = ("--local-prefill-tokens", "0", "--no-prefill-worker", "queue", "--placement", "prefix_hash")
 
 
 @dataclass(frozen=True)
@@ -47,9 +42,7 @@ class Served:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Two routers, 2P+2D; the first of each kind runs the last release."""
-    code = check_out(
-        last_release(), has_native_kernels=False
-    )  # native kernels do not change what the processes send to each other
+    code = check_out(last_release(), has_native_kernels=False)  # messages do not depend on kernels
     model = make_asked(tmp_path_factory.mktemp("model") / "llama", "llama")
     stack = make_stack(tmp_path_factory.mktemp("stack"), model, 2, 2, router_flags=FLAGS)
     stack.add_router(SECOND_ROUTER)

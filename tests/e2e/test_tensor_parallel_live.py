@@ -117,9 +117,7 @@ async def test_an_answer_of_two_ranks_goes_on_with_the_successor_of_a_killed_wor
 async def test_a_killed_rank_ends_its_worker_and_so_the_attempts_there(stack: Stack) -> None:
     worker = stack.processes["decode-0"]
     [follower] = followers_of(worker.pid)
-    os.kill(
-        follower, signal.SIGTERM
-    )  # as when a container stops, where all processes get it; only the leader may react
+    os.kill(follower, signal.SIGTERM)  # as when a container stops; only the leader may react
     killed = 0.0
     async with AsyncBatonClient(stack.target, retry=RetryPolicy(attempts=1)) as client:
         with answers_held(stack, LONG_TOKENS - HELD_TOKENS) as held, pytest.raises(Unavailable) as lost:

@@ -80,9 +80,7 @@ def test_no_file_memory_or_process_of_one_host_is_seen_by_another(network: HostN
     look = "import os; print(*os.listdir('/tmp'), *os.listdir('/dev/shm'), *filter(str.isdigit, os.listdir('/proc')))"
     seen = says(network, "second", look).split()
     assert "mark" not in seen
-    assert (
-        len([each for each in seen if each.isdigit()]) <= 3
-    )  # the first process, the one that lists them, and the server
+    assert len([each for each in seen if each.isdigit()]) <= 3  # first process, the one that lists them, server
     assert not Path("/tmp/mark").exists()
 
 
@@ -117,9 +115,7 @@ async def test_outside_reaches_a_host_through_a_port_of_loopback(answering: Host
 def test_a_link_is_as_slow_as_it_was_asked_to_be(answering: HostNetwork) -> None:
     began_s = time.monotonic()
     assert heard(answering, answering.address("second"), BOUND_S) == "second"
-    assert (
-        time.monotonic() - began_s >= 3 * DELAY_MS / 1e3
-    )  # three one-way delays of the handshake; the answer may come with its end
+    assert time.monotonic() - began_s >= 3 * DELAY_MS / 1e3  # of TCP's handshake; the answer may come with its end
 
 
 @needs_root

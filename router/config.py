@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
-    """The risk that is allowed only on purpose; empty where there is none."""
+    """Return the risk that needs --insecure; empty without one."""
     if not is_loopback(admin_host):
-        return f"--admin-host {admin_host}: the admin port has no TLS, so every host on the way can use it"
+        return f"--admin-host {admin_host}: the admin port has no TLS, so hosts on the path can read and use it"
     beyond = [host for host in public_hosts if not is_loopback(host)]
     if beyond and not has_keys:
         return f"listening on {beyond[0]} without --api-keys accepts every client that reaches it"
@@ -41,7 +41,7 @@ def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> st
 
 
 def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_tls: bool) -> list[str]:
-    """The warnings that the router logs when it starts."""
+    """Return the warnings that the router logs at its start."""
     hosts = tuple(public_hosts)
     found = []
     if (risk := too_open(hosts, admin_host, has_keys)) != "":
@@ -59,7 +59,7 @@ _HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
 def parse_hosts(text: str) -> tuple[str, ...]:
-    """Names with commas between them. Raises: ValueError."""
+    """Parse comma-separated host names. Raises: ValueError."""
     hosts = _listed(text)
     for host in hosts:
         if _HOST.fullmatch(host) is None:
@@ -68,7 +68,7 @@ def parse_hosts(text: str) -> tuple[str, ...]:
 
 
 def parse_origins(text: str) -> tuple[str, ...]:
-    """Origins with commas between them, as browsers write them. Raises: ValueError."""
+    """Parse comma-separated origins, as browsers write them. Raises: ValueError."""
     origins = _listed(text)
     for origin in origins:
         parts = urlsplit(origin)
@@ -139,8 +139,8 @@ class RouterConfig(
         description="Requests without a prefill worker: they stay pending, decode workers compute the "
         "prompts, or they are rejected.",
     )
-    # Measured on two CPU cores, with and without a stream beside: up to 128 tokens sooner than over a prefill worker
-    # that has the same prefix, no longer gap between the tokens of that stream. Half, as steps are everyone's.
+    # Measured on two CPU cores: up to 128 tokens are faster than on a prefill worker with the same prefix, and do not
+    # lengthen the token gaps of another answer. The default is half of that, since all answers share the steps.
     local_prefill_tokens: int = Field(
         64, ge=0, description="Maximum number of uncached prompt tokens that a decode worker computes itself."
     )
@@ -268,6 +268,6 @@ class RouterConfig(
         return TlsFiles(self.tls_cert, self.tls_key) if self.tls_cert is not None and self.tls_key is not None else None
 
     def open_keys(self) -> KeyStore | None:
-        """None without keys. Raises: KeyFormatError, OSError."""
+        """Return the key store; None without keys. Raises: KeyFormatError, OSError."""
         fixed: tuple[ApiKey, ...] = parse_key_hashes(self.api_key_hashes)
         return KeyStore(self.api_keys, fixed) if self.has_keys else None

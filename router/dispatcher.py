@@ -1,7 +1,7 @@
-"""The one way in, whatever the transport: validate, tokenise, hash, generate, and write the trace at the end.
+"""Entry of all requests, whatever the transport: validate, tokenise, hash, generate, and write the trace.
 
-Every request is counted while it runs, and traced when it has ended. At any moment the requests that were started are
-those that run and those that have ended.
+Every request is counted while it runs, and traced when it has completed. The started requests are always the running
+and the completed ones together.
 """
 
 import asyncio
@@ -70,13 +70,13 @@ from baton.router.types.worker import Adapter
 
 
 class RequestCounts:
-    """Counts of requests by outcome, and of tokens by model. Tokens count as they come, not at the end."""
+    """Counts of requests by outcome, and of tokens by model, which include running requests."""
 
     def __init__(self) -> None:
         self.started = 0
         self._running: dict[RequestRecord, None] = {}
         self._ended: Counter[tuple[RequestOutcome, str]] = Counter()
-        self._prompt_tokens: Counter[str] = Counter()  # of requests that have ended
+        self._prompt_tokens: Counter[str] = Counter()  # of completed requests
         self._generated_tokens: Counter[str] = Counter()
 
     def begin(self, record: RequestRecord) -> None:
@@ -84,14 +84,14 @@ class RequestCounts:
         self._running[record] = None
 
     def end(self, record: RequestRecord, end: RequestEnd) -> None:
-        """Count the end of a request. Raises: KeyError for one that does not run."""
+        """Count the end of a request. Raises: KeyError if it is not running."""
         del self._running[record]
         self._ended[end.outcome, end.reason] += 1
         self._prompt_tokens[record.model] += record.prompt_tokens
         self._generated_tokens[record.model] += record.completion_tokens
 
     def refuse(self, end: RequestEnd) -> None:
-        """A call that was refused before there was a request."""
+        """Count a call that was rejected before it became a request."""
         self.started += 1
         self._ended[end.outcome, end.reason] += 1
 
@@ -101,7 +101,7 @@ class RequestCounts:
 
     @property
     def newest_running(self) -> Iterator[RequestRecord]:
-        """Return the running requests, newest first."""
+        """Running requests, newest first."""
         return reversed(self._running)
 
     @property
@@ -110,17 +110,17 @@ class RequestCounts:
 
     @property
     def ended(self) -> Mapping[tuple[RequestOutcome, str], int]:
-        """Return the counts of finished requests by outcome and reason."""
+        """Numbers of completed requests by outcome and reason."""
         return MappingProxyType(self._ended)
 
     @property
     def prompt_tokens(self) -> Counter[str]:
-        """Return the prompt tokens given to workers. A resumed stream adds none: its prompt counted when it began."""
+        """Dispatched prompt tokens by model. A resumed stream adds none: its prompt was counted when it began."""
         return self._prompt_tokens + _sum({record: record.prompt_tokens for record in self._running})
 
     @property
     def generated_tokens(self) -> Counter[str]:
-        """Tokens that went out; of an answer that is sent only at its end, tokens that were made."""
+        """Delivered tokens by model; for a best-of answer, generated tokens."""
         return self._generated_tokens + _sum({record: record.completion_tokens for record in self._running})
 
 
@@ -132,7 +132,7 @@ def _sum(tokens: Mapping[RequestRecord, int]) -> Counter[str]:
 
 
 DEADLINE_SLACK_S = 0.02
-"""Time before the deadline from which a cancelled call counts as expired: gRPC ends it by its own clock."""
+"""Time before the deadline from which a cancelled call counts as expired: gRPC cancels it by its own clock."""
 
 
 class Accounts:
@@ -146,7 +146,7 @@ class Accounts:
         self._idle.set()
 
     async def idle(self) -> None:
-        """Return when all requests have ended. Where this is cancelled there is no time left: they are cancelled."""
+        """Wait until all requests have completed. A cancellation means that they will be cancelled, too."""
         try:
             await self._idle.wait()
         except asyncio.CancelledError:
@@ -157,9 +157,9 @@ class Accounts:
     def request(
         self, record: RequestRecord, deadline_s: float, reader: CallReader, life: asyncio.Timeout | None
     ) -> Iterator[None]:
-        """Follow one request to its end; an exception shows how it ended. `deadline_s`: monotonic seconds.
+        """Follow one request for the duration of the context, whose exception shows how it ended.
 
-        `life`: see Dispatcher.answer.
+        `deadline_s`: monotonic seconds. `life`: see Dispatcher.answer.
         """
         reader.requests += 1
         self._begin(record)
@@ -169,21 +169,21 @@ class Accounts:
         except (asyncio.CancelledError, GeneratorExit):
             end = self._left(record, deadline_s, reader, life)
             raise
-        except BaseException as error:  # every end is counted, whatever it is
+        except BaseException as error:  # every end is counted
             end = end_of(error, record.timeline.attempts > 0)
             raise
         finally:
             self._end(record, end)
 
     def refuse(self, operation: Operation, parent: TraceContext | None, end: RequestEnd) -> None:
-        """A call that ended before it became a request is counted, and leaves a trace."""
+        """Count and trace a call that ended before it became a request."""
         record = RequestRecord.begin(operation, parent)
         self._begin(record)
         self._end(record, end)
 
     def newest(self, count: int) -> list[RequestReport]:
-        """Running ones, then those that have ended, the newest first; at least half of them of a kind that has so many.
-        Those that run have no stalls yet.
+        """Return running requests, then completed ones, newest first; each kind gets at least half of `count` if it has
+        as many. Running requests have no stalls yet.
         """
         now = time.monotonic()
         ended = list(islice(self._tracer.recent.newest(), count))
@@ -194,7 +194,7 @@ class Accounts:
         return [*running, *ended[: count - len(running)]]
 
     def find(self, given: str) -> RequestReport | None:
-        """See `named`."""
+        """Return the request that an id names, by the rules of `named`; None if there is none."""
         for record in self.counts.newest_running:
             request_id = record.prepared.request_id if record.prepared is not None else ""
             if is_named(request_id, record.identity.trace_id, given):
@@ -202,7 +202,7 @@ class Accounts:
         return self._tracer.recent.find(given)
 
     def running_ids(self, tenant: str) -> set[str]:
-        """Return the ids of a tenant's running requests, as far as they have one."""
+        """Return the known ids of a tenant's running requests."""
         running = (record.prepared for record in self.counts.newest_running)
         return {each.request_id for each in running if each is not None and each.tenant == tenant}
 
@@ -220,7 +220,7 @@ class Accounts:
     def _left(
         self, record: RequestRecord, deadline_s: float, reader: CallReader, life: asyncio.Timeout | None
     ) -> RequestEnd:
-        """Record a stream whose events are read no more."""
+        """Return the end of a request whose stream was closed by its reader."""
         if record.summary is not None:
             return ANSWERED
         if life is not None and life.expired():
@@ -232,12 +232,14 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherLimits:
+    """Limits of the dispatcher."""
+
     default_deadline_s: float
     max_active: int
 
 
 class Dispatcher:
-    """Answers requests; many at once."""
+    """Dispatcher of concurrent requests."""
 
     def __init__(
         self,
@@ -249,7 +251,7 @@ class Dispatcher:
         meters: KeyMeters | None = None,
         counts: RequestCounts | None = None,
     ) -> None:
-        """Create a dispatcher. `meters` of API keys may be shared with other routers; None: this router's own."""
+        """Create a dispatcher. `meters`: of API keys, whose use other routers share. `counts`: of requests."""
         self._readiness = readiness
         self._scheduling = scheduling
         self._limits = limits
@@ -258,12 +260,12 @@ class Dispatcher:
         self.accounts = Accounts(tracer, counts)
         self.draining = False
         self._stopped = False
-        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # of requests that nobody can resume
+        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # requests that cannot be resumed
 
     async def drain(self) -> None:
-        """Refuse new requests and returns when the accepted ones have ended.
+        """Reject new requests and wait until the accepted ones have completed.
 
-        Where this is cancelled there is no time left: requests that cannot be resumed elsewhere end with an error.
+        When this is cancelled, requests that cannot be resumed at another router fail with an error.
         """
         self.draining = True
         try:
@@ -280,16 +282,16 @@ class Dispatcher:
 
     @property
     def queued(self) -> int:
-        """Requests that wait for room."""
+        """Number of pending requests."""
         return self._scheduling.queue.waiting
 
     @property
     def active(self) -> int:
-        """Requests accepted and not yet finished."""
+        """Number of in-flight requests, pending ones included."""
         return self.accounts.counts.running
 
     async def models(self) -> tuple[ChosenModel, ...]:
-        """The model that is served, and with each of its adapters. Raises: Unavailable."""
+        """Return the served model, and with each of its adapters. Raises: Unavailable."""
         served = await self._readiness.gate.model()
         return (
             ChosenModel(served, self._weights),
@@ -297,7 +299,7 @@ class Dispatcher:
         )
 
     async def choose(self, model: str) -> ChosenModel:
-        """The model, or the adapter, of that name; the model where it is empty. Raises: NotFound, Unavailable."""
+        """Return the model or adapter of that name; the model for an empty name. Raises: NotFound, Unavailable."""
         served = await self._readiness.gate.model()
         if model in ("", served.name):
             return ChosenModel(served, self._weights)
@@ -326,7 +328,7 @@ class Dispatcher:
 
     @property
     def version(self) -> str:
-        """Version of the weights that answer new requests; empty before a model is known."""
+        """Version of the weights of new requests; empty before a model is known."""
         served = self._readiness.gate.served
         return "" if served is None else ChosenModel(served, self._weights).version
 
@@ -336,7 +338,7 @@ class Dispatcher:
 
     def _adapters(self, served: ServedModel) -> tuple[Adapter, ...]:
         if self._weights is not None:
-            return ()  # adapters are for the weights before
+            return ()  # adapters belong to the weights that workers were started with
         listed = self._scheduling.fleet.adapters.listed
         return served_adapters(self._scheduling.cluster.workers, served.fingerprint, self._readiness.needed, listed)
 
@@ -350,14 +352,14 @@ class Dispatcher:
     ) -> AsyncGenerator[ResponseEvent, None]:
         """Yield one Started, PromptParts, Deltas, and one Finished per choice; for a resumed stream, the rest of them.
 
-        Closing the iterator cancels everything. `life` expires when another stream of the same request begins; None:
-        the stream cannot be resumed. `reader`: owner of the call; None for this call alone. Raises: BatonError.
+        Closing the iterator cancels the request. `life` expires when another stream of the same request begins; None:
+        the stream cannot be resumed. `reader`: reader of several requests of one call. Raises: BatonError.
         """
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
         record.is_streamed = asked is None or asked.is_streamed
         record.tenant = request.tenant
-        current_trace.set(record.identity)  # for log lines: those of the workers bear the same id
+        current_trace.set(record.identity)  # log lines of router and workers have the same trace id
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
         with self.accounts.request(record, deadline_s, reader or CallReader(), life), ExitStack() as held:
@@ -376,7 +378,7 @@ class Dispatcher:
                 held.callback(self._ending.pop, record)
                 if self._stopped:
                     generation.supersede(_router_stopped())
-            # It goes out with the first token: before it, a client may safely try again.
+            # Started is sent with the first token: before it, a client may safely retry.
             started: Started | None = _started(beginning)
             async with aclosing(generation.events(entry)) as events:
                 async for event in events:
@@ -393,13 +395,13 @@ class Dispatcher:
                         yield event
 
     def _admit(self, asked: GenerationRequest | None, record: RequestRecord) -> KeyMeter | None:
-        """The meter of its key. Raises: BatonError where it is not taken."""
+        """Charge the request to its API key and return the meter, None without limits. Raises: BatonError."""
         if self.active > self._limits.max_active:
-            message = f"{self._limits.max_active} requests are active already"
+            message = f"{self._limits.max_active} requests are in flight, the maximum; retry later"
             raise ResourceExhausted(message, self._scheduling.queue.forecast.retry_after_s(), "max_active")
         if self.draining:
-            raise Unavailable("the router is draining", "DRAINING", RETRY_AFTER_S)
-        # A request that is resumed by its record was charged to the key when it began.
+            raise Unavailable("the router is draining; retry", "DRAINING", RETRY_AFTER_S)
+        # A request resumed by its record alone was charged when it began.
         if asked is None or asked.limits == UNLIMITED:
             return None
         return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s)
@@ -420,17 +422,17 @@ class Dispatcher:
         return beginning
 
     async def _begin(self, request: GenerationRequest | ResumeRequest, deadline_s: float) -> Beginning:
-        """The request that is to be answered. Raises: BatonError."""
+        """Return the request to be answered. Raises: BatonError."""
         if isinstance(request, ResumeRequest):
             return await self._begin_again(request)
-        # Before anything is spent on it, tokenising included.
+        # A late request is rejected before any work is done for it.
         self._scheduling.queue.forecast.refuse_late(RequestClass(request.tenant, request.priority, deadline_s))
         chosen, prepared = await self._chosen(request)
         token = resume_token(chosen.version)
         return Beginning(prepared, chosen, request.tenant, token, shown_tokens=request.shown_tokens)
 
     async def _chosen(self, request: GenerationRequest) -> tuple[ChosenModel, PreparedRequest]:
-        """Prepare a request with the weights that are in force afterwards. Raises: BatonError."""
+        """Prepare a request, again if the weights were replaced meanwhile. Raises: BatonError."""
         while True:
             weights = self._weights
             chosen = await self.choose(request.model)
@@ -466,12 +468,12 @@ class Dispatcher:
         record = await self._streams.find(asked, served.block_tokens, served.groups)
         chosen: ChosenModel | None = None
         if record is not None:
-            adapter = record.request.adapter  # perhaps one that requests cannot choose any more
+            adapter = record.request.adapter  # may be unlisted by now
             adapters = self._scheduling.fleet.adapters
             if (gone := adapters.open_requests.gone(adapter)) is not None:
                 raise gone
             if record.request.fingerprint != served.fingerprint or not adapters.can_compute(adapter):
-                record = None  # another model has come since
+                record = None  # the model has changed
             else:
                 chosen = ChosenModel(served, adapter)
         if record is not None and chosen is not None:
@@ -494,15 +496,16 @@ class Dispatcher:
         )
 
     def _check_version(self, asked: ResumeRequest, chosen: ChosenModel) -> None:
-        """An answer goes on with the weights that made its beginning. Raises: Aborted."""
+        """Check that the weights are those that generated the beginning of the answer. Raises: Aborted."""
         if self._weights is not None and asked.choices and not is_of_version(asked.resume_token, chosen.version):
-            raise Aborted("the weights of this request were replaced, and no record of it is left", "MODEL_REPLACED")
+            message = "the weights of this request were replaced and its record has expired; send it again"
+            raise Aborted(message, "MODEL_REPLACED")
 
     async def _prepare(self, request: GenerationRequest, chosen: ChosenModel) -> PreparedRequest:
         served = chosen.served
         drawn = DrawnValues(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
         given = "" if identifier_fault(request.request_id) else request.request_id
-        current_request_id.set(given or drawn.request_id)  # refusals too
+        current_request_id.set(given or drawn.request_id)  # set early, for the log lines of rejected requests
         allowed_tokens = request.limits.max_context_tokens
         max_context = served.max_context(allowed_tokens)
         if request.pooling is None:
@@ -536,7 +539,7 @@ class Dispatcher:
 
 
 def _router_stopped() -> Unavailable:
-    return Unavailable("the router was stopped before the answer was complete", "ROUTER_STOPPED", RETRY_AFTER_S)
+    return Unavailable("the router stopped before the answer was complete; retry", "ROUTER_STOPPED", RETRY_AFTER_S)
 
 
 def _started(beginning: Beginning) -> Started:

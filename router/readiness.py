@@ -1,9 +1,9 @@
-"""Readiness of this router: the workers are there, their model is loaded, a probe request came back.
+"""Readiness of this router: workers of each needed role are connected, their model is loaded, a probe was answered.
 
-waiting for workers -> loading the tokenizer -> probe -> ready -> (no such workers left) -> waiting ...
+waiting for workers -> loading the tokenizer -> probe -> ready -> (a needed role has no worker) -> waiting for workers
 
-An answer takes a decode worker, and a prefill worker unless decode workers may compute prompts themselves. In that case
-the first prefill worker may come later: then another probe goes through it, while requests are served already.
+An answer needs a decode worker, and a prefill worker unless decode workers may compute prompts. In that case the first
+prefill worker may connect later: another probe then goes through it, while requests are served.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ from baton.router.types.worker import WorkerDescription
 
 logger = logging.getLogger(__name__)
 
-_TOKENS = 2  # of a probe; the second one is decode's own
-_PROBE_S = 30.0  # a worker's first request may warm it
+_TOKENS = 2  # answer length of a probe: one token from prefill, one from decode
+_PROBE_S = 30.0  # deadline of a probe, whose workers may have to warm up
 _RETRY_S = 0.5
 
 
 class ProbeFailed(Exception):
-    """The path does not work, though its workers are there."""
+    """Error: the probe was answered incorrectly."""
 
 
 async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float) -> Placement:
-    """Send one short greedy request through prefill, transfer and decode, or a decode worker that computes it all.
+    """Send one short greedy request through prefill, transfer and decode, or a decode worker alone.
 
-    Returns its placement. Raises: ProbeFailed, BatonError.
+    Return its placement. Raises: ProbeFailed, BatonError.
     """
     pooling = served.pooled_alone()
-    # One complete block and one token: KV of a whole block travels.
+    # One complete block and one token, so that the KV of a block is transferred.
     prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
     token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))
     valid = ValidRequest(
@@ -61,23 +61,23 @@ async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float
         timeline,
         served.tokenizer.detokenizer,
         deadline_s=now + time_left_s,
-        is_usual=False,  # it is short, and may warm a worker up
+        is_usual=False,  # its duration predicts nothing
     )
     tokens = 0
     async for event in generation.events():
         tokens += len(event.token_ids) if isinstance(event, Delta) else 0
     if pooling is None and tokens != _TOKENS:
-        raise ProbeFailed(f"{tokens} tokens came back, not {_TOKENS}")
+        raise ProbeFailed(f"the readiness probe got {tokens} tokens instead of {_TOKENS}")
     placement = timeline.placement
     if placement is None:
-        raise RuntimeError("a request that was answered was placed")
+        raise RuntimeError("an answered request has a placement")
     if placement.prefill is not None and timeline.kv_received is None:
-        raise ProbeFailed("the decode worker did not report the transfer")
+        raise ProbeFailed("the readiness probe got no report of its KV transfer from the decode worker")
     return placement
 
 
 class Readiness:
-    """Readiness of this router. `on_change` is awaited with every change of it."""
+    """Readiness of this router. `on_change` is awaited at every change."""
 
     def __init__(
         self,
@@ -100,12 +100,12 @@ class Readiness:
 
     @property
     def needed(self) -> Set[WorkerRole]:
-        """The roles without which nothing is answered."""
+        """Roles without which no request can be served."""
         serving = self._serving
         return self._answers_need if serving is None or serving.model.makes_answers else {WorkerRole.PREFILL}
 
     def notice(self) -> None:
-        """The cluster may have changed."""
+        """Handle a possible change of the cluster."""
         self._changed.set()
 
     @property
@@ -121,7 +121,7 @@ class Readiness:
 
     @property
     def refused(self) -> dict[str, str]:
-        """Reasons why workers take no requests though their processes answer, by endpoint."""
+        """Reasons why connected workers get no requests, by endpoint."""
         found = dict[str, str]()
         for worker in self._scheduling.cluster.workers:
             if worker.held and worker.description is not None and self._serving is not None:
@@ -132,12 +132,12 @@ class Readiness:
         return {endpoint: why for endpoint, why in found.items() if why}
 
     def _refusals(self) -> list[str]:
-        """Return the refusals in words, for logs and errors."""
+        """Return the refusals as sentences for logs and errors."""
         name_of = self._scheduling.cluster.name_of
         return [f"{name_of(endpoint)} is refused: {why}" for endpoint, why in self.refused.items()]
 
     def _log_refusals(self) -> None:
-        """Log the refusals that are new."""
+        """Log new refusals."""
         refusals = self._refusals()
         for refusal in refusals:
             if refusal not in self._logged:
@@ -145,7 +145,7 @@ class Readiness:
         self._logged = frozenset(refusals)
 
     async def run(self) -> None:
-        """Brings the router to readiness, and again whenever it is lost, until cancelled."""
+        """Keep the router ready, until cancelled."""
         try:
             while True:
                 if await self._prepare():
@@ -189,14 +189,14 @@ class Readiness:
 
     @property
     def _prefill_untried(self) -> bool:
-        """A prefill worker is there, and the probe has gone only through decode workers alone."""
+        """True if a prefill worker is connected, but no probe went through one."""
         served = self.gate.served
         if served is None or self._prefill_probed:
             return False
         return _has_prefill(self._scheduling.cluster, served.fingerprint)
 
     async def _try_prefill(self) -> None:
-        """Probes again for the first prefill worker that came since. Gives up when nothing can answer any more."""
+        """Probe the first prefill worker that connected, until no worker can answer any more."""
         if self.gate.served is None or not _has_prefill(self._scheduling.cluster, self.gate.served.fingerprint):
             self._prefill_probed, self.gate.detail = False, ""
             return
@@ -209,17 +209,17 @@ class Readiness:
                 await self._change()
             if probing.done():
                 await probing
-                if self._prefill_untried:  # a decode worker answered it alone
+                if self._prefill_untried:  # a decode worker answered the probe alone
                     await asyncio.sleep(_RETRY_S)
         except (BatonError, ProbeFailed) as error:
             await self._failed(f"the readiness probe through a prefill worker failed: {error}")
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)
-            self.notice()  # what changed meanwhile is still to be looked at
+            self.notice()  # changes during the probe must be handled
 
     async def _failed(self, detail: str) -> None:
-        """Logs it, once, and tries again a little later."""
+        """Log a failure once, and retry after _RETRY_S."""
         if self.gate.detail != detail:
             logger.warning("%s: %s", "degraded" if self.ready else "not ready", detail)
         self.gate.detail = detail
@@ -257,10 +257,10 @@ class Readiness:
 
 
 def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]) -> WorkerDescription | None:
-    """A decode worker with all roles beside it, of its fingerprint, that are needed; or a prefill worker whose model
-    makes no answers.
+    """Return a decode worker of a model that has workers of all needed roles, or a prefill worker of a model without
+    answers.
 
-    Of the preferred fingerprint if there is such, and with a prefill worker if there is.
+    Workers of the preferred fingerprint come first, then those with a prefill worker.
     """
     decode = [
         (description.fingerprint != preferred, not paired, description)

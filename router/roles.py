@@ -1,12 +1,10 @@
-"""Feeds the planner of roles with this router's measurements, and carries out its verdicts where it may.
+"""Role planning of one router: measures the pressures of both roles, and carries out the planner's verdicts.
 
-The same pressures say how many workers of each role there should be, which an autoscaler may follow (`desired`).
+The pressures also give the desired number of workers of each role, for an autoscaler.
 
-prefill   the longest of: how much of the time its workers compute, by this router's requests and by the tokens that all
-          routers gave them; the prompts that wait there; and the part of TTFT that lies there, each against what the
-          TTFT SLO allows
-decode    the longest of: places and pages taken, those included that requests wait for here, and the time between
-          tokens against its SLO
+| role | pressure: the maximum of | |---|---| | prefill | busy share of the workers (by this router's requests, and by
+the tokens of all routers), queueing time of prompts, and TTFT on the workers, against what the TTFT objective allows |
+| decode | used slots and blocks, pending requests included, and the time between tokens against its objective |
 """
 
 import asyncio
@@ -30,32 +28,34 @@ from baton.router.trace.record import RequestRecord
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 WINDOW_S = 10.0
-PREFILL_SHARE = 0.8  # of their time that prefill workers may compute: beyond it prompts queue up
-RECOVER_S = 60.0  # in which workers that there should be work off what waits
-DECODE_SHARE = 0.9  # of places and pages that answers may take
+PREFILL_SHARE = 0.8  # maximum busy share of prefill workers: beyond it prompts queue up
+RECOVER_S = 60.0  # time in which the desired workers must clear the backlog
+DECODE_SHARE = 0.9  # maximum share of used slots and blocks
 LEAST_SAMPLES = 4
 _MAX_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
+    """Objectives of the planner."""
+
     ttft_ms: float
     tbt_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """The times of one request. Milliseconds, and when they were known, monotonic."""
+    """Measured times of one completed request."""
 
-    at_s: float
+    at_s: float  # completion, monotonic
     computed_tokens: int
     prefill_ms: float
-    waited_ms: float  # on a prefill worker
+    waited_ms: float  # queueing on a prefill worker
     tbt_ms: float | None
 
 
 class TokenFlow:
-    """Prompt tokens that came to prefill workers within WINDOW_S, whichever router sent them, without cached ones."""
+    """Rate of uncached prompt tokens at all prefill workers within WINDOW_S, by their reports."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Mapping[str, int]]] = deque()
@@ -72,7 +72,7 @@ class TokenFlow:
 
     @property
     def tokens_per_s(self) -> float:
-        """0 until it has been looked at twice. A worker that came meanwhile, or counts anew, does not count."""
+        """Rate between the first and the last report; 0 with fewer than two. New and restarted workers do not count."""
         if len(self._seen) < 2:
             return 0.0
         (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
@@ -81,7 +81,7 @@ class TokenFlow:
 
 
 class RolePlanning:
-    """Planner of one router. `may_act`: whether it is this router's turn to change anything."""
+    """Role planning of one router. `may_act`: return whether this router may change roles now."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class RolePlanning:
         self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
 
     def observe(self, record: RequestRecord) -> None:
-        """A request has ended. Only one that a prefill worker computed counts for prefill."""
+        """Add a completed request. Only prompts of prefill workers count for prefill."""
         timeline = record.timeline
         prefill, gaps = timeline.prefill, record.gaps
         if prefill is None or timeline.placement is None or record.prepared is None:
@@ -124,7 +124,7 @@ class RolePlanning:
 
     @property
     def desired(self) -> Mapping[WorkerRole, int]:
-        """Workers of each role that there should be; without a role that no worker has had yet."""
+        """Desired number of workers by role, without roles that no worker has had."""
         return self._replicas.desired
 
     async def run(self) -> None:
@@ -149,7 +149,7 @@ class RolePlanning:
         try:
             self._fleet.change_role(worker_id, verdict.to)
         except BatonError as error:
-            logger.info("planner: the role of %s was not changed: %s", worker_id, error)
+            logger.info("planner: role change of worker %s failed: %s", worker_id, error)
             return
         self.changes += 1
         self._planner.changed(now)
@@ -196,11 +196,11 @@ class RolePlanning:
         if len(gaps) < LEAST_SAMPLES:
             return Pressure(taken, shared=taken)
         level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
-        # A step's time does not halve with its sequences: more workers do not shorten the shortest one seen.
+        # More workers do not shorten a step below the shortest one seen.
         return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms, taken)
 
     def _to_change(self, to: WorkerRole) -> str | None:
-        """The worker of the other role with least on it that can change."""
+        """Return the least loaded worker of the other role that can change; None if there is none."""
         available = [
             worker
             for worker in self._cluster.workers

@@ -1,4 +1,4 @@
-"""Messages to the text of a prompt by the model's own chat template, which runs in processes that can be killed."""
+"""Rendering of messages by the model's chat template, in helper processes that can be killed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from baton.text.host.files import read_file, reading, reads
 from baton.text.output.thoughts import thoughts_of
 
 MODULE = "baton.router.model.template_process"
-PROCESSES = 2  # a prompt that takes long does not hold up another caller's
-WALL_S = 20.0  # wall time of one prompt: far more than its CPU time, on a busy machine
+PROCESSES = 2  # a slow prompt must not delay another caller's
+WALL_S = 20.0  # maximum wall time of one prompt; its CPU time is limited separately
 MOST_ENDINGS = 64
 """Maximum number of remembered prompt endings, by combination of options."""
 ENDING_CHARACTERS = 256
 
 
 class UnreadOption(Exception):
-    """An option would change nothing: the template does not read it, or has it from the request itself."""
+    """Error: an option has no effect, since the template does not read it or gets it from the request itself."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -33,7 +33,7 @@ class UnreadOption(Exception):
 
 
 class ChatTemplate:
-    """A template, checked and rendered in other processes. To be closed."""
+    """Chat template, compiled and rendered in helper processes. Call `close` at the end."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], tool_format: str = "", cpu_s: float = CPU_S
@@ -50,14 +50,13 @@ class ChatTemplate:
         self._cpu_s = cpu_s
         self._helper = Helper(MODULE, str(cpu_s), processes=PROCESSES, limit_s=WALL_S)
         self._turns = Turns(PROCESSES)
-        self._thoughts = (
-            "thinking" if "message.thinking" in source else "reasoning_content"
-        )  # gpt-oss's name, or all others'
-        self._endings: dict[str, str] = {}  # by options
-        self._traces: Traces | None = None  # as long as nobody asked
+        # gpt-oss's name for reasoning differs from that of all other templates.
+        self._thoughts = "thinking" if "message.thinking" in source else "reasoning_content"
+        self._endings: dict[str, str] = {}  # prompt endings by options
+        self._traces: Traces | None = None  # None until they are needed
         try:
             self.variables = frozenset[str](json.loads(_text(self._helper.ask_here([self._setup]))))
-            """Names that it reads and does not set itself."""
+            """Variables that the template reads and does not set itself."""
         except (TemplateRefused, HelperFailed) as error:
             self.close()
             reason = self._excess(error.failure) if isinstance(error, HelperFailed) else str(error)
@@ -71,7 +70,7 @@ class ChatTemplate:
         return token in self.source or token in self._special_tokens.values()
 
     async def ending(self, options: Mapping[str, Any], add_generation_prompt: bool, tenant: str = "") -> str:
-        """The last characters of a prompt of one question; empty where the template refuses that.
+        """Return the last characters of a prompt with one user message; empty if the template rejects it.
 
         Raises: Unavailable.
         """
@@ -92,7 +91,7 @@ class ChatTemplate:
         return rendered[-ENDING_CHARACTERS:]
 
     async def shown(self, messages: Sequence[Message], tenant: str = "") -> Sequence[Message]:
-        """The messages as the template gets them. Raises: NotShown for what it would drop in silence."""
+        """Return the messages for the template. Raises: NotShown if the template would silently drop a part."""
         if all(map(is_plain, messages)):
             return messages
         if self._traces is None:
@@ -103,7 +102,7 @@ class ChatTemplate:
             except (HelperFailed, TemplateRefused) as error:
                 if isinstance(error, HelperFailed) and not error.failure.is_of_question:
                     return messages
-                self._traces = Traces()  # too costly to find out
+                self._traces = Traces()  # too costly to compute: assume that nothing is dropped
             except HelperBusy:
                 return messages
         thinks = thoughts_of(self.source, "") is not None or "<|channel|>" in self.source
@@ -118,10 +117,7 @@ class ChatTemplate:
         most_characters: int | None = None,
         tenant: str = "",
     ) -> str:
-        """The prompt, up to where the assistant begins if that is wanted.
-
-        Raises: TemplateRefused, UnreadOption, Unavailable.
-        """
+        """Render a prompt. Raises: TemplateRefused, UnreadOption, Unavailable."""
         for name in options or ():
             if name not in self.variables or name in self._special_tokens or name in _OWN_NAMES:
                 raise UnreadOption(name)
@@ -139,10 +135,11 @@ class ChatTemplate:
         except HelperFailed as error:
             if error.failure.is_of_question:
                 raise TemplateRefused(self._excess(error.failure)) from error
-            message = f"the chat template could not be rendered within {WALL_S:g} s"
+            message = f"timed out after {WALL_S:g} s rendering the chat template; retry"
             raise Unavailable(message, "PROMPT_NOT_RENDERED", RETRY_AFTER_S) from error
         except HelperBusy:
-            raise Unavailable("too many chats are being rendered", "PROMPT_NOT_RENDERED", RETRY_AFTER_S) from None
+            busy = "too many chats are being rendered; retry"
+            raise Unavailable(busy, "PROMPT_NOT_RENDERED", RETRY_AFTER_S) from None
 
     def _excess(self, failure: Failure) -> str:
         match failure:
@@ -169,7 +166,7 @@ def _text(answer: bytearray) -> str:
 def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
     """Return a message as transformers gives it to templates, without absent fields; arguments of calls are text.
 
-    `thoughts`: by what name the template reads them.
+    `thoughts`: the template's name for reasoning.
     """
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -188,7 +185,7 @@ def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
 
 @reads(ModelFolderError, "tokenizer_config.json")
 def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | None:
-    """The checkpoint's template, None if it has none. Blocks. Raises: ModelFolderError."""
+    """Read the checkpoint's chat template; None without one. Blocks. Raises: ModelFolderError."""
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     path, source = _source(folder, config)
@@ -204,13 +201,13 @@ def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | No
 
 
 def _source(folder: Path, config: Mapping[str, Any]) -> tuple[Path, str | None]:
-    """The file that has the template, and the template."""
+    """Return the template's file and its source; None without a template."""
     path = folder / "chat_template.jinja"
     if path.exists():
         with reading(path, ModelFolderError):
             return path, read_file(path).decode()
     stated = config.get("chat_template")
-    if isinstance(stated, list):  # several, by name
+    if isinstance(stated, list):  # several templates by name
         named = {entry["name"]: entry["template"] for entry in stated}
         stated = named.get("default")
     return folder / "tokenizer_config.json", stated if isinstance(stated, str) else None

@@ -1,4 +1,4 @@
-"""A model's own sampling defaults: generation_config.json, and config.json for the end-of-sequence tokens."""
+"""Sampling defaults of a model: generation_config.json, and config.json for the end-of-sequence tokens."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,23 +11,21 @@ from baton.text.sampling import NUMBERS, SamplingNumbers
 
 
 class ModelFolderError(files.FileRefused):
-    """A file of the checkpoint that the router needs is missing or malformed."""
+    """Error: a file of the checkpoint is missing or malformed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults(SamplingNumbers):
-    """Values for the sampling fields that a client leaves out."""
+    """Defaults of sampling fields that a client omits."""
 
     eos_token_ids: frozenset[int] = frozenset()
 
 
 @reads(ModelFolderError)
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Read the defaults of the checkpoint in `folder`.
+    """Read the defaults of the checkpoint in `folder`. Raises: ModelFolderError.
 
-    As in transformers, the sampling values count only where `do_sample` is true, and anything else is greedy; but a
-    repetition penalty always counts.
-    Raises: ModelFolderError.
+    As in transformers, sampling is greedy unless `do_sample` is true; a repetition penalty always applies.
     """
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     eos = generation.get("eos_token_id")

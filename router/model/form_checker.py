@@ -1,4 +1,4 @@
-"""Check of structured output in separate processes, within bounds of time and memory."""
+"""Trial compilation of structured output in helper processes, within limits of time and memory."""
 
 import hashlib
 import json
@@ -13,29 +13,27 @@ from baton.router.model.turns import Turns
 from baton.text.structured.output import StructuredOutput
 
 MODULE = "baton.router.model.form_process"
-REMEMBERED = 4096  # verdicts
+REMEMBERED = 4096  # maximum number of remembered verdicts
 PROCESSES = 2
-WALL_S = 20.0  # wall time of one form: far more than its CPU time, on a busy machine
-MAX_WAITING = 64  # forms
+WALL_S = 20.0  # maximum wall time of one form; its CPU time is limited separately
+MAX_WAITING = 64  # maximum number of pending forms
 
 
 class FormChecker:
-    """Compiles forms for the served model's tokens, in processes that can be killed. Remembers its verdicts.
+    """Checker of forms for the served model's vocabulary, which remembers its verdicts. Call `close` at the end.
 
-    What a form costs is a verdict. What the machine does at the time is not: such a request can be sent again.
-    To be closed.
+    A form that exceeds the limits of CPU time or memory is rejected. A timeout of a busy machine is no verdict: the
+    client may retry.
     """
 
     def __init__(self, setup: Setup, processes: int = PROCESSES, wall_s: float = WALL_S) -> None:
-        """Create a checker. `wall_s`: wall time of one form, without the start of a process, which happens at the first
-        question.
-        """
+        """Create a checker. `wall_s`: maximum wall time of one form, without the start of a process at first use."""
         self._setup = setup
         self._helper = Helper(MODULE, json.dumps(asdict(setup)), processes=processes, limit_s=wall_s)
         self._turns = Turns(processes)
         self._waiting = 0
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
-        self.checked = 0  # in a process
+        self.checked = 0  # number of forms checked in a process
 
     async def check(self, asked: StructuredOutput, tenant: str = "") -> None:
         """Check a form. Raises: InvalidArgument, ResourceExhausted, Unavailable."""
@@ -44,25 +42,23 @@ class FormChecker:
             raise InvalidArgument(asked.field, fault)
 
     async def fault(self, asked: StructuredOutput, tenant: str = "") -> str | None:
-        """The error in the form, if any. Raises: ResourceExhausted, Unavailable."""
+        """Return the error in the form; None if it is valid. Raises: ResourceExhausted, Unavailable."""
         key = hashlib.sha256(f"{asked.kind.value}\n{asked.text}".encode(errors="surrogatepass")).digest()
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
             return self._verdicts[key]
         if self._waiting >= MAX_WAITING:
-            message = f"{self._waiting} structured outputs are waiting to be compiled"
+            message = f"{self._waiting} structured outputs are waiting to be compiled, the maximum; retry"
             raise ResourceExhausted(message, RETRY_AFTER_S, "too_many_structured_outputs")
         self._waiting += 1
         try:
             async with self._turns.turn(tenant, 1):
                 found = await self._ask(asked)
         except HelperNotStarted as error:
-            fault = error.fault or "the process that checks forms does not start"
+            fault = error.fault or "the process that compiles structured output does not start"
             raise Unavailable(f"{asked.field}: {fault}", "NO_STRUCTURED_OUTPUT", RETRY_AFTER_S) from error
         except HelperFailed as error:
-            message = (
-                f"{asked.field}: could not be checked within {self._helper.limit_s:g} s; nothing is known about it"
-            )
+            message = f"{asked.field}: timed out after {self._helper.limit_s:g} s of compilation; retry"
             raise Unavailable(message, "STRUCTURED_OUTPUT_NOT_CHECKED", RETRY_AFTER_S) from error
         finally:
             self._waiting -= 1
@@ -73,11 +69,11 @@ class FormChecker:
         return found
 
     def close(self) -> None:
-        """End the processes; a check that is under way fails."""
+        """Stop the processes; running checks fail."""
         self._helper.close()
 
     async def _ask(self, asked: StructuredOutput) -> str | None:
-        """Ask a process. Raises: HelperFailed that the form did not cause."""
+        """Check a form in a process. Raises: HelperFailed if the form is not the cause."""
         try:
             return (await self._helper.ask([json.dumps([asked.kind.value, asked.text]).encode()])).decode() or None
         except HelperFailed as error:

@@ -1,5 +1,6 @@
-"""The process that finds out whether structured output can be followed: it compiles clients' forms and takes a few
-steps along them, so that it can be killed. It imports little, since a client waits while it starts.
+"""Helper process that checks structured output: it compiles clients' forms and walks a few tokens along them.
+
+It can be killed, and imports little, since a client waits for its start.
 """
 
 import json
@@ -31,17 +32,17 @@ WALK_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """The settings of a checker; plain values, since they travel as JSON."""
+    """Settings of a checker, which are sent as JSON."""
 
-    folder: str  # of the checkpoint
+    folder: str  # folder of the checkpoint
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    cpu_s: float = 2.0  # CPU time of one form
-    memory_bytes: int = 1 << 30  # of address space, beyond that of the vocabulary
+    cpu_s: float = 2.0  # maximum CPU time of one form
+    memory_bytes: int = 1 << 30  # maximum address space in addition to the vocabulary's
 
 
 def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
-    """Return why no answer can follow this form; None if some random beginnings of answers show that one can."""
+    """Return why no answer can follow this form; None if random beginnings of answers can."""
     chance = random.Random(0)
     try:
         form = compile_form(output, vocabulary)
@@ -66,7 +67,7 @@ def _walk(matcher: "LLMatcher", vocabulary: Vocabulary, chance: random.Random) -
 
 
 def _some_bit(bits: int, start: int) -> int:
-    """Index of the first set bit from `start` on, cyclically. No step of Python per bit: a vocabulary is long."""
+    """Return the index of the first set bit from `start` on, cyclically, without a loop over the vocabulary."""
     later = bits >> start
     return start + _lowest_bit(later) if later else _lowest_bit(bits)
 
@@ -86,7 +87,7 @@ def main(setup: Setup) -> int:
         found = fault(StructuredOutput(StructuredKind(kind), text), vocabulary) or ""
         return [found.encode(errors="replace")]
 
-    # A client waits for the verdict, and the time for it is short: it is not put behind other processes.
+    # A client waits for the verdict, so the process keeps its priority.
     return answer_frames(verdict, niceness=0, cpu_s=setup.cpu_s, memory_bytes=setup.memory_bytes)
 
 

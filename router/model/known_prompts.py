@@ -1,8 +1,8 @@
-"""Beginnings of prompts that have been read: their tokens and the names of their blocks, by content. Pure.
+"""Cache of the tokens and block hashes of known prompt prefixes. Pure.
 
-A prompt is kept in parts. The key of a part is a SHA-256 over its text and the key of the part before; the first key
-covers all that the names of blocks cover, salts included. So equal beginnings are kept once, nothing is found by a
-request that could not find its blocks in a cache either, and a text is as good as compared in full.
+A prompt is kept in parts. The key of a part is the SHA-256 of its text and the previous key; the first key covers
+everything that block hashes cover, salts included. So equal prefixes are kept once, and a request finds only prefixes
+whose blocks it could find in a prefix cache, too.
 """
 
 import hashlib
@@ -10,17 +10,17 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-PART_BYTES = 512  # of memory, beside tokens and names
-TOKEN_BYTES = 8  # a reference: the numbers themselves are shared
-NAME_BYTES = 73  # with its reference
+PART_BYTES = 512  # memory of a part in addition to its tokens and hashes
+TOKEN_BYTES = 8  # memory of a reference to a token id; the id objects are shared
+NAME_BYTES = 73  # memory of a block hash and its reference
 
 
 class Kept(NamedTuple):
-    """Tokens and names of one part of a text."""
+    """Tokens and block hashes of one part of a text."""
 
     token_ids: tuple[int, ...]
-    block_hashes: tuple[bytes, ...]  # of the blocks whose last token is one of these
-    packed_tokens: bytes  # as in a message
+    block_hashes: tuple[bytes, ...]  # hashes of the blocks that end in this part
+    packed_tokens: bytes  # token_ids in protobuf's packed encoding
 
     @property
     def memory_bytes(self) -> int:
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> list[bytes]:
-    """Return the keys of a prompt's parts. `root`: the parent of its first block (`root_hash`), 32 bytes."""
+    """Return the keys of a prompt's parts. `root`: parent of its first block hash (`root_hash`), 32 bytes."""
     keys, key = list[bytes](), root + bytes((add_special_tokens,))
     for part in parts:
         key = hashlib.sha256(key + part.encode(errors="surrogatepass")).digest()
@@ -38,17 +38,15 @@ def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> li
 
 
 class KnownPrompts:
-    """Cache of recently read prompts, within `most_bytes` of memory. The end of a prompt is evicted before its
-    beginning.
-    """
+    """LRU cache of prompt parts within `most_bytes` of memory. The end of a prompt is evicted before its beginning."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # the next one to be given up first
+        self._kept: OrderedDict[bytes, Kept] = OrderedDict()  # next part to evict first
         self.memory_bytes = 0
 
     def find(self, keys: Sequence[bytes]) -> list[Kept]:
-        """The first parts of a prompt, as far as they are known."""
+        """Return the known first parts of a prompt."""
         found = list[Kept]()
         for key in keys:
             kept = self._kept.get(key)
@@ -58,7 +56,7 @@ class KnownPrompts:
         return found
 
     def keep(self, keys: Sequence[bytes], read: Sequence[Kept]) -> None:
-        """Store a prompt. `keys`: of the complete prompt; `read`: its last parts; the others were found."""
+        """Store a prompt. `keys`: of all its parts; `read`: its last parts, which were not known."""
         for key, kept in zip(keys[len(keys) - len(read) :], read, strict=True):
             if key not in self._kept:
                 self._kept[key] = kept
@@ -67,5 +65,5 @@ class KnownPrompts:
             if key in self._kept:
                 self._kept.move_to_end(key)
         while self.memory_bytes > self._most_bytes:
-            _, given_up = self._kept.popitem(last=False)
-            self.memory_bytes -= given_up.memory_bytes
+            _, evicted = self._kept.popitem(last=False)
+            self.memory_bytes -= evicted.memory_bytes

@@ -1,13 +1,12 @@
 """Positions at which a text can be cut so that its parts, tokenised separately, have the tokens of the complete text.
 
-A tokenizer takes added tokens with `normalized` false out of a text before all else. What lies between two of them is
-normalised, split into words and merged by itself. A *mark* is such a token that is found wherever it is written,
-whatever stands around it: a chat template's turn marker is one. So a text may be cut behind a mark. The next part is
-tokenised from that mark on, whose own token is then dropped: all that depends on what is before a part (whether it is
-the first one, ends of words, spaces that a mark takes in) is as in the whole text.
+A tokenizer first extracts added tokens with `normalized` false; the text between two of them is normalised, split into
+words and merged independently. A *mark* is such a token that is recognised in any context, for example a chat
+template's turn marker. A text may be cut behind a mark. The next part is tokenised with the mark in front of it, whose
+token is then dropped, so that everything that depends on the preceding text is as in the complete text.
 
-A long text without marks is cut between words, if the tokenizer splits it there whatever else it has: before one space
-between two letters, and before a letter that begins a line. Few texts have neither, such as one of emoji alone.
+A long text without marks is cut between words, if the tokenizer always splits there: before a single space between two
+letters, and before a letter at the beginning of a line. Few texts have neither.
 """
 
 import json
@@ -21,17 +20,15 @@ from tokenizers import AddedToken, Tokenizer
 from baton.router.model.chat_template import ChatTemplate
 
 PART_CHARACTERS = 1 << 10
-"""Shorter parts cost more to compare, longer ones more to tokenise again: the end of a text, behind the last cut."""
+"""Minimum size of a part: shorter parts cost more lookups, longer ones more tokenisation behind the last known cut."""
 WINDOW_CHARACTERS = 1 << 13
-"""A text without a mark for so long is cut between words: shorter parts cost more, longer ones take longer turns."""
+"""Distance without a mark after which a text is cut between words, which bounds the time of one turn."""
 MOST_MARKS = 16
-"""The search for marks tries them one by one, and some tokenizers have thousands."""
+"""Maximum number of marks: some tokenizers have thousands of candidates, which are tried one by one."""
 
 
 class TextPart(NamedTuple):
-    """Part of a text, in characters. Tokenised from `start` on, where the mark begins that the previous part
-    ends with.
-    """
+    """Part of a text from `begin` to `end`. It is tokenised from `start`, where the mark before it begins."""
 
     start: int
     begin: int
@@ -39,13 +36,13 @@ class TextPart(NamedTuple):
 
     @property
     def has_mark(self) -> bool:
-        """The first token is that of the mark."""
+        """True if the first token is that of the mark."""
         return self.begin > self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Marks of a tokenizer. `before` and `after`: tokens that it puts around a text with special tokens."""
+    """Marks of a tokenizer. `before`, `after`: special tokens that it adds around a text."""
 
     pattern: re.Pattern[str]
     before: tuple[int, ...]
@@ -55,7 +52,7 @@ class Marks:
     cuts_words: bool = False
 
     def parts(self, text: str) -> list[TextPart]:
-        """Return all parts of the text. Every part but the last is the same in all texts with that beginning."""
+        """Return the parts of a text. All but the last are equal in all texts with the same beginning."""
         parts, start, begin = list[TextPart](), 0, 0
         while (cut := self._cut(text, begin + self.part_characters)) is not None:
             parts.append(TextPart(start, begin, cut.end()))
@@ -63,7 +60,7 @@ class Marks:
         return [*parts, TextPart(start, begin, len(text))]
 
     def _cut(self, text: str, position: int) -> re.Match[str] | None:
-        """The first cut from there on; in the first window behind a mark only. It depends on nothing behind it."""
+        """Return the first cut from `position` on, in the first window only behind a mark; None if there is none."""
         is_first = True
         while position < len(text):
             end = position + self.window_characters
@@ -85,13 +82,13 @@ _SPLIT_TOKEN = re.compile(rf"{_LETTER} |\n{_LETTER}")
 
 
 UNCUT = Marks(re.compile(r"(?!)"), (), ())
-"""Texts are one part each."""
+"""Marks by which every text is one part."""
 
 
 def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
-    """UNCUT for a tokenizer without marks, and for one that draws lots. Of many marks, those of the template go first.
+    """Return the marks of a tokenizer without truncation and padding; UNCUT without marks, or with random merges.
 
-    The tokenizer neither truncates nor pads.
+    If there are too many, marks of the template come first.
     """
     if getattr(tokenizer.model, "dropout", None):
         return UNCUT
@@ -111,7 +108,7 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
             break
     for content in (*marks, *(_LONE_LETTERS if cuts_words else ())):
         own, whole = _ids(tokenizer, content, False), _ids(tokenizer, content, True)
-        if len(own) == 1 and whole.count(own[0]) == 1:  # else it is unknown which of them is the text
+        if len(own) == 1 and whole.count(own[0]) == 1:  # otherwise the special tokens cannot be told apart
             place = whole.index(own[0])
             pattern = re.compile("|".join(map(re.escape, marks)) or "(?!)")
             return Marks(pattern, tuple(whole[:place]), tuple(whole[place + 1 :]), cuts_words=cuts_words)
@@ -119,18 +116,18 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
 
 
 _LONE_LETTERS = "aex"
-_WORD_MODELS = frozenset({"BPE", "WordPiece", "WordLevel"})  # each word by itself
-_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # they change nothing across a cut
+_WORD_MODELS = frozenset({"BPE", "WordPiece", "WordLevel"})  # models that tokenise each word independently
+_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # no effect across a cut
 _SPLITTERS = frozenset(
     {"Split", "ByteLevel", "Digits", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation"}
 )
 _LOOKS_AROUND = re.compile(r"\(\?<|\\[AGKbBzZ]|(?<![\[\\])\^|(?<!\\)\$")
-"""Pattern that finds, in a tokenizer's pattern, what may see where a part begins or ends."""
+"""Parts of a tokenizer's pattern that may depend on the beginning or end of a part."""
 _PROBES = ("The quick brown", "it's 42 o'clock, isn't it", "x)\nHello", "«Ünï» çode", "I'LL GO ON\nand on", "a1 b2 c d")
 
 
 def _splits_words(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> bool:
-    """Return whether all texts can be cut between words: by the kinds of steps, then tried on some texts."""
+    """Return whether all texts can be cut between words, by the kinds of steps and by a trial on some texts."""
     if type(tokenizer.model).__name__ not in _WORD_MODELS or tokenizer.pre_tokenizer is None:
         return False
     normalizers = _steps(tokenizer.normalizer, "normalizers")
@@ -159,7 +156,7 @@ def _split(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, which is a sequence of them or one."""
+    """Return the steps of a normalizer or pre-tokenizer."""
     if component is None:
         return []
     state = json.loads(component.__getstate__())
@@ -167,7 +164,7 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:
-    """Return whether no other added token, and no second one of its kind, can begin, end or lie across this one."""
+    """Return whether the token cannot overlap any added token, itself included."""
     return (
         not token.single_word
         and not _overlap(token.content, token.content)

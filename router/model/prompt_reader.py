@@ -1,7 +1,7 @@
-"""Texts of prompts to tokens and block names, of which what is known from an earlier prompt is not made again.
+"""Tokenisation and hashing of prompts, without repeating the work for known prefixes.
 
-Equal to tokenising and hashing the whole text, always. Runs on the tokenizer's thread, in turns with other prompts. A
-part that is long, since its text has no place to cut it, is tokenised elsewhere.
+The result always equals tokenising and hashing the complete text. Prompts take turns on the tokenizer's thread. A long
+part without a position to cut is tokenised on another thread.
 """
 
 import sys
@@ -18,18 +18,18 @@ from baton.text.packed_tokens import TokenPacker
 
 AT_ONCE_CHARACTERS = 1 << 14
 LONG_BYTES = 1 << 16
-"""Size of a long part, which takes tens of milliseconds."""
+"""Minimum size of a long part, which takes tens of milliseconds."""
 SLICE_BYTES = 1 << 14
 COUNTED_TOKENS = 1 << 14
-"""Tokens that are always counted: up to them, and to twice the limit, a refusal has the exact number."""
-CUT_TOKENS = 16  # a slice may have more tokens than the same piece of the whole, by those around its cut
+"""Tokens that are always counted: up to this number, and to twice the limit, an error has the exact count."""
+CUT_TOKENS = 16  # maximum number of tokens that a cut adds to a slice
 
 
 class TextTooLong(Exception):
-    """Error: the text has at least this many tokens, known before they are computed."""
+    """Error: the text has more tokens than allowed; at least `least_tokens`."""
 
     def __init__(self, least_tokens: int, counted: bool = False) -> None:
-        """Create the error. `counted`: the number is exact."""
+        """Create the error. `counted`: `least_tokens` is the exact number."""
         super().__init__(f"{least_tokens} tokens" if counted else f"at least {least_tokens} tokens")
         self.least_tokens = least_tokens
         self.counted = counted
@@ -38,11 +38,11 @@ class TextTooLong(Exception):
 class ReadPrompt(NamedTuple):
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...]  # one per complete block
-    packed_tokens: bytes  # as in a message
+    packed_tokens: bytes  # token_ids in protobuf's packed encoding
 
 
 class LongPart(NamedTuple):
-    """A text to be tokenised by `encode` on a thread for long work."""
+    """Text that must be tokenised by `encode` on a thread for long work."""
 
     text: str
     add_special_tokens: bool
@@ -50,18 +50,19 @@ class LongPart(NamedTuple):
 
 
 Reading: TypeAlias = Generator["ReadPrompt | LongPart | None", "Encoding | None"]
-"""Steps of reading. None: others may have a turn. A LongPart is answered with its Encoding. The prompt comes last."""
+"""Generator of reading steps. None: other prompts may have a turn; LongPart: send its Encoding; ReadPrompt: the result.
+"""
 
 
 class PromptReader:
-    """Reader with one tokenizer and a cache. `known_tokens` and `read_tokens` count those of all prompts so far."""
+    """Reader with one tokenizer and a cache. `known_tokens`, `read_tokens`: tokens of all prompts."""
 
     def __init__(self, tokenizer: Tokenizer, marks: Marks, most_bytes: int) -> None:
-        """Create a reader. `most_bytes`: of memory for the cache."""
+        """Create a reader. `most_bytes`: memory of the cache."""
         self._tokenizer = tokenizer
         self._marks = marks
         self._known = KnownPrompts(most_bytes)
-        self._numbers: dict[int, int] = {}  # each token's number once, however many prompts have it
+        self._numbers: dict[int, int] = {}  # one int object per token id, shared by all prompts
         self.packer = TokenPacker()
         self.known_tokens = 0
         self.read_tokens = 0
@@ -76,11 +77,10 @@ class PromptReader:
         *,
         is_kept: bool = True,
     ) -> Reading:
-        """The prompt, last; None after each AT_ONCE_CHARACTERS that were new.
+        """Read a prompt in steps: a turn per AT_ONCE_CHARACTERS of new text, and turns for finding and joining known
+        parts.
 
-        What is known is long: to find it, to put it together and to hand it over are turns too.
-
-        `root`: the parent of the first block's name. Raises: TextTooLong for more than `most_tokens`.
+        `root`: parent of the first block hash. Raises: TextTooLong for more than `most_tokens`.
         """
         *parts, rest = self._marks.parts(text)
         keys = part_keys(root, add_special_tokens, (text[part.begin : part.end] for part in parts))
@@ -98,11 +98,11 @@ class PromptReader:
             token_ids += before
         ends, counted, at_once = list[int](), len(token_ids) + len(after), 0
         for part in (*parts[len(known) :], rest):
-            # Around a text in one part, the tokenizer itself puts the special tokens.
+            # The tokenizer itself adds special tokens around a text in one part.
             piece, adds = text[part.start : part.end], add_special_tokens and not parts
             encoding = yield from self._encoded(piece, adds, counted, most_tokens)
             counted += len(encoding) - part.has_mark
-            if most_tokens is None or counted <= most_tokens:  # to make numbers of them keeps the GIL
+            if most_tokens is None or counted <= most_tokens:  # converting token ids holds the GIL
                 fresh = encoding.ids[part.has_mark :]
                 begin = ends[-1] if ends else known_tokens
                 token_ids += map(self._numbers.setdefault, fresh, fresh)
@@ -129,14 +129,11 @@ class PromptReader:
         yield ReadPrompt(tuple(token_ids), tuple(names), b"".join(packed))
 
     def tokens(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> Reading:
-        """The tokens alone; nothing of it is kept. Raises: TextTooLong."""
+        """Tokenise a text without hashing and caching. Raises: TextTooLong."""
         return self.read(text, add_special_tokens, b"", sys.maxsize, most_tokens, is_kept=False)
 
     def count(self, text: str, most_tokens: int, counted: int = 0) -> Generator[None, object]:
-        """Count slice by slice, where there may be too many: a text that is far too long is found early.
-
-        `counted` come before it. Raises: TextTooLong.
-        """
+        """Count the tokens of a possibly too long text slice by slice, behind `counted` others. Raises: TextTooLong."""
         if counted + _size_bytes(text) <= most_tokens:
             return
         step = SLICE_BYTES if text.isascii() else SLICE_BYTES // 4
@@ -164,8 +161,8 @@ class PromptReader:
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    """Encode without the method `encode`, which holds the GIL while it works: a text of 240 000 characters stalls the
-    event loop for 6 ms instead of 26.
+    """Encode a text by `encode_batch_fast`, since `Tokenizer.encode` holds the GIL: a text of 240 000 characters blocks
+    the event loop for 6 ms instead of 26 ms.
     """
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
@@ -177,9 +174,7 @@ def _size_bytes(text: str) -> int:
 def _cut(
     token_ids: Sequence[int], names: Sequence[bytes], packed: Sequence[bytes], places: Sequence[int], block_tokens: int
 ) -> list[Kept]:
-    """Cut tokens between each two places, counted in tokens. `packed` has an entry for each of these parts, and perhaps
-    more.
-    """
+    """Cut tokens and hashes at `places`, counted in tokens. `packed` has the packed tokens of at least these parts."""
     return [
         Kept(tuple(token_ids[begin:end]), tuple(names[begin // block_tokens : end // block_tokens]), part)
         for (begin, end), part in zip(pairwise(places), packed, strict=False)

@@ -1,6 +1,6 @@
-"""The served model: its workers' description, tokenizer and adapters. Prepares requests for placement.
+"""Served model: description, tokenizer and adapters. It prepares requests for placement.
 
-The tokenizer works on a thread: the event loop never computes. Nothing here knows torch.
+The tokenizer runs on a thread, so that the event loop never computes.
 """
 
 import asyncio
@@ -76,22 +76,21 @@ _SPACE = "▁"
 
 
 class TokenBytes:
-    """The bytes that each token stands for, exactly; also of tokens that are a part of a character.
+    """Exact bytes of each token, also of tokens that are part of a character.
 
-    Decoding a token by itself does not show them: half a character becomes U+FFFD, and many decoders drop a leading
-    space. Results are remembered: at most one entry per token of the vocabulary.
+    Decoding a single token would turn half a character into U+FFFD and may drop a leading space. Results are cached.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-        # The state of the decoder alone: `Tokenizer.to_str()` would spell the whole vocabulary.
+        # The decoder's state alone: `Tokenizer.to_str()` would serialise the complete vocabulary.
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
         self._letters = _byte_letters() if _mentions(decoder, "ByteLevel") else None
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Empty for an id that the tokenizer does not have: vocabularies of logits are padded."""
+        """Return the bytes of a token; empty for padding of the vocabulary."""
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._spell(token_id)
@@ -111,14 +110,14 @@ class TokenBytes:
 
 
 def _mentions(decoder: object, kind: str) -> bool:
-    """Return whether a decoder is of a kind, or has one among its steps."""
+    """Return whether a decoder, or one of its steps, has the type `kind`."""
     if isinstance(decoder, Mapping):
         return decoder.get("type") == kind or any(_mentions(step, kind) for step in decoder.get("decoders", ()))
     return False
 
 
 def _byte_letters() -> dict[str, int]:
-    """The printable character that byte-level vocabularies write for each byte, as in GPT-2's `bytes_to_unicode`."""
+    """Return the byte of each character of byte-level vocabularies, the inverse of GPT-2's `bytes_to_unicode`."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     letters = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -129,20 +128,20 @@ Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
 
 
-MAX_NAME_CHARACTERS = 64  # of an option, in an error
-MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # of a prompt that a template makes: messages have MAX_TEXT_BYTES
+MAX_NAME_CHARACTERS = 64  # maximum length of an option's name in an error
+MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # maximum length of a rendered prompt, whose messages have MAX_TEXT_BYTES
 LONG_THREADS = 2
-LONG_NICENESS = 10  # a client that waits for one token comes before one that sent a megabyte
+LONG_NICENESS = 10  # lower priority of long texts than of running streams
 
 
 class TokenizerWorker:
-    """Tokenizer whose callers take turns on its thread; long pieces are tokenised on other threads.
+    """Tokenizer whose callers take turns on its thread; long texts are tokenised on other threads.
 
-    A method's `tenant` is the caller whose turn is used; without a name, each call has turns of its own.
+    `tenant`: the caller whose turn a method uses; empty: a turn of its own for each call.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, known_bytes: int = 0) -> None:
-        """Start the thread. `known_bytes`: of memory, for prompts that have been read."""
+        """Start the thread. `known_bytes`: memory for known prompt prefixes."""
         self._tokenizer = tokenizer
         self._silent = silent_token_ids(tokenizer)
         self._special = special_token_ids(tokenizer)
@@ -185,9 +184,9 @@ class TokenizerWorker:
     async def prompt_tokens(
         self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None, tenant: str = ""
     ) -> tuple[int, ...]:
-        """The tokens of any prompt; of a long one of tokens, they are checked only here, where a vocabulary is given.
+        """Return the tokens of a prompt. `vocab_size`: check the ids of a long token prompt, which was not checked yet.
 
-        Raises: InvalidArgument for messages that the template refuses, and for ids out of range; TextTooLong.
+        Raises: InvalidArgument for messages that the template rejects, and for invalid ids; TextTooLong.
         """
         if isinstance(prompt, PairPrompt):
             return (await self.encode_pair(prompt, most_tokens, tenant))[0]
@@ -200,9 +199,9 @@ class TokenizerWorker:
     async def read(
         self, prompt: Prompt, root: bytes, block_tokens: int, most_tokens: int, vocab_size: int, tenant: str = ""
     ) -> ReadPrompt:
-        """The same with the names of its blocks; of what has been read before under this `root`, nothing is made again.
+        """Return tokens and block hashes of a prompt, reusing known prefixes under the same `root`.
 
-        Raises: as prompt_tokens.
+        Raises: InvalidArgument, TextTooLong, Unavailable.
         """
         if isinstance(prompt, TokenPrompt):
             token_ids = await self.prompt_tokens(prompt, most_tokens, vocab_size)
@@ -212,23 +211,20 @@ class TokenizerWorker:
         return await self._read(self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens), tenant)
 
     async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-        """However many there are. Raises: InvalidArgument that names the first one out of range."""
+        """Check any number of token ids on the thread. Raises: InvalidArgument naming the first invalid one."""
         return await self._on_thread("", check_long_prompt, field, token_ids, vocab_size)
 
     async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of texts that are never to come: each as it stands, and as a word after a space.
+        """Return the token sequences of forbidden texts: each as it is, and as a word after a space.
 
-        The second is left out where the first is its end, and so forbids it too. Raises: InvalidArgument for a text
-        that the tokenizer makes nothing of.
+        Raises: InvalidArgument for a text without tokens.
         """
         if not texts:
             return ()
         return await self._on_thread("", self._words, texts)
 
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
-        """Return a detokenizer. `shown`: special tokens that are text; if the tokenizer has none of them, the usual
-        one.
-        """
+        """Return a detokenizer. `shown`: special tokens that stay in the text."""
         if shown.isdisjoint(self._special):
             return Detokenizer(self._tokenizer, self._silent)
         left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
@@ -252,8 +248,9 @@ class TokenizerWorker:
         return bad_word_tokens(texts, lambda each: encode(self._tokenizer, each, False).ids)
 
     async def _text(self, prompt: TextPrompt | ChatPrompt, tenant: str) -> tuple[str, bool]:
-        """Return the prompt's text, and whether the tokenizer adds special tokens: a template writes them itself.
-        Raises: InvalidArgument.
+        """Return the prompt's text, and whether the tokenizer must add special tokens (templates contain them).
+
+        Raises: InvalidArgument, Unavailable.
         """
         if isinstance(prompt, TextPrompt):
             return prompt.text, True
@@ -275,10 +272,10 @@ class TokenizerWorker:
         except NotShown as lost:
             raise InvalidArgument(lost.field, str(lost)) from lost
         except UnreadOption as unread:
-            message = "the model's chat template takes no such option"
+            message = "the model's chat template does not read this option"
             raise InvalidArgument(f"template_options.{unread.name[:MAX_NAME_CHARACTERS]}", message) from unread
         except TemplateRefused as refusal:
-            raise InvalidArgument("messages", f"the model's chat template refuses them: {refusal}") from refusal
+            raise InvalidArgument("messages", f"the model's chat template rejects them: {refusal}") from refusal
 
     async def _read(self, reading: Reading, tenant: str) -> ReadPrompt:
         """Read a prompt in turns. Raises: TextTooLong."""
@@ -302,13 +299,13 @@ class TokenizerWorker:
 
 
 def _be_nice() -> None:
-    """The calling thread comes after others of the machine, where threads have a priority each."""
+    """Lower the priority of the calling thread; only Linux has priorities per thread."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
 
 
 def _has_next(counting: Generator[None, object]) -> bool:
-    """Return whether there is another token. Raises: TextTooLong."""
+    """Perform a step of counting and return whether another one follows. Raises: TextTooLong."""
     return next(counting, _END) is None
 
 
@@ -316,7 +313,7 @@ _END = object()
 
 
 def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart | None:
-    """The next step. After the last one it lets go of what was read, on this thread: that takes a while too."""
+    """Perform the next step of reading. The last one frees the generator's memory on this thread, which takes time."""
     step = reading.send(encoding)
     if isinstance(step, ReadPrompt):
         reading.close()
@@ -331,7 +328,7 @@ def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") ->
     """
     path = folder / "tokenizer.json"
     if not path.exists():
-        raise ModelFolderError(f"{path} is missing: only fast tokenizers are served (save one with transformers)")
+        raise ModelFolderError(f"{path} is missing; save the tokenizer as a fast one with transformers")
     check_file(path, MAX_TOKENIZER_BYTES)
     tokenizer = Tokenizer.from_file(str(path))
     tokenizer.no_truncation()
@@ -342,10 +339,10 @@ def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") ->
 def served_adapters(
     workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole], listed: Set[Adapter] = frozenset()
 ) -> tuple[Adapter, ...]:
-    """Return adapters that workers of every needed role have, of this model, sorted by name. `listed`: adapters loaded
-    at runtime; of the others a worker has, only those that it was started with count.
+    """Return the adapters that requests can choose, sorted by name: workers of every needed role have them.
 
-    Where workers have different ones under a name, as while they are replaced, it is the one that more of them have.
+    They were loaded at runtime (`listed`), or at the worker's start. If workers have different adapters of one name, as
+    during a replacement, the one on most workers counts.
     """
     holders: dict[Adapter, list[WorkerRole]] = {}
     for worker in workers:
@@ -369,29 +366,31 @@ def choose_adapter(name: str, adapters: Sequence[Adapter]) -> Adapter:
 
 
 LAST_TOKEN_POOLER = Pooler()
-MOST_TOKENIZED = 1 << 16  # at once, or as many as the model takes
+MOST_TOKENIZED = 1 << 16  # maximum tokens of a Tokenize call, unless the model's context is longer
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
+    """Model that this router serves."""
+
     name: str
     fingerprint: bytes
-    max_model_len: int  # prompt plus answer, in tokens
+    max_model_len: int  # maximum tokens of prompt and answer
     vocab_size: int
     dtype: str
     block_tokens: int
     tokenizer: TokenizerWorker
     defaults: GenerationDefaults
     forms: FormChecker
-    family: str = ""  # `model_type` of its configuration; empty where that does not say
+    family: str = ""  # `model_type` of its configuration; empty if absent
     pooler: Pooler | PoolingRefused = LAST_TOKEN_POOLER
     groups: BlockGroups = ONE_GROUP
-    weights: str = ""  # digest of those that its workers were started with
+    weights: str = ""  # digest of the weights that its workers were started with
 
     def check_answers(self) -> None:
         """Check that the model generates answers. Raises: InvalidArgument."""
         if isinstance(self.pooler, Pooler) and self.pooler.kind is not ModelKind.LANGUAGE_MODEL:
-            raise InvalidArgument("model", f"{self.name} ({self.family}) is {self.pooler.kind}")
+            raise InvalidArgument("model", f"{self.name} ({self.family}) has no answers: it is {self.pooler.kind}")
 
     def pooled_alone(self) -> Pooling | None:
         """Return the pooling of a model that generates no answers."""
@@ -401,15 +400,15 @@ class ServedModel:
         return pooler.pooling if pooler.score is None else pooler.score.pooling
 
     def vectors(self) -> Pooler:
-        """Return how vectors are computed. Raises: InvalidArgument if the checkpoint's way is not served."""
+        """Return how vectors are computed. Raises: InvalidArgument if the checkpoint's pooling is not supported."""
         if isinstance(self.pooler, PoolingRefused):
-            raise InvalidArgument("model", f"makes no vectors here: {self.pooler}")
+            raise InvalidArgument("model", f"its pooling is not supported: {self.pooler}")
         return self.pooler
 
     async def prepare(
         self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
     ) -> PreparedRequest:
-        """Tokenise and hashes the prompt, off the event loop. Raises: InvalidArgument."""
+        """Tokenise and hash the prompt, off the event loop. Raises: InvalidArgument."""
         for form in (valid.own_form, form_of(valid.sampling.structured)):
             if form is not None:
                 await self.forms.check(form, valid.tenant)
@@ -461,7 +460,7 @@ class ServedModel:
         return await self._tokens("text", self.tokenizer.encode(text, add_special_tokens, self._most_tokenized, tenant))
 
     async def tokenize_chat(self, prompt: ChatPrompt, tenant: str = "") -> tuple[int, ...]:
-        """The same, of a chat. Raises: InvalidArgument, Unavailable."""
+        """Tokenise a chat for a client that requests tokens alone. Raises: InvalidArgument, Unavailable."""
         checked = check_chat(prompt, MAX_TEXT_BYTES)
         tokens = self.tokenizer.prompt_tokens(checked, self._most_tokenized, tenant=tenant)
         return await self._tokens("messages", tokens)
@@ -475,7 +474,7 @@ class ServedModel:
         try:
             return await tokens
         except TextTooLong as error:
-            raise InvalidArgument(field, f"{error}; at most {self._most_tokenized} at once") from None
+            raise InvalidArgument(field, f"{error}; at most {self._most_tokenized} are allowed") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
         """Return the maximum tokens of prompt and answer for a client with that limit; None: the model's."""
@@ -486,7 +485,7 @@ class ServedModel:
         self.forms.close()
 
     async def _text(self, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
-        """The text of a prompt, as it was given or as its tokens are spelled."""
+        """Return the text of a prompt, as given or decoded from its tokens."""
         return prompt.text if isinstance(prompt, TextPrompt) else await self.tokenizer.decode(token_ids, True)
 
 
@@ -525,7 +524,7 @@ class ModelGate:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """The model that a request names, perhaps with an adapter, or with weights in place of its own."""
+    """Model that a request names, perhaps with an adapter, or with weights that replace its own."""
 
     served: ServedModel
     adapter: Adapter | None = None

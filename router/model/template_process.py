@@ -1,7 +1,7 @@
-"""The process that compiles and renders chat templates, the model's own Jinja in a sandbox, as transformers does.
+"""Helper process that compiles and renders chat templates in Jinja's sandbox, as transformers does.
 
-A template is a foreign file: it may loop for ever, or grow a text without end. So it runs where it can be killed.
-transformers itself is not used: importing it imports torch, which a router must not carry.
+A template is untrusted: it may loop forever or exhaust memory, so it runs in a process that can be killed. transformers
+itself is not used, since it imports torch.
 """
 
 import json
@@ -19,17 +19,17 @@ from baton.process.helper import Buffer, answer_frames
 from baton.router.model.template_traces import find_traces
 from baton.text.structured.json_text import read_arguments
 
-CPU_S = 2.0  # CPU time of one prompt
-MEMORY_BYTES = 1 << 30  # of address space, beyond that at the start
+CPU_S = 2.0  # maximum CPU time of one prompt
+MEMORY_BYTES = 1 << 30  # maximum address space in addition to that at the start
 REASON_CHARACTERS = 1000
 TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB"
-COMPILED = 4  # templates that are kept
+COMPILED = 4  # maximum number of cached templates
 DONE, REFUSED = b"\0", b"\1"
-"""First byte of an answer: its text follows, or the reason."""
+"""First byte of an answer, before the rendered text or the reason of the rejection."""
 
 
 class TemplateRefused(Exception):
-    """The template does not compile, or does not take these messages; the text is the reason, in its author's words."""
+    """Error: the template does not compile or rejects the messages; its text is the template's own."""
 
 
 class CompiledTemplate:
@@ -45,7 +45,7 @@ class CompiledTemplate:
         try:
             self._template = environment.from_string(source)
             self.variables = frozenset(meta.find_undeclared_variables(environment.parse(source)))
-            """Names that it reads and does not set itself."""
+            """Variables that the template reads and does not set itself."""
         except MemoryError:
             raise
         except Exception as error:
@@ -60,7 +60,7 @@ class CompiledTemplate:
         add_generation_prompt: bool = True,
         most_characters: int | None = None,
     ) -> str:
-        """The prompt, up to where the assistant begins if that is wanted. Raises: TemplateRefused, MemoryError."""
+        """Render a prompt. Raises: TemplateRefused, MemoryError."""
         names = {
             **(options or {}),
             **self._special_tokens,
@@ -74,18 +74,18 @@ class CompiledTemplate:
             for piece in self._template.generate(names):
                 characters += len(piece)
                 if most_characters is not None and characters > most_characters:
-                    raise TemplateRefused(f"it makes more than {most_characters} characters of them")
+                    raise TemplateRefused(f"the prompt would exceed {most_characters} characters")
                 pieces.append(piece)
         except (MemoryError, TemplateRefused):
             raise
         except _Refusal as refusal:
             raise TemplateRefused(_reason(refusal)) from refusal
         except Exception as error:
-            raise TemplateRefused("it is not made for such messages, tools or options") from error
+            raise TemplateRefused("it does not support such messages, tools or options") from error
         return "".join(pieces)
 
     def attempt(self, messages: Iterable[Mapping[str, Any]]) -> str | None:
-        """The same of messages alone; None where the template refuses them. Raises: MemoryError."""
+        """Render messages alone; None if the template rejects them. Raises: MemoryError."""
         try:
             return self.render(messages)
         except TemplateRefused:
@@ -93,7 +93,7 @@ class CompiledTemplate:
 
 
 TRACES = b"traces"
-"""Question what a template drops, instead of its input."""
+"""Question which parts of conversations a template drops, in place of a prompt's input."""
 
 
 def _reason(error: Exception) -> str:
@@ -102,7 +102,7 @@ def _reason(error: Exception) -> str:
 
 
 def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its calls' arguments as objects, as transformers gives them to templates."""
+    """Return the message with its calls' arguments as objects, as transformers gives them to templates."""
     if "tool_calls" not in message:
         return message
     calls = [
@@ -113,7 +113,7 @@ def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """The object that they are, or their text: what a model wrote need be neither JSON nor an object."""
+    """Return the arguments as an object, or their text if they are no JSON object."""
     arguments = read_arguments(text.strip() or "{}")
     return text if arguments is None else arguments
 
@@ -129,17 +129,17 @@ class _GenerationBlock(Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Jinja's own filter escapes HTML characters."""
+    """Serialise to JSON without escaping HTML characters, as Jinja's own filter does."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
 def _strftime_now(format: str) -> str:
-    """The date of a prompt, which templates of Llama 3 and gpt-oss state: local time, as transformers has it."""
+    """Return the local time for templates that state a date (Llama 3, gpt-oss), as transformers does."""
     return datetime.now().astimezone().strftime(format)
 
 
 class _Refusal(jinja2.TemplateError):
-    """The template's own, by `raise_exception`."""
+    """Error that a template raised by `raise_exception`."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -147,7 +147,9 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Renderer:
-    """Answers questions: a template, a line end, and what it is given; or TRACES; or nothing, for its variables."""
+    """Renderer of questions: a template and a newline, followed by a prompt's input, by TRACES, or by nothing to get
+    the template's variables.
+    """
 
     def __init__(self) -> None:
         self._compiled: dict[bytes, CompiledTemplate] = {}
@@ -163,7 +165,7 @@ class _Renderer:
                 text = template.render(**json.loads(given)) if given else json.dumps(sorted(template.variables))
         except TemplateRefused as refused:
             return [REFUSED, str(refused).encode(errors="surrogatepass")]
-        except MemoryError:  # what the template had is free again: the next chat need not wait for another process
+        except MemoryError:  # the memory is free again, so the process can continue
             return [REFUSED, TOO_LARGE.encode()]
         return [DONE, text.encode(errors="surrogatepass")]
 
@@ -178,5 +180,5 @@ class _Renderer:
 
 
 if __name__ == "__main__":
-    # A client waits for its first token: it is not put behind other processes.
+    # A client waits for its first token, so the process keeps its priority.
     sys.exit(answer_frames(_Renderer().answer, niceness=0, cpu_s=float(sys.argv[1]), memory_bytes=MEMORY_BYTES))

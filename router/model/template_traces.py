@@ -1,7 +1,7 @@
-"""Parts of a conversation that appear in the prompts of a chat template: roles, calls, names and thoughts.
+"""Detection of the parts of a conversation that a chat template silently drops: roles, calls, names and reasoning.
 
-Found by rendering small conversations, once for each template. A template that refuses what it does not show says so
-itself; one that drops it in silence is told by this.
+Small conversations are rendered once for each template. A template that rejects what it does not show reports so
+itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 Render = Callable[[Sequence[Entry]], str | None]
-"""The prompt; None where the template refuses the conversation."""
+"""Function that renders a conversation; None if the template rejects it."""
 MARK = "zqxmark"
 OTHER = "zqxrole"
-"""A role that no template knows."""
+"""Role that no template knows."""
 _PLAIN_ROLES = ("user", "assistant", "system")
 _USER: Entry = {"role": "user", "content": "a"}
 _ANSWER: Entry = {"role": "assistant", "content": "b"}
@@ -26,7 +26,7 @@ _RESULT: Entry = {"role": "tool", "content": "c", "name": "f", "tool_call_id": "
 
 
 class NotShown(Exception):
-    """The template drops this field of a message in silence."""
+    """Error: the template silently drops this field of a message."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"this model's chat template does not show {what}")
@@ -35,14 +35,14 @@ class NotShown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Parts of conversations that the template `drops` in silence, and roles that it `refuses`."""
+    """Parts of conversations that a template silently `drops`, and roles that it `refuses`."""
 
     drops: frozenset[str] = frozenset()
     refuses: frozenset[str] = frozenset()
 
 
 def find_traces(render: Render) -> Traces:
-    """Blocks. Roles by their names; other parts as `tool_calls`, `name` and `reasoning`."""
+    """Return the traces: roles by name; other parts as `tool_calls`, `name` and `reasoning`. Blocks."""
     found = {part: _state(render, conversations) for part, conversations in _conversations()}
     return Traces(
         frozenset(part for part, state in found.items() if state is False),
@@ -79,10 +79,10 @@ def is_plain(message: "Message") -> bool:
 
 
 def shown(messages: "Sequence[Message]", traces: Traces, source: str, thinks: bool) -> "list[Message]":
-    """The messages that the template gets: `developer` is `system` where it knows only that. Raises: NotShown.
+    """Return the messages for the template; `developer` becomes `system` if it knows only that. Raises: NotShown.
 
-    The name of a tool's message is that of its call, and says nothing new. A template of a model that `thinks` may drop
-    earlier thoughts on purpose.
+    Names of tool messages repeat those of their calls and may be dropped. A template of a model that `thinks` drops
+    earlier reasoning on purpose.
     """
     return [_shown(place, message, traces, source, thinks) for place, message in enumerate(messages)]
 
@@ -99,5 +99,5 @@ def _shown(place: int, message: "Message", traces: Traces, source: str, thinks: 
     if message.name and message.role != "tool" and "name" in lost:
         raise NotShown(f"{field}.name", "names of speakers; put the name into the content")
     if message.reasoning and "reasoning" in lost and not thinks:
-        raise NotShown(f"{field}.reasoning", "thoughts, and the model has none")
+        raise NotShown(f"{field}.reasoning", "reasoning, and the model has none")
     return message

@@ -1,4 +1,4 @@
-"""Slots for costly work, whose turn it is among callers: so no caller's work waits behind all of another's."""
+"""Fair slots for costly work, so that no caller's work waits behind all of another's."""
 
 import asyncio
 import itertools
@@ -10,25 +10,25 @@ from baton.router.admission.fair_queue import Entry, FairQueue
 
 
 class Turns:
-    """Callers share in the cost of their work. Of several slots, one caller has all but one at most.
+    """Slots that callers share by the cost of their work, for use on one event loop.
 
-    For one event loop.
+    One caller never has all of several slots.
     """
 
     def __init__(self, slots: int) -> None:
         self._free = slots
-        self._most = max(1, slots - 1)  # of one caller
+        self._most = max(1, slots - 1)  # maximum slots of one caller
         self._queue = FairQueue[asyncio.Future[None]]()
         self._held = Counter[str]()
         self._unnamed = itertools.count()
 
     def name(self, tenant: str) -> str:
-        """A caller for the turns of one request: without a name, each request is one of its own."""
+        """Return a caller's name for the turns of one request; a request without a tenant is a caller of its own."""
         return tenant or f"request {next(self._unnamed)}"
 
     @asynccontextmanager
     async def turn(self, tenant: str, cost: int) -> AsyncIterator[None]:
-        """A slot, once it is this caller's turn; `cost` in any unit, the same for all."""
+        """Wait for a slot and hold it for the duration of the context. `cost`: in the same unit for all callers."""
         name = tenant or self.name(tenant)
         begun = asyncio.get_running_loop().create_future()
         entry = self._queue.add(begun, name, 0, cost)

@@ -1,6 +1,6 @@
-"""The one validator in front of every transport: errors of a request, by field, before anything is allocated.
+"""Validation of requests of all transports: errors name the field. Pure.
 
-Pure. Lengths of repeated fields are checked before their elements are read: a million of them cost nothing.
+Lengths of repeated fields are checked before their elements are read, so that a million elements cost nothing.
 """
 
 import re
@@ -62,7 +62,7 @@ MAX_MESSAGES = 4096
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOL_NAME_CHARACTERS = 64
-TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # as OpenAI's, and what agents put between a server and its tool
+TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # OpenAI's characters, and `.` and `:` for names with a server's
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_BAD_WORD_BYTES = 256
@@ -70,7 +70,7 @@ MAX_BAD_WORD_BYTES = 256
 
 @dataclass(frozen=True, slots=True)
 class DrawnValues:
-    """Random values for fields that a client may leave out, drawn by the caller: this module is deterministic."""
+    """Random values for omitted fields, drawn by the caller so that validation is deterministic."""
 
     request_id: str
     seed: int  # 64 bits
@@ -89,10 +89,7 @@ def sampling_fields() -> Iterator[None]:
 def validate(
     request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: DrawnValues
 ) -> ValidRequest:
-    """Check everything that needs no tokenizer and fills in the defaults.
-
-    `vocab_size` is a count of ids, `max_model_len` in tokens. Raises: InvalidArgument.
-    """
+    """Check everything that needs no tokenizer, and fill in the defaults. Raises: InvalidArgument."""
     sampling = request.sampling
     n = 1 if sampling.n is None else check_choices("n", sampling.n, 1, MAX_CHOICES)
     resolved, rules = _numbers(sampling, defaults), _logit_rules(sampling, vocab_size)
@@ -100,7 +97,7 @@ def validate(
     stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
     prompt_logprobs = _logprobs("prompt_logprobs", sampling.prompt_logprobs)
     if prompt_logprobs is None and request.echo:
-        prompt_logprobs = logprobs  # an echoed prompt has log-probabilities where the answer has
+        prompt_logprobs = logprobs  # an echoed prompt has log-probabilities if the answer has
     _check_fields(request)
     best_of = n if sampling.best_of is None else check_choices("best_of", sampling.best_of, n, MAX_CHOICES)
     numbers = resolved if beams is None else replace(resolved, temperature=0.0)
@@ -115,7 +112,7 @@ def validate(
             stop_token_ids=stop_token_ids,
             n=best_of,
             rules=rules,
-            logprobs=0 if logprobs is None and best_of > n else logprobs,  # by which the best are chosen
+            logprobs=0 if logprobs is None and best_of > n else logprobs,  # the best are chosen by them
             prompt_logprobs=prompt_logprobs,
             beams=beams,
             structured=_structured_output(sampling, stop_token_ids),
@@ -139,7 +136,7 @@ def validate(
 
 
 def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
-    """Tokens per choice: as asked, or the room that the prompt leaves. Raises: InvalidArgument."""
+    """Return max_tokens per choice: as requested, or the rest of the context. Raises: InvalidArgument."""
     prompt_field, sampling = valid.prompt_field, valid.sampling
     if prompt_tokens == 0:
         raise InvalidArgument(prompt_field, "the prompt has no tokens")
@@ -148,11 +145,12 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
     if room < (not pooled):
         raise prompt_too_long(prompt_field, prompt_tokens, max_model_len, pooled=pooled)
     if pooled:
-        return 1  # which is not drawn
+        return 1  # not generated
     if valid.is_bounded and sampling.max_tokens > room:
         raise InvalidArgument(
             "sampling.max_tokens",
-            f"{prompt_tokens} prompt tokens leave {room} of the context's {max_model_len}, not {sampling.max_tokens}",
+            f"{sampling.max_tokens} exceeds the {room} tokens that {prompt_tokens} prompt tokens leave of the context "
+            f"of {max_model_len}",
         )
     if sampling.min_tokens > room:
         raise _min_tokens_too_many(sampling.min_tokens, room)
@@ -162,8 +160,10 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
 def prompt_too_long(
     prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False, pooled: bool = False
 ) -> InvalidArgument:
-    """The error for a prompt that leaves no room for a single token, or is `pooled` and longer than the context.
-    `or_more`: it was not counted to its end.
+    """Return the error for a prompt that exceeds the context, which must include one token of an answer unless
+    `pooled`.
+
+    `or_more`: `prompt_tokens` is a lower bound.
     """
     return InvalidArgument(
         prompt_field,
@@ -183,22 +183,22 @@ def check_something_is_left(sampling: Sampling) -> None:
     if sampling.min_tokens:
         forbidden.update(sampling.stop_token_ids)
     if rules.allowed_token_ids and forbidden.issuperset(rules.allowed_token_ids):
-        raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens exclude all of them")
+        raise InvalidArgument("sampling.allowed_token_ids", "bad_words and min_tokens forbid all of them")
 
 
 def _min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
-    """The error for an answer that would have to be longer than it may be."""
+    """Return the error for min_tokens over max_tokens."""
     return InvalidArgument("sampling.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
 
 
 def check_text(field: str, text: str) -> None:
     """Check the size of a text. Raises: InvalidArgument over MAX_TEXT_BYTES."""
     if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
-        raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes of text")
+        raise InvalidArgument(field, f"exceeds {MAX_TEXT_BYTES} bytes of text")
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, first: int = 0) -> tuple[int, ...]:
-    """The ids as a tuple. Raises: InvalidArgument that names the first one out of range, counted from `first`."""
+    """Return the ids as a tuple. Raises: InvalidArgument naming the first invalid one by its index from `first`."""
     checked = tuple(token_ids)
     if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
         index = next(i for i, token_id in enumerate(checked) if not 0 <= token_id < vocab_size)
@@ -209,7 +209,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, first
 
 
 def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """The same in pieces, each of which is done in a fraction of a millisecond, for a thread beside an event loop."""
+    """Check token ids in pieces of under 1 ms, for a thread next to the event loop. Raises: InvalidArgument."""
     checked: list[int] = []
     for begin in range(0, len(token_ids), PIECE_TOKENS):
         checked += check_token_ids(field, token_ids[begin : begin + PIECE_TOKENS], vocab_size, begin)
@@ -217,7 +217,7 @@ def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def _check_fields(request: GenerationRequest) -> None:
-    """Fields of one value each, other than numbers of the sampling. Raises: InvalidArgument."""
+    """Check single-valued fields except sampling numbers. Raises: InvalidArgument."""
     if len(request.cache_salt) > MAX_SALT_CHARACTERS:
         raise InvalidArgument("cache_salt", f"at most {MAX_SALT_CHARACTERS} characters, not {len(request.cache_salt)}")
     for field, text, characters in (
@@ -241,7 +241,7 @@ def _kept_session(request: GenerationRequest) -> KeptSession | None:
     if not request.session_id:
         for field, given in (("keep_for_s", keep_for_s is not None), ("done", request.done)):
             if given:
-                raise InvalidArgument(field, "needs session_id, which says what it is about")
+                raise InvalidArgument(field, "needs session_id")
     caller = (request.tenant, request.key_salt)
     return kept_session(request.session_id, *caller, request.cache_salt, keep_for_s, request.done)
 
@@ -274,9 +274,9 @@ def _prompt(prompt: AnyPrompt | None, vocab_size: int, max_model_len: int, poole
 
 
 def check_chat(prompt: ChatPrompt, max_text_bytes: int) -> ChatPrompt:
-    """The same, safe to render. Raises: InvalidArgument.
+    """Return the chat with checked messages and tools. Raises: InvalidArgument.
 
-    `max_text_bytes` is for all texts of the messages together, and once more for all tools.
+    `max_text_bytes`: maximum text of all messages together, and of all tools together.
     """
     return replace(
         prompt, messages=_messages(prompt.messages, max_text_bytes), tools=_tools(prompt.tools, max_text_bytes)
@@ -319,7 +319,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Map
         if not TOOL_NAME.fullmatch(name):
             raise InvalidArgument(field, f"letters, digits, '_', '-', '.' and ':' alone, not {name!r}")
         if name in names:
-            raise InvalidArgument(field, f"another tool is called {name!r} too")
+            raise InvalidArgument(field, f"another tool has the name {name!r}, too")
         names.add(name)
     if sum(len(str(tool)) for tool in checked) > max_text_bytes:
         raise InvalidArgument("tools", f"at most {max_text_bytes} bytes in all")
@@ -338,7 +338,7 @@ def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> Sampling
 
 
 def _logit_rules(sampling: RequestedSampling, vocab_size: int) -> LogitRules:
-    """The rules, without those that need a tokenizer. Raises: InvalidArgument."""
+    """Return the rules that need no tokenizer. Raises: InvalidArgument."""
     return LogitRules(
         logit_bias=_biases(sampling.logit_bias, vocab_size),
         allowed_token_ids=_token_ids(
@@ -372,10 +372,9 @@ def _bad_words(asked: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[i
 def _beam_search(
     sampling: RequestedSampling, n: int, resolved: SamplingNumbers, rules: LogitRules
 ) -> BeamParams | None:
-    """Check a beam search. Raises: InvalidArgument, naming the first field that cannot be combined with a search, or
-    has no effect without.
+    """Return the checked beam search; None without one. Raises: InvalidArgument for fields that need or exclude it.
 
-    `resolved` are the numbers in effect, with the model's own repetition penalty.
+    `resolved`: numbers in effect, with the model's own repetition penalty.
     """
     if sampling.beam_width is None:
         if sampling.length_penalty is not None:
@@ -405,7 +404,7 @@ def _beam_search(
 
 
 def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
-    """Checked as far as possible without compiling it, and as grammars hold it. Pure. Raises: InvalidArgument."""
+    """Return the form as grammars enforce it, checked as far as possible without compiling. Raises: InvalidArgument."""
     whole = sampling.structured
     try:
         asked = form_of(whole)
@@ -420,12 +419,12 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
     )
     check_alone(asked.kind.value, others)
     if not stop_token_ids:
-        raise InvalidArgument(asked.field, "structured output needs an end-of-sequence token, which this model lacks")
+        raise InvalidArgument(asked.field, "needs an end-of-sequence token, which this model lacks")
     try:
         held = enforceable_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
-    return held if asked is whole else whole  # before thoughts it was held when they were put before it
+    return held if asked is whole else whole  # a form behind reasoning was converted when both were joined
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
@@ -441,7 +440,7 @@ def _logprobs(name: str, asked: int | None) -> int | None:
 
 
 def _texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> tuple[str, ...]:
-    """Short texts of a sampling field, none empty. Raises: InvalidArgument."""
+    """Return the checked texts of a sampling field, none empty. Raises: InvalidArgument."""
     _check_count(name, texts, most)
     checked = tuple(texts)
     for index, text in enumerate(checked):

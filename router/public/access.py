@@ -1,4 +1,4 @@
-"""Access rules of callers, for gRPC and HTTP; callers with the same API key are one tenant. Pure."""
+"""Access rules for gRPC and HTTP. Callers with the same API key are one tenant. Pure."""
 
 import hashlib
 import hmac
@@ -22,7 +22,7 @@ def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """The key itself; "" without one. Anthropic's clients show it as `x-api-key`."""
+    """Return the API key in the metadata; empty without one. Anthropic's clients send it as `x-api-key`."""
     for name, value in metadata:
         if name == "x-api-key" and isinstance(value, str) and value.strip():
             return value.strip()
@@ -34,7 +34,7 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def tenant_of_key(api_key: str) -> str:
-    """The tenant that a key stands for, whichever way it came."""
+    """Return the tenant of a key."""
     return hashlib.sha256(api_key.encode()).hexdigest()[:_DIGITS]
 
 
@@ -44,33 +44,33 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """Permission that a route or method requires of its caller. One that is not listed needs a key."""
+    """Permission that a route or method requires of its caller. Unlisted ones need a key."""
 
     NOTHING = "nothing"
     KEY = "key"
-    ADMIN = "admin"  # a key that may see what all others do
+    ADMIN = "admin"  # an admin key, which may see all tenants
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a call. `tenant` is the name of the key; without keys, a digest of whatever was shown for one."""
+    """Sender of a call. `tenant`: name of its key; without configured keys, a digest of the given key."""
 
     tenant: str = ""
     limits: KeyLimits = UNLIMITED
-    key_salt: bytes = b""  # empty: shares cached prompts with all others without one
+    key_salt: bytes = b""  # salt of cached prompts; empty: shared with all callers without a salt
 
     def asks(self, request: GenerationRequest) -> GenerationRequest:
-        """The same request, as this caller's."""
+        """Return the request with this caller's tenant, limits and salt."""
         return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.key_salt)
 
     def resumes(self, asked: ResumeRequest) -> ResumeRequest:
-        """The same, as this caller's, and so the request in it."""
+        """Return the resume request with this caller's tenant."""
         request = self.asks(asked.request) if asked.request is not None else None
         return replace(asked, tenant=self.tenant, request=request)
 
 
 class Access:
-    """Decides by the keys as they are at the moment. `ring` None: without keys every caller may do everything."""
+    """Access by the present API keys. `ring` None: there are no keys, and every caller may do everything."""
 
     def __init__(self, ring: Callable[[], KeyRing] | None = None) -> None:
         self._ring = ring
@@ -81,7 +81,7 @@ class Access:
 
     @property
     def limits(self) -> Mapping[str, KeyLimits]:
-        """Return the limits of all valid keys, by name. Empty without keys."""
+        """Limits of all valid keys, by name."""
         return {} if self._ring is None else {key.name: key.limits for key in self._ring()}
 
     def caller(self, need: Need, metadata: Metadata) -> Caller:
@@ -92,12 +92,12 @@ class Access:
             return Caller()
         secret = bearer_of(metadata)
         if not secret:
-            raise Unauthenticated("an API key is needed: authorization: Bearer KEY", "MISSING_API_KEY")
+            raise Unauthenticated("an API key is required: authorization: Bearer KEY", "MISSING_API_KEY")
         key = self._ring().find(secret)
         if key is None:
             raise Unauthenticated("the API key is unknown", "INVALID_API_KEY")
         if need is Need.ADMIN and not key.is_admin:
-            raise PermissionDenied("this call needs an admin API key", "NOT_ADMIN")
+            raise PermissionDenied("this call requires an admin API key", "NOT_ADMIN")
         return Caller(key.name, key.limits, key.key_salt)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
@@ -109,7 +109,7 @@ class AdminAccess:
     """Access to the admin port: holders of its token or of an admin key, and everybody if neither exists."""
 
     def __init__(self, access: Access, token: Callable[[], str] | None) -> None:
-        """Create the rules. `token`: of the cluster's secret and the bound port; None without a secret."""
+        """Create the rules. `token`: derived from the cluster's secret and the bound port; None without a secret."""
         self._access = access
         self._token = token
 
@@ -127,4 +127,4 @@ class AdminAccess:
         if self._access.is_guarded:
             self._access.caller(Need.ADMIN, given)
         elif self._token is not None:
-            raise Unauthenticated("the admin port is for the user who started it (BATON_SECRET_FILE)", "NO_SECRET")
+            raise Unauthenticated("the admin port requires the cluster's secret (BATON_SECRET_FILE)", "NO_SECRET")

@@ -1,6 +1,6 @@
-"""A chat as its client asked for it, whatever the transport: its tools, its thoughts, and what reads its answer.
+"""Options of a chat, whatever the transport: tools, reasoning, and the parser of its answer.
 
-Names of fields in errors are those of OpenAI's chats, which both transports have.
+Errors use the field names of OpenAI's chat API, which all transports share.
 """
 
 from collections.abc import Mapping
@@ -18,38 +18,36 @@ from baton.text.structured.output import FormRefused, StructuredKind, Structured
 
 BUDGET = "thinking_budget"
 THINKING, EFFORT = "enable_thinking", "reasoning_effort"
-"""Their names in templates."""
+"""Names of these options in templates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked:
-    """Options of a chat in addition to messages and sampling. `has_parts` false: the answer is the model's text,
-    without tools and budget.
-    """
+    """Options of a chat in addition to messages and sampling. `has_parts` False: the answer is plain text."""
 
     tools: ToolsAsked = field(default_factory=ToolsAsked)
     template_options: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
     effort: str | None = None
-    budget: int | None = None  # tokens of thoughts
+    budget: int | None = None  # maximum tokens of reasoning
     shows_thoughts: bool = True
     has_parts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChat:
-    """A request, and what makes a reader of each choice; None: an answer is text alone."""
+    """Request of a chat, and the factory of a parser for each choice; None: the answer is plain text."""
 
     request: GenerationRequest
     parser: MakeParser | None
-    tool_forms: frozenset[str] = frozenset()  # fields of a form that the tools made, not the client
+    tool_forms: frozenset[str] = frozenset()  # fields of a form that was derived from the tools
 
     def reader(self) -> OutputParser:
         return self.parser() if self.parser is not None else OutputParser(None, None)
 
 
 async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: TokenizerWorker) -> ReadChat:
-    """Read a chat. `request` is the chat without what `asked` contains. Raises: InvalidArgument, Unavailable."""
+    """Apply the options `asked` to a chat. Raises: InvalidArgument, Unavailable."""
     template, prompt, sampling = tokenizer.chat_template, request.prompt, request.sampling
     if not isinstance(prompt, ChatPrompt):
         raise TypeError("a chat has messages")
@@ -70,7 +68,7 @@ async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tok
 
 
 def _held(form: StructuredOutput | None) -> StructuredOutput | None:
-    """Return the form of the answer. Raises: InvalidArgument."""
+    """Return the form as a grammar enforces it. Raises: InvalidArgument."""
     if form is None:
         return None
     try:
@@ -80,30 +78,28 @@ def _held(form: StructuredOutput | None) -> StructuredOutput | None:
 
 
 def thinks(template: ChatTemplate | None) -> bool:
-    """Return whether the model thinks before it answers, judging by its template."""
+    """Return whether the model reasons before it answers, by its template."""
     return template is not None and (thoughts_of(template.source, "") is not None or channels_of(template) is not None)
 
 
 def asked_to_think(
     asked: bool | None, otherwise: bool | None, field: str, template: ChatTemplate | None
 ) -> bool | None:
-    """The template's option: as a client asked in `field`, or `otherwise`; None where the template has no such option.
+    """Return the value of the template's option: the client's in `field`, or `otherwise`; None without such an option.
 
-    Raises: InvalidArgument for what the model cannot do.
+    Raises: InvalidArgument if the model cannot do it.
     """
     if template is not None and THINKING in template.variables:
         return otherwise if asked is None else asked
     if asked and not thinks(template):
         raise InvalidArgument(field, "this model does not reason before it answers")
     if asked is False and thinks(template):
-        raise InvalidArgument(field, "this model always thinks before it answers")
+        raise InvalidArgument(field, "this model always reasons before it answers")
     return None
 
 
 def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str, Any]:
-    """Return the template's options. Disabling thinking has no effect on a model that cannot think. Raises:
-    InvalidArgument.
-    """
+    """Return the template's options, without disabled reasoning for a model that has none. Raises: InvalidArgument."""
     options = dict(asked.template_options)
     _set(options, THINKING, asked.enable_thinking, THINKING)
     reads = template.variables if template is not None else frozenset[str]()
@@ -119,20 +115,20 @@ def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str
 def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
     """Set an option. Raises: InvalidArgument if another field has set it differently."""
     if value is not None and options.setdefault(name, value) != value:
-        raise InvalidArgument(field, f"{name} of the chat template is set to something else by another field")
+        raise InvalidArgument(field, f"another field sets {name} of the chat template to a different value")
 
 
 def _bounded(
     request: GenerationRequest, asked: ChatAsked, tools: ToolUse, template: ChatTemplate | None, ending: str
 ) -> GenerationRequest:
-    """Return the request with the budget of thoughts. A form of calls has its own thoughts in channels.
+    """Return the request with the budget of reasoning. `ending`: last characters of the prompt.
 
-    `ending`: the last characters of the prompt. Raises: InvalidArgument.
+    Raises: InvalidArgument.
     """
     form, budget, channels = request.sampling.structured, asked.budget, channels_of(template)
     if channels is not None and tools.has_calls:
         if budget is not None:
-            raise InvalidArgument(BUDGET, "does not go with a form and calls of functions, by a model with channels")
+            raise InvalidArgument(BUDGET, "cannot be combined with forced calls, since this model has channels")
         return request
     if budget is None and form is None:
         return request
@@ -150,9 +146,7 @@ def _bounded(
 def _parser(
     request: GenerationRequest, asked: ChatAsked, tools: ToolUse, template: ChatTemplate | None, ending: str
 ) -> MakeParser | None:
-    """Return the parser's factory; None if an answer is text alone. Before a form there are thoughts only if the
-    request has room for them.
-    """
+    """Return the factory of the answer's parser; None if the answer is plain text."""
     thoughts, structured = None, request.sampling.structured
     has_thoughts = structured is None or structured.kind is StructuredKind.THOUGHTS
     if template is not None and has_thoughts:

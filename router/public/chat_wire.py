@@ -1,4 +1,4 @@
-"""Chats of gRPC: what one asks beside its sampling, and its answer in parts. Protobuf becomes plain values and back."""
+"""Chats over gRPC: options of a chat from protobuf, and the parts of its answer to protobuf."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ _CALLS = {
     baton_pb2.CALLS_REQUIRED: ToolChoice.REQUIRED,
 }
 _PLAIN = ("messages", "request_id", "model", "sampling", "cache_salt", "priority", "session_id", "keep_for_s", "done")
-"""Fields of a chat that ask for nothing of its template."""
+"""Fields of a chat that need no parser of the answer and no template option."""
 
 
 def is_plain(message: baton_pb2.ChatRequest) -> bool:
-    """The answer is text as the model writes it, and the template has the messages alone."""
+    """Return whether the answer is plain text, and the template gets the messages alone."""
     return all(field.name in _PLAIN for field, _ in message.ListFields())
 
 
 def chat_messages(message: baton_pb2.ChatRequest) -> list[Message]:
-    # One more than is allowed is enough for the validator to refuse them.
+    # One message more than the maximum suffices for the validator to reject them.
     return [
         Message(
             each.role,
             each.content,
             each.name,
-            # Conversations are long, and few of their messages call functions.
+            # Few messages of long conversations have calls.
             tuple(ToolCall(call.id, call.name, call.arguments) for call in each.tool_calls) if each.tool_calls else (),
             each.tool_call_id,
             each.reasoning,
@@ -70,7 +70,7 @@ def _tool(path: str, tool: baton_pb2.Tool) -> Mapping[str, Any]:
     if given.description:
         function["description"] = given.description
     if given.parameters:
-        as_object = {"true": "{}"}.get(given.parameters.strip(), given.parameters)  # a schema too
+        as_object = {"true": "{}"}.get(given.parameters.strip(), given.parameters)  # `true` is a valid schema
         function["parameters"] = _json_object(f"{path}.function.parameters", as_object)
     return {"type": "function", "function": function}
 
@@ -80,7 +80,7 @@ def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
     if choice.WhichOneof("choice") == "function":
         return Function(choice.function)
     if choice.calls not in _CALLS:
-        raise InvalidArgument("tool_choice.calls", f"{choice.calls} is none of {len(_CALLS)} that are known")
+        raise InvalidArgument("tool_choice.calls", f"unknown value {choice.calls}; use 0 to {len(_CALLS) - 1}")
     return _CALLS[choice.calls]
 
 
@@ -91,14 +91,12 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
     except JsonRefused as refusal:
         raise InvalidArgument(path, str(refusal)) from refusal
     if not isinstance(read, dict):
-        raise InvalidArgument(path, "is not a JSON object")
+        raise InvalidArgument(path, "must be a JSON object")
     return read
 
 
 def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgument:
-    """Return the error with the field of the chat that caused it: an option that the template does not read, the form
-    of a forced call.
-    """
+    """Return the error with the name of the chat's field that caused it."""
     if error.field in tool_forms:
         return InvalidArgument("tools", error.description, error.reason, error.metadata)
     given = error.field.removeprefix("template_options.")
@@ -110,16 +108,16 @@ def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgumen
 
 @dataclass(slots=True)
 class _ReadChoice:
-    """Choice as far as it was read. `calls` and `text_bytes` are those that the client already has."""
+    """State of one choice. `calls`, `text_bytes`: part that the client of a resumed stream already has."""
 
     reader: OutputParser
-    tokens: int = 0  # that have gone out, and those that the client has
+    tokens: int = 0  # delivered tokens, those that the client already had included
     calls: int = 0
     text_bytes: int = 0
-    is_ended: bool = False  # the client has all of it
+    is_ended: bool = False  # the client has the complete choice
 
     def lacks(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
-        """Yield what the client does not have. Texts of all kinds count together: their order is the same each time."""
+        """Yield the pieces that the client lacks. Texts of all kinds count together; their order never changes."""
         for piece in pieces:
             if isinstance(piece, CallStart):
                 if not self.calls:
@@ -151,7 +149,7 @@ def _with_text(piece: str | Thought | CallArguments, text: str) -> OutputPiece:
 
 
 class Parts:
-    """The answer to a chat, taken apart. Of a resumed one the client has `received`."""
+    """Writer of a chat's answer in parts. `received`: what the client of a resumed stream already has."""
 
     def __init__(self, chat: ReadChat, received: Sequence[baton_pb2.ReceivedChoice] = ()) -> None:
         self.tool_forms = chat.tool_forms
@@ -163,7 +161,7 @@ class Parts:
         }
 
     def of(self, delta: Delta) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """Yield the choice's tokens with the text that comes first, then the rest."""
+        """Yield a delta with the choice's tokens and first text, then the other parts."""
         choice = self._choice(delta.index)
         if choice.is_ended:
             return
@@ -175,12 +173,12 @@ class Parts:
         yield from self._parts(delta.index, choice, pieces)
 
     def rest(self, index: int) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """Yield what was held back, at the end of a choice."""
+        """Yield the withheld parts at the end of a choice."""
         choice = self._choice(index)
         yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
 
     def end(self, finished: baton_pb2.Finished, reason: FinishReason) -> None:
-        """Write how a choice ended in terms of parts, and into the last one how much was thought."""
+        """Set the finish reason of a choice with calls, and the reasoning tokens of the last choice."""
         if reason is FinishReason.STOP and self._choice(finished.index).reader.calls:
             finished.reason = baton_pb2.FINISH_REASON_TOOL_CALLS
         readers = [choice.reader for choice in self._choices.values()]

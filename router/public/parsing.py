@@ -1,11 +1,10 @@
-"""Messages of gRPC that are large or broken: examined before they are parsed, and refused by the field that is wrong.
+"""Checks of large or malformed gRPC messages before they are parsed, with errors that name the field.
 
-gRPC parses a request before any handler or interceptor of ours is called, and a parser that raises ends the call as a
-server error, INTERNAL. So the parser here never raises: it hands on bytes that it does not parse, and the handler
-refuses them with INVALID_ARGUMENT.
+gRPC parses a request before any handler is called, and a parser that raises ends the call with INTERNAL. So the parser
+here never raises: it returns unparsed bytes, which the handler rejects with INVALID_ARGUMENT.
 
-Parsing also holds the event loop. So large messages go to a process of their own, which runs this module: it reports
-their errors, or that they have so few parts that parsing them here takes a millisecond or two.
+Parsing also blocks the event loop. So large messages are checked in a helper process, which runs this module: it
+returns the error, or a message with so few parts that parsing it takes a millisecond or two.
 """
 
 import json
@@ -24,21 +23,21 @@ from baton.protos import baton_pb2
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.validation import MAX_TEXT_BYTES
 
-SMALL_BYTES = 1 << 16  # a millisecond or two, of empty messages
+SMALL_BYTES = 1 << 16  # maximum size parsed without a check; takes 1 to 2 ms if it has only empty messages
 MAX_PARTS = 1 << 14
-"""Texts and messages, in all. A millisecond."""
+"""Maximum number of texts and messages, which take 1 ms."""
 MAX_NUMBERS = 1 << 18
-"""A prompt of 128 Ki token ids, and answers to be continued. A millisecond or two."""
+"""Maximum number of numbers, such as a prompt of 128 Ki token ids and answers to be continued; they take 1 to 2 ms."""
 _FAULT, _SOUND = b"\1", b"\0"
-"""First byte of the process's answer: an error as JSON follows, or the message without unknown fields."""
+"""First byte of the helper's answer, before an error as JSON, or the message without unknown fields."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
-_MAX_FIELDS = 1 << 14  # that are looked through
+_MAX_FIELDS = 1 << 14  # maximum number of searched fields
 
 
 @dataclass(frozen=True, slots=True)
 class Unparsed:
-    """Stands in for a request that has not been parsed yet."""
+    """Request that has not been parsed yet."""
 
     message_class: type[Message]
     data: bytes
@@ -51,19 +50,19 @@ class Unparsed:
             descriptor = self.message_class.DESCRIPTOR
             path = invalid_text_field(self.data, descriptor)
         if path is None:
-            raise InvalidArgument("request", f"not a {descriptor.full_name}")
-        raise InvalidArgument(path, "not valid UTF-8")
+            raise InvalidArgument("request", f"is not a valid {descriptor.full_name}")
+        raise InvalidArgument(path, "is not valid UTF-8")
 
 
 Prevalidator = Callable[[Unparsed], Awaitable[Message]]
-"""Function that checks a message before it is parsed. Raises: InvalidArgument for invalid bytes, or too many parts."""
+"""Function that checks and parses a message. Raises: InvalidArgument for invalid bytes, or too many parts."""
 
 
 class Prevalidation:
-    """A `Prevalidator`. To be closed."""
+    """`Prevalidator` that uses a helper process. Call `close` at the end."""
 
     def __init__(self, helper: Asks) -> None:
-        """Create a parser. `helper` runs this module."""
+        """Create a prevalidator. `helper` runs this module."""
         self._helper = helper
         self.prevalidated = 0
 
@@ -74,10 +73,10 @@ class Prevalidation:
         try:
             answer = await self._helper.ask([f"{message_class.DESCRIPTOR.full_name}\n".encode(), message.data])
         except HelperBusy:
-            busy = "too many large messages are being checked"
+            busy = "too many large messages are being checked; retry"
             raise ResourceExhausted(busy, RETRY_AFTER_S, "too_many_large_messages") from None
         except HelperFailed as error:
-            raise Unavailable("the message could not be checked", "NOT_LOOKED_AT", RETRY_AFTER_S) from error
+            raise Unavailable("the check of a large message failed; retry", "NOT_LOOKED_AT", RETRY_AFTER_S) from error
         rest = bytes(memoryview(answer)[1:])
         if answer[:1] == _FAULT:
             field, description = json.loads(rest)
@@ -89,7 +88,7 @@ class Prevalidation:
 
 
 def verdict(asked: memoryview) -> Sequence[Buffer]:
-    """The full name of a type of messages, a line end, and the bytes of one."""
+    """Check a question: full name of a message type, newline, message bytes. Return the answer's parts."""
     name, _, data = bytes(asked).partition(b"\n")
     descriptor = baton_pb2.DESCRIPTOR.pool.FindMessageTypeByName(name.decode())
     try:
@@ -102,7 +101,7 @@ def verdict(asked: memoryview) -> Sequence[Buffer]:
 
 
 class _Count:
-    """Counter of a message's contents. Its methods raise InvalidArgument that names the field with too many."""
+    """Counter of a message's contents. Its methods raise InvalidArgument naming the field over a limit."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -121,7 +120,7 @@ class _Count:
         elif field.type == FieldDescriptor.TYPE_STRING:
             for text in value if field.is_repeated else (value,):
                 if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
-                    raise InvalidArgument(path, f"at most {MAX_TEXT_BYTES} bytes of text")
+                    raise InvalidArgument(path, f"exceeds {MAX_TEXT_BYTES} bytes of text")
 
     def _add(self, field: FieldDescriptor, length: int, path: str) -> None:
         if field.message_type is None and field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
@@ -135,8 +134,8 @@ class _Count:
 
 
 def invalid_text_field(data: bytes, descriptor: Any) -> str | None:
-    """Path of the first string field that is not UTF-8; None if there is none among the first ones, or the wire format
-    itself is broken.
+    """Return the path of the first string field that is not UTF-8; None if none was found, or the wire format is
+    broken.
     """
     try:
         return _search(memoryview(data), descriptor, iter(range(_MAX_FIELDS)))
@@ -163,7 +162,7 @@ def _search(data: memoryview, descriptor: Any, left: Iterator[int]) -> str | Non
 
 
 def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]) -> str | None:
-    """The rest of the path, "" for this field itself."""
+    """Return the rest of the path, empty for this field itself; None if it is valid."""
     if field.message_type is not None:
         inner = _search(value, field.message_type, left)
         return None if inner is None else f".{inner}"
@@ -177,7 +176,7 @@ def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]
 
 
 def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
-    """Return where the value at `position` begins and ends. Raises: ValueError, IndexError for a broken wire format."""
+    """Return begin and end of the value at `position`. Raises: ValueError, IndexError for a broken wire format."""
     if wire_type == _VARINT:
         return position, _varint(data, position)[1]
     if wire_type == _LENGTH:
@@ -192,7 +191,7 @@ def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Value and the position behind it."""
+    """Return the value and the position behind it. Raises: ValueError, IndexError for a broken wire format."""
     value = 0
     for shift in range(_MAX_VARINT_BYTES):
         byte = data[position]

@@ -1,6 +1,6 @@
-"""The public servicer: protobuf becomes plain values, the dispatcher answers, and its events become protobuf again.
+"""Public servicer: converts protobuf to plain requests, and the dispatcher's events to protobuf.
 
-Repeated fields of a request stay unread here: the validator counts them first.
+Repeated fields of a request are not read here: the validator counts them first.
 """
 
 import asyncio
@@ -120,7 +120,7 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
 
 
 def resume_request(message: baton_pb2.ResumeRequest, in_parts: bool = False) -> ResumeRequest:
-    """Read the resumption of an answer. Texts of an answer in parts are recomputed: `Parts` leaves out those that the
+    """Read a resume request. `in_parts`: the text of the answer is generated again, and `Parts` leaves out what the
     client has.
     """
     request: GenerationRequest | None = None
@@ -142,14 +142,14 @@ def resume_request(message: baton_pb2.ResumeRequest, in_parts: bool = False) -> 
 
 
 class Responses:
-    """The responses of one stream, of either kind. A response holds until the next one is asked for."""
+    """Responses of one stream. A response is valid until the next one is requested."""
 
     def __init__(self, kind: type[Response], parts: Parts | None = None) -> None:
-        """Create a writer. `parts`: what splits the answer; None: it is text."""
+        """Create a writer. `parts`: splits the answer; None: it is plain text."""
         self._kind = kind
         self._parts = parts
         self._response = kind()
-        self._delta = self._response.delta  # one message for all deltas: to make one takes longer than to fill it
+        self._delta = self._response.delta  # one message for all deltas: creating one takes longer than filling it
         self._delta.SetInParent()
 
     def all_of(self, event: ResponseEvent) -> Iterator[Response]:
@@ -187,7 +187,7 @@ class Responses:
 
 
 def _fill(response: Response, event: Started | PromptPart | Finished) -> Response:
-    """Puts an event into an empty response, and returns it."""
+    """Fill an empty response with an event, and return it."""
     match event:
         case Started():
             started = response.started
@@ -259,7 +259,7 @@ def _structured(message: baton_pb2.SamplingParams) -> StructuredOutput | None:
         case "json_object":
             return StructuredOutput(StructuredKind.JSON_OBJECT) if message.json_object else None
         case "choice":
-            # One more than is allowed is enough for the validator to refuse them.
+            # One text more than the maximum suffices for the validator to reject them.
             return StructuredOutput.choice(message.choice.texts[: MAX_CHOICES + 1])
         case kind:
             return StructuredOutput(StructuredKind(kind), getattr(message, kind))
@@ -310,7 +310,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 RefusedCall = Callable[[str, BatonError], None]
-"""Called with the name of a method, and why a request to it was not parsed."""
+"""Function called with a method's name and the error of a message that was not parsed."""
 
 
 def service_handler(
@@ -319,8 +319,9 @@ def service_handler(
     prevalidator: Prevalidator | None = None,
     refused: RefusedCall = lambda method, error: None,
 ) -> grpc.GenericRpcHandler:
-    """Handlers of all methods of a service, as the generated `add_..._to_server` makes them, with parsers that never
-    raise. Without a `prevalidator` large messages are parsed here.
+    """Return the handlers of all methods of a service, with parsers that never raise.
+
+    Without a `prevalidator`, large messages are parsed on the event loop.
     """
     return grpc.method_handlers_generic_handler(
         service.full_name,
@@ -334,14 +335,14 @@ def service_handler(
 
 
 def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unparsed]:
-    """A parser for messages that are small and whole."""
+    """Return a parser that returns large and malformed messages unparsed."""
 
     def parse(data: bytes) -> Message | Unparsed:
         if len(data) > SMALL_BYTES:
             return Unparsed(message_class, data)
         try:
             return message_class.FromString(data)
-        except DecodeError:  # finding the place takes a while
+        except DecodeError:  # finding the invalid field takes time
             return Unparsed(message_class, data)
 
     return parse
@@ -376,14 +377,14 @@ def _method_handler(
 
 
 class BatonServicer:
-    """Methods are named as in baton.proto.
+    """Servicer of the public port. Methods are named as in baton.proto.
 
-    Streams are written, not yielded: so a cancellation reaches our code where it waits, and the request's resources
-    are freed at once.
+    Streams are written, not yielded, so that a cancellation interrupts the waiting code and releases the request's
+    resources immediately.
     """
 
     def __init__(self, dispatcher: Dispatcher, access: Access, prevalidator: Prevalidator | None = None) -> None:
-        """Create the service. `prevalidator` checks large messages before they are parsed; None: no check."""
+        """Create the servicer. `prevalidator` checks large messages before they are parsed; None: no check."""
         self._prevalidator = prevalidator
         self._dispatcher = dispatcher
         self._access = access
@@ -393,7 +394,7 @@ class BatonServicer:
         server.add_generic_rpc_handlers((service_handler(service, self, self._prevalidator, self.refused),))
 
     def refused(self, method: str, error: BatonError) -> None:
-        """A call of that method came to nothing before it was a request."""
+        """Count a call that failed before it became a request."""
         operation = GENERATING.get(method)
         if operation is not None:
             self._dispatcher.accounts.refuse(operation, current_trace.get(), end_of(error, dispatched=False))
@@ -427,7 +428,7 @@ class BatonServicer:
         await self._write(asked, context, baton_pb2.ResumeResponse, parts)
 
     async def Embed(self, message: baton_pb2.EmbedRequest, context: Context) -> baton_pb2.EmbedResponse:
-        # One more than is allowed is enough to have them refused.
+        # One input more than the maximum suffices to reject them.
         inputs = [_input(index, each) for index, each in enumerate(message.inputs[: MAX_INPUTS + 1])]
         dimensions = message.dimensions if message.HasField("dimensions") else None
         prompt_name = message.prompt_name if message.HasField("prompt_name") else None
@@ -476,7 +477,7 @@ class BatonServicer:
     async def Detokenize(self, message: baton_pb2.DetokenizeRequest, context: Context) -> baton_pb2.DetokenizeResponse:
         served = (await self._dispatcher.choose(message.model)).served
         if len(message.token_ids) > MAX_DETOKENIZE_TOKENS:
-            raise InvalidArgument("token_ids", f"at most {MAX_DETOKENIZE_TOKENS}, not {len(message.token_ids)}")
+            raise InvalidArgument("token_ids", f"{len(message.token_ids)} exceed the maximum {MAX_DETOKENIZE_TOKENS}")
         token_ids = await served.tokenizer.checked("token_ids", message.token_ids, served.vocab_size)
         text = await served.tokenizer.decode(token_ids, message.skip_special_tokens)
         return baton_pb2.DetokenizeResponse(text=text)
@@ -505,7 +506,7 @@ class BatonServicer:
         await self._write(asked, context, kind, Parts(chat) if chat is not None and chat.parser is not None else None)
 
     async def _read(self, message: baton_pb2.ChatRequest, request: GenerationRequest, method: str) -> ReadChat:
-        """Read a chat. Raises: BatonError; it counts as that of a request."""
+        """Read a chat. Raises: BatonError, which is counted as a rejected request."""
         try:
             tokenizer = (await self._dispatcher.choose(message.model)).served.tokenizer
             return await read_chat(request, chat_asked(message), tokenizer)
@@ -527,7 +528,7 @@ class BatonServicer:
                 async with aclosing(events):
                     async for event in events:
                         for response in responses.all_of(event):
-                            await context.write(response)  # when it returns the message is bytes
+                            await context.write(response)  # the message is serialised when this returns
         except InvalidArgument as error:
             raise in_own_words(error, parts.tool_forms if parts is not None else frozenset()) from error
         except TimeoutError:

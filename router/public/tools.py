@@ -1,6 +1,6 @@
-"""The functions that a chat may call, or has to: what its template shows, the form of its answer, and what reads calls.
+"""Tools of a chat: the template's view of them, the form of forced calls, and the parser of calls.
 
-Names of fields in errors are those of OpenAI's chats.
+Errors use the field names of OpenAI's chat API.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,14 +26,14 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 class ToolChoice(Enum):
     """Rule for calling a function."""
 
-    AUTO = "auto"  # as the model likes
+    AUTO = "auto"  # the model decides
     NONE = "none"
     REQUIRED = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The one that has to be called."""
+    """Function that must be called."""
 
     name: str
 
@@ -47,12 +47,12 @@ class ToolsAsked:
     one_call: bool = False
 
     def schemas(self) -> Schemas:
-        """Return the schemas of the arguments, which are always an object. Raises: InvalidArgument."""
+        """Return the schemas of the arguments, by function. Raises: InvalidArgument."""
         return {tool["function"]["name"]: _arguments(place, tool["function"]) for place, tool in enumerate(self.tools)}
 
     def held(self, schemas: Schemas, has_to: bool) -> Schemas:
-        """Return the schemas as a grammar enforces them. What it cannot enforce is refused if a call is forced, else
-        left free.
+        """Return the schemas as a grammar enforces them. A schema that it cannot enforce is rejected if calls are
+        forced (`has_to`), else any arguments are allowed.
 
         Raises: InvalidArgument.
         """
@@ -69,15 +69,13 @@ class ToolsAsked:
 
 
 def _arguments(place: int, function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a function's arguments; none without parameters, as OpenAI defines. Raises:
-    InvalidArgument.
-    """
+    """Return the schema of a function's arguments; no arguments without parameters. Raises: InvalidArgument."""
     schema = function.get("parameters")
     if schema is None:
         return _NO_ARGUMENTS
     stated = schema.get("type", "object")
     if stated != "object" and not (isinstance(stated, list) and "object" in stated):
-        raise InvalidArgument(f"{_field(place)}.parameters.type", "must be object, since arguments are one")
+        raise InvalidArgument(f"{_field(place)}.parameters.type", "must be object")
     return {**schema, "type": "object"}
 
 
@@ -87,32 +85,30 @@ def _field(place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Handling of a request's tools. `shown`: those that the template gets; `parser`: factory of a reader for each
-    choice, None if all is text.
-
-    `form`: of the answer; `has_calls`: it lets calls through.
+    """Handling of a request's tools. `shown`: tools for the template; `form`: form of the answer; `has_calls`: the form
+    allows calls; `parser`: factory of a parser for each choice, None for plain text.
     """
 
     shown: Sequence[Mapping[str, Any]] = ()
     form: StructuredOutput | None = None
     has_calls: bool = False
     parser: Callable[[], ToolParser] | None = None
-    shown_tokens: frozenset[str] = frozenset()  # special tokens that the parser reads
+    shown_tokens: frozenset[str] = frozenset()  # special tokens that the parser needs in the text
 
 
 def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: TokenizerWorker) -> ToolUse:
-    """Decide how tools are handled. `form`: of an answer without calls. Raises: InvalidArgument."""
+    """Decide how tools are handled. `form`: form of an answer without calls. Raises: InvalidArgument."""
     tools, choice, template = asked.tools, asked.choice, tokenizer.chat_template
     taught, schemas = format_of(template), asked.schemas()
     if not tools and choice not in (ToolChoice.AUTO, ToolChoice.NONE):
-        raise InvalidArgument("tool_choice", "there are no tools to choose from")
+        raise InvalidArgument("tool_choice", "requires tools")
     if not tools or choice is ToolChoice.NONE:
         if taught is None or not taught.has_channels:
             return ToolUse(form=form)
         return ToolUse(form=form, parser=lambda: taught.reader({}), shown_tokens=taught.special)
     if isinstance(choice, Function):
         if choice.name not in schemas:
-            raise InvalidArgument("tool_choice.function.name", f"there is no tool {choice.name!r}")
+            raise InvalidArgument("tool_choice.function.name", f"{choice.name!r} is not among the tools")
         schemas = {choice.name: schemas[choice.name]}
     if choice is ToolChoice.AUTO:
         check_shown(template)
@@ -147,20 +143,20 @@ def _call_or_form(
         return ToolUse(asked.tools, own, True, reader, taught.special)
     either = json_form(forced, _calls_schema(held, 1 if asked.one_call else None))
     if either is None:
-        message = "together with tools that may be called the form is too large, or has %ignore or %llguidance"
-        raise InvalidArgument(form.field, f"{message}; tool_choice none leaves it alone")
+        message = "with tools the form is too large, or has %ignore or %llguidance; set tool_choice to none"
+        raise InvalidArgument(form.field, message)
     return ToolUse(asked.tools, either, True, lambda: LlamaReader(held))
 
 
 def check_shown(template: ChatTemplate | None) -> None:
-    """Check that the model sees the tools of a request. Raises: InvalidArgument."""
+    """Check that the chat template shows tools. Raises: InvalidArgument."""
     if template is not None and "tools" not in template.variables:
-        message = "this model's chat template does not show them; tool_choice can still force a call"
+        message = "this model's chat template does not show tools; tool_choice can still force a call"
         raise InvalidArgument("tools", message)
 
 
 def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
-    """Return one schema for all calls, for a model without a format, or whose format cannot express a schema."""
+    """Return one schema for all calls, for a model without a format for calls, or whose format has no schemas."""
     calls = []
     for place, (name, schema) in enumerate(schemas.items()):
         call = call_schema(name, "parameters", {})
@@ -171,7 +167,7 @@ def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
 
 
 def _moved(schema: Any, pointer: str) -> Any:
-    """A held schema as part of a larger one, at `pointer`: its references lead to the same definitions."""
+    """Return a schema as part of a larger one at `pointer`, with its references adapted."""
     if isinstance(schema, list):
         return [_moved(each, pointer) for each in schema]
     if not isinstance(schema, Mapping):

@@ -1,6 +1,7 @@
-"""Vectors and scores of one call, whatever the transport: each prompt is a request of its own, a few of them at a time.
+"""Vectors and scores of one call, whatever the transport. Each prompt is a request of its own.
 
-Callers take turns by prompts, so that a call of many holds up no other caller. What an API key may have counts too.
+At most AT_ONCE prompts of a call run concurrently, and fewer if the API key's limit is lower, so that a large call does
+not delay other callers.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from baton.text.pooling import MAX_INPUTS, Pooling, cosine, finish_vector
 
 AT_ONCE = 32
 INPUTS, QUERIES, DOCUMENTS, DIMENSIONS, PROMPT_NAME = "inputs", "queries", "documents", "dimensions", "prompt_name"
-"""Names of the fields, in the public schema."""
+"""Names of fields in the public schema."""
 _PROMPT_FIELDS = ("text", "token_ids", "messages", "prompt")
 
 
@@ -41,7 +42,7 @@ class Vectors:
     model: str
     numbers: list[list[float]]
     usage: Usage
-    version: str = ""  # of the weights, the same for all
+    version: str = ""  # version of the weights, equal for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class ScoredDocuments:
 
 @dataclass(frozen=True, slots=True)
 class VectorCall:
-    """Common properties of the prompts of one call. `time_left_s` None: the router's own limit."""
+    """Call for vectors or scores. `time_left_s` None: the router's default deadline."""
 
     dispatcher: Dispatcher
     caller: Caller
@@ -77,7 +78,7 @@ class VectorCall:
         chosen = await self.dispatcher.choose(self.model)
         pooler = chosen.served.vectors()
         if pooler.score is not None:
-            raise InvalidArgument("model", f"{chosen.name} is a reranker, which gives scores and makes no vectors")
+            raise InvalidArgument("model", f"{chosen.name} is a reranker without vectors; request scores")
         if dimensions is not None:
             _check_dimensions(pooler, dimensions, pooler.size)
         summaries = await self._pooled(prompted(inputs, pooler, prompt_name), pooler.pooling, INPUTS)
@@ -90,7 +91,7 @@ class VectorCall:
         """Compute scores of one query for all documents, or one for each. Raises: BatonError."""
         _check_count(DOCUMENTS, len(documents))
         if len(queries) not in (1, len(documents)):
-            allowed = f"must be 1, or {len(documents)} as there are documents, not {len(queries)}"
+            allowed = f"must be 1, or one per document ({len(documents)}), not {len(queries)}"
             raise InvalidArgument(QUERIES, allowed)
         chosen = await self.dispatcher.choose(self.model)
         pooler = chosen.served.vectors()
@@ -110,7 +111,7 @@ class VectorCall:
         return ScoredDocuments(model, scores, _usage(summaries), one_version(each.version for each in summaries))
 
     async def _pooled(self, prompts: Sequence[AnyPrompt], pooling: Pooling, name: str) -> list[Summary]:
-        """Compute pooled prompts in order; `name`: the call's field. The first failure cancels the others.
+        """Compute pooled prompts. `name`: field of the call that has them. The first failure cancels the others.
 
         Raises: BatonError.
         """
@@ -131,7 +132,7 @@ class VectorCall:
         tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
         try:
             return list(await asyncio.gather(*tasks))
-        except Exception:  # a failure of any kind ends the others; a client that leaves cancels, which is none
+        except Exception:  # any failure cancels the others; a leaving client raises CancelledError, which is none
             self.reader.leaves = Leave.SIBLING
             raise
         finally:
@@ -166,14 +167,14 @@ class VectorCall:
 
 
 def prompted(inputs: Iterable[Prompt], pooler: Pooler, name: str | None = None) -> list[Prompt]:
-    """Texts behind their prompt; token ids as they are. Raises: InvalidArgument."""
+    """Return texts with the model's prompt before them; token ids unchanged. Raises: InvalidArgument."""
     return [_behind(each, pooler, name) for each in inputs]
 
 
 def _behind(given: Prompt, pooler: Pooler, name: str | None) -> Prompt:
     if not isinstance(given, TextPrompt):
         if name is not None:
-            raise InvalidArgument(PROMPT_NAME, "stands before a text, and token ids were given")
+            raise InvalidArgument(PROMPT_NAME, "needs text inputs, but token ids were given")
         return given
     try:
         before = pooler.prompts.text(name)

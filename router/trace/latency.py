@@ -16,6 +16,8 @@ KEPT_WORKERS = 1024
 
 
 class LatencyQuantiles(NamedTuple):
+    """Median and 99th percentile."""
+
     p50_ms: float
     p99_ms: float
 

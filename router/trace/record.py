@@ -464,6 +464,8 @@ class CallReader:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
+    """End of a request."""
+
     outcome: RequestOutcome
     reason: str = ""  # one lower-case word; empty if answered
     status: str = "OK"  # name of the gRPC status

@@ -53,4 +53,4 @@ async def test_reranker_makes_no_vectors(stack: Stack) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         inputs = [baton_pb2.EmbedInput(text="a")]
         await stack.stub.Embed(baton_pb2.EmbedRequest(inputs=inputs), timeout=READY_S)
-    assert refused.value.details() == "model: tiny is a reranker, which gives scores and makes no vectors"
+    assert refused.value.details() == "model: tiny is a reranker without vectors; request scores"

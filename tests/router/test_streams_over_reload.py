@@ -113,7 +113,7 @@ async def test_a_stream_that_is_begun_again_from_its_request_never_gets_the_end_
     await replaced(broken.stack)
     request = baton_pb2.GenerateRequest(text="hello", sampling=baton_pb2.SamplingParams(max_tokens=8))
     unknown = f"{int(broken.started.resume_token, 16) ^ 1:0{len(broken.started.resume_token)}x}"
-    await check_replaced(broken.resume("ab", resume_token=unknown, generate=request), "no record of it is left")
+    await check_replaced(broken.resume("ab", resume_token=unknown, generate=request), "its record has expired")
 
 
 async def rest_of(call: Any) -> str:

@@ -20,7 +20,7 @@ STREAMS = {
     "/api/generate": {"prompt": "a", "model": "tiny"},
     "/generate": {"prompt": "a", "stream": True},
 }
-MESSAGE = "the router was stopped before the answer was complete"
+MESSAGE = "the router stopped before the answer was complete; retry"
 
 
 @asynccontextmanager

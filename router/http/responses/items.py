@@ -55,29 +55,24 @@ def chat_messages(items: Sequence[Item]) -> Iterator[Chat]:
     """Yield chat messages. Consecutive reasoning, text and calls form one turn of the assistant."""
     turn: Chat = {}
     for item in items:
-        match item["type"]:
+        kind = item["type"]
+        is_assistants = kind in ("reasoning", "function_call") or item.get("role") == "assistant"
+        if turn and (not is_assistants or (kind != "function_call" and turn.keys() & {"content", "tool_calls"})):
+            yield _turn(turn)
+            turn = {}
+        match kind:
             case "reasoning":
-                if "content" in turn or "tool_calls" in turn:
-                    yield _turn(turn)
-                    turn = {}
                 thoughts = [part["text"] for part in item.get("content") or item["summary"]]
                 turn.setdefault("thoughts", []).extend(thoughts)
-            case "message" if item["role"] == "assistant":
-                if "content" in turn or "tool_calls" in turn:
-                    yield _turn(turn)
-                    turn = {}
-                turn["content"] = _text(item)
             case "function_call":
                 function = {"name": item["name"], "arguments": item["arguments"]}
                 turn.setdefault("tool_calls", []).append({"id": item["call_id"], "function": function})
-            case kind:
-                if turn:
-                    yield _turn(turn)
-                    turn = {}
-                if kind == "message":
-                    yield {"role": item["role"], "content": _text(item)}
-                else:
-                    yield {"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}
+            case "message" if is_assistants:
+                turn["content"] = _text(item)
+            case "message":
+                yield {"role": item["role"], "content": _text(item)}
+            case _:
+                yield {"role": "tool", "content": item["output"], "tool_call_id": item["call_id"]}
     if turn:
         yield _turn(turn)
 

@@ -274,7 +274,7 @@ class MessagePart(Body):
     prompt_cache_breakpoint: dict[str, Any] | None = harmless("the prefix cache needs no marks")
 
 
-class TextPart(MessagePart):
+class MessageText(MessagePart):
     type: Literal["text"]
     text: str
 
@@ -298,7 +298,7 @@ class ToolCallMessage(Body):
 
 class ChatMessage(Body):
     role: str
-    content: str | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: str | Annotated[list[MessageText], Field(fail_fast=True)] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCallMessage], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None

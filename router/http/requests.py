@@ -23,13 +23,13 @@ from baton.router.http.messages import (
     GenerateRequest,
     JsonObjectFormat,
     JsonSchemaFormat,
+    MessageText,
     NamedSchemaFormat,
     OpenAIFields,
     RequestFields,
     SamplingFields,
     StructuredOutputs,
     TextFormat,
-    TextPart,
 )
 from baton.router.http.responses.bodies import InputMessage, ResponseRequest
 from baton.router.model.served_model import TokenizerWorker
@@ -147,8 +147,7 @@ _SEED_BITS = (1 << 64) - 1
 
 def completion_requests(message: CompletionRequest, call: HttpCall) -> list[GenerationRequest]:
     """Convert a completion into one request per prompt. Raises: Problem."""
-    max_tokens, scored = _or(message.max_tokens, DEFAULT_MAX_TOKENS), _prompt_logprobs(message)
-    sampling = _sampling(message, message.n, max_tokens, message.logprobs, structure_of(message), scored)
+    sampling = _sampling(message, _or_default(message.max_tokens), message.logprobs, _prompt_logprobs(message))
     return [
         _request(Operation.GENERATE, prompt, message, call, sampling, bool(message.stream), bool(message.echo))
         for prompt in prompts_of(message.prompt, "prompt")
@@ -165,8 +164,7 @@ async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: Tokenize
         messages=[chat_message(each) for each in message.messages],
         add_generation_prompt=message.add_generation_prompt is not False,
     )
-    scored = _prompt_logprobs(message)
-    sampling = _sampling(message, message.n, max_tokens, logprobs, structure_of(message), scored)
+    sampling = _sampling(message, max_tokens, logprobs, _prompt_logprobs(message))
     request = _request(Operation.CHAT, prompt, message, call, sampling, bool(message.stream))
     return await read_chat(request, _asked(message), tokenizer)
 
@@ -193,7 +191,7 @@ def _asked(message: ChatRequest) -> ChatAsked:
 
 def simple_request(message: GenerateRequest, call: HttpCall) -> GenerationRequest:
     """Convert a message of /generate. Raises: Problem."""
-    sampling = _sampling(message, message.n, _or(message.max_tokens, DEFAULT_MAX_TOKENS), None, structure_of(message))
+    sampling = _sampling(message, _or_default(message.max_tokens), None, None)
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
 
 
@@ -311,12 +309,10 @@ def _request(
 
 
 def _sampling(
-    message: SamplingFields,
-    n: int | None,
+    message: ChatRequest | CompletionRequest | GenerateRequest,
     max_tokens: int | None,
     logprobs: int | None,
-    structured: StructuredOutput | None,
-    prompt_logprobs: int | None = None,
+    prompt_logprobs: int | None,
 ) -> RequestedSampling:
     seed, asked = message.seed, message.speculative
     return RequestedSampling(
@@ -326,14 +322,14 @@ def _sampling(
         stop=_texts(message.stop),
         stop_token_ids=message.stop_token_ids or (),
         ignore_eos=bool(message.ignore_eos),
-        n=n,
+        n=message.n,
         logit_bias=_logit_bias(message.logit_bias),
         allowed_token_ids=message.allowed_token_ids or (),
         bad_words=message.bad_words or (),
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         best_of=message.best_of,
-        structured=structured,
+        structured=structure_of(message),
         speculative=None if asked is None else RequestedSpeculation(asked.method, asked.num_speculative_tokens),
     )
 
@@ -372,7 +368,7 @@ def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[in
     return prompts
 
 
-def _text(content: str | Sequence[TextPart] | None) -> str:
+def _text(content: str | Sequence[MessageText] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or ())
 
 
@@ -380,8 +376,8 @@ def _texts(given: str | Sequence[str] | None) -> Sequence[str]:
     return () if given is None else (given,) if isinstance(given, str) else given
 
 
-def _or(given: int | None, otherwise: int) -> int:
-    return otherwise if given is None else given
+def _or_default(max_tokens: int | None) -> int:
+    return DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
 
 
 _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA, StructuredKind.GRAMMAR)}

@@ -68,7 +68,7 @@ class PieceWriter(AnswerWriter):
 
     @property
     def ended(self) -> tuple[ChoiceFinished, Summary]:
-        """How the answer finished."""
+        """Reason and summary of the finished answer."""
         if self._ended is None:
             raise RuntimeError("an answer ends with Finished")
         return self._ended

@@ -52,36 +52,30 @@ def test_generate_without_flags_passes_no_options(asked: Recorder) -> None:
 
 
 def test_generate_passes_on_every_sampling_flag(asked: Recorder) -> None:
-    flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 40 --min-p 0.1 --seed 7 --stop a --stop b "
-    flags += "--stop-token-ids 2,3 --ignore-eos --n 2 --model tiny --timeout 9 --json --target host:1 "
-    flags += "--typical-p 0.8 --repetition-penalty 1.2 --presence-penalty -1 --frequency-penalty 0.5 "
-    flags += "--min-tokens 3 --logprobs 0 --prompt-logprobs 1 --echo --best-of 4 --beam-width 3 --length-penalty 2 -v"
-    assert run("generate", "Once", *flags.split()).exit_code == 0
-    options = {
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_p": 0.9,
-        "top_k": 40,
-        "min_p": 0.1,
-        "seed": 7,
-        "stop": ["a", "b"],
-        "stop_token_ids": (2, 3),
-        "ignore_eos": True,
-        "n": 2,
-        "model": "tiny",
-        "timeout_s": 9.0,
-        "typical_p": 0.8,
-        "repetition_penalty": 1.2,
-        "presence_penalty": -1.0,
-        "frequency_penalty": 0.5,
-        "min_tokens": 3,
-        "logprobs": 0,
-        "best_of": 4,
-        "beam_width": 3,
-        "length_penalty": 2.0,
-        "echo": True,
-        "prompt_logprobs": 1,
-    }
+    options: dict[str, Any] = {
+        "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.1, "typical_p": 0.8, "seed": 7,
+        "n": 2, "model": "tiny", "repetition_penalty": 1.2, "presence_penalty": -1.0, "frequency_penalty": 0.5,
+        "min_tokens": 3, "logprobs": 0, "prompt_logprobs": 1, "best_of": 4, "beam_width": 3, "length_penalty": 2.0,
+    }  # fmt: skip
+    flags = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    flags += [
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--stop-token-ids",
+        "2,3",
+        "--ignore-eos",
+        "--echo",
+        "--timeout",
+        "9",
+        "--json",
+        "--target",
+        "host:1",
+        "-v",
+    ]
+    options |= {"stop": ["a", "b"], "stop_token_ids": (2, 3), "ignore_eos": True, "echo": True, "timeout_s": 9.0}
+    assert run("generate", "Once", *flags).exit_code == 0
     assert asked.calls == [("host:1", "Once", None, options, True, True)]
 
 

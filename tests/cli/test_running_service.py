@@ -18,6 +18,7 @@ from baton.launch.ports import claimed
 from baton.launch.run_record import RunRecord, running_services, write_run_record
 from baton.process.registry.redis_server import free_ports
 from baton.router.trace.report import named
+from tests.fixtures.admin_clients import FakeAdmin
 
 app = typer.Typer()
 
@@ -102,31 +103,18 @@ def test_named_finds_request_by_unique_prefix(given: str, found: str | None) -> 
     assert getattr(named(given, kept), "request_id", None) == found
 
 
-class Router:
-    def __init__(self, *requests: Any) -> None:
-        self.requests = requests
-
-    def __enter__(self) -> "Router":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def recent_requests(self, limit: int) -> tuple[Any, ...]:
-        return self.requests[:limit]
-
-
 def ended(request_id: str, total_ms: float, age_s: float = 1.0, phase: str = "answered") -> Any:
     stages = SimpleNamespace(total_ms=total_ms)
     return SimpleNamespace(request_id=request_id, phase=phase, age_s=age_s, stages=stages)
 
 
 def test_why_without_id_explains_slowest_recent_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    routers = {
-        "a": Router(ended("req-quick", 5), ended("req-running", 99, phase="decode"), ended("req-old", 999, age_s=61)),
-        "b": Router(ended("req-slow", 50), ended("", 70, phase="refused")),
+    requests = {
+        "a": (ended("req-quick", 5), ended("req-running", 99, phase="decode"), ended("req-old", 999, age_s=61)),
+        "b": (ended("req-slow", 50), ended("", 70, phase="refused")),
+        "c": (),
     }
-    monkeypatch.setattr(show, "admin_client", routers.__getitem__)
+    monkeypatch.setattr(show, "admin_client", lambda target: FakeAdmin(recent_requests=lambda limit: requests[target]))
     assert show.slowest(["a", "b"]) == "req-slow"
     with pytest.raises(CommandFailed, match="no request completed in the last 60 s"):
-        monkeypatch.setattr(show, "admin_client", lambda target: Router())
-        show.slowest(["a"])
+        show.slowest(["c"])

@@ -46,6 +46,7 @@ from baton.client import (
 )
 from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_port
+from tests.fixtures.admin_clients import FakeAdmin
 
 MODEL = Model("tiny", 512, 2048, "float32", 32)
 LOAD = Load(100, 8, PageCounts(100, 60, 10, 30, 20, 10), 1, 2, 300, False, 4000, 800, 600, 7, 55)
@@ -276,23 +277,9 @@ def test_status_exit_code_is_readiness(
     ready: bool, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(baton.cli.connection, "AdminClient", lambda *_, **__: FakeAdmin(ready))
+    monkeypatch.setattr(baton.cli.connection, "AdminClient", lambda *_, **__: FakeAdmin(status=lambda: status(ready)))
     assert show_status("somewhere:1", as_json=False) == code
     assert capsys.readouterr().out.splitlines() == status_lines(status(ready), 80)
-
-
-class FakeAdmin:
-    def __init__(self, ready: bool) -> None:
-        self._ready = ready
-
-    def __enter__(self) -> "FakeAdmin":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def status(self) -> ClusterStatus:
-        return status(self._ready)
 
 
 def test_status_without_router_names_remedy() -> None:

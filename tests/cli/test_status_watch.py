@@ -11,6 +11,7 @@ import baton.cli.status
 from baton.cli.status import NOTICE_S, PERIOD_S, WatchFrame, frame_lines, frames, watch_status
 from baton.client import BatonClientError, ClusterStatus, Unavailable
 from tests.cli.test_status_output import LARGE, status
+from tests.fixtures.admin_clients import FakeAdmin
 
 TARGET = "127.0.0.1:50052 (admin port)"
 
@@ -76,23 +77,13 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Makes `watch_status` ask this router, and Ctrl-C come after so many seconds."""
 
     def watch(router: Router, seconds: float) -> None:
-        class Admin:
-            def __init__(self, *_: object, **__: object) -> None:
-                self.status = router.snapshot
-
-            def __enter__(self) -> "Admin":
-                return self
-
-            def __exit__(self, *_: object) -> None:
-                return None
-
         def sleep(pause_s: float) -> None:
             router.sleep(pause_s)
             if router.now >= 100 + seconds:
                 raise KeyboardInterrupt
 
         clock: Any = type("Clock", (), {"monotonic": staticmethod(lambda: router.now), "sleep": staticmethod(sleep)})
-        monkeypatch.setattr(baton.cli.status, "open_admin", Admin)
+        monkeypatch.setattr(baton.cli.status, "open_admin", lambda *_: FakeAdmin(status=router.snapshot))
         monkeypatch.setattr(baton.cli.status, "time", clock)
 
     return watch

@@ -1,4 +1,4 @@
-"""Restarting what dies, and stopping in order. The children are scripted; the clock is ours."""
+"""Supervisor: restarts and ordered stops, with scripted children and an injected clock."""
 
 import asyncio
 import signal
@@ -52,8 +52,23 @@ class World:
         self.children[spec.name] = FakeChild(spec, self.journal, spec.name in self.stubborn)
         return self.children[spec.name]
 
-    def supervise(self, *specs: ProcessSpec) -> Supervisor:
-        return Supervisor(specs, self.start_child, self.said.append, clock=lambda: self.now)  # type: ignore[arg-type]
+    def supervise(
+        self, *specs: ProcessSpec, ready: bool = True, backoff: Callable[[], Backoff] = Backoff
+    ) -> Supervisor:
+        """Start a supervisor, which has been ready before unless `ready` is false."""
+        supervisor = Supervisor(specs, self.start_child, self.said.append, lambda: self.now, backoff)  # type: ignore[arg-type]
+        supervisor.start()
+        if ready:
+            supervisor.mark_ready()
+        return supervisor
+
+    async def failure(self, supervisor: Supervisor, message: str) -> ServiceFailed:
+        """Return the failure of a supervisor, then stop it."""
+        async with asyncio.timeout(5):
+            with pytest.raises(ServiceFailed, match=message) as failed:
+                await supervisor.failure
+        await supervisor.stop()
+        return failed.value
 
 
 def spec(name: str, stage: Stage, grace_s: float = 5.0) -> ProcessSpec:
@@ -76,8 +91,6 @@ REDIS, WORKER, ROUTER = spec("redis", Stage.REDIS), spec("decode-0", Stage.WORKE
 
 async def test_supervisor_dead_worker_is_restarted(world: World) -> None:
     supervisor = world.supervise(WORKER)
-    supervisor.start()
-    supervisor.mark_ready()
     await until(lambda: world.starts == ["decode-0"])
     world.children["decode-0"].end(-signal.SIGKILL)
     await until(lambda: world.starts == ["decode-0", "decode-0"])
@@ -87,8 +100,6 @@ async def test_supervisor_dead_worker_is_restarted(world: World) -> None:
 
 async def test_supervisor_delay_grows_until_a_long_life(world: World) -> None:
     supervisor = world.supervise(WORKER)
-    supervisor.start()
-    supervisor.mark_ready()
     for number, lived_s in enumerate((0.0, 0.0, 31.0), start=1):
         await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.now += lived_s
@@ -100,8 +111,7 @@ async def test_supervisor_delay_grows_until_a_long_life(world: World) -> None:
 
 async def test_supervisor_stops_router_workers_redis_in_order(world: World) -> None:
     other = spec("prefill-0", Stage.WORKER)
-    supervisor = world.supervise(REDIS, WORKER, other, ROUTER)
-    supervisor.start()
+    supervisor = world.supervise(REDIS, WORKER, other, ROUTER, ready=False)
     await until(lambda: len(world.starts) == 4)
     await supervisor.stop()
     assert world.journal == ["router SIGTERM", "decode-0 SIGTERM", "prefill-0 SIGTERM", "redis SIGTERM"]
@@ -110,8 +120,7 @@ async def test_supervisor_stops_router_workers_redis_in_order(world: World) -> N
 
 async def test_supervisor_stop_waits_for_router_drain(world: World) -> None:
     world.stubborn = {"router"}
-    supervisor = world.supervise(WORKER, ROUTER)
-    supervisor.start()
+    supervisor = world.supervise(WORKER, ROUTER, ready=False)
     await until(lambda: len(world.starts) == 2)
     stopping = asyncio.create_task(supervisor.stop())
     await until(lambda: world.journal == ["router SIGTERM"])
@@ -122,8 +131,7 @@ async def test_supervisor_stop_waits_for_router_drain(world: World) -> None:
 
 async def test_supervisor_stop_kills_after_grace(world: World) -> None:
     world.stubborn = {"decode-0"}
-    supervisor = world.supervise(spec("decode-0", Stage.WORKER, grace_s=0.01))
-    supervisor.start()
+    supervisor = world.supervise(spec("decode-0", Stage.WORKER, grace_s=0.01), ready=False)
     await until(lambda: len(world.starts) == 1)
     await supervisor.stop()
     assert world.journal == ["decode-0 SIGTERM", "decode-0 SIGKILL"]
@@ -131,8 +139,7 @@ async def test_supervisor_stop_kills_after_grace(world: World) -> None:
 
 async def test_supervisor_force_ends_waiting_stop(world: World) -> None:
     world.stubborn = {"router", "decode-0"}
-    supervisor = world.supervise(WORKER, ROUTER)
-    supervisor.start()
+    supervisor = world.supervise(WORKER, ROUTER, ready=False)
     await until(lambda: len(world.starts) == 2)
     stopping = asyncio.create_task(supervisor.stop())
     await until(lambda: world.journal == ["router SIGTERM"])
@@ -143,10 +150,7 @@ async def test_supervisor_force_ends_waiting_stop(world: World) -> None:
 
 
 async def test_supervisor_stop_interrupts_restart_delay(world: World) -> None:
-    slow = partial(Backoff, first_s=60.0, longest_s=60.0)
-    supervisor = Supervisor([WORKER], world.start_child, world.said.append, lambda: 0.0, slow)  # type: ignore[arg-type]
-    supervisor.start()
-    supervisor.mark_ready()
+    supervisor = world.supervise(WORKER, backoff=partial(Backoff, first_s=60.0, longest_s=60.0))
     await until(lambda: len(world.starts) == 1)
     world.children["decode-0"].end(1)
     await until(lambda: len(world.said) == 1)
@@ -175,71 +179,45 @@ async def test_supervisor_stop_signals_child_that_is_starting(world: World) -> N
 
 
 async def test_supervisor_three_early_deaths_fail(world: World) -> None:
-    supervisor = world.supervise(WORKER)
-    supervisor.start()
+    supervisor = world.supervise(WORKER, ready=False)
     for number in range(1, 4):
         await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.children["decode-0"].end(1)
-    async with asyncio.timeout(5):
-        with pytest.raises(ServiceFailed, match="decode-0 ended with exit code 1"):
-            await supervisor.failure
-    await supervisor.stop()
+    await world.failure(supervisor, "decode-0 ended with exit code 1")
 
 
 async def test_supervisor_final_exit_code_before_ready_fails(world: World) -> None:
-    supervisor = world.supervise(WORKER)
-    supervisor.start()
+    supervisor = world.supervise(WORKER, ready=False)
     await until(lambda: len(world.starts) == 1)
     world.children["decode-0"].end(2)
-    async with asyncio.timeout(5):
-        with pytest.raises(ServiceFailed):
-            await supervisor.failure
+    await world.failure(supervisor, "exit code 2")
     assert world.starts == ["decode-0"]
-    await supervisor.stop()
 
 
 @pytest.mark.parametrize("code", [ExitCode.WRONG_CONFIGURATION, ExitCode.CANNOT_LISTEN])
 async def test_supervisor_ready_and_final_exit_code_fails_without_restart(world: World, code: int) -> None:
     supervisor = world.supervise(ROUTER)
-    supervisor.start()
-    supervisor.mark_ready()
     await until(lambda: world.starts == ["router"])
     world.children["router"].end(code)
-    async with asyncio.timeout(5):
-        with pytest.raises(
-            ServiceFailed, match=rf"router ended with exit code {code}: it.* not restarting it"
-        ) as failed:
-            await supervisor.failure
-    assert world.starts == ["router"] and failed.value.tail == ("router    | the last line",)
-    await supervisor.stop()
+    failure = await world.failure(supervisor, rf"router ended with exit code {code}: it.* not restarting it")
+    assert world.starts == ["router"] and failure.tail == ("router    | the last line",)
 
 
 async def test_supervisor_crash_loop_ends_after_ten_deaths_in_a_row(world: World) -> None:
-    at_once = partial(Backoff, first_s=0.0)
-    supervisor = Supervisor([WORKER], world.start_child, world.said.append, lambda: 0.0, at_once)  # type: ignore[arg-type]
-    supervisor.start()
-    supervisor.mark_ready()
+    supervisor = world.supervise(WORKER, backoff=partial(Backoff, first_s=0.0))
     for number in range(1, 11):
         await until(lambda number=number: len(world.starts) == number)  # type: ignore[misc]
         world.children["decode-0"].end(-signal.SIGKILL)
-    async with asyncio.timeout(5):
-        with pytest.raises(ServiceFailed, match="decode-0 was ended by SIGKILL, 10 times in a row"):
-            await supervisor.failure
+    await world.failure(supervisor, "decode-0 was ended by SIGKILL, 10 times in a row")
     assert len(world.starts) == 10 and len(world.said) == 9
-    await supervisor.stop()
 
 
 async def test_supervisor_gives_up_one_of_two_workers_and_serves_on(world: World) -> None:
     other = spec("decode-1", Stage.WORKER)
     supervisor = world.supervise(WORKER, other)
-    supervisor.start()
-    supervisor.mark_ready()
     await until(lambda: len(world.starts) == 2)
     world.children["decode-0"].end(ExitCode.WRONG_CONFIGURATION)
     await until(lambda: len(world.said) == 1)
     assert "not restarting it" in world.said[0] and not supervisor.failure.done()
     world.children["decode-1"].end(ExitCode.WRONG_CONFIGURATION)
-    async with asyncio.timeout(5):
-        with pytest.raises(ServiceFailed, match="decode-1"):
-            await supervisor.failure
-    await supervisor.stop()
+    await world.failure(supervisor, "decode-1")

@@ -28,6 +28,7 @@ from baton.client import (
 )
 from baton.launch import CommandFailed
 from baton.text.causes import StallCause
+from tests.fixtures.admin_clients import FakeAdmin
 
 CHOSEN = tuple(
     Candidate(f"{role}-0", "h:1", role, True, "", {}) for role in ("prefill", "decode")
@@ -266,25 +267,17 @@ def test_layout_formats_numbers_with_units() -> None:
     assert (age(4.0, 4.04), age(4.0, 12.0)) == ("4.0 s", "4.0–12 s")
 
 
-class Router:
-    """Stands for the admin client of one router."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-
-    def __enter__(self) -> "Router":
-        return self
-
-    def __exit__(self, *exc: object) -> None: ...
-
-    def why(self, request_id: str) -> RequestWhy:
-        if self._target != "knows":
+def admin_of(target: str) -> FakeAdmin:
+    def why(request_id: str) -> RequestWhy:
+        if target != "knows":
             raise ModelNotFound("no such request")
         return FOUND
 
+    return FakeAdmin(why=why)
+
 
 def test_why_asks_one_router_after_another(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(baton.cli.connection, "admin_client", Router)
+    monkeypatch.setattr(baton.cli.connection, "admin_client", admin_of)
     assert show_why("req-1", ["other", "knows"], as_json=True) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["cache"]["runs"][1] == {

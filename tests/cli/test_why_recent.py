@@ -14,6 +14,7 @@ from baton.cli.why.recent import recent_lines, requests_in
 from baton.cli.why.show import show_file, show_recent
 from baton.client import RequestDrafts, StallCausePart, TokenTimes
 from baton.launch import CommandFailed
+from tests.fixtures.admin_clients import FakeAdmin
 from tests.fixtures.snapshots import RUNNING, SLOW, STALLED
 
 STAGES = {"baton.total_ms": 100.0, "baton.ttft_ms": 40.0, "baton.prefill_ms": 28.0, "baton.token_gap_ms": 10.0}
@@ -53,9 +54,7 @@ def test_read_spans_skips_incomplete_last_line() -> None:
     assert len(requests_in(read_spans([root, root[:40]]))) == 1
 
 
-def test_file_lists_the_newest_first_and_draws_one_by_its_id(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_why_file_lists_newest_first_and_draws_one_by_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "traces.jsonl"
     roots = [line(f"chat {n}", n, n + 100, STAGES | {"gen_ai.response.id": f"req-{n}"}) for n in range(5)]
     file.write_text("".join(roots))
@@ -70,23 +69,14 @@ def test_file_lists_the_newest_first_and_draws_one_by_its_id(
         show_file(None, tmp_path / "none.jsonl", 1, as_json=False)
 
 
-class Router:
-    def __init__(self, target: str) -> None:
-        self._requests = (RUNNING,) if target == "a" else (STALLED, SLOW)
-
-    def __enter__(self) -> "Router":
-        return self
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def recent_requests(self, limit: int) -> tuple[Any, ...]:
-        return self._requests
+def admin_of(target: str) -> FakeAdmin:
+    return FakeAdmin(recent_requests=lambda limit: (RUNNING,) if target == "a" else (STALLED, SLOW))
 
 
-def test_list_is_of_all_routers_with_complete_ids(
+def test_why_recent_lists_all_routers_with_complete_ids(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(show, "admin_client", Router)
+    monkeypatch.setattr(show, "admin_client", admin_of)
     assert show_recent(9, ["a", "b"], as_json=False) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4 and max(map(len, lines)) <= 80 and "TTFT" in lines[0]
@@ -97,12 +87,12 @@ def test_list_is_of_all_routers_with_complete_ids(
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
-def test_long_ids_are_not_cut_in_a_narrow_terminal() -> None:
+def test_why_recent_narrow_terminal_keeps_ids() -> None:
     assert any(STALLED.request_id.removeprefix("req-") in row for row in recent_lines([STALLED], 20))
 
 
 @pytest.mark.parametrize(("old", "new"), [(["explain", "r"], "why ID"), (["trace"], "why --recent")])
-def test_renamed_commands_name_the_new_one(old: list[str], new: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_renamed_command_names_its_successor(old: list[str], new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("show_why", "show_recent"):
         monkeypatch.setattr(show, name, lambda *_, **__: 0)
     done = CliRunner().invoke(app, [*old, "--admin", "h:1"])

@@ -43,7 +43,7 @@ class Gap:
         return self.usual_ms + sum(part.ms for part in self.causes)
 
 
-class _Plain(NamedTuple):
+class _StepParts(NamedTuple):
     """Parts of a usual step without drafts, in seconds."""
 
     answers: int
@@ -65,11 +65,11 @@ class UsualStep:
     """Usual times of steps without prompts."""
 
     interval_s: float = 0.0  # median of all steps; 0: not known yet
-    _plain: deque[_Plain] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
+    _plain: deque[_StepParts] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _seen: int = 0
     # cached for MEASURED_EVERY steps; None: not computed
-    _middle: _Plain | None = None
+    _middle: _StepParts | None = None
     _prices: _Prices | None = None
 
     def add(self, step: StepRecord) -> None:
@@ -82,17 +82,17 @@ class UsualStep:
             spent = step.spent
             computing_s = max(0.0, spent.computing_s - step.prices.longer_s)
             self._plain.append(
-                _Plain(len(step.answers), step.context_tokens, computing_s, spent.locked_s, spent.stopped_s)
+                _StepParts(len(step.answers), step.context_tokens, computing_s, spent.locked_s, spent.stopped_s)
             )
 
-    def middle(self) -> _Plain:
+    def middle(self) -> _StepParts:
         """Return the median of each part of usual steps."""
         if not self._plain:
-            return _Plain(0, 0, self.interval_s, 0.0, 0.0)
+            return _StepParts(0, 0, self.interval_s, 0.0, 0.0)
         if self._middle is None:
             columns = list(zip(*self._plain, strict=True))
             answers, context_tokens = median(columns[0]), median(columns[1])
-            self._middle = _Plain(int(answers), int(context_tokens), *(median(column) for column in columns[2:]))
+            self._middle = _StepParts(int(answers), int(context_tokens), *(median(column) for column in columns[2:]))
         return self._middle
 
     def cost_of(self, answers: int, context_tokens: int) -> tuple[float, float]:
@@ -104,7 +104,7 @@ class UsualStep:
         return max(0.0, self._prices.answer_s * answers), max(0.0, self._prices.context_token_s * context_tokens)
 
 
-def _fitted(steps: Sequence[_Plain]) -> _Prices:
+def _fitted(steps: Sequence[_StepParts]) -> _Prices:
     rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
     means = numpy.maximum(rows.mean(axis=0), 1e-9)  # scales the columns: if both grow together, each gets a share
     seconds = numpy.array([each.computing_s for each in steps])
@@ -209,7 +209,7 @@ class StepGaps:
         yield usual_s
         yield from self._excess(step, usual, computing_s - usual_s)
 
-    def _excess(self, step: StepRecord, usual: _Plain, excess_s: float) -> Iterator[CausePart]:
+    def _excess(self, step: StepRecord, usual: _StepParts, excess_s: float) -> Iterator[CausePart]:
         """Yield the compute time of a step beyond a usual step's, by cause."""
         if step.drafts:
             drafts_s = min(step.prices.longer_s, excess_s)

@@ -107,7 +107,7 @@ class CudaDriver:
 
     @property
     def copies_batches(self) -> bool:
-        return hasattr(self._library, "cuMemcpyBatchAsync_v2")  # CUDA 13
+        return hasattr(self._library, "cuMemcpyBatchAsync_v2")  # since CUDA 13
 
     def allocation_of(self, address: int) -> Allocation:
         base, size = ctypes.c_ulonglong(), ctypes.c_size_t()

@@ -7,7 +7,7 @@ FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
 
 
-class Health:
+class DiskRetryState:
     """Retry state of one kind of work, reading or writing. `now`: monotonic seconds."""
 
     def __init__(self) -> None:

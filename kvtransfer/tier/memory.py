@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from baton.kvtransfer.tier.files import ID_BYTES, RealFile, Release, SegmentId, SegmentSize, TierFile
 
 
-class HostMemory:
+class MemoryDisk:
     """A `TierDisk` in the memory of this process. A segment's memory is freed when its last reader has closed it."""
 
     def __init__(self) -> None:

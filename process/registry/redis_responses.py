@@ -73,8 +73,8 @@ return 1
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """Bounds of stored responses. `per_owner`: records, 0 stores none."""
+class ResponseBounds:
+    """ResponseBounds of stored responses. `per_owner`: records, 0 stores none."""
 
     ttl_s: float
     per_owner: int
@@ -85,7 +85,9 @@ class Bounds:
 class RedisResponses(RedisClient):
     """Stored responses. Every call ends within half a second, or raises RegistryUnavailable."""
 
-    def __init__(self, redis_url: str, namespace: str, bounds: Bounds, secret: ClusterSecret | None = None) -> None:
+    def __init__(
+        self, redis_url: str, namespace: str, bounds: ResponseBounds, secret: ClusterSecret | None = None
+    ) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._bounds = bounds
 

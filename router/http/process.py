@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from baton.process.errors import BatonError
 from baton.process.helper import Helper
-from baton.process.registry.redis_responses import Bounds, RedisResponses
+from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
 from baton.process.serving.addresses import host_and_port
 from baton.process.serving.server import Running
 from baton.process.telemetry.spans import Telemetry
@@ -107,7 +107,7 @@ class HttpRouterProcess(RouterProcess):
 def _response_store(config: RouterConfig) -> ResponseStore:
     """Return the store of responses: Redis, which all routers share, or this process's memory."""
     ttl_s, per_key = config.responses_ttl_s, config.responses_per_key
-    bounds = Bounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
+    bounds = ResponseBounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
     if config.redis_url is None:
         return ResponseStore(MemoryRecords(bounds), bounds)
     return ResponseStore(RedisResponses(config.redis_url, config.namespace, bounds, config.cluster_secret), bounds)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from baton.process.registry.redis_registry import Announced, RedisRegistry
-from baton.process.registry.redis_responses import Bounds, RedisResponses
+from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
 from baton.process.registry.redis_routers import RedisAdapters, RedisShares
 from baton.process.registry.redis_server import RedisServer
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
@@ -75,7 +75,7 @@ async def test_share_of_another_type_is_left_out(server: RedisServer) -> None:
 
 
 async def test_index_of_responses_with_foreign_entries_takes_new_ones(server: RedisServer) -> None:
-    responses = RedisResponses(server.url, "responses", Bounds(60.0, 2, 1 << 20, 1 << 20))
+    responses = RedisResponses(server.url, "responses", ResponseBounds(60.0, 2, 1 << 20, 1 << 20))
     index = responses.key("responses")
     await responses.redis.zadd(f"{index}:owner", {"garbage": 1.0})
     await responses.redis.zadd(index, {"garbage": 1.0})

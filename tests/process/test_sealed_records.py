@@ -6,7 +6,7 @@ import pytest
 from redis import Redis
 
 from baton.process.registry.redis_registry import Announced, RedisRegistry
-from baton.process.registry.redis_responses import Bounds, RedisResponses
+from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
 from baton.process.registry.redis_routers import JournalChange, RedisAdapters, RedisJournal, RedisShares
 from baton.process.registry.redis_server import RedisServer
 from baton.process.registry.worker_record import WorkerRecord, WorkerRole
@@ -14,7 +14,7 @@ from baton.process.security.cluster_secret import ClusterSecret
 
 pytestmark = pytest.mark.usefixtures("lasting_records")
 OURS, OTHERS = ClusterSecret("ours" * 8), ClusterSecret("others" * 8)
-BOUNDS = Bounds(ttl_s=60, per_owner=10, bytes_per_owner=1 << 20, all_bytes=1 << 20)
+BOUNDS = ResponseBounds(ttl_s=60, per_owner=10, bytes_per_owner=1 << 20, all_bytes=1 << 20)
 NAMESPACE = "default"
 
 

@@ -19,9 +19,9 @@ class AdapterOrigin(Enum):
     PREPARED = auto()
     """Prepared for a list that has not arrived yet."""
     LISTED = auto()
-    """In the list: new requests may choose it."""
+    """Listed: new requests may choose it."""
     RETIRED = auto()
-    """Not in the list any more; kept for running requests."""
+    """No longer listed; kept for running requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.runner.thread import EngineStopped
 from baton.engine.scheduler.batch import IncomingPrefix
-from baton.kvtransfer.tier.health import Health
+from baton.kvtransfer.tier.health import DiskRetryState
 from baton.kvtransfer.tier.loader import TierLoader, TierReader, run_on
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 from baton.text.kv_loading import LoadCosts
@@ -68,12 +68,12 @@ class Restored:
 NOTHING_RESTORED = Restored(0.0)
 
 
-class Landing(NamedTuple):
+class LoadResult(NamedTuple):
     blocks: int  # number of loaded blocks
     columns: int  # number of a prompt's block-table columns that they complete
 
 
-NOTHING_LANDED = Landing(0, 0)
+NOTHING_LOADED = LoadResult(0, 0)
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class TierRestorer:
         self._engine: EngineView | None = None
         self._loads: set[asyncio.Future[Any]] = set()
         self._trying: asyncio.Task[None] | None = None
-        self.health = Health()
+        self.health = DiskRetryState()
         self.counters = RestoreCounters()
 
     @property
@@ -150,7 +150,7 @@ class TierRestorer:
         a bound except the one for this worker's engine, for which the prompt waits anyway. Raises no errors of its own;
         may be cancelled.
         """
-        began, landed = time.monotonic(), NOTHING_LANDED
+        began, landed = time.monotonic(), NOTHING_LOADED
         try:
             async with asyncio.timeout(QUEUE_S) as queue, self._turn:
                 await self._wait_for_room(len(hashes))
@@ -205,20 +205,20 @@ class TierRestorer:
                 landed = partial(loop.end_prefetch, session_id=session_id)
                 await self._fill(incoming, self._costs(engine), landed)
 
-    async def _restore(self, hashes: Sequence[bytes]) -> Landing:
+    async def _restore(self, hashes: Sequence[bytes]) -> LoadResult:
         """Load blocks. Raises: EngineStopped."""
         if self._loads:  # a read that its prompt stopped waiting for
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
         engine = self._engine
         if engine is None or self._loads or not self.health.allows(time.monotonic()):
-            return NOTHING_LANDED
+            return NOTHING_LOADED
         costs = self._costs(engine)
         known = hashes[: self._reachable(engine, hashes, self._cached(engine, hashes))]
         asked = engine.loop.begin_fetch(known, lambda blocks: self._options.always or costs.favour_loading(blocks))
         incoming = await result_or_release(asked, partial(_release, engine.loop))
-        return NOTHING_LANDED if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
+        return NOTHING_LOADED if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
 
-    async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> Landing:
+    async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> LoadResult:
         """Load blocks, which are released when the load has finished, even if that is after the timeout."""
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
@@ -239,9 +239,9 @@ class TierRestorer:
             cancelled.set()
         if not load.done():
             self._fail(f"read still running after {longest_s + OVERDUE_S:.1f} s")
-            return NOTHING_LANDED
+            return NOTHING_LOADED
         loaded = load.result() if load.exception() is None else 0
-        return Landing(loaded, incoming.new_columns(cached + loaded))
+        return LoadResult(loaded, incoming.new_columns(cached + loaded))
 
     def _on_loaded(self, landed: Landed, incoming: IncomingPrefix, began: float, load: "asyncio.Future[int]") -> None:
         """Publish or release the blocks of a finished load, before the waiting prompt continues."""

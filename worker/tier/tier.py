@@ -10,7 +10,7 @@ from baton.engine.weights.files import weight_files
 from baton.kvtransfer.tier.files import RealDisk, TierDisk
 from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.loader import TierLoader
-from baton.kvtransfer.tier.memory import HostMemory
+from baton.kvtransfer.tier.memory import MemoryDisk
 from baton.kvtransfer.tier.records import SegmentFormat
 from baton.kvtransfer.tier.staging import PoolBlocks
 from baton.kvtransfer.tier.store import TierStore, least_bytes
@@ -128,7 +128,7 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory,
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
     levels = list[TierStore]()
     if config.kv_tier_memory:
-        levels.append(_open_store(HostMemory(), config, "kv-tier-memory", config.kv_tier_memory, format))
+        levels.append(_open_store(MemoryDisk(), config, "kv-tier-memory", config.kv_tier_memory, format))
     if config.kv_tier_dir is not None:
         disk = RealDisk(config.kv_tier_dir)
         levels.append(_open_store(disk, config, "kv-tier-size", config.kv_tier_size, format))

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from baton.engine.kv_cache.block_pool import Watch
 from baton.engine.runner.thread import EngineStopped
 from baton.kvtransfer.tier.files import OwnerBusy
-from baton.kvtransfer.tier.health import Health
+from baton.kvtransfer.tier.health import DiskRetryState
 from baton.kvtransfer.tier.loader import run_on, staging_slots
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
 from baton.kvtransfer.tier.store import NamedBlock, TierStore
@@ -30,7 +30,7 @@ LEAST_REST_S = 0.01  # shortest pause between two rounds of writes
 WATCH_TIMEOUT_S = 30.0  # longest wait for the engine to set watches; usually one step
 
 
-class Published(NamedTuple):
+class QueuedName(NamedTuple):
     name: bytes
     at: float  # monotonic seconds
 
@@ -74,12 +74,12 @@ class TierWriter:
         self._queued_blocks = queued_blocks
         self._clock = clock
         self._staging = Staging(staging_slots(store.format.block_bytes), store.format.block_bytes, pinned=pool.on_gpu)
-        self.health = Health()
+        self.health = DiskRetryState()
         self.counters = WriteCounters()
         self.opened = threading.Event()
         """Set once the content of the files is known, or cannot be read for now."""
         self._on_sums = on_sums
-        self._queue: deque[Published] = deque()
+        self._queue: deque[QueuedName] = deque()
         self._blocks: Blocks | None = None
         self._settle_s = 0.0
         self._wake = threading.Condition()
@@ -106,7 +106,7 @@ class TierWriter:
                 if len(self._queue) >= self._queued_blocks:
                     self.counters.dropped_blocks += 1
                 else:
-                    self._queue.append(Published(name, now))
+                    self._queue.append(QueuedName(name, now))
             self._wake.notify_all()
 
     def detach(self, timeout_s: float) -> None:

@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from baton.process.registry.redis_registry import RegistryUnavailable
-from baton.process.registry.redis_responses import Bounds
+from baton.process.registry.redis_responses import ResponseBounds
 from baton.router.http.edge.problem import Problem, retry_later
 from baton.router.http.responses.items import Item
 
@@ -41,7 +41,7 @@ class Records(Protocol):
 class MemoryRecords:
     """Records in this process's memory."""
 
-    def __init__(self, bounds: Bounds, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, bounds: ResponseBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
         self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # oldest first
@@ -109,7 +109,7 @@ class StoredResponse:
 class ResponseStore:
     """Stored responses by tenant. Failures are Problems."""
 
-    def __init__(self, records: Records, bounds: Bounds) -> None:
+    def __init__(self, records: Records, bounds: ResponseBounds) -> None:
         self._records = records
         self.bounds = bounds
 

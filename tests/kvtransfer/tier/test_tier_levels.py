@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.kvtransfer.tier.levels import TierLevels
-from baton.kvtransfer.tier.memory import HostMemory
+from baton.kvtransfer.tier.memory import MemoryDisk
 from baton.kvtransfer.tier.staging import Staging
 from baton.kvtransfer.tier.store import TierStore
 from tests.fixtures.tier_blocks import FORMAT, bytes_of, loaded, name_of, named_blocks, segment_files, store_in
@@ -21,7 +21,7 @@ def memory() -> Iterator[Memory]:
     made: list[TierStore] = []
 
     def make(blocks: int = 640) -> TierStore:
-        made.append(store_in(HostMemory(), blocks=blocks))
+        made.append(store_in(MemoryDisk(), blocks=blocks))
         return made[-1]
 
     yield make

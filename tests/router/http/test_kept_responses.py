@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from baton.process.registry.redis_responses import Bounds, RedisResponses
+from baton.process.registry.redis_responses import RedisResponses, ResponseBounds
 from baton.process.registry.redis_server import RedisServer, start_redis_server
 from baton.router.http.responses.store import MAX_RECORD_BYTES, MemoryRecords, Records
 from tests.router.http.conftest import Gateway
 from tests.router.http.test_http_keys import shown
 from tests.router.http.test_responses import CALL, PATH, TOOL
 
-BOUNDS = Bounds(ttl_s=60.0, per_owner=3, bytes_per_owner=100, all_bytes=150)
+BOUNDS = ResponseBounds(ttl_s=60.0, per_owner=3, bytes_per_owner=100, all_bytes=150)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ async def test_on_redis_everything_has_a_time_to_live(redis: RedisServer) -> Non
 
 
 async def test_on_redis_records_that_are_gone_are_not_counted(redis: RedisServer) -> None:
-    short = RedisResponses(redis.url, "short", Bounds(0.05, 3, 100, 150))
+    short = RedisResponses(redis.url, "short", ResponseBounds(0.05, 3, 100, 150))
     await short.put("a", "1", b"x" * 90)
     async with asyncio.timeout(5.0):
         while await short.get("a", "1") is not None:

@@ -341,7 +341,7 @@ def _numbers(message: SamplingFields) -> dict[str, float]:
 
 def _prompt_logprobs(message: ChatRequest | CompletionRequest) -> int | None:
     if message.stream and message.prompt_logprobs is not None:
-        raise refused("prompt_logprobs", "is not served in a stream; set stream to false")
+        raise refused("prompt_logprobs", "is not supported in a stream; set stream to false")
     return message.prompt_logprobs
 
 

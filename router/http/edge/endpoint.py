@@ -177,7 +177,7 @@ class Endpoint(Generic[Message]):
         except (Problem, Stalled):
             raise
         except Exception as error:  # edge of every call: any fault becomes status 500
-            logger.exception("%s failed", self.message_type.__name__)
+            logger.exception("%s failed unexpectedly; the client gets status 500", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
 
     async def _reply(self, message: Message, call: HttpCall, send: Send) -> None:

@@ -178,7 +178,7 @@ async def test_an_answer_that_ends_at_its_limit_says_so(page: Page, gateway: Gat
 
     await page.type("#question", "Hello?")
 
-    await page.until(f"{ANSWER}.includes('4 tokens') && {ANSWER}.includes('ended at the limit of tokens')")
+    await page.until(f"{ANSWER}.includes('4 tokens') && {ANSWER}.includes('stopped at max_tokens')")
 
 
 async def test_without_a_model_the_page_says_so_and_keeps_the_question(page: Page, gateway: Gateway) -> None:

@@ -45,7 +45,7 @@ export class Turn {
 
   /** Complete the answer. `fit`: note on a reduced max_tokens; `again`: function that repeats the question. */
   end(usage, reason, fit, again) {
-    this.#finish([this.#figures(usage), reason === "length" ? "ended at the limit of tokens" : "", fit]);
+    this.#finish([this.#figures(usage), reason === "length" ? "stopped at max_tokens" : "", fit]);
     this.#offer(again);
   }
 

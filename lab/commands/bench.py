@@ -303,12 +303,11 @@ class RouteOptions:
 
 @flags_of
 def route(options: RouteOptions) -> None:
-    """Replay a trace through the placement: hits, balance, time to first token. Workers are simulated, the placement is
-    not.
+    """Replay a trace through the router's placement with simulated workers: hits, balance, time to first token.
 
-    A block of a prompt is a hit if, when its turn comes on its worker, it and all before it are in the worker's cache;
-    blocks enter the cache when the prompt has been computed. The bounds are those of one cache of the same size
-    together, and of one without end, on which each prompt is computed before the next comes.
+    A block of a prompt is a hit if it and all blocks before it are cached on the worker when the prompt starts there;
+    blocks enter the cache when the prompt has been computed. The bounds are the hits of a single cache of the workers'
+    total size, and of an unbounded one, if each prompt were computed before the next arrives.
     """
     from baton.lab.benchmarks.placement.route import POLICIES, policies_of, run_route
     from baton.lab.benchmarks.placement.traces import SHAPES

@@ -1,1 +1,1 @@
-"""The public face of Baton: validates, tokenises, places, follows the answer, streams it. Never torch, never engine."""
+"""Router: accepts requests, tokenises and places them, follows their attempts and streams the answers. No torch."""

@@ -76,7 +76,7 @@ class RequestCounts:
         self.started = 0
         self._running: dict[RequestRecord, None] = {}
         self._ended: Counter[tuple[RequestOutcome, str]] = Counter()
-        self._prompt_tokens: Counter[str] = Counter()  # of completed requests
+        self._prompt_tokens: Counter[str] = Counter()  # prompt tokens of completed requests, by model
         self._generated_tokens: Counter[str] = Counter()
 
     def begin(self, record: RequestRecord) -> None:

@@ -2,9 +2,11 @@
 
 The pressures also give the desired number of workers of each role, for an autoscaler.
 
-| role | pressure: the maximum of | |---|---| | prefill | busy share of the workers (by this router's requests, and by
-the tokens of all routers), queueing time of prompts, and TTFT on the workers, against what the TTFT objective allows |
-| decode | used slots and blocks, pending requests included, and the time between tokens against its objective |
+Pressure of prefill: the maximum of the workers' busy share (by this router's requests, and by the tokens of all
+routers), the queueing time of prompts, and the TTFT on the workers, each relative to its allowed value.
+
+Pressure of decode: the maximum of used slots, used blocks, and the time between tokens, each relative to its allowed
+value. Pending requests count as used slots.
 """
 
 import asyncio

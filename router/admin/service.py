@@ -31,7 +31,7 @@ MAX_WAIT_S = 600.0  # for requests that run with an adapter
 
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
-    """What is known of the newest requests. `observers` must be called with every completed request."""
+    """History of the newest requests. Call `observers` with every completed request."""
 
     explainer: Explainer
     latency: RecentLatency

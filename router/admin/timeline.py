@@ -26,7 +26,7 @@ CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
 BEFORE_MS = 1000  # shown before a request; includes the time to reach a busy worker
-MAX_MS = 2**32 - 1  # of the protobuf field
+MAX_MS = 2**32 - 1  # maximum of the protobuf field
 
 
 @dataclass(frozen=True, slots=True)

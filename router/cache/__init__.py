@@ -1,1 +1,1 @@
-"""The prefix caches of all workers, as the router knows them."""
+"""Router's view of the prefix caches of all workers."""

@@ -18,7 +18,7 @@ class PrefixFanOut:
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_blocks = most_blocks
-        self._counts: OrderedDict[bytes, int] = OrderedDict()  # by block that was one of the last of a prompt
+        self._counts: OrderedDict[bytes, int] = OrderedDict()  # number of diverging prompts by last block of a prefix
 
     def placed(self, block_hashes: Sequence[bytes], known_blocks: int) -> None:
         """Record a placed prompt of which the first `known_blocks` blocks were cached."""

@@ -1,1 +1,1 @@
-"""The sessions with workers, and the other routers."""
+"""Links to the workers, and the exchange with the other routers."""

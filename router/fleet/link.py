@@ -159,7 +159,7 @@ class WorkerLink:
         self._refuses = refuses
         self._channel: LinkChannel[Command] = LinkChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # worker's epoch while the link is open; 0: closed
-        self._description: WorkerDescription | None = None  # as of the opening of the link
+        self._description: WorkerDescription | None = None  # worker's description when the link opened
         self._outbox: LinkOutbox | None = None  # while connected
         self._grace: asyncio.TimerHandle | None = None
         self._check = ResponseCheck()

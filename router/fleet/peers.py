@@ -174,7 +174,7 @@ class PeerRouters:
                 message = replica_pb2.RouterShare.FromString(answer)
                 _BOUNDS.check(message)
                 share = share_from_wire(message)
-            except (DecodeError, OutOfBounds) as error:  # of another version, perhaps
+            except (DecodeError, OutOfBounds) as error:  # perhaps written by another release
                 self._unreadable.warning("share", "unreadable share of another router in Redis ignored: %s", error)
                 continue
             for takeover in share.takeovers:

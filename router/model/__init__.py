@@ -1,1 +1,1 @@
-"""The served model: its tokenizer and template, and the checks of a request against it."""
+"""Served model: tokenizer, chat template, and validation of requests."""

@@ -71,7 +71,7 @@ class Decision:
     """Decision with its costs. `prefill` is weighed even if `local` says that the decode worker computes the prompt."""
 
     workers: Sequence[WorkerView]  # all that were considered
-    suited: Sequence[WorkerView]  # those with the request's model
+    suited: Sequence[WorkerView]  # workers with the request's model
     prefill: Weighed | None
     decode: Weighed
     local: LocalPrefill | None

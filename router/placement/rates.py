@@ -226,7 +226,7 @@ class Expected(NamedTuple):
     """Expected TTFT of a prompt at one worker."""
 
     wait_ms: float  # queueing behind other prompts
-    compute_ms: float  # of tokens that are neither cached nor loaded
+    compute_ms: float  # computation of tokens that are neither cached nor loaded
     load_ms: float = 0.0  # loading time beyond wait_ms: blocks are loaded while other prompts are computed
 
     @property

@@ -1,1 +1,1 @@
-"""The public gRPC service."""
+"""Public gRPC service."""

@@ -52,7 +52,7 @@ class ScoredDocuments:
     model: str
     scores: list[float]
     usage: Usage
-    version: str = ""  # of the weights, the same for all
+    version: str = ""  # version of the weights, equal for all scores
 
 
 @dataclass(frozen=True, slots=True)

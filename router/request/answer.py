@@ -31,7 +31,7 @@ class _Stream:
     token_ids: list[int] = field(default_factory=list)  # released tokens
     carried: int = 0  # released tokens of earlier attempts
     waiting: dict[int, int] = field(default_factory=dict)  # tokens behind a gap, by offset
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # of tokens not released yet, by offset
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # log-probabilities of unreleased tokens, by offset
     length: int | None = None  # known once the end has arrived
     end: SequenceEnd | None = None
 
@@ -214,7 +214,7 @@ class _Choice:
         self.finished = False
         self._detokenizer = detokenizer
         self._filter = stop_filter
-        self._logprobs: deque[TokenLogprob] = deque()  # of tokens that the filter withholds
+        self._logprobs: deque[TokenLogprob] = deque()  # log-probabilities of withheld tokens
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
         if self._filter.passes_all and new_tokens.end is None:  # the usual case

@@ -40,7 +40,7 @@ class Tries:
 
     failed: int = 0
     in_a_row: int = 0  # without progress; a drained worker does not count as a failure
-    deaths: int = 0  # of worker processes, in a row, without progress
+    deaths: int = 0  # consecutive deaths of worker processes without progress
 
     def after(self, reason: FailureReason, fresh_tokens: int, died: bool) -> "Tries":
         """Count one more failure, after `fresh_tokens` new tokens. `died`: the attempt's worker process is gone."""
@@ -125,7 +125,7 @@ class Attempt:
 
     @property
     def placement(self) -> Placement:
-        """The workers. Raises: RuntimeError before they are chosen."""
+        """Workers of the attempt. Raises: RuntimeError before they are chosen."""
         if self.note is None:
             raise RuntimeError(f"attempt {self.attempt_id} is not placed")
         return self.note.placement

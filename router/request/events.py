@@ -22,21 +22,21 @@ class RequestPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The request starts. `locations`: another router's attempts that can be adopted."""
+    """Event: the request starts. `locations`: another router's attempts that can be adopted."""
 
     locations: Sequence[AttemptLocation] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCame:
-    """Turn of a suspected request: no other one runs."""
+    """Event: a suspected request may run, since no other one does."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The queue has charged the attempt on its workers. `began_s`: time of submission."""
+    """Event: the queue has charged the attempt on its workers. `began_s`: time of submission."""
 
     attempt_id: int
     asked: PlacementRequest
@@ -46,7 +46,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The queue has no capacity for the attempt."""
+    """Event: the queue has rejected the attempt."""
 
     attempt_id: int
     error: BatonError
@@ -54,14 +54,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class KvOverdue:
-    """The report of the transfer did not arrive in time."""
+    """Event: the report of the KV transfer did not arrive in time."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetryDue:
-    """The pause after a failure has passed. `died`: the attempt's worker process is gone."""
+    """Event: the pause after a failure has passed. `died`: the attempt's worker process is gone."""
 
     attempt_id: int
     died: bool
@@ -69,24 +69,24 @@ class RetryDue:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The request's deadline has passed."""
+    """Event: the request's deadline has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """The request's weights were replaced and its time to finish with them has passed, or no worker has them."""
+    """Event: the request's weights were replaced, and its grace has passed or no worker has them."""
 
     error: BatonError
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The answer has processed all new tokens."""
+    """Event: the answer has processed all new tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestClosed:
-    """The client wants no more, or the answer failed. `phase`: the request's, unless it is finished."""
+    """Event: the client has left, or the answer failed. `phase`: new phase of a request that is not over."""
 
     phase: RequestPhase
 

@@ -112,7 +112,7 @@ class RequestState:
         self.avoided_prefill: frozenset[str] = frozenset()
         """Prefill workers that the next attempt should avoid."""
         self.preferred_decode: str | None = None
-        """The last attempt's decode worker, if another worker failed."""
+        """Decode worker of the last attempt, if another worker failed."""
         self._attempt_ids = attempt_ids
         self._most_tries = most_tries
         self._may_be_poison = may_be_poison

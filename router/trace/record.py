@@ -108,7 +108,7 @@ class WorkerWaits:
     """
 
     def __init__(self) -> None:
-        self._offset_s = math.inf  # of this clock to the worker's, fastest transit included
+        self._offset_s = math.inf  # offset from the worker's clock to this one, fastest transit included
         self._waits: list[_Wait] = []
         self._last: tuple[float, float] | None = None  # generation and sending of the newest token
 
@@ -237,9 +237,9 @@ class Resume:
     """Continuation of a choice by another attempt after tokens were delivered."""
 
     at_s: float
-    gap_ms: float  # since its last token
+    gap_ms: float  # time since the choice's last token
     choice: int
-    offset: int  # of the attempt's first token
+    offset: int  # position of the attempt's first token
 
 
 @dataclass(slots=True)
@@ -437,8 +437,8 @@ _POISON = "poison"
 
 class RequestOutcome(StrEnum):
     ANSWERED = "answered"
-    CANCELLED = "cancelled"  # by its reader
-    REFUSED = "refused"  # before it was dispatched
+    CANCELLED = "cancelled"  # the reader left
+    REFUSED = "refused"  # rejected before it was dispatched
     FAILED = "failed"
 
 
@@ -472,7 +472,7 @@ class RequestEnd:
 
     @property
     def error(self) -> str | None:
-        """The status, None if answered."""
+        """Name of the gRPC status; None if answered."""
         return None if self.outcome is RequestOutcome.ANSWERED else self.status
 
 
@@ -508,12 +508,12 @@ class RequestRecord:
     clock: WallClock
     timeline: Timeline
     model: str = ""
-    version: str = ""  # of the weights
+    version: str = ""  # version of the weights
     tenant: str = ""  # name of the caller's API key
     prepared: PreparedRequest | None = None
     finish_reasons: list[str] = field(default_factory=list)
-    ended_choices: list[int] = field(default_factory=list)  # in the order of finish_reasons
-    is_streamed: bool = True  # to the client
+    ended_choices: list[int] = field(default_factory=list)  # choices in the order of finish_reasons
+    is_streamed: bool = True
     summary: Summary | None = None
     is_resumed: bool = False  # continues another stream
     answer: AnswerInProgress | None = None

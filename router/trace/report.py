@@ -1,4 +1,4 @@
-"""The report of one request, from which `why`, `top`, the page and timelines are drawn, and the newest reports.
+"""Report of one request, from which `why`, `top`, the page and timelines are drawn, and the newest reports.
 
 A report has no prompt and no answer.
 """
@@ -45,7 +45,7 @@ class RequestReport:
 
     request_id: str  # empty: rejected before it had one
     trace_id: str
-    name: str  # of the trace's root, such as "chat tiny"
+    name: str  # name of the trace's root, such as "chat tiny"
     model: str
     phase: str  # a Phase or an Outcome
     reason: str  # one word, where it was not answered

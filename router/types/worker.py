@@ -145,7 +145,7 @@ class TierReport:
     load_bytes_per_s: float = 0.0  # 0: not measured
     block_bytes: int = 0
     sequence: int = 0  # number of the worker's last message about its own files
-    memory_blocks: int = 0  # in host memory before the files
+    memory_blocks: int = 0  # blocks in host memory, a level above the files
     memory_bytes: int = 0
 
 

@@ -52,7 +52,7 @@ for line in sys.stdin:
 
 
 class FakeEngine:
-    """It makes one more token of every running sequence in a step, and lets one sequence in at a time."""
+    """Engine that admits one sequence per step and generates a token for each running one."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[str, int]] = []
@@ -104,7 +104,7 @@ class DroppingEngine:
 
 
 class Handle:
-    """Of a request."""
+    """Handle of a request."""
 
 
 def test_requests_whose_tokens_have_begun_are_held_until_their_last_step() -> None:

@@ -35,7 +35,7 @@ REACHED = {
     "baton-decode": INTO_WORKERS,
     "baton-redis": {(ROUTER, "redis"), ("baton-prefill", "redis"), ("baton-decode", "redis")},
 }
-"""Which pods may connect to each, and to which port."""
+"""Allowed peers and ports of each set of pods."""
 
 
 def test_kubernetes_objects_match_schemas(monkeypatch: pytest.MonkeyPatch) -> None:

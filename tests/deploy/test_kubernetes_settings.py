@@ -39,7 +39,7 @@ EVERY = [(overlay, ()) for overlay in OVERLAYS] + [("cpu", COMPONENTS), ("gpu", 
 over_all = pytest.mark.parametrize(("overlay", "components"), EVERY, ids=lambda each: "+" if each else None)
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 TO_END_S = 10
-"""What a process takes at most between the end of its drain and its own."""
+"""Maximum seconds between the end of a drain and the exit of the process."""
 OF_NO_FLAG = {"OMP_NUM_THREADS", "NCCL_SOCKET_IFNAME"}
 PLACE, URL = "/etc/baton", "rediss://:word@redis.example:6380/0?ssl_ca_certs=/etc/baton/redis/ca.crt"
 IN_A_POD = {
@@ -56,7 +56,7 @@ def ours(objects: tuple[Object, ...]) -> list[tuple[Object, Object]]:
 
 
 def text_of(value: Any, secrets: Path) -> str:
-    """What a process would find in a variable, where the files of secrets lie in `secrets`."""
+    """Return the value of a variable, with the files of secrets in `secrets`."""
     if isinstance(value, dict):
         [(kind, reference)] = value.items()
         value = URL if kind == "secretKeyRef" else IN_A_POD[reference.get("fieldPath") or reference["resource"]]

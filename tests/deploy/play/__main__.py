@@ -1,9 +1,9 @@
-"""Runs the overlay `cpu` on this machine, with podman in Kubernetes' place: .venv/bin/python -m tests.deploy.play
+"""Run the overlay `cpu` with podman instead of Kubernetes: .venv/bin/python -m tests.deploy.play
 
 Each pod is one `podman kube play` of its rendered template, on a network with the names of the Services. This program
-stands in for the controllers: it keeps the numbers of pods, asks the probes, calls preStop, and ends pods as a kubelet
-does. Then, under streams over gRPC and HTTP: every pod is replaced, a third decode pod comes and goes. It needs root,
-podman 4.3 or newer with netavark, and the images:
+replaces the controllers: it keeps the numbers of pods, runs probes and preStop hooks, and stops pods like a kubelet.
+Under streams over gRPC and HTTP it replaces every pod, and adds and removes a third decode pod. It needs root, podman
+4.3 or newer with netavark, and the images:
 
     podman build --target router -t baton-router:0.1.0 .
     podman build --target worker --build-arg TORCH=cpu -t baton-worker-cpu:0.1.0 .
@@ -31,7 +31,7 @@ from tests.fixtures.kubernetes import containers, rendered
 
 QUESTION = "What is a block table?"
 NAME = f"dns://{GATEWAY}:53/baton-grpc:50051"
-"""What a client in the cluster calls dns:///baton-grpc:50051; here the network's own server is asked."""
+"""Target for dns:///baton-grpc:50051 of the cluster, resolved by the DNS server of the network."""
 WARM_S, TAKES_PART_S, POLL_S = 5.0, 120.0, 0.5
 LOOK = "echo user $(id -u); grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status; touch /x 2>&1 || true"
 
@@ -43,7 +43,7 @@ class Seen:
 
 
 async def play(cluster: Cluster, entry: Entry) -> tuple[list[Seen], dict[str, Any]]:
-    """Raises: PlayFailed."""
+    """Run all steps and return what was seen, with figures. Raises: PlayFailed."""
     seen = [await _started(cluster), await _answered(cluster, entry), await _locked(cluster)]
     load = Load(entry, NAME, cluster.http_addresses)
     load.start()
@@ -125,7 +125,7 @@ async def _scaled(cluster: Cluster, entry: Entry) -> list[Seen]:
 
 
 async def _steps(cluster: Cluster, entry: Entry, worker: str) -> int:
-    """Of a worker so far, as a router reports it; an answer takes one for each of its tokens."""
+    """Return the number of a worker's steps, from a router's metrics; an answer takes one step per token."""
     async with entry.http() as http:
         text = (await http.get(entry.address(cluster.http_addresses()[0], "/metrics"))).raise_for_status().text
     found = re.search(rf'^baton:steps_total{{[^}}]*engine="{worker}"[^}}]*}} (\S+)', text, re.MULTILINE)

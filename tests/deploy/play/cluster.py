@@ -1,4 +1,4 @@
-"""In the place of Kubernetes' controllers: numbers of pods, rolling updates, and the routers behind a Service."""
+"""Controllers of the played cluster: numbers of pods, rolling updates, and the routers behind a Service."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ REDIS, ROUTER, PREFILL, DECODE = "baton-redis", "baton-router", "baton-prefill",
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """A pod that was ended, and another one in its place."""
+    """Pod that was stopped and replaced."""
 
     pod: str
     exit_code: int
@@ -26,7 +26,7 @@ class Replaced:
 
 
 class Cluster:
-    """Every pod gets an address that none had before it, as in Kubernetes."""
+    """Pods by set. Each pod gets a new address, as in Kubernetes."""
 
     def __init__(self, node: Node, objects: tuple[Object, ...], secrets: Mapping[str, Path]) -> None:
         self._node, self._objects, self._secrets = node, objects, secrets
@@ -34,34 +34,34 @@ class Cluster:
         self._suffixes = itertools.count(1)
         self._sets = {name_of(each): each for each in of_kind(objects, "Deployment", "StatefulSet")}
         self.pods: dict[str, list[Pod]] = {name: [] for name in self._sets}
-        """By set, in the order of their start."""
+        """Pods by set, in the order of their start."""
         self._unused: set[str] = set()
-        """Pods that are not ready, or end: no Service sends anything new there."""
+        """Pods that are not ready or are stopping, to which no Service sends new requests."""
 
     async def start(self, owner: str, pods: int | None = None) -> float:
-        """All of a set at once, as its manifest has them. Seconds until the last was ready. Raises: PlayFailed."""
+        """Start all pods of a set; return the seconds until the last is ready. Raises: PlayFailed."""
         wanted = self._sets[owner]["spec"]["replicas"] if pods is None else pods
         started = [await self._begin(owner) for _ in range(wanted)]
         return max([await self._ready(pod) for pod in started])
 
     async def roll(self, owner: str) -> list[Replaced]:
-        """As `kubectl rollout restart`. Raises: PlayFailed."""
+        """Replace all pods of a set like `kubectl rollout restart`. Raises: PlayFailed."""
         is_stateful = self._sets[owner]["kind"] == "StatefulSet"
         before = sorted(self.pods[owner], key=lambda pod: pod.name, reverse=is_stateful)
         surge = self._sets[owner]["spec"].get("strategy", {}).get("rollingUpdate", {}).get("maxSurge", 0)
         return [await (self._surge(pod) if surge else self._replace(pod)) for pod in before]
 
     async def end_last(self, owner: str) -> tuple[int, float]:
-        """A set of fewer pods: that of the highest number ends. Its exit code and the seconds of its drain."""
+        """Stop the pod of the highest number; return its exit code and the seconds of its drain."""
         return await self._end(max(self.pods[owner], key=lambda pod: pod.name))
 
     def http_addresses(self) -> list[str]:
-        """Where the Service `baton` would send a new connection."""
+        """Return the addresses to which the Service `baton` would send a new connection."""
         serving = [pod for pod in self.pods[ROUTER] if pod.name not in self._unused]
         return [f"{pod.address}:{pod.ports['http']}" for pod in serving]
 
     async def status(self) -> dict[str, Any]:
-        """`baton status --json` of a router. Raises: PlayFailed."""
+        """Return `baton status --json` of a router. Raises: PlayFailed."""
         pod = self.pods[ROUTER][-1]
         text = await asyncio.to_thread(
             self._node.run_in, pod, "python", "-m", "baton.cli", "status", "--json", "--target", "127.0.0.1:50051"
@@ -70,7 +70,7 @@ class Cluster:
         return read
 
     async def look(self, owner: str, command: str) -> str:
-        """The output of a shell's command in the first pod of a set. Raises: PlayFailed."""
+        """Return the output of a shell command in the first pod of a set. Raises: PlayFailed."""
         return await asyncio.to_thread(self._node.run_in, self.pods[owner][0], "sh", "-c", command)
 
     async def _begin(self, owner: str) -> Pod:

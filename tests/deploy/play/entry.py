@@ -1,4 +1,4 @@
-"""How clients and processes get in: openly, or with an API key, TLS and certificates of their own, made for one run."""
+"""Access to the played cluster: open, or with an API key, TLS and certificates generated for one run."""
 
 import ssl
 import subprocess
@@ -27,7 +27,7 @@ class Entry:
     authority: Path | None = None
 
     def address(self, router: str, path: str) -> str:
-        """`router`: host:port of its HTTP."""
+        """Return a URL. `router`: HTTP host:port."""
         return f"{'https' if self.authority else 'http'}://{router}{path}"
 
     def http(self) -> httpx2.AsyncClient:
@@ -40,7 +40,7 @@ class Entry:
 
 
 def secure_entry(folder: Path) -> Entry:
-    """Its files are in `folder`, as the secrets of docs/kubernetes.md have them."""
+    """Generate keys and certificates in `folder`, with the file names of docs/kubernetes.md."""
     made = folder / "made"
     make_certificates(made, ("baton-grpc", *ADDRESSES), days=1)
     secrets = {

@@ -1,4 +1,4 @@
-"""Streams without end, over gRPC and HTTP, while pods come and go; afterwards answers are compared with quiet ones."""
+"""Continuous streams over gRPC and HTTP while pods change; some answers are compared with quiet ones afterwards."""
 
 import asyncio
 import json
@@ -33,13 +33,13 @@ class Compared:
 
 @dataclass
 class Load:
-    """Clients of two kinds, each with one stream after another. Every prompt is new, so that workers hand KV over."""
+    """Clients over gRPC and HTTP, one stream after another. Every prompt is new, so that KV is transferred."""
 
     entry: Entry
     target: str
-    """The name of all routers, for gRPC."""
+    """Name of all routers for gRPC clients."""
     ready_routers: Callable[[], Sequence[str]]
-    """host:port of HTTP of each router to which a Service would send a new connection now."""
+    """Returns the HTTP host:port of each router that gets new connections."""
     clients: int = 4
     streams: list[Stream] = field(default_factory=list)
     _over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,12 +51,12 @@ class Load:
             self._tasks.append(asyncio.create_task(work))
 
     async def stop(self) -> None:
-        """Open streams end as they end."""
+        """Stop after the open streams."""
         self._over.set()
         await asyncio.gather(*self._tasks)
 
     async def compare(self) -> Compared:
-        """With streams that are spread over all of the time."""
+        """Repeat prompts of streams from the complete run without load."""
         whole = [stream for stream in self.streams if not stream.failure]
         chosen = whole[:: max(1, len(whole) // COMPARED)]
         async with self.entry.grpc(self.target) as baton:
@@ -90,7 +90,7 @@ class Load:
                 self.streams.append(watch.end(prompt, f"{type(error).__name__}: {error}"))
 
     async def _http_stream(self, router: str, prompt: str, watch: "_Watch") -> None:
-        """Raises: httpx2.HTTPError, ValueError for an answer that is not whole."""
+        """Read a stream. Raises: httpx2.HTTPError, ValueError for an incomplete answer."""
         body = {"prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
         address, finish = self.entry.address(router, "/v1/completions"), ""
         async with (
@@ -112,7 +112,7 @@ class Load:
             raise ValueError(f"the stream ended as {finish!r}")
 
     def _prompt(self, client: int) -> str:
-        """Some 150 tokens that no cache has."""
+        """Return a prompt of about 150 tokens that no cache has."""
         place = len(self.streams)
         rows = "\n".join(f"| {row} | Name {place * 31 + row} {client} | {20 + row} | Pilot |" for row in range(1, 9))
         return f"| ID | Name | Age | Occupation |\n|----|------|-----|------------|\n{rows}\nHow old is Name {client}?"

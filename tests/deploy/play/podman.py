@@ -1,4 +1,4 @@
-"""podman as a node: starts a pod, says when it is ready, ends it as a kubelet does."""
+"""Node of the played cluster: starts, probes and stops pods with podman."""
 
 import asyncio
 import ssl
@@ -15,7 +15,7 @@ from tests.deploy.play.pods import Pod
 
 NETWORK, SUBNET, GATEWAY = "baton-play", "10.91.7.0/24", "10.91.7.1"
 ADDRESSES = tuple(f"10.91.7.{number}" for number in range(10, 100))
-"""Of pods, one after another."""
+"""Addresses of pods, used in turn."""
 VOLUME = "baton-model"
 READY_S, CALL_S, POLL_S = 240.0, 2.0, 0.2
 
@@ -25,7 +25,7 @@ class PlayFailed(Exception):
 
 
 def podman(*arguments: str, stdin: str | None = None, timeout_s: float = 120) -> str:
-    """Raises: PlayFailed."""
+    """Run podman and return its output. Raises: PlayFailed."""
     done = subprocess.run(["podman", *arguments], input=stdin, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode != 0:
         raise PlayFailed(f"podman {' '.join(arguments[:4])}: {done.stderr.strip()[-600:]}")
@@ -33,21 +33,21 @@ def podman(*arguments: str, stdin: str | None = None, timeout_s: float = 120) ->
 
 
 def _unchecked() -> ssl.SSLContext:
-    """A kubelet checks no certificate either."""
+    """Return a TLS context without certificate checks, like a kubelet's."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context
 
 
 class Node:
-    """Owns a network, a volume with the model, and every pod that it has started."""
+    """Owner of a network, a volume with the model, and the started pods."""
 
     def __init__(self, model: Path) -> None:
         self._model = model
         self._running: dict[str, Pod] = {}
 
     def open(self) -> None:
-        """Raises: PlayFailed."""
+        """Create network and volume. Raises: PlayFailed."""
         self.close()
         podman("network", "create", "--subnet", SUBNET, NETWORK)
         podman("volume", "create", VOLUME)
@@ -56,7 +56,7 @@ class Node:
         subprocess.run(["chmod", "--recursive", "a+rX", inside], check=True, timeout=60)
 
     def start(self, pod: Pod) -> None:
-        """Raises: PlayFailed."""
+        """Start a pod. Raises: PlayFailed."""
         text = yaml.safe_dump_all(pod.objects)
         names = "".join(f",alias={each}" for each in pod.services)
         network = f"{NETWORK}:ip={pod.address}{names}"
@@ -64,7 +64,7 @@ class Node:
         self._running[pod.name] = pod
 
     def is_ready(self, pod: Pod) -> bool:
-        """One probe, as its manifest has it."""
+        """Run the readiness probe once."""
         if "httpGet" in pod.probe:
             wanted = pod.probe["httpGet"]
             scheme = wanted.get("scheme", "HTTP").lower()
@@ -82,7 +82,7 @@ class Node:
         return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
 
     def wait_ready(self, pod: Pod) -> float:
-        """Seconds that it took. Raises: PlayFailed."""
+        """Wait until a pod is ready; return the seconds. Raises: PlayFailed."""
         started = time.monotonic()
         while not self.is_ready(pod):
             if time.monotonic() - started > READY_S:
@@ -91,7 +91,7 @@ class Node:
         return time.monotonic() - started
 
     def stop(self, pod: Pod) -> tuple[int, float]:
-        """Its exit code, and the seconds from SIGTERM to its end. Raises: PlayFailed."""
+        """Stop a pod; return its exit code and the seconds after SIGTERM. Raises: PlayFailed."""
         if pod.before_stop:
             podman("exec", pod.container, *pod.before_stop)
         started = time.monotonic()
@@ -107,7 +107,7 @@ class Node:
         return done.stdout + done.stderr
 
     def run_in(self, pod: Pod, *command: str) -> str:
-        """Raises: PlayFailed."""
+        """Run a command in a pod and return its output. Raises: PlayFailed."""
         return podman("exec", pod.container, *command)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Pods for `podman kube play`, made of the rendered objects: what podman does not know is taken out or put in. Pure."""
+"""Pods for `podman kube play`: rendered objects with fields that podman does not know removed or replaced. Pure."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -9,39 +9,39 @@ from typing import Any
 from tests.fixtures.kubernetes import Object, name_of, of_kind, pods, selects
 
 DONE_OUTSIDE = ("startupProbe", "readinessProbe", "livenessProbe", "lifecycle", "ports")
-"""This program asks and waits in the kubelet's place. podman would open the ports on the machine."""
+"""Fields that this program handles instead of the kubelet, and ports, which podman would open on the machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """One pod as it is started."""
+    """Pod to start."""
 
     name: str
     owner: str
     """Name of its Deployment or StatefulSet."""
     address: str
     services: tuple[str, ...]
-    """Those that select it: its names in DNS."""
+    """Services that select the pod: its DNS names."""
     objects: tuple[Object, ...]
-    """Its ConfigMaps and the pod itself."""
+    """ConfigMaps of the pod, and the pod."""
     ports: Mapping[str, int]
-    """By name."""
+    """Ports by name."""
     probe: Mapping[str, Any]
-    """When it is ready."""
+    """Readiness probe."""
     before_stop: tuple[str, ...]
-    """A command in its container."""
+    """Command of the preStop hook."""
     grace_s: int
 
     @property
     def container(self) -> str:
-        """As podman calls it."""
+        """Name of the container in podman."""
         return f"{self.name}-{self.objects[-1]['spec']['containers'][0]['name']}"
 
 
 def pod_of(
     objects: tuple[Object, ...], owner: str, name: str, address: str, secrets: Mapping[str, Path] | None = None
 ) -> Pod:
-    """`secrets`: folders with the files of each secret."""
+    """Return the pod of a set. `secrets`: folders with the files of each secret."""
     template = copy.deepcopy(pods(objects)[owner])
     spec = template["spec"]
     [container] = spec["containers"]
@@ -68,6 +68,6 @@ def pod_of(
 
 
 def kinds_not_run(objects: Sequence[Object]) -> list[str]:
-    """Kinds whose controllers are missing here: nothing of them was tried."""
+    """Return the kinds of objects whose controllers are missing here."""
     stood_in = {"Deployment", "StatefulSet", "Service", "ConfigMap", "PersistentVolumeClaim"}
     return sorted({each["kind"] for each in objects} - stood_in)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from baton.engine.config.limits import positive_sizes
 from baton.engine.config.model_config import DeltaConfig, ModelError
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -22,10 +23,7 @@ def delta_config(fields: Mapping[str, Any], interleaved: bool) -> DeltaConfig:
         raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {FULL}, {LINEAR}")
     if FULL not in kinds:
         raise ModelError(f"config.json: layer_types has no {FULL}; at least one layer must be")
-    for name in SIZES:
-        if not isinstance(fields[name], int) or fields[name] < 1:
-            raise ModelError(f"config.json: {name} {fields[name]!r} must be a positive integer")
-    key_heads, value_heads, key_dim, value_dim, kernel = (fields[name] for name in SIZES)
+    key_heads, value_heads, key_dim, value_dim, kernel = positive_sizes(fields, *SIZES)
     if value_heads % key_heads:
         raise ModelError(
             f"config.json: linear_num_value_heads {value_heads} is no multiple of linear_num_key_heads {key_heads}"

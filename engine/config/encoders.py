@@ -5,11 +5,11 @@ from typing import Any
 
 from baton.engine.config.model_config import EncoderConfig, ModelError, read_json
 from baton.engine.config.resolved_config import fields_of, read_transformers_config
+from baton.engine.config.rope import per_sequence_fault
 from baton.text.pooler_files import PoolingRefused, read_pooler
 
 BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
 """Families whose first position follows that of the padding token."""
-PER_SEQUENCE_ROPE = {"dynamic", "longrope"}
 
 
 def encoder_config(folder: Path) -> EncoderConfig:
@@ -18,8 +18,8 @@ def encoder_config(folder: Path) -> EncoderConfig:
     family, fields = str(config.model_type), fields_of(config)
     if fields.get("is_decoder"):
         raise ModelError(f"config.json: model_type {family!r} is served as an encoder, and is_decoder is true")
-    if kinds := PER_SEQUENCE_ROPE & _rope_types(fields.get("rope_parameters")):
-        raise ModelError(f"config.json: rope_type {kinds.pop()!r} depends on the length of each sequence")
+    if fault := per_sequence_fault(fields.get("rope_parameters")):
+        raise ModelError(f"config.json: {fault}")
     try:
         pooler = read_pooler(folder)
     except PoolingRefused as error:
@@ -49,11 +49,3 @@ def _tells_types(folder: Path) -> bool:
     if names := config.get("model_input_names"):
         return "token_type_ids" in names
     return "Bert" in str(config.get("tokenizer_class") or "BertTokenizer")
-
-
-def _rope_types(parameters: Any) -> set[str]:
-    """Return the types in one set of parameters, or in several by layer kind."""
-    if not isinstance(parameters, dict):
-        return set()
-    own = {str(parameters["rope_type"])} if "rope_type" in parameters else set()
-    return own.union(*map(_rope_types, parameters.values()))

@@ -4,26 +4,25 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from baton.engine.config.model_config import LatentConfig, ModelError, NotInDecoderError
+from baton.engine.config.limits import positive_sizes
+from baton.engine.config.model_config import LatentConfig, NotInDecoderError
 from baton.engine.config.rope import yarn_magnitude
-
-SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
     """Convert the fields. Raises: ModelError, NotInDecoderError."""
     query_rank = fields["q_lora_rank"]
-    for name in SIZES:
-        if not isinstance(fields[name], int) or fields[name] < 1:
-            raise ModelError(f"config.json: {name} {fields[name]!r} must be a positive integer")
+    rank, nope_dim, rope_dim, value_dim = positive_sizes(
+        fields, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
+    )
     if query_rank is None and fields.get("attention_bias"):
         raise NotInDecoderError("config.json: attention_bias without q_lora_rank is not supported")
     return LatentConfig(
         query_rank=None if query_rank is None else int(query_rank),
-        rank=fields["kv_lora_rank"],
-        nope_dim=fields["qk_nope_head_dim"],
-        rope_dim=fields["qk_rope_head_dim"],
-        value_dim=fields["v_head_dim"],
+        rank=rank,
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        value_dim=value_dim,
         interleaved=bool(fields.get("rope_interleave", True)),
     )
 

@@ -25,3 +25,11 @@ def check_numbers(path: Path, fields: Mapping[str, Any], within: str = "") -> No
             most = next(most for expression, most in LIMITS.items() if expression.fullmatch(name))
             if not abs(value) <= most:
                 raise ModelError(f"{path}: {within}{name} is {value!r}; numbers up to {most} are supported")
+
+
+def positive_sizes(fields: Mapping[str, Any], *names: str) -> list[int]:
+    """Return the sizes. Raises: ModelError unless each is a positive integer."""
+    for name in names:
+        if not isinstance(fields[name], int) or fields[name] < 1:
+            raise ModelError(f"config.json: {name} {fields[name]!r} must be a positive integer")
+    return [fields[name] for name in names]

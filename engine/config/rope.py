@@ -7,6 +7,16 @@ from typing import Any
 from baton.engine.config.model_config import ModelError, NotInDecoderError, RopeConfig, RopeKind
 
 SERVED = tuple(kind.value for kind in RopeKind if kind is not RopeKind.NONE)
+PER_SEQUENCE = {"dynamic", "longrope"}
+
+
+def per_sequence_fault(parameters: Any) -> str | None:
+    """Return the reason to refuse transformers' code with these parameters, or with several by layer kind."""
+    if not isinstance(parameters, dict):
+        return None
+    if (kind := parameters.get("rope_type")) in PER_SEQUENCE:
+        return f"rope_type {kind!r} depends on the length of each sequence"
+    return next(filter(None, map(per_sequence_fault, parameters.values())), None)
 
 
 def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:

@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from baton.engine.config.families import FAMILIES
 from baton.engine.config.model_config import ModelConfig, ModelError
+from baton.engine.config.rope import per_sequence_fault
 from baton.engine.models.transformers_model import (
     KEYWORD,
     NAME,
@@ -25,7 +26,6 @@ from baton.engine.models.transformers_model import (
 
 FULL, WINDOWED = "full_attention", "sliding_attention"
 NO_INTERFACE = "its attention does not go through transformers' attention interface"
-PER_SEQUENCE_ROPE = {"dynamic", "longrope"}
 ON_META = {"experts_implementation": "batched_mm"}  # other implementations read values, which meta tensors lack
 
 
@@ -67,14 +67,6 @@ def _has_window(text: Any) -> bool:
     return text.sliding_window is not None and text.sliding_window < text.max_position_embeddings
 
 
-def _rope_types(parameters: Any) -> set[str]:
-    """Return the types in one set of parameters, or in several by layer kind."""
-    if not isinstance(parameters, dict):
-        return set()
-    nested = (_rope_types(each) for each in parameters.values())
-    return {str(parameters["rope_type"])} if "rope_type" in parameters else set().union(*nested)
-
-
 def _cannot(config: PretrainedConfig, reason: str) -> ModelError:
     return ModelError(f"config.json: model_type {config.model_type!r} cannot be served: {reason}")
 
@@ -99,9 +91,7 @@ def _refusal(config: PretrainedConfig, text: Any) -> str | None:
         return NO_INTERFACE
     if shared := getattr(text, "num_kv_shared_layers", 0):
         return f"its last {shared} layers read the keys and values of others"
-    if kinds := _rope_types(getattr(text, "rope_parameters", None)) & PER_SEQUENCE_ROPE:
-        return f"rope_type {kinds.pop()!r} depends on the length of each sequence"
-    return None
+    return per_sequence_fault(getattr(text, "rope_parameters", None))
 
 
 def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:

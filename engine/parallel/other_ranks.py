@@ -113,11 +113,7 @@ class OtherRanks:
         RankLost.
         """
         self._tell(wire.ADD_ADAPTER, adapter.to_bytes())
-        answers = [_receive(*pair, ADAPTER_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]
-        for rank, answer in enumerate(answers, start=1):
-            if answer.kind == wire.FAILED:
-                self.remove_adapter(number)
-                raise ModelError(f"rank {rank}: {answer.payload.decode()}")
+        self._check_added(ADAPTER_TIMEOUT_S, self.remove_adapter, number)
 
     def remove_adapter(self, number: int) -> None:
         """Remove an adapter on all ranks. Raises: RankLost."""
@@ -133,15 +129,18 @@ class OtherRanks:
         Raises: ModelError with a rank's message if one fails, then none has them; RankLost.
         """
         self._tell(wire.ADD_WEIGHTS, number.to_bytes(8, "little"))
-        answers = [_receive(*pair, LOAD_TIMEOUT_S) for pair in enumerate(self._connections, start=1)]
-        for rank, answer in enumerate(answers, start=1):
-            if answer.kind == wire.FAILED:
-                self.remove_weights(number)
-                raise ModelError(f"rank {rank}: {answer.payload.decode()}")
+        self._check_added(LOAD_TIMEOUT_S, self.remove_weights, number)
 
     def remove_weights(self, number: int) -> None:
         """Remove weights on all ranks. Raises: RankLost."""
         self._tell(wire.REMOVE_WEIGHTS, number.to_bytes(8, "little"))
+
+    def _check_added(self, timeout_s: float, remove: Callable[[int], None], number: int) -> None:
+        answers = [_receive(*pair, timeout_s) for pair in enumerate(self._connections, start=1)]
+        for rank, answer in enumerate(answers, start=1):
+            if answer.kind == wire.FAILED:
+                remove(number)
+                raise ModelError(f"rank {rank}: {answer.payload.decode()}")
 
     def watch(self, on_lost: Callable[[RankLost], None]) -> None:
         """Call `on_lost` once, on its own thread, as soon as a rank stops unexpectedly."""

@@ -16,7 +16,7 @@ class ModelError(files.FileRefused):
 
 
 class NotInDecoderError(ModelError):
-    """Feature that the decoder lacks in a family that it knows."""
+    """Unsupported feature of a supported family."""
 
 
 @dataclass(frozen=True, slots=True)

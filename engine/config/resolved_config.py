@@ -23,7 +23,7 @@ def read_transformers_config(folder: Path) -> PretrainedConfig:
         kept = {name: value for name, value in raw.items() if name not in ("model_type", "auto_map")}
         return CONFIG_MAPPING[known].from_dict(kept)
     if "auto_map" not in raw and raw.get("model_type") not in CONFIG_MAPPING:
-        raise ModelError(f"{path}: model_type {raw.get('model_type')!r} is none that transformers {__version__} knows")
+        raise ModelError(f"{path}: model_type {raw.get('model_type')!r} is unknown to transformers {__version__}")
     config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return config
 

@@ -324,7 +324,7 @@ def _low_rank(path: Path, config: AdapterConfig, module: str, down: torch.Tensor
     rank = config.rank_of(module)
     if down.ndim != 2 or up.ndim != 2 or len(down) != rank or up.shape[1] != rank:
         raise ModelError(
-            f"{path}: {module} has factors of {list(down.shape)} and {list(up.shape)}; its rank is to be {rank}"
+            f"{path}: {module} has factors of {list(down.shape)} and {list(up.shape)}; its rank must be {rank}"
         )
     for tensor in (down, up):
         if tensor.dtype not in STORED_DTYPES:

@@ -294,15 +294,15 @@ def _room(rows: int, columns: int, groups: int) -> list[array]:  # type: ignore[
 def why_not_recorded(model: Model) -> str | None:
     """Return why a decode step cannot be recorded: a part that waits for the host or is unknown. None if it can."""
     if not model.config.makes_answers:
-        return f"{model.config.family} makes no answers here"
+        return f"{model.config.family} computes vectors, not answers"
     if isinstance(model, ParallelModel):
         if not model.collectives.can_be_recorded:
-            return f"sums over {model.collectives.backend} are no part of a graph"
+            return f"sums over {model.collectives.backend} cannot be part of a graph"
         model = model.part
     if not isinstance(model, DecoderModel):
         return f"{model.config.family} runs in transformers' own code"
     if model.config.delta is not None:
-        return "where its states lie is found on the host"
+        return "the locations of its states are computed on the host"
     if not all(_is_recordable(layer.feed_forward) for layer in model.layers):
         return "its experts are chosen on the host"
     return None

@@ -77,7 +77,7 @@ class PrefillChoice:
             return "by Baton's kernel"
         library = "PyTorch's over gathered keys and values" if self.planner is None else "FlashInfer's"
         shapes = ", ".join(f"{tokens} of {context}" for tokens, context in sorted(self.by_library))
-        return f"by {library} for chunks of at least so many tokens in contexts of at most as many: {shapes}"
+        return f"by {library} from these chunk sizes, up to these context lengths, in tokens: {shapes}"
 
 
 OURS = PrefillChoice()

@@ -115,11 +115,11 @@ def _fp8_blocks(fields: Mapping[str, Any]) -> PackedFormat:
     if kind != "e4m3" or fields.get("activation_scheme", "dynamic") != "dynamic":
         raise ModelError(
             f"config.json: quantization_config: fp8 of fmt {kind!r} and activation_scheme "
-            f"{fields.get('activation_scheme')!r} is not read, only e4m3 and dynamic"
+            f"{fields.get('activation_scheme')!r} is not supported, only e4m3 and dynamic"
         )
     if not isinstance(block, list) or len(block) != 2 or not all(isinstance(each, int) and each > 0 for each in block):
         raise ModelError(
-            f"config.json: quantization_config: fp8 of weight_block_size {block!r} is not read, only two integers"
+            f"config.json: quantization_config: fp8 of weight_block_size {block!r} is not supported, only two integers"
         )
     return PackedFormat(WeightFormat.FP8_BLOCKS, block=(block[0], block[1]))
 
@@ -127,12 +127,12 @@ def _fp8_blocks(fields: Mapping[str, Any]) -> PackedFormat:
 def _awq(fields: Mapping[str, Any]) -> PackedFormat:
     version = str(fields.get("checkpoint_format") or fields.get("version") or fields.get("format") or "gemm").lower()
     if version != "gemm":
-        raise ModelError(f"config.json: quantization_config: awq of version {version!r} is not read, only gemm")
+        raise ModelError(f"config.json: quantization_config: awq of version {version!r} is not supported, only gemm")
     return PackedFormat(WeightFormat.AWQ)
 
 
 def _gptq(fields: Mapping[str, Any]) -> PackedFormat:
     layout = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
-        raise ModelError(f"config.json: quantization_config: checkpoint_format {layout!r} is not read, only gptq[_v2]")
+        raise ModelError(f"config.json: quantization_config: checkpoint_format {layout!r} is no gptq[_v2]")
     return PackedFormat(WeightFormat.GPTQ, zeros_less_one=layout == "gptq")

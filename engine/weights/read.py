@@ -348,8 +348,8 @@ class GgufWeights:
         header = read_header(path)
         if header.architecture not in ARCHITECTURES.get(config.family, ()):
             raise ModelError(
-                f"{path}: architecture {header.architecture!r} is not read for config.json's {config.family!r}; read "
-                f"are files of llama, mistral, qwen2 and qwen3"
+                f"{path}: architecture {header.architecture!r} does not fit config.json's {config.family!r}; "
+                f"supported are llama, mistral, qwen2 and qwen3"
             )
         self._architecture = header.architecture
         self._left = dict(header.tensors)

@@ -168,7 +168,7 @@ def test_models_whose_experts_the_host_chooses_are_not_recorded(tmp_path: Path) 
 
 def test_models_with_a_classification_head_are_not_recorded(tmp_path: Path) -> None:
     model = load_model(make_encoder(tmp_path, "llama", labels=1), torch.float32, CPU, progress=False)
-    assert why_not_recorded(model) == "llama makes no answers here"
+    assert why_not_recorded(model) == "llama computes vectors, not answers"
 
 
 def test_all_graphs_are_recorded_on_one_stream_of_decode(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_pickled_weights_are_not_read(folder: Path) -> None:
     ("changed", "without", "message"),
     [
         ({}, (UP,), "only one of lora_A and lora_B"),
-        ({DOWN: torch.zeros(5, 64)}, (), "rank is to be 4"),
+        ({DOWN: torch.zeros(5, 64)}, (), "rank must be 4"),
         ({UP: torch.full((64, 4), torch.nan)}, (), "not finite"),
         ({DOWN: torch.zeros(4, 64, dtype=torch.int8)}, (), "int8"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 8)}, (), "lora_embedding_A"),
@@ -141,7 +141,7 @@ def test_read_adapter_leaves_tensors_aside_that_peft_does_not_target(
         ({"rank_pattern": ["q_proj"]}, "rank_pattern is not a mapping"),
         ({"layers_to_transform": "1"}, "layers_to_transform is '1'"),
         ({"layers_to_transform": [0], "layers_pattern": "(q"}, "layers_pattern has"),
-        ({"r": 10**400}, "its rank is to be 1000"),
+        ({"r": 10**400}, "its rank must be 1000"),
     ],
 )
 def test_read_adapter_with_hostile_configuration_is_refused_by_file_and_field(

@@ -115,9 +115,9 @@ def test_a_module_that_was_left_unquantised_is_read_as_it_is(tmp_path: Path) -> 
     [
         ({"bits": 8}, "8 bits is not supported"),
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; supported: awq and gptq"),
-        ({"quant_method": "fp8"}, "fp8 of weight_block_size None is not read"),
-        ({"checkpoint_format": "gemv"}, "version 'gemv' is not read"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is not read"),
+        ({"quant_method": "fp8"}, "fp8 of weight_block_size None is not supported"),
+        ({"checkpoint_format": "gemv"}, "version 'gemv' is not supported"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is no gptq"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(fields: dict[str, object], named: str, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def test_weights_of_a_rank_are_kept_as_those_of_a_model_on_one(checkpoint: Path,
 def test_sums_over_gloo_are_not_recorded(checkpoint: Path, tmp_path: Path) -> None:
     alone = Collectives(Shard(0, 1), tmp_path / "meeting", CPU)
     model = ParallelModel(load_part(checkpoint, torch.float32, CPU, False, "none", alone), alone, lambda rows: None)
-    assert why_not_recorded(model) == "sums over gloo are no part of a graph"
+    assert why_not_recorded(model) == "sums over gloo cannot be part of a graph"
     alone.close()
 
 

@@ -20,7 +20,7 @@ FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname
 MOST_LISTS = 400
 """Maximum number of lists of distinct values that are enumerated for `uniqueItems`."""
 _TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
-_UNHELD = (
+_UNSUPPORTED = (
     *("not", "if", "contains", "dependentRequired", "dependentSchemas", "dependencies"),
     *("unevaluatedItems", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
 )
@@ -51,7 +51,7 @@ class SchemaRefused(ValueError):
 
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema that allows exactly the same answers. Raises: SchemaRefused."""
-    return _SchemaConverter(schema).held()
+    return _SchemaConverter(schema).converted()
 
 
 def _is_count(value: Any) -> bool:
@@ -91,9 +91,9 @@ class _SchemaConverter:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
         self._names: dict[str, str] = {}  # names of definitions, by pointer
-        self._held: dict[str, Schema] = {}  # converted definitions, by name
+        self._converted: dict[str, Schema] = {}  # converted definitions, by name
 
-    def held(self) -> dict[str, Any]:
+    def converted(self) -> dict[str, Any]:
         root, pointer = self._root, ""
         followed = set[str]()
         while isinstance(ref := root.get("$ref"), str) and not self._asserts(root) - {"$ref"} and ref not in followed:
@@ -103,11 +103,11 @@ class _SchemaConverter:
                 break
             root = target
         made = self._object(root, pointer)
-        while waiting := [pointer for pointer, name in self._names.items() if name not in self._held]:
+        while waiting := [pointer for pointer, name in self._names.items() if name not in self._converted]:
             for pointer in waiting:
                 target, _ = self._target(f"#{pointer}", pointer)
-                self._held[self._names[pointer]] = self._schema(target, pointer)
-        return {**made, "$defs": self._held} if self._held else made
+                self._converted[self._names[pointer]] = self._schema(target, pointer)
+        return {**made, "$defs": self._converted} if self._converted else made
 
     def _schema(self, schema: Any, pointer: str) -> Schema:
         if isinstance(schema, bool):
@@ -117,9 +117,9 @@ class _SchemaConverter:
         return self._object(schema, pointer)
 
     def _object(self, schema: Mapping[str, Any], pointer: str) -> dict[str, Any]:
-        for keyword in _UNHELD:
+        for keyword in _UNSUPPORTED:
             if keyword in schema:
-                raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held")
+                raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced")
         if "$id" in schema and schema is not self._root:
             raise SchemaRefused(f"{pointer}/$id", "is only served at the root")
         made: dict[str, Any] = {}
@@ -137,11 +137,11 @@ class _SchemaConverter:
                 made[keyword] = self._schema(value, f"{pointer}/{keyword}")
             elif keyword == "$ref":
                 made[keyword] = self._reference(value, pointer)
-        self._hold_one_of(made, schema, pointer)
-        self._hold_texts(made, pointer)
-        self._hold_lists(made, schema, pointer)
-        self._hold_names(made, schema, pointer)
-        _hold_counts(made, pointer)
+        self._enforce_one_of(made, schema, pointer)
+        self._enforce_texts(made, pointer)
+        self._enforce_lists(made, schema, pointer)
+        self._enforce_names(made, schema, pointer)
+        _enforce_counts(made, pointer)
         return made
 
     def _mapping(self, value: Any, pointer: str) -> dict[str, Schema]:
@@ -157,15 +157,15 @@ class _SchemaConverter:
     def _members(self, keyword: str, value: Any, pointer: str) -> list[Schema]:
         if keyword != "anyOf" or not isinstance(value, list) or len(value) < 2:
             return self._list(value, pointer)
-        held, refusals = list[Schema](), list[SchemaRefused]()
+        converted, refusals = list[Schema](), list[SchemaRefused]()
         for place, each in enumerate(value):
             try:
-                held.append(self._schema(each, f"{pointer}/{place}"))
+                converted.append(self._schema(each, f"{pointer}/{place}"))
             except SchemaRefused as refusal:
                 refusals.append(refusal)
-        if not held:
+        if not converted:
             raise refusals[0]
-        return held
+        return converted
 
     # References
 
@@ -202,18 +202,18 @@ class _SchemaConverter:
         return schema
 
     def _asserts(self, schema: Mapping[str, Any]) -> set[str]:
-        known = {*_VALUES, *_MEMBERS, *_UNHELD, "properties", "patternProperties", "additionalProperties", "$ref"}
+        known = {*_VALUES, *_MEMBERS, *_UNSUPPORTED, "properties", "patternProperties", "additionalProperties", "$ref"}
         return schema.keys() & (known | {"items", "prefixItems", "uniqueItems", "propertyNames"})
 
     # Keywords that need more than a copy
 
-    def _hold_one_of(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
+    def _enforce_one_of(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
         """Convert oneOf to anyOf if its members exclude each other."""
         if "oneOf" not in made:
             return
         members = [self._resolved(member) for member in schema["oneOf"]]
         if not all(self._exclude_each_other(*pair) for pair in combinations(members, 2)):
-            raise SchemaRefused(f"{pointer}/oneOf", "is held where no two members can be true; anyOf is held always")
+            raise SchemaRefused(f"{pointer}/oneOf", "is enforced only if no two members can be true; anyOf always")
         members = made.pop("oneOf")
         if "anyOf" in made:
             made["allOf"] = [*made.get("allOf", ()), {"anyOf": members}]
@@ -246,7 +246,7 @@ class _SchemaConverter:
             kinds &= found | ({"integer"} if "number" in found else set())
         return kinds | ({"integer"} if "number" in kinds else set())
 
-    def _hold_texts(self, made: dict[str, Any], pointer: str) -> None:
+    def _enforce_texts(self, made: dict[str, Any], pointer: str) -> None:
         if "pattern" in made:
             made["pattern"] = _SAME_PATTERNS.get(made["pattern"], made["pattern"])
         patterns = {"pattern": made["pattern"]} if "pattern" in made else {}
@@ -254,11 +254,11 @@ class _SchemaConverter:
             patterns[f"patternProperties/{_step(name)}"] = name
         for place, pattern in patterns.items():
             if _LOOKS.search(pattern):
-                raise SchemaRefused(f"{pointer}/{place}", "lookaround and references to groups cannot be held")
+                raise SchemaRefused(f"{pointer}/{place}", "lookaround and references to groups cannot be enforced")
         if made.get("format") not in FORMATS:
             made.pop("format", None)
 
-    def _hold_lists(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
+    def _enforce_lists(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
         items, prefix = schema.get("items"), schema.get("prefixItems")
         prefix_field = "prefixItems"
         if isinstance(items, list):  # syntax of drafts before 2020-12
@@ -272,7 +272,7 @@ class _SchemaConverter:
         values = None if prefix is not None else self._values(items)
         lists = None if values is None else _distinct(values, made.get("minItems", 0), made.get("maxItems"))
         if not lists:
-            wanted = "cannot be held, unless items are an enum of few values or maxItems is 1"
+            wanted = "cannot be enforced, unless items are an enum of few values or maxItems is 1"
             raise SchemaRefused(f"{pointer}/uniqueItems", wanted)
         for keyword in ("items", "minItems", "maxItems"):
             made.pop(keyword, None)
@@ -290,7 +290,7 @@ class _SchemaConverter:
             return [each for place, each in enumerate(schema["enum"]) if not _is_among(each, schema["enum"][:place])]
         return [False, True] if schema.get("type") == "boolean" and asserts == {"type"} else None
 
-    def _hold_names(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
+    def _enforce_names(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
         names = self._resolved(schema.get("propertyNames", True))
         asserts = self._asserts(names) if isinstance(names, Mapping) else set()
         if names is True or (
@@ -306,14 +306,14 @@ class _SchemaConverter:
             return
         pattern = _name_pattern(names) if isinstance(names, Mapping) else None
         if pattern is None or asserts - {"type", "pattern", "format", "minLength", "maxLength"}:
-            raise SchemaRefused(place, "is held only as an enum, a pattern, or a length")
+            raise SchemaRefused(place, "is enforced only as an enum, a pattern, or a length")
         if made.get("properties") or made.get("patternProperties") or made.get("required") or _LOOKS.search(pattern):
-            raise SchemaRefused(place, "is held only without properties, patternProperties and required")
+            raise SchemaRefused(place, "is enforced only without properties, patternProperties and required")
         made["patternProperties"] = {pattern: made.pop("additionalProperties", True)}
         made["additionalProperties"] = False
 
 
-def _hold_counts(made: dict[str, Any], pointer: str) -> None:
+def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
     """Convert minProperties and maxProperties. Declared names occur once; others may be duplicated."""
     if "minProperties" not in made and "maxProperties" not in made:
         return
@@ -333,7 +333,7 @@ def _hold_counts(made: dict[str, Any], pointer: str) -> None:
     if most < max(least, len(required)):
         raise SchemaRefused(f"{pointer}/{keyword}", "no answer has so many properties, and all that are required")
     if made.keys() & {"$ref", *_MEMBERS}:
-        raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held beside $ref, anyOf, oneOf and allOf")
+        raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced beside $ref, anyOf, oneOf and allOf")
     if is_closed:
         made.pop("minProperties", None), made.pop("maxProperties", None)
         chosen = [
@@ -344,7 +344,7 @@ def _hold_counts(made: dict[str, Any], pointer: str) -> None:
             if most != math.inf or count == least - len(required)
         ]
         if not 0 < len(chosen) <= MOST_LISTS:
-            raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held for so many properties")
+            raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced with this many properties")
         # With an upper bound an answer has exactly these names, else at least these.
         made["anyOf"] = [
             {"required": [name for name in (*made["properties"], *required) if name in names]}
@@ -352,7 +352,7 @@ def _hold_counts(made: dict[str, Any], pointer: str) -> None:
             for names in chosen
         ]
     elif optional or least > len(required) + 1:
-        raise SchemaRefused(f"{pointer}/{keyword}", "cannot be held for names that are not declared as properties")
+        raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced for names that are not declared as properties")
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:

@@ -1,4 +1,4 @@
-"""GLM-4.5 and later: the name, then keys and values between tags. Strings stand as they are, all else is JSON.
+"""GLM-4.5 and later: the name, then keys and values between tags. Strings are verbatim, other values JSON.
 
 <tool_call>weather
 <arg_key>city</arg_key>

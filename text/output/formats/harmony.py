@@ -1,12 +1,12 @@
-"""gpt-oss: messages in channels, thoughts and calls among them. The prompt ends with `<|start|>assistant`.
+"""gpt-oss: messages in channels, including reasoning and calls. The prompt ends with `<|start|>assistant`.
 
     <|channel|>analysis<|message|>I need the weather.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}<|call|>
 
     <|channel|>analysis<|message|>Easy.<|end|><|start|>assistant<|channel|>final<|message|>Four.<|return|>
 
-What is in `analysis` is a thought. `final`, and what is in `commentary` without a recipient, is text for the user. The
-recipient stands before or behind the channel. Messages of one kind that follow each other are paragraphs.
+`analysis` is reasoning. `final`, and `commentary` without a recipient, is text for the user. The recipient is before or
+after the channel. Consecutive messages of one kind are paragraphs.
 """
 
 import re

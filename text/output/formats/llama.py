@@ -1,10 +1,10 @@
-"""Llama 3: the complete answer is calls in JSON, or text. So is any form that forces calls.
+"""Llama 3: the complete answer is calls in JSON, or text. Forced calls are too.
 
     {"name": "weather", "parameters": {"city": "Rome"}}; {"name": "time", "parameters": {}}
     <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}
     [{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "time", "parameters": {}}]
 
-An object that calls no known function is text: the user may have asked for it.
+An object that calls no known function is text, since the user may have asked for it.
 """
 
 from baton.text.output.formats.reader import SPACE, FormatReader

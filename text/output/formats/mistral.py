@@ -1,9 +1,9 @@
-"""Mistral, both ways: a list in JSON, and since version 11 of its tokenizers a name and an object for each call.
+"""Mistral: a list in JSON; since version 11 of its tokenizers, a name and an object per call.
 
     [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}, "id": "9Ae3bDc2F"}]
     [TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]time[CALL_ID]9Ae3bDc2F[ARGS]{}
 
-Its templates refuse conversations whose calls have other ids than nine letters and digits.
+Its templates accept only call ids of nine letters and digits.
 """
 
 import secrets

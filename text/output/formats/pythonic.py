@@ -1,9 +1,9 @@
-"""Llama 4 and 3.2: calls as Python writes them, whose arguments become JSON while they come.
+"""Llama 4 and 3.2: calls in Python syntax, whose arguments are converted to JSON while they stream.
 
     [weather(city="Rome", days=3), time()]
     I look. <|python_start|>[weather(city="Rome")]<|python_end|>
 
-Without the tag, calls are the whole answer, and only of functions that there are: anything else is text.
+Without the tag, calls are the complete answer, and only of known functions; anything else is text.
 """
 
 import json

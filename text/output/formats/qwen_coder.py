@@ -1,4 +1,4 @@
-"""Qwen3-Coder: functions and parameters as tags. A value stands between line breaks, as it is.
+"""Qwen3-Coder: functions and parameters as tags. A value is verbatim, between line breaks.
 
     <tool_call>
     <function=weather>

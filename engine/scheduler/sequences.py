@@ -339,32 +339,6 @@ def first_tokens(chunk: Chunk, drawn: Sequence[Drawn], offset: int = 0) -> tuple
     )
 
 
-def following_chunk(sequence: ScheduledSequence, place: int) -> Chunk:
-    """Return the chunk of the unknown token that chunk `place` of the previous step samples."""
-    return Chunk(
-        sequence.request.request_id,
-        [UNKNOWN],
-        sequence.computed_tokens + 1,
-        sequence.held().numbers,
-        sequence.samples(),
-        adapter=sequence.request.adapter,
-        follows=place,
-    )
-
-
-def drafted_chunk(sequence: ScheduledSequence, drafted: Sequence[int]) -> Chunk:
-    """Return the chunk of the last of `drafted`, assumed to follow the newest token."""
-    return Chunk(
-        sequence.request.request_id,
-        drafted[-1:],
-        sequence.computed_tokens + len(drafted),
-        sequence.held().numbers,
-        sequence.samples(drafted),
-        adapter=sequence.request.adapter,
-        is_draft=True,
-    )
-
-
 @dataclass(slots=True)
 class PlanBuilder:
     sequences: list[ScheduledSequence] = field(default_factory=list)  # parallel to `chunks`
@@ -382,13 +356,29 @@ class PlanBuilder:
 
     def follow(self, sequence: ScheduledSequence, place: int) -> None:
         """Add the token that chunk `place` of the previous step will sample."""
-        self.sequences.append(sequence)
-        self.chunks.append(following_chunk(sequence, place))
+        self._add_ahead(sequence, UNKNOWN, 1, sequence.samples(), follows=place)
 
     def guess(self, sequence: ScheduledSequence, drafted: Sequence[int]) -> None:
         """Add the last of `drafted`, assumed to follow the newest token."""
+        self._add_ahead(sequence, drafted[-1], len(drafted), sequence.samples(drafted), is_draft=True)
+
+    def _add_ahead(
+        self,
+        sequence: ScheduledSequence,
+        token_id: int,
+        ahead: int,
+        samples: tuple[Sample, ...],
+        follows: int | None = None,
+        is_draft: bool = False,
+    ) -> None:
+        """Add a token, `ahead` of the computed ones."""
+        request, start = sequence.request, sequence.computed_tokens + ahead
+        table = sequence.held().numbers
+        chunk = Chunk(
+            request.request_id, [token_id], start, table, samples, None, None, request.adapter, follows, is_draft
+        )
         self.sequences.append(sequence)
-        self.chunks.append(drafted_chunk(sequence, drafted))
+        self.chunks.append(chunk)
 
     def finish(self) -> Plan | None:
         """Return the plan, or None if there is nothing to do. Sequences that swap in are always computed too."""

@@ -27,6 +27,11 @@ COPY text text
 COPY client client
 COPY launch launch
 COPY cli cli
+# The command line reads the workers' configurations, and nothing else of them.
+COPY worker/__init__.py worker/config.py worker/
+COPY prefill_worker/__init__.py prefill_worker/config.py prefill_worker/
+COPY decode_worker/__init__.py decode_worker/config.py decode_worker/
+COPY elastic_worker/__init__.py elastic_worker/config.py elastic_worker/
 COPY router router
 ARG VERSION
 ARG REVISION

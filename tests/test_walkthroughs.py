@@ -23,14 +23,14 @@ from baton.router.http.messages import CompletionRequest
 from baton.router.http.requests import HttpCall, completion_requests
 from baton.router.fleet.wire import sampling_message
 from baton.router.model.defaults import GenerationDefaults
-from baton.router.model.validation import Drawn, validate
+from baton.router.model.validation import DrawnValues, validate
 from baton.router.public.access import Caller
 from baton.router.public.service import generate_request as asked
 from baton.process.errors import InvalidArgument
 from baton.worker.wire import sampling_params
 
 def resolved(request):
-    return validate(request, GenerationDefaults(), 8, 64, Drawn("r", 1)).sampling
+    return validate(request, GenerationDefaults(), 8, 64, DrawnValues("r", 1)).sampling
 
 over_grpc = resolved(asked(generate_request("a", {"temperature": 1.0, "epsilon_cutoff": 0.25})))
 [message] = completion_requests(CompletionRequest(prompt="a", epsilon_cutoff=0.25), HttpCall("", Caller(), "", None))

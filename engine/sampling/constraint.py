@@ -35,8 +35,9 @@ from baton.text.structured.library import (
 from baton.text.structured.output import FormRefused, StructuredOutput
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
     from tokenizers import Tokenizer
+
+    from baton.text.structured.library import LLMatcher
 
 Words = numpy.typing.NDArray[numpy.uint32]
 """Bits of the tokens of the vocabulary, the least significant first."""

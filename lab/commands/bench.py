@@ -1,61 +1,18 @@
-"""Commands of `baton bench`. Each dataclass is the one definition of a command's flags, and what the benchmark gets."""
-
-import os
-import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum, auto
-from pathlib import Path
-from typing import Annotated, Literal
+"""Commands of `baton bench`."""
 
 import typer
 
-from baton.cli.options import (
-    DEFAULT_TARGET,
-    TARGET_VARIABLE,
-    Dtype,
-    KvCacheDtype,
-    ModelFolder,
-    Quantize,
-    flags_of,
-    read_sizes,
+from baton.cli.options import flags_of
+from baton.lab.commands.bench_options import (
+    CurvesOptions,
+    EngineBenchOptions,
+    GatewayBenchOptions,
+    IsolationOptions,
+    PeersOptions,
+    RouteOptions,
+    RouterBenchOptions,
+    ServeBenchOptions,
 )
-
-Batch = Annotated[str, typer.Option(help="Numbers of concurrent sequences to measure, such as 1,16.")]
-ThreadCount = Annotated[int | None, typer.Option(min=1, help="Threads; default: the cores that this process may use.")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelBenchOptions:
-    """Flags of the benchmarks that load a model into this process."""
-
-    model: ModelFolder = None
-    threads: ThreadCount = None
-
-    @property
-    def thread_count(self) -> int:
-        return self.threads or len(os.sched_getaffinity(0))
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvesOptions(ModelBenchOptions):
-    batch: Annotated[str, typer.Option(help="Numbers of concurrent sequences, each of --batch-context tokens.")] = (
-        "1,2,4,8,12,16,24,32"
-    )
-    batch_context: Annotated[int, typer.Option(min=1, help="Context of each sequence for --batch, in tokens.")] = 512
-    lengths: Annotated[
-        str, typer.Option(help="Prompt lengths, and contexts at batch 1, in tokens; cut to the model's context.")
-    ] = "64,128,256,512,1024,2048,4096,8192"
-    steps: Annotated[int, typer.Option(min=1, help="Decode steps for each point.")] = 16
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions; the median counts.")] = 3
-    dtype: Dtype = "auto"
-    quantize: Quantize = "none"
-    folder: Annotated[Path | None, typer.Option(help="Folder for curves.json and three charts (SVG).")] = None
-    json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False
-
-    @property
-    def batches(self) -> tuple[int, ...]:
-        return read_sizes(self.batch, "--batch")
 
 
 @flags_of
@@ -66,31 +23,6 @@ def curves(options: CurvesOptions) -> None:
     from baton.lab.benchmarks.engine.curves import run_curves
 
     raise typer.Exit(run_curves(options))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PeersOptions(ModelBenchOptions):
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512
-    new_tokens: Annotated[int, typer.Option(min=4, help="Decode steps of each round.")] = 48
-    batch: Batch = "1,16"
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the engines take turns in each.")] = 7
-    precision: Annotated[
-        Literal["bf16", "int8", "int4", "all"], typer.Option(help="Precision of weights and products.")
-    ] = "all"
-    only: Annotated[list[str] | None, typer.Option(help="Name of a peer, such as llama.cpp; may be repeated.")] = None
-    peers_folder: Annotated[Path, typer.Option(help="Folder of the peers and of converted checkpoints.")] = Path(
-        "~/.cache/baton/peers"
-    )
-    json: Annotated[bool, typer.Option("--json", help="All rounds as JSON instead of a table.")] = False
-    picture: Annotated[Path | None, typer.Option(help="File for a chart (SVG) of the ratios.")] = None
-
-    @property
-    def batches(self) -> tuple[int, ...]:
-        return read_sizes(self.batch, "--batch")
-
-    @property
-    def folder(self) -> Path:
-        return self.peers_folder.expanduser().absolute()
 
 
 @flags_of
@@ -110,75 +42,6 @@ def peers(options: PeersOptions) -> None:
     raise typer.Exit(run_peers_bench(options))
 
 
-OBJECTIVES = ("ttft", "tpot", "e2el")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeBenchOptions:
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="grpc://host:port of a router, or the URL before /completions of any other server; may be repeated. "
-            f"Default: grpc://{DEFAULT_TARGET}, or the router that {TARGET_VARIABLE} names."
-        ),
-    ] = None
-    model: Annotated[
-        list[str] | None, typer.Option(help="Model that requests name; one for all targets, or one for each.")
-    ] = None
-    rate: Annotated[
-        float | None, typer.Option(help="Open loop: requests per second; inf sends all of them immediately.")
-    ] = None
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Closed loop: number of concurrent requests.")] = None
-    requests: Annotated[int, typer.Option(min=1, help="Number of requests.")] = 100
-    input_len: Annotated[int, typer.Option(min=1, help="Mean number of prompt tokens.")] = 1024
-    output_len: Annotated[int, typer.Option(min=1, help="Mean number of output tokens.")] = 128
-    prefix_len: Annotated[
-        int, typer.Option(min=0, help="Tokens that all prompts begin with, in addition to --input-len.")
-    ] = 0
-    range_ratio: Annotated[
-        float, typer.Option(min=0.0, max=0.99, help="Lengths are drawn from the mean * (1 - this) to * (1 + this).")
-    ] = 0.0
-    burstiness: Annotated[
-        float,
-        typer.Option(min=0.01, help="Burstiness of --rate; 1: a Poisson process, below 1: bunched, above 1: even."),
-    ] = 1.0
-    goodput: Annotated[
-        list[str] | None,
-        typer.Option(help="Objectives of a good request, in milliseconds: ttft:500 tpot:50, also e2el."),
-    ] = None
-    more_goodput: Annotated[
-        list[str] | None, typer.Argument(metavar="[GOODPUT]...", help="More objectives after --goodput.")
-    ] = None
-    vocab_size: Annotated[
-        int | None, typer.Option(min=8, help="Prompts are random ids below it; default: the server's, or 1000.")
-    ] = None
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Folder of a tokenizer.json: HTTP servers get text instead of token ids.")
-    ] = None
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="API key for HTTP servers.")] = ""
-    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of each request, in seconds.")] = 600.0
-    seed: Annotated[int, typer.Option(help="Seed of prompts, lengths and arrivals.")] = 0
-    json: Annotated[bool, typer.Option("--json", help="A list of objects, one for each target.")] = False
-
-    @property
-    def targets(self) -> Sequence[str]:
-        return self.target or (f"grpc://{os.environ.get(TARGET_VARIABLE) or DEFAULT_TARGET}",)
-
-    @property
-    def objectives_ms(self) -> dict[str, float]:
-        """Objectives of a good request, by OBJECTIVES. Raises: typer.BadParameter."""
-        objectives: dict[str, float] = {}
-        for part in (*(self.goodput or ()), *(self.more_goodput or ())):
-            name, _, ms = part.partition(":")
-            try:
-                objectives[name] = float(ms)
-            except ValueError as error:
-                raise typer.BadParameter(f"{part!r} is not like ttft:500", param_hint="--goodput") from error
-            if name not in OBJECTIVES:
-                raise typer.BadParameter(f"{name!r} is none of {', '.join(OBJECTIVES)}", param_hint="--goodput")
-        return objectives
-
-
 @flags_of
 def serve(options: ServeBenchOptions) -> None:
     """Put a service of Baton or of OpenAI's completions under load: TTFT, TPOT, ITL, goodput as vLLM defines them.
@@ -194,60 +57,6 @@ def serve(options: ServeBenchOptions) -> None:
     raise typer.Exit(run_serve_bench(options))
 
 
-class Variant(StrEnum):
-    SPLIT = "1p1d"
-    COLOCATED = "colocated"
-    VLLM = "vllm"
-
-
-@dataclass(frozen=True, kw_only=True)
-class IsolationOptions:
-    model: ModelFolder = None
-    quantize: Quantize = "none"
-    variants: Annotated[str, typer.Option(help="Any of 1p1d, colocated, vllm; measured in this order.")] = (
-        "1p1d,colocated"
-    )
-    vllm_python: Annotated[
-        Path | None, typer.Option(help="Python of an environment with vLLM for CPUs; adds vllm to --variants.")
-    ] = None
-    seconds: Annotated[float, typer.Option(min=0.5, help="Measured seconds of each phase.")] = 10.0
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the variants take turns in each.")] = 5
-    answers: Annotated[int, typer.Option(min=1, help="Number of concurrent long answers.")] = 4
-    answer_prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt tokens of each long answer.")] = 64
-    answer_tokens: Annotated[
-        int, typer.Option(min=16, help="Most tokens of each long answer, which must outlast the phases.")
-    ] = 4096
-    prompt_tokens: Annotated[
-        int, typer.Option(min=1, help="Tokens of each prompt sent while the long answers run.")
-    ] = 1024
-    prompts_per_s: Annotated[float, typer.Option(min=0.01, help="Prompts per second in the paced phase.")] = 1.0
-    in_flight: Annotated[int, typer.Option(min=1, help="Prompts in flight in the saturated phase.")] = 3
-    slo_tbt_ms: Annotated[float, typer.Option(min=0.1, help="TBT objective: a later token is not in time.")] = 50.0
-    slo_ttft_ms: Annotated[float, typer.Option(min=0.1, help="TTFT objective: a later first token is not in time.")] = (
-        2000.0
-    )
-    up_flags: Annotated[str, typer.Option(help="More flags for `baton up`, as one text.")] = ""
-    picture: Annotated[Path | None, typer.Option(help="File for a chart (SVG) of p99 TBT.")] = None
-    json: Annotated[bool, typer.Option("--json", help="One object, with every round, instead of a table.")] = False
-
-    @property
-    def chosen(self) -> tuple[Variant, ...]:
-        """Variants in the order in which they are measured. Raises: typer.BadParameter."""
-        try:
-            named = [Variant(name.strip()) for name in self.variants.split(",")]
-        except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--variants") from error
-        if self.vllm_python is not None:
-            named.append(Variant.VLLM)
-        elif Variant.VLLM in named:
-            raise typer.BadParameter("vllm needs --vllm-python", param_hint="--variants")
-        return tuple(dict.fromkeys(named))
-
-    @property
-    def more_up_flags(self) -> list[str]:
-        return shlex.split(self.up_flags)
-
-
 @flags_of
 def isolation(options: IsolationOptions) -> None:
     """Measure how much prompts disturb running answers: time between tokens with and without them.
@@ -257,48 +66,6 @@ def isolation(options: IsolationOptions) -> None:
     from baton.lab.benchmarks.isolation.isolation import run_isolation_bench
 
     raise typer.Exit(run_isolation_bench(options))
-
-
-class FilesSeen(StrEnum):
-    NONE = auto()
-    KNOWN = auto()
-    UNKNOWN = auto()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RouteOptions:
-    trace: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="A trace of Mooncake (.jsonl) or Azure (.csv).")
-    ] = None
-    shape: Annotated[
-        str,
-        typer.Option(help="Or a generated one: chat, agents, tenants, documents, hot_document or oversized_prefix."),
-    ] = "chat"
-    seed: Annotated[int, typer.Option(help="Seed of the generated trace.")] = 0
-    policy: Annotated[str, typer.Option(help="Placement policies, separated by commas; all: every known policy.")] = (
-        "cache_aware"
-    )
-    workers: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Number of prefill workers, and of decode workers.")
-    ] = 8
-    blocks_per_worker: Annotated[int, typer.Option(min=1, help="Cache of a worker, in blocks of 512 tokens.")] = 5000
-    speed: Annotated[float, typer.Option(min=0.001, help="Factor by which requests arrive faster than recorded.")] = 1.0
-    prefill_tokens_per_s: Annotated[float, typer.Option(min=1, help="Prefill speed of one worker.")] = 20_000.0
-    token_gap_ms: Annotated[float, typer.Option(min=0.01, help="Milliseconds between tokens of a single answer.")] = 8.0
-    files: Annotated[
-        FilesSeen, typer.Option(help="KV files below the caches: none, known to placements, or only to the workers.")
-    ] = FilesSeen.NONE
-    file_blocks: Annotated[int, typer.Option(min=64, help="Bound of a worker's files, in blocks.")] = 20_000
-    file_gb_per_s: Annotated[float, typer.Option(min=0.001, help="Load rate of a worker's files, in GB/s.")] = 6.0
-    workers_per_directory: Annotated[int, typer.Option(min=1, help="Workers that read each other's files.")] = 4
-    pictures: Annotated[Path | None, typer.Option(help="Folder for charts (SVG).")] = None
-    scaled: Annotated[
-        bool,
-        typer.Option("--scaled", help="Measure the cost of a decision with more workers and longer prompts instead."),
-    ] = False
-    json: Annotated[bool, typer.Option("--json", help="An object instead of a table; of several policies a list.")] = (
-        False
-    )
 
 
 @flags_of
@@ -322,18 +89,6 @@ def route(options: RouteOptions) -> None:
     raise typer.Exit(run_route(options))
 
 
-@dataclass(frozen=True, kw_only=True)
-class GatewayBenchOptions:
-    streams: Annotated[int, typer.Option(min=1, help="Number of concurrent streams.")] = 64
-    interval_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds between two tokens of a stream.")] = 50.0
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 5.0
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which gRPC and HTTP take turns.")] = 5
-    requests: Annotated[
-        int, typer.Option(min=10, help="Requests whose first token is timed, for gRPC and for HTTP.")
-    ] = 200
-    json: Annotated[bool, typer.Option("--json", help="An object instead of a table.")] = False
-
-
 @flags_of
 def gateway(options: GatewayBenchOptions) -> None:
     """Measure the cost of HTTP next to gRPC: CPU time of a streamed token, TTFT. The workers compute nothing."""
@@ -342,43 +97,12 @@ def gateway(options: GatewayBenchOptions) -> None:
     raise typer.Exit(run_gateway_bench(options))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RouterBenchOptions:
-    streams: Annotated[int, typer.Option(min=1, help="Number of concurrent streams.")] = 256
-    interval_ms: Annotated[float, typer.Option(min=0.1, help="Milliseconds between two tokens of a stream.")] = 50.0
-    flood_ms: Annotated[
-        float, typer.Option(min=0.1, help="Milliseconds between two tokens in the phase that saturates a core.")
-    ] = 12.8
-    seconds: Annotated[float, typer.Option(min=0.1, help="Length of each measurement.")] = 10.0
-    workers: Annotated[int, typer.Option(min=2, help="Workers to choose from.")] = 16
-    prompt_tokens: Annotated[int, typer.Option(min=64, help="Prompt tokens of the requests that are placed.")] = 8192
-    decisions: Annotated[int, typer.Option(min=1, help="Requests that are placed.")] = 2000
-    delays: Annotated[int, typer.Option(min=2, help="Tokens whose delay is measured.")] = 1000
-    json: Annotated[bool, typer.Option("--json", help="An object instead of text.")] = False
-
-
 @flags_of
 def router(options: RouterBenchOptions) -> None:
     """Measure the cost of the router: a decision, a streamed token, added delay. Its workers compute nothing."""
     from baton.lab.benchmarks.router.cost import run_router_bench
 
     raise typer.Exit(run_router_bench(options))
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineBenchOptions(ModelBenchOptions):
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 512
-    new_tokens: Annotated[int, typer.Option(min=1, help="Decode steps that are measured.")] = 48
-    batch: Batch = "1,16"
-    dtype: Dtype = "auto"
-    quantize: Quantize = "none"
-    kv_cache_dtype: KvCacheDtype = "auto"
-    step_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of prompt tokens of one step.")] = 512
-    json: Annotated[bool, typer.Option("--json", help="A list of objects instead of a table.")] = False
-
-    @property
-    def batches(self) -> tuple[int, ...]:
-        return read_sizes(self.batch, "--batch")
 
 
 @flags_of

@@ -8,8 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from baton.lab.commands.bench import CurvesOptions
-from baton.lab.commands.size import SizeOptions
+from baton.lab.commands.bench_options import CurvesOptions
+from baton.lab.commands.size_options import SizeOptions
 from baton.lab.sizing.cluster import ClusterShape
 from baton.lab.sizing.costs import CurvesError, MeasuredCosts, Overheads, read_costs
 from baton.lab.sizing.loads import Stretch, busiest, drawn, longest_tokens

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from baton.lab.commands.size import SizeOptions
+from baton.lab.commands.size_options import SizeOptions
 from baton.lab.report.result import Columns, table
 from baton.lab.sizing.search import Interval, SearchResult, SizingCandidate
 

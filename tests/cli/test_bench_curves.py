@@ -14,7 +14,7 @@ from baton.lab.benchmarks.engine.curves import (
     make_growth,
     run_curves,
 )
-from baton.lab.commands.bench import CurvesOptions
+from baton.lab.commands.bench_options import CurvesOptions
 from baton.lab.report import limits
 from baton.launch import CommandFailed
 from tests.fixtures.checkpoints import make_checkpoint

@@ -8,7 +8,7 @@ import torch
 
 from baton.engine.prepare import ModelOptions, prepare_model
 from baton.lab.benchmarks.engine.speed import run_engine_bench
-from baton.lab.commands.bench import EngineBenchOptions
+from baton.lab.commands.bench_options import EngineBenchOptions
 from baton.lab.report import limits
 from baton.lab.report.limits import decode_step_bytes, prefill_flop
 from tests.fixtures.checkpoints import make_checkpoint

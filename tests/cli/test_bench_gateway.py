@@ -1,7 +1,7 @@
 """`baton bench gateway`, for a moment, with real processes."""
 
 from baton.lab.benchmarks.router.cost import GRPC, CallWay, as_json_object, as_table, measure_ways
-from baton.lab.commands.bench import GatewayBenchOptions
+from baton.lab.commands.bench_options import GatewayBenchOptions
 
 
 async def test_every_way_is_measured() -> None:

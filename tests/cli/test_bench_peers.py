@@ -32,7 +32,7 @@ from baton.lab.benchmarks.peers.process import (
     find_python,
 )
 from baton.lab.benchmarks.peers.process import CheckpointForm as SourceForm
-from baton.lab.commands.bench import PeersOptions
+from baton.lab.commands.bench_options import PeersOptions
 from baton.lab.report.statistics import MeanEstimate
 from baton.launch import CommandFailed
 

@@ -32,7 +32,7 @@ from baton.lab.benchmarks.placement.simulation import (
 )
 from baton.lab.benchmarks.placement.traces import TraceArrival, block_ids, read_trace
 from baton.lab.benchmarks.router.decision import COLUMNS, as_picture, measure, note
-from baton.lab.commands.bench import RouteOptions
+from baton.lab.commands.bench_options import RouteOptions
 from baton.lab.report.result import table
 from baton.launch import CommandFailed
 from baton.text.kv_loading import FIXED_S

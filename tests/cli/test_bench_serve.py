@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
 from baton.lab.benchmarks.serve.serve import as_table, measure_all
-from baton.lab.commands.bench import ServeBenchOptions
+from baton.lab.commands.bench_options import ServeBenchOptions
 from baton.launch import CommandFailed
 from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 

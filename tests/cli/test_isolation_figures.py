@@ -18,7 +18,7 @@ from baton.lab.benchmarks.isolation.figures import (
 )
 from baton.lab.benchmarks.isolation.isolation import phases_of_round
 from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog, StreamLog
-from baton.lab.commands.bench import Variant
+from baton.lab.commands.bench_options import Variant
 from baton.launch import CommandFailed
 
 OBJECTIVES = Objectives(ttft_ms=500.0, tbt_ms=15.0)

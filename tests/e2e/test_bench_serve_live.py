@@ -1,7 +1,7 @@
 """`baton bench serve` against a real router: all requests are answered with the requested tokens."""
 
 from baton.lab.benchmarks.serve.serve import measure_all
-from baton.lab.commands.bench import ServeBenchOptions
+from baton.lab.commands.bench_options import ServeBenchOptions
 from tests.e2e.stack import Stack
 
 

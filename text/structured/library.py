@@ -14,7 +14,8 @@ from baton.text.host.files import FileRefused, reading
 from baton.text.structured.output import FormRefused, StructuredKind, StructuredOutput, check_form, choices_of
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher as LLMatcher
+    from llguidance import LLParserLimits
 
 ANY_OBJECT = '{"type":"object"}'
 COMPACT = {

@@ -26,7 +26,7 @@ from baton.lab.benchmarks.engine.speed import (
     load_engine,
     random_prompts,
 )
-from baton.lab.commands.bench import CurvesOptions
+from baton.lab.commands.bench_options import CurvesOptions
 from baton.lab.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import Columns, describe_machine, table, write_pictures

@@ -22,7 +22,7 @@ from baton.engine.runner.runner import Runner
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
-from baton.lab.commands.bench import EngineBenchOptions
+from baton.lab.commands.bench_options import EngineBenchOptions
 from baton.lab.report.limits import decode_step_bytes, measure_limits, prefill_flop
 from baton.lab.report.result import Columns, show
 from baton.launch import CommandFailed

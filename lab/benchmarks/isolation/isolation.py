@@ -27,7 +27,7 @@ from baton.lab.benchmarks.isolation.figures import (
 from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, run_phase
 from baton.lab.benchmarks.serve.load import Target
 from baton.lab.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
-from baton.lab.commands.bench import IsolationOptions, Variant
+from baton.lab.commands.bench_options import IsolationOptions, Variant
 from baton.lab.harness.processes import HOST, Program, RunningCluster, RunningProgram, our_program, ports_of
 from baton.launch import CommandFailed
 from baton.launch.devices import write_cores

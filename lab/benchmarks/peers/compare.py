@@ -31,7 +31,7 @@ from baton.lab.benchmarks.peers.process import (
     find_python,
     start_peer,
 )
-from baton.lab.commands.bench import PeersOptions
+from baton.lab.commands.bench_options import PeersOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, describe_machine, table
 from baton.lab.report.statistics import MeanEstimate, mean_ratio

@@ -22,7 +22,7 @@ from baton.lab.benchmarks.placement.simulation import (
     pooled_hit_rate,
 )
 from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, make_trace, read_trace, total_blocks
-from baton.lab.commands.bench import FilesSeen, RouteOptions
+from baton.lab.commands.bench_options import FilesSeen, RouteOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
 from baton.lab.report.result import Columns, show, write_pictures
 from baton.lab.report.statistics import percentile

@@ -30,7 +30,7 @@ from baton.lab.benchmarks.router.streams import (
     router_delays,
     serving,
 )
-from baton.lab.commands.bench import GatewayBenchOptions, RouterBenchOptions
+from baton.lab.commands.bench_options import GatewayBenchOptions, RouterBenchOptions
 from baton.lab.harness.processes import tiny_model
 from baton.lab.report.result import Columns, describe_machine, table
 

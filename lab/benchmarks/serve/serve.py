@@ -16,7 +16,7 @@ from baton.lab.benchmarks.serve.load import (
     poisson_arrivals_s,
 )
 from baton.lab.benchmarks.serve.targets import opened
-from baton.lab.commands.bench import ServeBenchOptions
+from baton.lab.commands.bench_options import ServeBenchOptions
 from baton.lab.report.result import Columns, table
 
 

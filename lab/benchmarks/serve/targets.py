@@ -15,7 +15,7 @@ import httpx2
 
 from baton.client import AsyncBatonClient, BatonClientError, Delta, RetryPolicy
 from baton.lab.benchmarks.serve.load import Job, Target, TargetFailed, random_tokens
-from baton.lab.commands.bench import ServeBenchOptions
+from baton.lab.commands.bench_options import ServeBenchOptions
 from baton.launch import CommandFailed
 
 TextOf = Callable[[tuple[int, ...]], str]

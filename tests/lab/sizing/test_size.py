@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.__main__ import app
-from baton.lab.commands.size import SizeOptions
+from baton.lab.commands.size_options import SizeOptions
 from baton.lab.sizing.costs import BY_BATCH, BY_CONTEXT, BY_PROMPT
 from baton.lab.sizing.loads import busiest, drawn, longest_tokens
 from baton.lab.sizing.report import as_text, summary

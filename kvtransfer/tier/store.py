@@ -1,7 +1,7 @@
 """Store of named blocks in the segments of a directory: find, load, verify, append, evict.
 
 The owner appends to its newest segment. If the owner's segments exceed their bound, the oldest one is removed with all
-its blocks (lab/benchmarks/transfer/tier_eviction.py measures what that costs). Segments of other owners are read, also
+its blocks (its cost: lab/benchmarks/results/memory-2026-11.md). Segments of other owners are read, also
 while they grow. Segments of another identity are never read; the owner's own ones are removed first.
 """
 

@@ -18,8 +18,9 @@ class DecodeConfig(WorkerConfig):
     tbt_slo_ms: float | None = Field(
         None,
         gt=0,
-        description="Longest step that computes prompts; none: prompts lengthen a step by a tenth at most. "
-        "Higher values improve TTFT and throughput, lower ones smooth answers.",
+        description="Longest step that computes prompts or drafts. Prompts may always lengthen a step by a "
+        "twentieth, and without this setting by a tenth at most. Higher values improve TTFT and throughput, lower "
+        "ones smooth answers.",
     )
     speculate: Literal["off", "ngram", "draft"] = Field(
         "off",

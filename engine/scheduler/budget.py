@@ -1,7 +1,8 @@
 """Number of prompt tokens that a step may compute next to running answers, learned from measured step times. Pure.
 
 A step with prompt tokens aims at 5 % (TARGET_SHARE) more time than it would take without them, however many prompts
-wait, and may take at most 10 % (PROMISED_SHARE) more; with a configured target, at most that time.
+wait, and may take at most 10 % (PROMISED_SHARE) more. A configured target (`--tbt-slo-ms`) allows longer steps, up to
+that time; a target below the 5 % changes nothing.
 """
 
 import math

@@ -348,7 +348,9 @@ class Peers:
             return await join_group(source.stub, source.link.stub, self._mine, pool, self._storage, self._groups)
         if name == "tcp":
             return await connect_tcp(source.endpoint, pool, self._storage, own, self._tls)
-        return StreamTransport(source.link, self._storage, pool.shape, own)
+        if name == "grpc":
+            return StreamTransport(source.link, self._storage, pool.shape, own)
+        raise PeerUnreachable(f"{name} is not possible between these pools")
 
 
 async def _close(peer: Peer) -> None:

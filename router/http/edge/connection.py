@@ -25,8 +25,8 @@ ABORT = "baton.abort"
 PROBES = frozenset({b"/health", b"/ready"})
 """Paths that are served even if all connections are busy."""
 
-_MAX_FIELDS = 200
-_MAX_EXTRA_BYTES = 64 << 10  # limit of a head, and of chunk headers and trailers of a body
+_MAX_HEAD_FIELDS = 200
+_MAX_HEAD_BYTES = 64 << 10  # also of the chunk headers and trailers of a body
 _EXTRA_PER_BYTE = 4  # allowed per byte of content: a chunk of two bytes takes 7 bytes
 _PIECE_BYTES = 8 << 10  # parsed in one iteration of the event loop
 _LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # time and bytes for which input is read and dropped after an error
@@ -134,9 +134,9 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(cause if isinstance(cause, Problem) else _malformed())
             return
         self._extra_bytes = max(0, self._extra_bytes)
-        if self._extra_bytes > _MAX_EXTRA_BYTES:
+        if self._extra_bytes > _MAX_HEAD_BYTES:
             what = "chunk extensions and trailers" if self._part is _Part.BODY else "request line and headers"
-            self._refuse(_too_large(f"{what}: more than {_MAX_EXTRA_BYTES >> 10} KiB"))
+            self._refuse(_too_large(f"{what}: more than {_MAX_HEAD_BYTES >> 10} KiB"))
 
     def _feed(self, data: bytes) -> bytes:
         """Parse the data, and return the bytes after a head that asks for an upgrade of the protocol.
@@ -170,8 +170,8 @@ class HttpConnection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Add a field of the head; fields of a trailer are counted and dropped."""
         self._fields += 1
-        if self._fields > _MAX_FIELDS:
-            raise _too_large(f"more than {_MAX_FIELDS} header fields")
+        if self._fields > _MAX_HEAD_FIELDS:
+            raise _too_large(f"more than {_MAX_HEAD_FIELDS} header fields")
         if self._part is _Part.HEAD:
             super().on_header(name, value)
 

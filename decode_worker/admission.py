@@ -1,4 +1,4 @@
-"""Admission of requests to a decode worker: turns, free blocks and copies of earlier attempts."""
+"""Admission of requests to a decode worker: order of arrival, free blocks, unfinished copies of earlier attempts."""
 
 import asyncio
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ LONGEST_COPY_S = 2.0
 
 
 class PartialPrefixes:
-    """Partly received prompts whose source was lost, until their blocks are cached.
+    """Prompts whose prefill worker was lost during the transfer, until their received blocks are cached.
 
-    Confirmed blocks enter the cache when the running copy has finished. The next attempt at the same prompt waits for
-    that: it arrives right after the command that cancelled the first attempt, and begins with the same tokens.
+    Confirmed blocks enter the cache when the running copy has finished. The next attempt at the same prompt arrives
+    earlier, right after the command that cancelled the first attempt, so it waits for these blocks.
     """
 
     def __init__(self) -> None:
-        # By the hash of the prompt's last block, which covers all its tokens: unrelated prompts may share their first
-        # blocks, but not the last one.
+        # Keyed by the hash of the prompt's last block, which covers all tokens: unrelated prompts may have equal first
+        # blocks, but not an equal last block.
         self._ending: dict[bytes, set[asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
@@ -27,7 +27,7 @@ class PartialPrefixes:
         return sum(map(len, self._ending.values()))
 
     def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
-        """Register a prompt whose blocks are released when `task` has finished, by an earlier callback of the task.
+        """Register a prompt until `task` has finished, which releases the prompt's blocks by an earlier callback.
 
         `last_block`: hash of the prompt's last block; empty for a prompt that is not cached.
         """
@@ -50,14 +50,14 @@ class PartialPrefixes:
 
 
 class Admission:
-    """Queue for blocks of the decode engine.
+    """Queue of requests that wait for KV blocks of the decode engine, in order of arrival.
 
     A caller that is cancelled must abort the request on the engine, which may just have accepted it.
     """
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
-        self._turn = asyncio.Lock()  # fair: first come, first served
+        self._turn = asyncio.Lock()  # asyncio.Lock is fair: first come, first served
         self._room = asyncio.Event()
         self.waiting = 0
 
@@ -65,17 +65,17 @@ class Admission:
         self._room.set()
 
     async def reserve(self, request: Request, cache_root: bytes | None) -> Reservation:
-        """Wait until all earlier requests have their blocks, then reserve this one's.
+        """Wait until all earlier requests have their blocks, then reserve blocks for this request.
 
         Raises: RequestRefused, RequestTooLong.
         """
         self.waiting += 1
         if self._turn.locked():
-            self._loop.touch(request.block_hashes)  # protects its cached blocks from eviction by earlier requests
+            self._loop.touch(request.block_hashes)  # so that earlier requests do not evict its cached blocks
         try:
             async with self._turn:
                 while True:
-                    self._room.clear()  # before asking, so that no release is missed
+                    self._room.clear()  # cleared before the engine is asked, so that no release of blocks is missed
                     reservation = await asyncio.wrap_future(self._loop.reserve(request, cache_root))
                     if reservation is not None:
                         return reservation

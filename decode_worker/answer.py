@@ -1,4 +1,4 @@
-"""State of one Start command on a decode worker, and the messages to its router. Does no I/O."""
+"""State of one Start command on a decode worker, and the messages about it to the router. Does no I/O."""
 
 import asyncio
 import time
@@ -21,11 +21,11 @@ from baton.worker.wire import END_REASONS, add_logprobs
 
 @dataclass(frozen=True, slots=True)
 class ReceivedKv:
-    """KV of a prompt received from a prefill worker, until it is reported to the router."""
+    """Prompt KV that was received from a prefill worker but not yet reported to the router."""
 
     pull: Pull
     cached_tokens: int  # prompt tokens cached here before the pull
-    validated: float  # monotonic seconds
+    validated: float  # when the copy was confirmed, monotonic seconds
 
 
 @dataclass(eq=False)
@@ -36,17 +36,18 @@ class Answer(OpenRequest):
     running_choices: set[int]
     searches: bool  # beam search: output is sent when it is complete
     is_pooled: bool  # embedding: no tokens are generated
-    charge: Charge  # resources that its router has reserved
+    charge: Charge  # blocks and slots that the router has reserved for the request
     last_block: bytes = b""  # hash of the prompt's last complete block; empty: not cached
     task: "asyncio.Task[None] | None" = None
     received_kv: ReceivedKv | None = None
-    prefill: PromptProgress | None = None  # None: the prompt is not computed here
+    prefill: PromptProgress | None = None  # None: a prefill worker computes the prompt, or it is complete
     pooled: tuple[float, ...] = ()  # computed embedding
     adopted: bool = False  # True: taken over by another router
     confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # blocks confirmed during the pull
-    keeps_landed: bool = False  # confirmed blocks stay cached for another attempt
-    first_tokens: dict[int, FirstToken] = field(default_factory=dict)  # until they are repeated
-    moments: dict[int, Moment] = field(default_factory=dict)  # last token of each choice
+    keeps_landed: bool = False  # whether confirmed blocks stay cached for another attempt
+    # First tokens from prefill by choice, until an output repeats them.
+    first_tokens: dict[int, FirstToken] = field(default_factory=dict)
+    moments: dict[int, Moment] = field(default_factory=dict)  # step of the newest token, by choice
 
     @property
     def answered_tokens(self) -> int:
@@ -55,7 +56,7 @@ class Answer(OpenRequest):
 
     @property
     def confirmed_blocks(self) -> int:
-        """Number of blocks to keep of an incomplete pull, which need not be pulled again."""
+        """Number of blocks from an incomplete pull that stay cached, so that the next attempt need not pull them."""
         return self.confirmed.blocks if self.keeps_landed else 0
 
     def land(self, received_kv: ReceivedKv, params: SamplingParams) -> None:
@@ -74,7 +75,7 @@ class Answer(OpenRequest):
         self.first_tokens.clear()
 
     def take_chunk(self, computed: PromptComputed, timing: StepTiming) -> session_pb2.ConnectResponse | None:
-        """Record a computed chunk; return the message with scores of prompt tokens, if any."""
+        """Record a computed chunk of the prompt; return the message with log-probabilities of prompt tokens, if any."""
         if self.prefill is None:
             return None
         tokens = self.prefill.record(computed, timing)
@@ -85,7 +86,7 @@ class Answer(OpenRequest):
         return self.prefill.scores(self.attempt_id, computed)
 
     def take(self, made: TokenMade) -> session_pb2.SequenceOutput | None:
-        """Record a generated token; return its output, None if FirstStep carries it."""
+        """Record a generated token; return the output that carries it, None if FirstStep carries it instead."""
         self.retained.add(made.choice, made.drawn, made.end)
         if made.end is not None:
             self.running_choices.discard(made.choice)
@@ -96,7 +97,7 @@ class Answer(OpenRequest):
         return None
 
     def take_beginnings(self, timing: StepTiming) -> Iterator[session_pb2.ConnectResponse]:
-        """Yield the messages of the first step: timings of received KV, or first tokens of a local prompt."""
+        """Yield the messages of a first step: timings of received KV, or first tokens of a prompt computed here."""
         landed, first_step = self.take_landed(timing), self.take_first_step()
         if landed is not None:
             yield session_pb2.ConnectResponse(landed=landed)
@@ -104,7 +105,7 @@ class Answer(OpenRequest):
             yield session_pb2.ConnectResponse(first_step=first_step)
 
     def take_first_step(self) -> session_pb2.FirstStep | None:
-        """Return the first tokens once after a prompt was computed here, else None."""
+        """Return the message with the first tokens of a prompt computed here: only once; None before they are known."""
         prefill = self.prefill
         if prefill is None or not prefill.ended:
             return None
@@ -115,7 +116,7 @@ class Answer(OpenRequest):
         return first_step
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
-        """Return the timings of a pull once, with the first step after it, else None."""
+        """Return the message with the timings of a pull: only once, with the first step after the pull; else None."""
         received_kv, self.received_kv = self.received_kv, None
         if received_kv is None:
             return None
@@ -132,7 +133,7 @@ class Answer(OpenRequest):
         )
 
     def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
-        """Build an output. A choice's first output repeats the prefill worker's token, which the router may lack."""
+        """Build an output. A choice's first output repeats the token of the prefill worker: the router may lack it."""
         first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
         tokens = (drawn,) if first is None else (first, drawn)
         output = session_pb2.SequenceOutput(
@@ -149,7 +150,7 @@ class Answer(OpenRequest):
 
 
 def extends_last(batch: session_pb2.StepOutputs, output: session_pb2.SequenceOutput) -> bool:
-    """Append the tokens to the last output of `batch` if it belongs to the same choice; return whether it did."""
+    """Append `output` to the last output of `batch` if both belong to one choice; return whether it was appended."""
     last = batch.outputs[-1] if batch.outputs else None
     if last is None or (last.attempt_id, last.choice) != (output.attempt_id, output.choice):
         return False

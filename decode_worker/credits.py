@@ -1,7 +1,7 @@
-"""Credits: the share of a decode worker's blocks and batch slots that each router may use. Pure.
+"""Credits: the number of a decode worker's blocks and batch slots that each router may use. Pure.
 
-A share is what the router uses plus an equal part of the rest. One router at a time may borrow more, for a request
-larger than its share; the others then share what is left.
+A router's share is what it uses plus an equal part of what no router uses. One router at a time may borrow more, for
+a request larger than its share; the others then divide the rest.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
@@ -18,7 +18,7 @@ NOTHING: Mapping[Any, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Blocks and slots of one request: complete blocks of the prompt once, plus the blocks that each choice adds."""
+    """Blocks and slots of one request. Complete blocks of the prompt count once, further blocks once per choice."""
 
     blocks: int
     slots: int
@@ -35,24 +35,24 @@ NO_CHARGE = Charge(blocks=0, slots=0)
 
 
 class Credits(Generic[Router]):
-    """Shares of one resource: blocks or batch slots.
+    """Division of one resource, blocks or batch slots, among routers.
 
-    An increased limit takes effect one report later, because another router may still use what the current report takes
-    from it. So the limits of all routers together never exceed the total, if commands arrive within the time between
-    two reports.
+    A limit rises one report after another router's limit fell, because the other router may use its old limit until the
+    report arrives. So all limits together never exceed the total, if commands arrive within the time between two
+    reports.
     """
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._reported: dict[Router, int] = {}  # limits in the last report
+        self._reported: dict[Router, int] = {}  # each router's limit in the last report
 
     def deal(
         self, used: Mapping[Router, int], present: frozenset[Router], lent: Mapping[Router, int] = NOTHING
     ) -> dict[Router, int]:
-        """Return the limit of each router. Call once per report.
+        """Return each router's limit for the next report. Call it once per report.
 
-        `used`: amount in use, by router. `present`: routers that receive the report; an absent one keeps what it uses
-        and no more. `lent`: extra amount for a present router, taken from the others' shares but not from their use.
+        `used`: amount in use, by router. `present`: routers that receive the report; an absent one keeps what it uses.
+        `lent`: extra amount for a present router, taken from what the others may use but do not use.
         """
         parts = self._divide(used, present)
         for router, more in lent.items():
@@ -71,7 +71,7 @@ class Credits(Generic[Router]):
     def _divide(
         self, used: Mapping[Router, int], present: frozenset[Router], total: int | None = None
     ) -> dict[Router, int]:
-        """Return fair shares, regardless of earlier reports. The router that uses least comes first."""
+        """Return fair shares by router, regardless of earlier reports. Routers that use least get the remainder."""
         unused = max(0, (self._total if total is None else total) - sum(used.values()))
         each, extra = divmod(unused, max(1, len(present)))
         in_turn = sorted(present, key=lambda router: (used.get(router, 0), hash(router)))
@@ -93,42 +93,42 @@ TURN_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class CreditLoan(Generic[Router]):
-    """Extra resources of a router, available as soon as others have released them."""
+    """Resources lent to a router beyond its share; available as soon as other routers have released them."""
 
     router: Router
     wanted: Charge
 
 
 class CreditLoans(Generic[Router]):
-    """Queue of routers that ask for more than their share: one borrows at a time, in order of arrival.
+    """Queue of routers that ask for more than their share. One router borrows at a time, in order of arrival.
 
-    A turn ends when the router's request was placed or cancelled, at the latest after TURN_S. Then nothing is lent for
-    the same time. So a request that never fits reduces other routers' shares at most half of the time.
+    A loan ends when the request was placed or cancelled, at the latest after TURN_S. After a loan that reached TURN_S,
+    nothing is lent for TURN_S, so a request that never fits reduces other routers' shares at most half of the time.
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[Router, Charge] = {}  # in the order of their turns
+        self._wanted: dict[Router, Charge] = {}  # requested loans by router, in order of their turns
         self._turn_of: Router | None = None
-        self._until = 0.0  # end of the turn or of the pause after it, monotonic seconds
+        self._until = 0.0  # end of the present loan or of the pause after a loan, monotonic seconds
 
     def ask(self, router: Router, wanted: Charge) -> None:
-        """Set what a router wants. A new value keeps its place in the queue; zero leaves the queue."""
+        """Set the loan that a router requests. A changed loan keeps its position in the queue; zero cancels it."""
         if wanted.blocks or wanted.slots:
             self._wanted[router] = wanted
         else:
             self.forget(router)
 
     def forget(self, router: Router) -> None:
-        """Remove a router that is gone or needs nothing any more."""
+        """Remove a router that is gone or no longer needs a loan, and end its present loan."""
         self._wanted.pop(router, None)
         if self._turn_of == router:
             self._turn_of = None
             self._until = 0.0
 
     def loan(self, present: Collection[Router], now: float) -> CreditLoan[Router] | None:
-        """Return the current loan. Call once per report. `present`: routers that receive the report."""
+        """Return the present loan. Call it once per report. `present`: routers that receive the report."""
         if self._turn_of is not None and (now >= self._until or self._turn_of not in present):
-            self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # moves to the end of the queue
+            self._wanted[self._turn_of] = self._wanted.pop(self._turn_of)  # the router moves to the end of the queue
             self._turn_of = None
             self._until = now + TURN_S
         if self._turn_of is None:
@@ -150,7 +150,9 @@ class WorkerCredits(Generic[Router]):
     def deal(
         self, open_here: Iterable[tuple[Router, Charge]], present: Iterable[Router], now: float
     ) -> dict[Router, Limit]:
-        """Return limits by router. Call once per report. `open_here`: charge of every request; `present`: receivers."""
+        """Return limits by router. Call it once per report.
+
+        `open_here`: router and charge of every open request. `present`: routers that receive the report."""
         blocks: dict[Router, int] = {}
         slots: dict[Router, int] = {}
         for router, charge in open_here:

@@ -1,7 +1,7 @@
-"""Drafted tokens of each answer in a step: drafted, accepted, and the time saved. Does no I/O.
+"""Speculative decoding per answer and step: drafted tokens, accepted tokens, and saved time. Does no I/O.
 
-An accepted token saves its answer one step without drafts; drafts lengthen the step for every answer. Both costs come
-from measured steps (engine/scheduler/speculation.py).
+Each accepted token saves its answer one step; drafts lengthen the step for every answer. Both times come from measured
+steps (engine/scheduler/speculation.py).
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from baton.worker.times import RequestTimes
 
 @dataclass(slots=True)
 class _Share:
-    """Drafts of one choice. `output`: index in `batch`."""
+    """Counts of one choice's drafted tokens. `output`: index of the choice's output in `batch`."""
 
     batch: session_pb2.StepOutputs
     output: int
@@ -23,7 +23,7 @@ class _Share:
 
 
 class StepDrafts:
-    """Figures of one step with drafted tokens."""
+    """Counts and saved times of one step with drafted tokens, for the messages to routers and the request log."""
 
     def __init__(self, step: StepRecord) -> None:
         self._drafted = {(part.request_id, part.choice): part.tokens for part in step.drafts}
@@ -31,7 +31,7 @@ class StepDrafts:
         self._shares: dict[tuple[int, int], _Share] = {}
 
     def take(self, request_id: int, choice: int, batch: session_pb2.StepOutputs, times: RequestTimes) -> None:
-        """Count a token added to the last output of `batch`; all but a choice's first token are accepted drafts."""
+        """Count a token of the last output of `batch`. All but a choice's first token in a step are accepted drafts."""
         share = self._shares.get((request_id, choice))
         if share is None:
             drafted_tokens = self._drafted.get((request_id, choice), 0)
@@ -40,7 +40,7 @@ class StepDrafts:
             share.accepted_tokens += 1
 
     def write(self) -> None:
-        """Add the figures to the batches, after the last `take`."""
+        """Add the counts and saved times to the batches. Call it after the last `take`."""
         plain_ms, longer_ms = self._prices.plain_s * 1e3, self._prices.longer_s * 1e3
         for share in self._shares.values():
             accepted_tokens = share.accepted_tokens

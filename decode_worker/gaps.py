@@ -1,8 +1,8 @@
-"""Causes of late tokens: the time between two tokens of an answer, split by cause. Does no I/O.
+"""Causes of late tokens: splits the time between two tokens of an answer by cause. Does no I/O.
 
-The time between two tokens is the sum of the steps between them. Records split each step's time
-(engine/runner/step_records.py); the compute time is compared with recent usual steps: those without prompts, block
-moves or late masks.
+The time between two tokens is the sum of the steps between them. Step records (engine/runner/step_records.py) split
+each step's time. The compute time is compared with that of recent usual steps, which have no prompts, block moves, late
+masks or preemptions.
 """
 
 from collections import OrderedDict, deque
@@ -16,12 +16,12 @@ import numpy
 from baton.engine.runner.step_records import ChoiceKey, LoopDelay, StepHistory, StepRecord, StepTimeBreakdown
 from baton.text.causes import CausePart, StallCause, joined_causes
 
-LEAST_S = 0.005  # shortest gap that is explained
-FACTOR = 1.25  # shortest explained gap, as a multiple of the usual interval
-KEPT_USUAL = 128  # steps
-MEASURED_EVERY = 16  # steps
+LEAST_S = 0.005  # shortest gap for which causes are reported
+FACTOR = 1.25  # shortest gap for which causes are reported, as a multiple of the usual step interval
+KEPT_USUAL = 128  # number of recent usual steps whose times are kept
+MEASURED_EVERY = 16  # steps between two computations of the medians
 KEPT_NAMES = 4096
-MOST_BLAMED = 3  # maximum number of prompts blamed per step
+MOST_BLAMED = 3  # maximum number of prompts that are named as the cause of one long step
 
 
 class Moment(NamedTuple):
@@ -33,7 +33,7 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Time between two tokens of one choice: the sum of `usual_ms` and the causes."""
+    """Time between two tokens of one choice, which is the sum of `usual_ms` and the causes."""
 
     usual_ms: float
     causes: tuple[CausePart, ...]  # longest first
@@ -44,7 +44,7 @@ class Gap:
 
 
 class _StepParts(NamedTuple):
-    """Parts of a usual step without drafts, in seconds."""
+    """Size of a usual step, and its time in seconds without the time that drafts added."""
 
     answers: int
     context_tokens: int
@@ -54,7 +54,7 @@ class _StepParts(NamedTuple):
 
 
 class _Prices(NamedTuple):
-    """Marginal costs of a usual step, in seconds."""
+    """Seconds that one more answer, or one more context token, adds to a usual step."""
 
     answer_s: float
     context_token_s: float
@@ -62,13 +62,13 @@ class _Prices(NamedTuple):
 
 @dataclass(slots=True)
 class UsualStep:
-    """Usual times of steps without prompts."""
+    """Recent usual times: the interval of all steps, and the parts of steps without prompts."""
 
-    interval_s: float = 0.0  # median of all steps; 0: not known yet
+    interval_s: float = 0.0  # median interval of all steps; 0: not known yet
     _plain: deque[_StepParts] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _seen: int = 0
-    # cached for MEASURED_EVERY steps; None: not computed
+    # both values are cached for MEASURED_EVERY steps; None: not computed
     _middle: _StepParts | None = None
     _prices: _Prices | None = None
 
@@ -86,7 +86,7 @@ class UsualStep:
             )
 
     def middle(self) -> _StepParts:
-        """Return the median of each part of usual steps."""
+        """Return the median of each value over the recent usual steps."""
         if not self._plain:
             return _StepParts(0, 0, self.interval_s, 0.0, 0.0)
         if self._middle is None:
@@ -96,7 +96,7 @@ class UsualStep:
         return self._middle
 
     def cost_of(self, answers: int, context_tokens: int) -> tuple[float, float]:
-        """Return the seconds that more answers and more context tokens add to a step, fitted to usual steps."""
+        """Return the seconds that `answers` and `context_tokens` more add to a step, fitted to usual steps."""
         if len(self._plain) < MEASURED_EVERY:
             return 0.0, 0.0
         if self._prices is None:
@@ -106,7 +106,7 @@ class UsualStep:
 
 def _fitted(steps: Sequence[_StepParts]) -> _Prices:
     rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
-    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # scales the columns: if both grow together, each gets a share
+    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # column scales: divide the cost if both columns grow together
     seconds = numpy.array([each.computing_s for each in steps])
     _, per_answer, per_token = (numpy.linalg.lstsq(rows / means, seconds, rcond=1e-6)[0] / means).tolist()
     return _Prices(per_answer, per_token)
@@ -124,27 +124,28 @@ class RequestNames:
             self._names.popitem(last=False)
 
     def of(self, number: int) -> str:
-        """Return the public id, empty if it is not known."""
+        """Return a request's public id; empty if it is unknown."""
         return self._names.get(number, "")
 
 
 class StepGaps:
-    """Explanations of the gaps of one worker's answers. Lives on the event loop."""
+    """Explains the token gaps of one worker's answers. Use it only on the event loop."""
 
     def __init__(self, history: StepHistory, names: RequestNames) -> None:
         self._history = history
         self._names = names
         self._usual = UsualStep()
-        self._shared: dict[int, Gap] = {}  # gaps of answers that were in every step since then, by step number
+        # By number of the previous token's step: gap of every answer that all steps since then affected equally.
+        self._shared: dict[int, Gap] = {}
 
     def begin(self, step: StepRecord) -> None:
-        """Record a finished step before `explain` is called for it. A record without a number is ignored."""
+        """Record a finished step. Call it before `explain` for the same step. A record without a number is ignored."""
         self._shared.clear()
         if step.number:
             self._usual.add(step)
 
     def explain(self, key: ChoiceKey, last: Moment, step: StepRecord) -> Gap | None:
-        """Return the gap that `step` ended for a choice, None if it is not late."""
+        """Return the gap before the token that `step` generated for a choice; None if the token is not late."""
         gap_s = step.ended - last.at_s
         if gap_s < LEAST_S or gap_s < FACTOR * self._usual.interval_s or not self._usual.interval_s:
             return None
@@ -162,7 +163,7 @@ class StepGaps:
                 if isinstance(part, float):
                     usual_s += part
                     continue
-                if part.cause is StallCause.PREEMPTION:  # named by the first step
+                if part.cause is StallCause.PREEMPTION:  # the first step with a preemption names its cause
                     preemptor = preemptor or part.request_id
                     part = part._replace(request_id=preemptor)
                 causes.append(part)
@@ -176,7 +177,7 @@ class StepGaps:
         return tuple(joined_causes(parts))
 
     def since(self, since: LoopDelay) -> tuple[CausePart, ...]:
-        """Return why the previous message may have left late; empty if the delay is small."""
+        """Return why the previous message may have been sent late; empty if the delay is small."""
         if sum(since) < LEAST_S:
             return ()
         return tuple(
@@ -190,7 +191,7 @@ class StepGaps:
         )
 
     def _step_parts(self, key: ChoiceKey, step: StepRecord, is_last: bool) -> Iterator[CausePart | float]:
-        """Yield the parts of a step's time by cause; a float is usual time in seconds."""
+        """Yield the parts of a step's time by cause. A float is the usual part, in seconds."""
         absence = self._absence(key, step)
         if absence is not None:
             usual_s = min(self._usual.middle().computing_s, step.interval_s) if is_last else 0.0
@@ -210,7 +211,7 @@ class StepGaps:
         yield from self._excess(step, usual, computing_s - usual_s)
 
     def _excess(self, step: StepRecord, usual: _StepParts, excess_s: float) -> Iterator[CausePart]:
-        """Yield the compute time of a step beyond a usual step's, by cause."""
+        """Yield the compute time that a step took in addition to a usual step, by cause."""
         if step.drafts:
             drafts_s = min(step.prices.longer_s, excess_s)
             excess_s -= drafts_s
@@ -229,7 +230,7 @@ class StepGaps:
         yield CausePart(StallCause.SLOWER, (excess_s - batch_s - contexts_s) * 1e3)
 
     def _blamed(self, step: StepRecord, seconds: float) -> Iterator[CausePart]:
-        """Yield `seconds` divided among the step's largest prompts by tokens."""
+        """Yield `seconds`, divided among the step's largest prompts in proportion to their tokens."""
         prompts = sorted(step.prompts, key=lambda part: -part.tokens)[:MOST_BLAMED]
         total = sum(part.tokens for part in prompts)
         for part in prompts:
@@ -239,7 +240,7 @@ class StepGaps:
             )
 
     def _absence(self, key: ChoiceKey, step: StepRecord) -> CausePart | None:
-        """Return why this choice was not in a step, or was recomputed in it; None if it was in the step."""
+        """Return why a step generated no token of this choice, or recomputed its KV; None for a normal step."""
         if key in step.preempted or any(part.request_id == key.request_id for part in step.prompts):
             others = [(tokens, number) for number, tokens in zip(step.answers, step.contexts, strict=True)]
             _, largest = max((each for each in others if each[1] != key.request_id), default=(0, 0))
@@ -250,7 +251,7 @@ class StepGaps:
 
 
 def _is_of_its_own(key: ChoiceKey, step: StepRecord) -> bool:
-    """Return whether the step affected this choice differently from others."""
+    """Return whether the step may have delayed this choice differently from others."""
     return bool(
         step.late
         or step.preempted

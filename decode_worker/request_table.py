@@ -1,4 +1,4 @@
-"""Open answers of a decode worker, and their adoption by another router.
+"""Table of a decode worker's open answers, and adoption of answers by another router.
 
 Does no I/O.
 """
@@ -14,7 +14,7 @@ from baton.worker.request import AttemptKey, Link, RequestTable
 from baton.worker.wire import END_REASONS, add_logprobs
 
 logger = logging.getLogger(__name__)
-PIECE_TOKENS = 512  # maximum number of tokens per output; each may come with alternatives
+PIECE_TOKENS = 512  # maximum tokens per output: alternatives of each token can make an output large
 Send = Callable[[Link, session_pb2.ConnectResponse], None]
 SendFailed = Callable[[Link, int, "session_pb2.FailureReason", str], None]
 
@@ -32,7 +32,7 @@ class AnswerTable(RequestTable[Answer]):
         self.ended.keep(answer.key, answer.retained, now)
 
     def move(self, answer: Answer, link: Link, attempt_id: int) -> None:
-        """Move an answer to another router or attempt id."""
+        """Assign an answer to another router or attempt id."""
         self.forget(answer)
         answer.adopt(link, attempt_id)
         self.add(answer)
@@ -45,7 +45,7 @@ class AnswerTable(RequestTable[Answer]):
 
 
 class Adoptions:
-    """Adoption of answers by another router, which receives the tokens so far."""
+    """Moves answers to another router that adopts them, and sends it the tokens generated so far."""
 
     def __init__(self, table: AnswerTable, send: Send, send_failed: SendFailed) -> None:
         self._table = table
@@ -53,7 +53,7 @@ class Adoptions:
         self._send_failed = send_failed
 
     def adopt(self, link: Link, command: session_pb2.Adopt) -> Answer | None:
-        """Move an answer to `link` and send it the tokens so far. Return None if it is not open here."""
+        """Move an answer to the router at `link` and send it the tokens so far. Return None without an open answer."""
         old = AttemptKey(command.router_id, command.attempt_id)
         new = AttemptKey(link.router_id, command.as_attempt_id)
         if self._table.of_attempt(new) is not None:
@@ -82,7 +82,7 @@ class Adoptions:
 
 
 def sent_again(retained: RetainedOutputs, attempt_id: int) -> Iterator[session_pb2.SequenceOutput]:
-    """Yield all outputs from offset 0, by choice. Tokens of earlier attempts have no log-probabilities."""
+    """Yield outputs with all retained tokens, by choice. Tokens of earlier attempts have no log-probabilities."""
     for choice, made in retained.choices.items():
         if retained.answered:
             yield session_pb2.SequenceOutput(attempt_id=attempt_id, choice=choice, token_ids=retained.answered)

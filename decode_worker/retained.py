@@ -1,6 +1,7 @@
 """Retained tokens of answers, for routers that adopt them. Pure.
 
-All tokens of a running answer are retained; those of finished answers within bounds of time, answers and tokens.
+Tokens of a running answer are all retained. Finished answers are retained for a limited time, and up to a limited
+number of answers and of tokens.
 """
 
 from array import array
@@ -28,16 +29,16 @@ class MadeToken(Protocol):
 @dataclass(slots=True)
 class RetainedChoice:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
-    logged: list[MadeToken] = field(default_factory=list)  # the same tokens with log-probabilities, if requested
+    logged: list[MadeToken] = field(default_factory=list)  # same tokens with log-probabilities, if they were requested
     end: EndReason | None = None
 
 
 class RetainedOutputs:
-    """Tokens of an answer. `answered`: tokens of earlier attempts."""
+    """All tokens of one answer so far. `answered`: tokens that earlier attempts generated."""
 
     def __init__(self, answered: Sequence[int] = (), with_logprobs: bool = False) -> None:
         self.answered = array("I", answered)
-        self.with_logprobs = with_logprobs  # whether a router wants them
+        self.with_logprobs = with_logprobs  # whether the request asked for log-probabilities
         self.choices: dict[int, RetainedChoice] = {}
 
     def add(self, choice: int, token: MadeToken, end: EndReason | None) -> None:
@@ -56,7 +57,7 @@ class RetainedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RetainedBounds:
-    """Bounds on all finished answers together."""
+    """Maximum number of retained finished answers, and of their tokens together."""
 
     answers: int
     tokens: int
@@ -70,12 +71,12 @@ class Ended:
 
 
 class EndedOutputs(Generic[Key]):
-    """Finished answers, each for `grace_s` at most; the oldest one is dropped if a bound is exceeded."""
+    """Finished answers, each retained for at most `grace_s`. If a bound is exceeded, the oldest answers are dropped."""
 
     def __init__(self, grace_s: float, bounds: RetainedBounds) -> None:
         self._grace_s = grace_s
         self._bounds = bounds
-        self._ended: OrderedDict[Key, Ended] = OrderedDict()  # in the order of their expiry
+        self._ended: OrderedDict[Key, Ended] = OrderedDict()  # in order of expiry
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -89,7 +90,7 @@ class EndedOutputs(Generic[Key]):
             self._drop_oldest()
 
     def take(self, key: Key, now: float) -> RetainedOutputs | None:
-        """Remove and return an answer; None if it is not retained."""
+        """Remove a finished answer from the table and return it; None if it is not retained."""
         self.expire(now)
         ended = self._ended.pop(key, None)
         if ended is None:

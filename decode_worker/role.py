@@ -1,4 +1,4 @@
-"""Decode role: engine, pulls, blocks that others may read, session service."""
+"""Decode role: the engine, reads of KV from other workers, blocks that others may read, and the session service."""
 
 from functools import partial
 
@@ -44,17 +44,17 @@ def _nothing() -> None:
 
 
 class DecodeRole(ServingRole):
-    """Receive KV and generate tokens for all its sequences in one batch."""
+    """Role that receives prompt KV and generates tokens for all sequences in one batch."""
 
     role = WorkerRole.DECODE
-    tier_settle_s = 1.0  # most prompts come from prefill workers of this machine, which write their blocks
+    tier_settle_s = 1.0  # time for prefill workers of this machine to write their prompt blocks first
 
     def __init__(self, config: DecodeConfig, context: RoleContext) -> None:
         self._config = config
         super().__init__(config, context, config.step_file)
         memory = self._host.memory
         self.transfers = TransferSource(
-            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # it announces no prompts
+            SourceTable(config.lease_s, park_s=0.0, tombstone_s=TOMBSTONE_S),  # a decode worker announces no prompts
             memory.description,
             memory.storage,
             self.loop,
@@ -113,7 +113,7 @@ def make_worker(config: DecodeConfig, prepared: PreparedModel, epoch: int) -> Se
 
 
 def main(config: DecodeConfig) -> int:
-    """Return the exit code: 2 for an error that a restart would not fix."""
+    """Run a decode worker and return the exit code: 2 for an error that a restart would not fix."""
     step = LargestStep(max(config.chunk_tokens, config.max_sequences), config.max_sequences)
     return run_worker(config, step, partial(make_worker, config))
 

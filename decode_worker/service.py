@@ -1,10 +1,10 @@
-"""Session service of a decode worker: answers for routers. Protobuf stops here and in `answer.py`.
+"""Session service of a decode worker, which generates answers for routers.
 
-A Start command waits for blocks, and its KV is pulled while the prefill worker still computes. After the copy is
-confirmed, its sequences join the running batch; every step sends one message per router with the tokens of all its
-sequences. The prompt of a Start without prefill worker is computed here in chunks, and the first tokens (or the
-embedding, which completes the request) go to the router as from a prefill worker. Another router may adopt an open
-request, or a finished one within a grace period.
+A Start command waits for blocks; then its KV is pulled while the prefill worker still computes. After the copy is
+confirmed, the sequences join the running batch, and every step sends each router one message with the tokens of all
+its sequences. If Start names no prefill worker, the prompt is computed here in chunks, and the first tokens (or the
+embedding, which completes the request) are sent as a prefill worker sends them. Another router may adopt an open
+request, or a finished one within a grace period. Only this module and `answer.py` handle protobuf messages.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepMessages:
-    """Outputs of one step by router, and the answers that they belong to."""
+    """Messages of one step: outputs by router, and the answers that the outputs belong to."""
 
     def __init__(self, step: StepRecord) -> None:
         self.outputs: defaultdict[Link, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
@@ -84,7 +84,7 @@ class DecodeService(SessionService[Answer]):
         reader: TransferReader,
         retained: RetainedBounds,
     ) -> None:
-        """Serve answers. `retained`: bounds of finished answers, each kept for `session_grace_s`."""
+        """Create the service. `retained`: bounds on finished answers, each of which is kept for `session_grace_s`."""
         self._table = AnswerTable(session_grace_s, retained)
         super().__init__(worker, epoch, session_grace_s, self._table, parts)
         self._reader = reader
@@ -94,7 +94,7 @@ class DecodeService(SessionService[Answer]):
         self._partial_prefixes = PartialPrefixes()
         self._names = RequestNames()
         self._gaps = StepGaps(parts.loop.history, self._names)
-        self._tasks: set[asyncio.Task[None]] = set()  # tasks of open requests, and cancelled ones that wait for a copy
+        self._tasks: set[asyncio.Task[None]] = set()  # tasks of open requests, and cancelled tasks that wait for a copy
 
     async def close(self) -> None:
         """Close links with their requests, and wait for running copies for a bounded time."""
@@ -160,13 +160,13 @@ class DecodeService(SessionService[Answer]):
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
 
     async def _bring(self, answer: Answer, request: Request) -> Restored:
-        """Load blocks of a prompt that is computed here from the KV tier."""
+        """Load blocks from the KV tier for a prompt that is computed here."""
         hashes = reusable_hashes(request, self._worker.model.block_size)
         restorer = self._kv.restorer_of(hashes)
         return NOTHING_RESTORED if restorer is None else await self._kv.restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
-        """Fail the request after an unexpected exception or cancellation, and log it."""
+        """Fail the request if its task ended by an unexpected exception or cancellation, and log an exception."""
         self._on_task_ended(answer, "answer failed: unexpected error", task)
         if task.cancelled():
             self._fail_unforeseen(answer)
@@ -190,16 +190,16 @@ class DecodeService(SessionService[Answer]):
             answer.first_tokens.clear()
             self._adoptions.send_again(answer.link, answer.attempt_id, answer.retained)
         if not answer.running_choices:
-            self._end(answer)  # complete with the first tokens, which the router has
+            self._end(answer)  # the first tokens complete the answer, and the router has them from the prefill worker
             self._free(answer)
             return
         outcomes = await asyncio.wrap_future(self._loop.activate(answer.request_id, pull.first_tokens))
-        if outcomes:  # a beam search that finished with its first tokens
+        if outcomes:  # outcomes of a beam search that finished with its first tokens
             now = time.monotonic()
             self.on_outcomes(outcomes, StepRecord(now, now))
 
     def on_outcomes(self, outcomes: Sequence[SchedulerOutcome], step: StepRecord) -> None:
-        """Send the outcomes of a step to routers. `step` without a number belongs to no step."""
+        """Send the outcomes of a step to routers. A `step` without a number stands for outcomes outside of any step."""
         self._gaps.begin(step)
         messages = StepMessages(step)
         for outcome in outcomes:
@@ -209,7 +209,7 @@ class DecodeService(SessionService[Answer]):
                 self._attempt(answer, messages, partial(self._translate, answer, outcome, step, messages))
         if messages.drafts is not None:
             messages.drafts.write()
-        for answer in tuple(messages.touched.values()):  # before further tokens of these answers
+        for answer in tuple(messages.touched.values()):  # sent before further tokens of these answers
             self._attempt(answer, messages, partial(self._send_beginnings, answer, step))
         self._send_outputs(messages, step)
         for answer in messages.touched.values():
@@ -222,7 +222,7 @@ class DecodeService(SessionService[Answer]):
         """Fail one answer if `work` raises; the other answers of the step continue."""
         try:
             work()
-        except Exception:  # one failed answer must not end the others
+        except Exception:  # only this answer fails
             logger.exception("step outcome not sent; the request fails: request %s", answer.times.request_id)
             messages.touched.pop(answer.request_id, None)
             self._fail_unforeseen(answer)
@@ -261,7 +261,7 @@ class DecodeService(SessionService[Answer]):
             self._send(link, session_pb2.ConnectResponse(step_outputs=batch))
 
     def _gap(self, answer: Answer, made: TokenMade, step: StepRecord) -> session_pb2.Gap | None:
-        """Return why this token was late, None if it was not."""
+        """Return why this token was late; None if it was not late."""
         last = answer.moments.get(made.choice)
         answer.moments[made.choice] = Moment(step.number, step.ended)
         if last is None:
@@ -273,7 +273,7 @@ class DecodeService(SessionService[Answer]):
         """Close a request in any phase. Its blocks are released when no copy writes to them."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
-            answer.task.cancel()  # the pull still waits for its running copy
+            answer.task.cancel()  # the task ends only after its running copy
             answer.task.add_done_callback(lambda _: self._free(answer))
             if answer.keeps_landed:
                 self._partial_prefixes.add(answer.last_block, answer.task)
@@ -282,10 +282,10 @@ class DecodeService(SessionService[Answer]):
 
     def _free(self, answer: Answer) -> None:
         self._loop.abort(answer.request_id, answer.confirmed_blocks)
-        self._admission.room_may_have_grown()  # the engine executes the abort before later calls
+        self._admission.room_may_have_grown()  # no release is missed: the engine executes the abort before later calls
 
     def _end(self, answer: Answer) -> None:
-        """Close a complete answer and retain its tokens for adoption."""
+        """Remove a complete answer from the open ones, and retain its tokens in case another router adopts it."""
         self._forget(answer)
         if not answer.is_pooled:
             self._table.keep(answer, time.monotonic())
@@ -295,7 +295,7 @@ class DecodeService(SessionService[Answer]):
         super()._on_link_end(link)
 
     def report(self) -> None:
-        """Send each router a report with its share of this worker."""
+        """Send each router a report with the limits of blocks and slots that it may use."""
         now = time.monotonic()
         self._table.ended.expire(now)
         open_here = ((answer.link, answer.charge) for answer in self._table)

@@ -1,8 +1,8 @@
-"""Fetches of cached blocks from other workers, if that is faster than computing them.
+"""Fetches cached blocks of prompts from other workers, if that is faster than computing them.
 
-Blocks that the other worker has only in files are loaded into its pool first, if the router found that worthwhile. If a
-fetch fails or times out, the prompt is computed. Destination blocks are released when the copy into them has finished,
-which may be after the prompt has stopped waiting.
+The other worker first loads blocks that it has only in files, if the router found that worthwhile. If a fetch fails or
+times out, the prompt is computed. Destination blocks are released when the copy into them has finished, which may be
+after the prompt has stopped waiting.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ from baton.worker.transfer.reader import Pull, TransferFailed, TransferReader
 
 logger = logging.getLogger(__name__)
 
-DECAY = 0.95  # weight of a step relative to the next step; about the last 20 steps count
+DECAY = 0.95  # weight of a step relative to the step after it: about the last 20 steps count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
 """Fixed cost of a fetch in seconds, by transport: its calls and the wait for both engines. Measured."""
 LATE_LOADS = 2.0
 """Bound on the other worker's load from files, as a multiple of the time that the router expects."""
 LONGEST_LOAD_S = 20.0
-AVOIDED_S = 5.0  # time without fetches from a worker after it failed
+AVOIDED_S = 5.0  # time for which nothing is fetched from a worker after a failed fetch
 
 
 class PrefillRate:
-    """Prompt tokens per second of this worker: least squares through the origin, in which older steps weigh less.
+    """Prompt tokens per second of this worker, by least squares through the origin. Older steps weigh less.
 
-    Steps with few tokens, whose time is mostly fixed cost, have almost no weight.
+    Steps with few tokens have almost no weight, because most of their time is a fixed cost.
     """
 
     def __init__(self) -> None:
@@ -47,21 +47,21 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Return the rate, None before the first step."""
+        """Measured rate; None before the first step."""
         return self._tokens_squared / self._tokens_seconds if self._tokens_seconds > 0.0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class FetchCosts:
-    """Costs of fetching and of computing blocks, as known when a prompt with a hint arrives."""
+    """Measurements from which the times of fetching and of computing a prompt's blocks are estimated."""
 
     block_tokens: int
-    block_bytes: int  # size of a block with all its layers
-    prefill_tokens_per_s: float | None  # None: not measured
+    block_bytes: int  # size of a block over all layers
+    prefill_tokens_per_s: float | None  # this worker's prompt rate; None: not measured
     transport: str
     link_bytes_per_s: float
-    loaded_blocks: int = 0  # maximum number of blocks that the other worker must load from files
-    load_bytes_per_s: float = 0.0  # rate of loads from files; 0: unknown
+    loaded_blocks: int = 0  # number of the prompt's blocks that the other worker must first load from files
+    load_bytes_per_s: float = 0.0  # the other worker's rate of loads from files; 0: unknown
 
     def fetch_s(self, blocks: int) -> float:
         fixed_s = FIXED_S.get(self.transport, max(FIXED_S.values()))
@@ -85,18 +85,18 @@ class FetchCosts:
 
 @dataclass(frozen=True, slots=True)
 class FetchHint:
-    """Worker that, to the router's knowledge, has more of a prompt's blocks."""
+    """The router's hint that another worker has more of a prompt's blocks."""
 
     endpoint: str
     transfer_id: bytes
-    blocks: int  # number of the prompt's first blocks there
-    loaded_blocks: int = 0  # number of the last ones among them, which are only in files
-    load_bytes_per_s: float = 0.0  # 0: unknown
+    blocks: int  # number of leading blocks of the prompt that the worker has
+    loaded_blocks: int = 0  # the last of `blocks`, which the worker has only in files
+    load_bytes_per_s: float = 0.0  # rate at which the worker loads files; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Result of a fetch, possibly with zero tokens."""
+    """Result of a fetch, with zero tokens if nothing was fetched."""
 
     duration_ms: float
     tokens: int = 0  # tokens added to the prefix cache
@@ -111,7 +111,7 @@ NOTHING_FETCHED = Fetched(0.0)
 class FetchOptions:
     block_tokens: int
     block_bytes: int
-    timeout_s: float  # longest wait of a prompt
+    timeout_s: float  # longest wait of a prompt for a fetch, without loads from files
     always: bool = False  # fetch even if computing seems faster
 
 
@@ -123,7 +123,7 @@ def longest_wait_s(hint: FetchHint, options: FetchOptions) -> float:
 
 
 class PrefixFetcher:
-    """Fetcher of blocks for prompts with a hint. Lives on the event loop."""
+    """Fetches blocks from other workers for prompts with a hint. Use it only on the event loop."""
 
     def __init__(self, loop: EngineLoop, peers: Peers, rate: PrefillRate, options: FetchOptions) -> None:
         self._loop = loop
@@ -132,13 +132,13 @@ class PrefixFetcher:
         self._rate = rate
         self._options = options
         self._pulls: set[asyncio.Task[Pull]] = set()
-        self._avoided_until: dict[str, float] = {}  # by endpoint, monotonic seconds
+        self._avoided_until: dict[str, float] = {}  # endpoint: monotonic time before which nothing is fetched from it
 
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
         """Fetch the blocks of `hashes` that are not cached here.
 
-        Every wait has a bound except the one for this worker's engine, for which the prompt waits anyway. Failures are
-        logged, not raised; may be cancelled.
+        Every wait is bounded except that for this worker's engine, for which the prompt must wait in any case. Failures
+        are logged and not raised. The call may be cancelled.
         """
         began = time.monotonic()
         if self._avoided_until.get(hint.endpoint, began) > began:
@@ -153,7 +153,7 @@ class PrefixFetcher:
             self._avoid(hint.endpoint, f"timeout after {longest_wait_s(hint, self._options):g} s")
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
-        except Exception as fault:  # foreign input of any kind: the prompt is computed instead
+        except Exception as fault:  # another process's data may cause any error: the prompt is computed instead
             logger.exception("prefix fetch failed unexpectedly: %s", hint.endpoint)
             self._avoid(hint.endpoint, f"{type(fault).__name__}: {fault}")
         duration_ms = (time.monotonic() - began) * 1e3
@@ -162,7 +162,7 @@ class PrefixFetcher:
         return Fetched(duration_ms, tokens, pull.bytes, pull.transport)
 
     async def close(self) -> None:
-        """Cancel fetches and wait for running copies, which their transports bound."""
+        """Cancel fetches and wait for running copies, whose time the transports bound."""
         for pull in self._pulls:
             pull.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
@@ -171,7 +171,7 @@ class PrefixFetcher:
     async def _take_pages(self, hint: FetchHint, hashes: Sequence[bytes]) -> IncomingPrefix | None:
         """Allocate destination blocks if the fetch is worthwhile. Raises: PeerFailed, EngineStopped, TimeoutError."""
         async with asyncio.timeout(self._options.timeout_s):
-            peer = await self._peers.borrow(hint.endpoint)  # pairs at the first call
+            peer = await self._peers.borrow(hint.endpoint)  # the first call connects the two workers
         self._peers.give_back(peer)
         worthwhile = self._worthwhile(hint, peer.transport.name, peer.rate.gb_per_s * 1e9)
         return await result_or_release(self._loop.begin_fetch(hashes, worthwhile), self._release)
@@ -194,7 +194,9 @@ class PrefixFetcher:
             self._loop.end_fetch(incoming, 0)
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
-        """Pull blocks, which are released when the copy has finished. Raises: TransferFailed, TimeoutError."""
+        """Pull blocks. After a failure or timeout they are released when the copy has finished.
+
+        Raises: TransferFailed, TimeoutError."""
         restore = hint.loaded_blocks > 0
         pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes, restore=restore)
         pull = asyncio.create_task(pulling, name="fetch")
@@ -210,7 +212,7 @@ class PrefixFetcher:
         return pull.result()
 
     def _on_pulled(self, incoming: IncomingPrefix, pull: "asyncio.Task[Pull]") -> None:
-        """Publish or release the blocks of a finished pull, before the waiting prompt continues."""
+        """Add the blocks of a finished pull to the prefix cache, or release them. Runs before the prompt continues."""
         self._pulls.discard(pull)
         valid = not pull.cancelled() and pull.exception() is None
         self._loop.end_fetch(incoming, pull.result().blocks if valid else 0)

@@ -1,4 +1,4 @@
-"""Prefill role: engine, blocks that others read, blocks fetched from others, session service."""
+"""Prefill role: the engine, blocks that others read, blocks fetched from others, and the session service."""
 
 from functools import partial
 
@@ -26,7 +26,7 @@ from baton.worker.transfer.source import TransferSource
 
 
 class PrefillRole(ServingRole):
-    """Compute prompts and keep their KV until decode workers have read it."""
+    """Role that computes prompts and keeps their KV until decode workers have read it."""
 
     role = WorkerRole.PREFILL
     tier_settle_s = 0.0
@@ -94,6 +94,6 @@ def make_worker(config: PrefillConfig, prepared: PreparedModel, epoch: int) -> S
 
 
 def main(config: PrefillConfig) -> int:
-    """Return the exit code: 2 for an error that a restart would not fix."""
+    """Run a prefill worker and return the exit code: 2 for an error that a restart would not fix."""
     step = LargestStep(config.chunk_tokens, min(config.chunk_tokens, PROMPTS_AT_ONCE))
     return run_worker(config, step, partial(make_worker, config), config.nice)

@@ -1,4 +1,4 @@
-"""Session service of a prefill worker: prompts of routers, from the command to the confirmed copy.
+"""Session service of a prefill worker: serves prompts from the router's command to the confirmed copy of their KV.
 
 A Prefill command queues a prompt, possibly after a fetch of cached KV from another worker. The prompt is computed in
 chunks, complete blocks are offered to the reader, and the first tokens go to the router immediately. The blocks stay
@@ -44,14 +44,14 @@ class Prompt(OpenRequest):
     progress: PromptProgress
     with_logprobs: bool
     searches: bool  # beam search: first tokens are not sent
-    is_pooled: bool  # embedding: no transfer
+    is_pooled: bool  # embedding: its KV is not transferred
     answered_tokens: int  # number of tokens that earlier attempts have sent
     compiling: "asyncio.Task[None] | None" = None
     fetching: "asyncio.Task[None] | None" = None
     fetched: Fetched = NOTHING_FETCHED
 
     def first_step(self, computed: PromptComputed) -> session_pb2.FirstStep:
-        """Return the message with the first token of every choice."""
+        """Build the FirstStep message: first token of every choice, or the embedding, and timings."""
         first = () if self.searches else computed.first or ()
         message = self.progress.first_step(self.attempt_id, first, self.with_logprobs, self.answered_tokens)
         message.pooled.extend(computed.pooled)
@@ -86,7 +86,7 @@ class PrefillService(SessionService[Prompt]):
         rate: PrefillRate,
         fetcher: PrefixFetcher | None,
     ) -> None:
-        """Serve prompts. `fetcher` None: blocks that are not cached are computed. `rate` gets each step's tokens."""
+        """Create the service. `fetcher`: None to fetch no blocks from other workers. `rate` observes every step."""
         super().__init__(worker, epoch, session_grace_s, RequestTable(), parts)
         self._transfers = transfers
         self._rate = rate
@@ -115,7 +115,7 @@ class PrefillService(SessionService[Prompt]):
             times=self._times(link, command, number),
         )
         if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
-            # not by `_fail`, which would end the transfer of another request with that id
+            # `_fail` is not called: it would end the transfer of another request with the same transfer id
             reason = session_pb2.FAILURE_REASON_TRANSFER
             prompt.times.failure = "the reader has given up, or the transfer id is in use"
             self.log.end(prompt.times)
@@ -171,9 +171,9 @@ class PrefillService(SessionService[Prompt]):
         restorer: TierRestorer | None,
         doubted: Sequence[bytes],
     ) -> None:
-        """Check cached blocks, fetch from another worker, load from the KV tier, then queue the prompt.
+        """Check cached blocks, fetch blocks from another worker, load blocks from the KV tier, then queue the prompt.
 
-        `doubted`: cached blocks to check.
+        `doubted`: hashes of the cached blocks to check.
         """
         await self._kv.check(doubted)
         if hint is not None and self._fetcher is not None:
@@ -195,7 +195,7 @@ class PrefillService(SessionService[Prompt]):
                 continue  # cancelled while this step ran
             try:
                 tokens += self._on_outcome(prompt, outcome, step)
-            except Exception:  # one failed prompt must not end the others
+            except Exception:  # only this prompt fails
                 logger.exception("step outcome not sent; the request fails: request %s", prompt.times.request_id)
                 self._fail_unforeseen(prompt)
         self._rate.observe(tokens, step.ended - step.started)
@@ -218,19 +218,17 @@ class PrefillService(SessionService[Prompt]):
         return computed_tokens
 
     def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
-        """Send the first tokens of a complete prompt. An embedding is then finished: the engine keeps no
-        blocks of it.
-        """
+        """Send the first tokens of a computed prompt. An embedding is then complete, and its request keeps no blocks."""
         first_step = prompt.first_step(outcome)
         prompt.times.first_step_s = step.ended
         prompt.times.cached_tokens = outcome.cached_tokens
         if prompt.is_pooled:
             self._forget(prompt)
-        # last, because it may close the link, and the prompt with it
+        # sent last, because sending may close the link and thereby the prompt
         self._send(prompt.link, session_pb2.ConnectResponse(first_step=first_step))
 
     def on_transfer_ended(self, request_id: int) -> None:
-        """Release a prompt whose reader has closed or whose lease has expired."""
+        """Release a prompt's blocks after the decode worker has closed the transfer or the lease has expired."""
         prompt = self._requests.get(request_id)
         if prompt is not None:
             self._forget(prompt)

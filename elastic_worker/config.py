@@ -1,4 +1,4 @@
-"""Configuration of a worker that changes its role."""
+"""Configuration of an elastic worker, which changes its role between prefill and decode."""
 
 from baton.decode_worker.config import DecodeConfig
 from baton.prefill_worker.config import PrefillConfig
@@ -7,7 +7,7 @@ from baton.process.registry.worker_record import WorkerRole
 
 
 class ElasticConfig(PrefillConfig, DecodeConfig):
-    """Settings of a worker that serves as prefill or decode worker and changes its role on a router's command."""
+    """Settings of a worker that serves as a prefill or decode worker and changes its role on a router's command."""
 
     role: WorkerRole = Field(description="First role: prefill or decode.")
     role_drain_s: float = Field(

@@ -1,7 +1,7 @@
 """Worker process that changes its role: it drains one role and starts the other with the same weights and pool.
 
-Cached blocks stay in the pool. To routers the change is a new epoch of the same worker: the link of the old epoch
-closes after its last request, and the next link announces the new role.
+Cached blocks stay in the pool. Routers see a new epoch of the same worker: the link of the old epoch closes after its
+last request, and the next link announces the new role.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class ElasticWorker(ServedWorker):
         epoch: int,
         next_epoch: Callable[[], Awaitable[Epoch]],
     ) -> None:
-        """Create a worker. `next_epoch` returns a new epoch for each change. Raises: ModelError."""
+        """Create a worker. `next_epoch` is called once per change of role, for a new epoch. Raises: ModelError."""
         if config.role is WorkerRole.DECODE:
             check_answers(prepared)
         rows = config.max_sequences if config.graphs else 0
@@ -52,7 +52,7 @@ class ElasticWorker(ServedWorker):
         super().__init__(config, host, epoch, config.role, roles)
         self._config = config
         self._next_epoch = next_epoch
-        self._change: asyncio.Task[None] | None = None  # None: no change so far
+        self._change: asyncio.Task[None] | None = None  # newest change of role; None: no change so far
         self._ending = False
 
     @property
@@ -65,7 +65,7 @@ class ElasticWorker(ServedWorker):
         return self._switching or super().busy
 
     def begin_drain(self) -> None:
-        """Drain because the process ends. Cancel a change that still drains; a change past that point
+        """Drain because the process ends. A change of role is cancelled while its old role still drains; a later one
         completes first.
         """
         self._ending = True
@@ -82,7 +82,7 @@ class ElasticWorker(ServedWorker):
         await super().stop()
 
     def change_role(self, wanted: "session_pb2.Role") -> None:
-        """Start a change of role, unless the worker has that role already, is changing or draining."""
+        """Start a change of role, unless the worker already has that role, is changing its role, or is draining."""
         role = ROLES.get(wanted)
         if role is None or role is self.role or self._ending or (self._change and not self._change.done()):
             return
@@ -128,7 +128,7 @@ MakeElastic = Callable[[ElasticConfig, PreparedModel, int, Callable[[], Awaitabl
 
 
 def main(config: ElasticConfig, make_worker: MakeElastic = ElasticWorker) -> int:
-    """Return the exit code: 2 for an error that a restart would not fix."""
+    """Run an elastic worker and return the exit code: 2 for an error that a restart would not fix."""
     sequences = config.max_sequences
     step = LargestStep(max(config.chunk_tokens, sequences), max(sequences, min(config.chunk_tokens, PROMPTS_AT_ONCE)))
     next_epoch = partial(take_worker_epoch, config)

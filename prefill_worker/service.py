@@ -218,7 +218,7 @@ class PrefillService(SessionService[Prompt]):
         return computed_tokens
 
     def _computed(self, prompt: Prompt, outcome: PromptComputed, step: StepRecord) -> None:
-        """Send the first tokens of a computed prompt. An embedding is then complete, and its request keeps no blocks."""
+        """Send the first tokens of a computed prompt. An embedding is then complete and its request keeps no blocks."""
         first_step = prompt.first_step(outcome)
         prompt.times.first_step_s = step.ended
         prompt.times.cached_tokens = outcome.cached_tokens

@@ -1,7 +1,7 @@
 """Reasons why blocks of a prompt were not in the cache of the worker that computed it.
 
-The sources are the newest evictions of each worker (evictions.py), the blocks of other workers as the placement saw
-them, and the hashes that blocks under a salt would have without it.
+The sources are the newest evictions of each worker (evictions.py), the blocks that other workers had at the placement,
+and the hashes that salted blocks would have without the salt.
 
 A block is evicted together with all blocks behind it. So the evicted blocks of a prompt are right behind those that
 are still cached, and one lookup shows whether there are any.
@@ -22,16 +22,16 @@ class EvictedRun(NamedTuple):
     most_age_s: float
 
 
-SALT_BLOCKS = 128  # first blocks of a salted prompt that are hashed again without the salt, in 0.1 ms
+SALT_BLOCKS = 128  # number of a prompt's first blocks that are hashed again without its salt, which takes 0.1 ms
 MOST_SALTED_BLOCKS = 65_536  # maximum number of remembered blocks, 14 MB
 
 
 class SaltedNames:
-    """Salted hashes of the newest prompts' blocks, by the hashes that they would have without a salt.
+    """Map from a block's hash without a salt to its newest hash with one, for the newest prompts.
 
     Equal prompts under different salts have different hashes, and no tokens are kept to compare. So the first
-    SALT_BLOCKS blocks of a completed prompt are hashed again without its salt, by which prompts under other salts are
-    found. Without salts and API keys nothing is computed.
+    SALT_BLOCKS blocks of a completed prompt are hashed again without its salt, and the result finds the same prompt
+    under other salts. If no request has a salt or an API key, nothing is computed.
     """
 
     def __init__(self, most_blocks: int = MOST_SALTED_BLOCKS) -> None:
@@ -42,7 +42,7 @@ class SaltedNames:
         return len(self._salted)
 
     def add(self, plain_hashes: Iterable[bytes], block_hashes: Iterable[bytes]) -> None:
-        """Add a salted prompt; for each block the newest salt is kept."""
+        """Add a prompt's hashes without and with its salt. They replace those of an older salt."""
         for plain, salted in zip(plain_hashes, block_hashes, strict=False):
             self._salted[plain] = salted
             self._salted.move_to_end(plain)
@@ -50,13 +50,13 @@ class SaltedNames:
             self._salted.popitem(last=False)
 
     def others(self, plain: bytes, own: bytes) -> tuple[bytes, ...]:
-        """Return the other hashes of a block: without a salt, and under the newest one."""
+        """Return a block's hashes without a salt and under the newest known salt, except `own`."""
         salted = self._salted.get(plain)
         return tuple(name for name in (plain, salted) if name is not None and name != own)
 
 
 class Held(NamedTuple):
-    """First blocks of a prompt that a worker (host:port) has."""
+    """A worker (host:port), and the number of a prompt's first blocks that it has."""
 
     worker: str
     blocks: int
@@ -67,37 +67,37 @@ NOWHERE = Held("", 0)
 
 @dataclass(frozen=True, slots=True)
 class CacheLook:
-    """View of the computing worker's cache at the placement of a prompt."""
+    """What the router knew about the computing worker's cache when it placed a prompt."""
 
     hit_blocks: int
     follows: bool  # the worker reports its cache
-    known_s: float  # duration before the placement for which all evictions are known
+    known_s: float  # seconds before the placement for which all evictions are known
     evicted: tuple[EvictedRun, ...] = ()  # evicted blocks right behind the hits
 
 
 class Found(NamedTuple):
-    """Blocks that the worker had when it began to compute the prompt."""
+    """Numbers of a prompt's blocks that the worker had when it began to compute the prompt."""
 
     cached_blocks: int
     fetched_blocks: int = 0
     source: str = ""  # worker (host:port) of the fetched blocks
-    loaded_blocks: int = 0  # blocks behind those, loaded from files
+    loaded_blocks: int = 0  # blocks loaded from files, behind the cached and fetched ones
 
 
 class Fate(StrEnum):
-    """Fate of a block of a prompt."""
+    """Why a block of a prompt was or was not in the computing worker's cache."""
 
     CACHED = auto()
-    EXPECTED = auto()  # in the view at the placement; the prompt was not computed
-    FETCHED = auto()  # from another worker
-    LOADED = auto()  # from files
-    GONE = auto()  # in the view at the placement, but not found
+    EXPECTED = auto()  # in the router's view at the placement; the prompt was not computed
+    FETCHED = auto()  # fetched from another worker
+    LOADED = auto()  # loaded from files
+    GONE = auto()  # in the router's view at the placement, but not found by the worker
     EVICTED = auto()  # evicted before the placement
-    ELSEWHERE = auto()  # on another worker, not fetched
+    ELSEWHERE = auto()  # cached on another worker, but not fetched from it
     OTHER_SALT = auto()  # cached under another salt, or without one
     NEVER = auto()  # never cached, as far as known
     UNKNOWN = auto()  # the worker does not report its cache
-    UNUSED = auto()  # the complete prompt had to be computed
+    UNUSED = auto()  # the request excludes cached blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _Runs:
         self.end = 0
 
     def up_to(self, end: int, fate: Fate, worker: str = "", ages: EvictedRun | None = None) -> None:
-        """Add a run from the last end to `end`."""
+        """Add a run of blocks from the end of the last run to `end`."""
         end = min(end, self._blocks)
         if end > self.end:
             least_s, most_s = (ages.least_age_s, ages.most_age_s) if ages is not None else (0.0, 0.0)
@@ -132,8 +132,8 @@ def autopsy(
 ) -> tuple[FateRun, ...]:
     """Return the fates of the first `blocks` blocks of a prompt, in order and without gaps.
 
-    `look` None: the request excludes cached blocks. `found` None: the prompt was not computed. `elsewhere`: the other
-    worker with the longest prefix.
+    `look` None: the request excludes cached blocks. `found` None: the prompt was not computed. `elsewhere`: longest
+    prefix on another worker. `salted`: prefix that is cached under another salt or without one.
     """
     runs = _Runs(blocks)
     if look is None:

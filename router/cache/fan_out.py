@@ -1,12 +1,12 @@
-"""Count of the prompts that diverge behind a known prefix. Pure state."""
+"""Number of prompts that share a known prefix and then differ. Pure state."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-MOST_BLOCKS = 131_072  # about 30 MB
-END_BLOCKS = 2  # recorded last blocks of a prompt; the very last may differ in the conversation's next turn
+MOST_BLOCKS = 131_072  # maximum number of recorded blocks, about 30 MB
+END_BLOCKS = 2  # number of last blocks recorded per prompt: the conversation's next turn may change the last one
 MIDWAY = 4
-"""Assumed number of diverging prompts behind a prefix that ends inside other prompts."""
+"""Assumed number of prompts that diverge behind a prefix without a record: it ends inside other prompts."""
 
 
 class PrefixFanOut:
@@ -18,10 +18,10 @@ class PrefixFanOut:
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._most_blocks = most_blocks
-        self._counts: OrderedDict[bytes, int] = OrderedDict()  # number of diverging prompts by last block of a prefix
+        self._counts: OrderedDict[bytes, int] = OrderedDict()  # diverging prompts, by hash of a prefix's last block
 
     def placed(self, block_hashes: Sequence[bytes], known_blocks: int) -> None:
-        """Record a placed prompt of which the first `known_blocks` blocks were cached."""
+        """Record a placed prompt, whose first `known_blocks` blocks were cached."""
         if 0 < known_blocks <= len(block_hashes):
             last = block_hashes[known_blocks - 1]
             self._counts[last] = self._counts.get(last, MIDWAY) + 1
@@ -29,7 +29,7 @@ class PrefixFanOut:
         self.ended(block_hashes)
 
     def ended(self, block_hashes: Sequence[bytes]) -> None:
-        """Record the end of a prompt or an answer."""
+        """Record the last blocks of a prompt, or of a prompt with its answer."""
         for block_hash in block_hashes[-END_BLOCKS:]:
             self._counts.setdefault(block_hash, 0)
         while len(self._counts) > self._most_blocks:

@@ -1,12 +1,12 @@
-"""Index of the blocks of all workers' prefix caches. Pure state; workers are named by endpoint.
+"""Index of the blocks of all workers' prefix caches. Pure state; workers are identified by endpoint.
 
-One walk finds how many of a prompt's first blocks each worker has. Each worker has two lanes, which are bits of one
-number per block. *Ready*: the worker has reported the block. *Found*: a prompt that is sent now will find the block,
-which includes blocks expected of prompts in flight. A worker that has a block has its complete prefix, so the walk can
-bisect: a few lookups for each position where lanes end, however long the prompt is.
+One walk over a prompt's blocks finds how many of the first ones each worker has. The index has one number per block, in
+which each worker has two bits, called lanes. *Ready*: the worker has reported the block. *Found*: a prompt that is sent
+now will find the block, because it is ready or a prompt in flight will compute it. A worker that has a block has all
+blocks before it, so the walk can bisect: a few lookups for each position where a lane ends, for prompts of any length.
 
-Measured memory: 160 to 200 bytes per block on one worker, depending on the fill of the tables; 32 more with over four
-workers, and 40 to 105 for each further worker that has the block.
+Measured memory: 160 to 200 bytes per block on one worker, depending on how full the hash tables are; 32 bytes more with
+over four workers, and 40 to 105 bytes for each further worker that has the block.
 """
 
 from collections import deque
@@ -16,22 +16,22 @@ from itertools import chain
 from typing import NamedTuple
 
 ELSEWHERE_CHAINS = 64
-"""Maximum number of prompts of other routers whose blocks are expected, per worker. Older ones have been reported, or
-have failed.
+"""Maximum number of other routers' prompts per worker whose blocks are expected. Older prompts are dropped: the worker
+has reported their blocks, or they have failed.
 """
 
-MOST_ENDS = 4096  # maximum number of remembered sets of lanes
+MOST_ENDS = 4096  # maximum number of sets of lanes whose workers are remembered
 
 
 class Hits(NamedTuple):
-    """Number of a prompt's first blocks by worker, without zeros."""
+    """By worker: how many of a prompt's first blocks it has. Workers that have none are left out."""
 
-    found: dict[str, int]  # cached or expected of prompts in flight
-    ready: dict[str, int]  # cached now
+    found: dict[str, int]  # blocks that are cached or will be computed by prompts in flight
+    ready: dict[str, int]  # blocks that are cached now
 
 
 class _Ends(NamedTuple):
-    """Workers of one set of lanes."""
+    """Workers whose lanes are in one set of lanes."""
 
     found: tuple[str, ...]
     ready: tuple[str, ...]
@@ -43,8 +43,8 @@ class _Holder:
 
     slot: int
     ready: set[bytes] = field(default_factory=set)
-    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by owner; some may be ready by now
-    elsewhere: deque[object] = field(default_factory=deque)  # owners for prompts of other routers
+    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by prompt; some may be ready by now
+    elsewhere: deque[object] = field(default_factory=deque)  # prompts of other routers among `expected`, oldest first
     digest: int = 0
 
     @property
@@ -57,13 +57,13 @@ class _Holder:
 
 
 class PrefixIndex:
-    """Blocks of all workers; an unknown worker has none."""
+    """Blocks of all workers' prefix caches. An unknown worker has no blocks."""
 
     def __init__(self) -> None:
-        self._lanes: dict[bytes, int] = {}  # by block
+        self._lanes: dict[bytes, int] = {}  # by block hash: bits of the workers that have the block
         self._holders: dict[str, _Holder] = {}
-        self._names: list[str | None] = []  # worker by slot; None: free slot
-        self._ends_of: dict[int, _Ends] = {}  # remembered workers by lanes
+        self._names: list[str | None] = []  # endpoint of the worker in each slot; None: the slot is free
+        self._ends_of: dict[int, _Ends] = {}  # cache of `_name`, by set of lanes
 
     def __len__(self) -> int:
         """Return the number of different blocks on all workers."""
@@ -90,7 +90,7 @@ class PrefixIndex:
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def evict(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """Remove blocks of the worker; unknown ones are ignored."""
+        """Remove blocks of the worker. Blocks that it does not have are ignored."""
         holder = self._holder(worker)
         for block_hash in block_hashes:
             if block_hash in holder.ready:
@@ -99,7 +99,7 @@ class PrefixIndex:
                 holder.digest ^= int.from_bytes(block_hash[:8], "little")
 
     def replace(self, worker: str, block_hashes: Iterable[bytes]) -> Set[bytes]:
-        """Replace the worker's ready blocks and return the removed ones. Expected blocks stay expected."""
+        """Replace the worker's ready blocks and return the removed blocks. Expected blocks stay expected."""
         wanted = set(block_hashes)
         gone = self._holder(worker).ready - wanted
         self.evict(worker, gone)
@@ -112,12 +112,12 @@ class PrefixIndex:
         return set() if holder is None else holder.ready
 
     def holders(self, block_hash: bytes) -> tuple[str, ...]:
-        """Return the workers where the block is ready."""
+        """Return the workers on which the block is ready."""
         lanes = self._lanes.get(block_hash, 0)
         return self._name(lanes).ready if lanes else ()
 
     def expect(self, worker: str, owner: object, block_hashes: Sequence[bytes]) -> None:
-        """Expect blocks of a prompt in flight: they count as found until `settle`."""
+        """Count the blocks of a prompt in flight as found until `settle`. `owner` identifies the prompt."""
         holder, lanes = self._holder(worker), self._lanes
         found, new = holder.found_lane, []
         for block_hash in block_hashes:
@@ -129,7 +129,7 @@ class PrefixIndex:
             holder.expected[owner] = new
 
     def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
-        """Expect blocks of another router's prompt, whose end is not reported here."""
+        """Count the blocks of another router's prompt as found. This router is not told when that prompt ends."""
         holder, owner = self._holder(worker), object()
         holder.elsewhere.append(owner)
         self.expect(worker, owner, block_hashes)
@@ -137,7 +137,7 @@ class PrefixIndex:
             self.settle(worker, holder.elsewhere.popleft())
 
     def settle(self, worker: str, owner: object) -> Sequence[bytes]:
-        """End the expectations of a prompt, and return the expected blocks that the worker did not report."""
+        """Stop expecting blocks of the prompt `owner`, and return those that the worker has not reported."""
         holder = self._holders.get(worker)
         if holder is None:
             return ()
@@ -157,7 +157,7 @@ class PrefixIndex:
         self._ends_of.clear()
 
     def hits(self, block_hashes: Sequence[bytes]) -> Hits:
-        """Return the number of the prompt's first blocks on each worker."""
+        """Return how many of the prompt's first blocks each worker has."""
         found: dict[str, int] = {}
         ready: dict[str, int] = {}
         for blocks, lanes in self._ends(block_hashes):
@@ -177,13 +177,16 @@ class PrefixIndex:
         return self._ends_of.setdefault(lanes, _Ends(found, ready))
 
     def _ends(self, block_hashes: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-        """Yield (blocks, lanes): the lanes that end behind `blocks` blocks, at least one. Each lane comes once."""
+        """Yield (blocks, lanes), each lane once: the workers of these lanes have exactly the first `blocks` blocks.
+
+        Lanes without the first block are left out.
+        """
         if not block_hashes:
             return
         get = self._lanes.get
         held = get(block_hashes[0], 0)
         parts = [(1, len(block_hashes), held)] if held else []
-        while parts:  # each part: lanes that end from `low` to `high`
+        while parts:  # each part (low, high, lanes): lanes that end behind `low` to `high` blocks
             low, high, held = parts.pop()
             while low < high:
                 middle = (low + high) // 2

@@ -1,6 +1,6 @@
 """Router's view of the workers' prefix caches, kept by snapshots and numbered changes. Pure state.
 
-Workers are named by endpoint. A method that returns true tells its caller to request a snapshot from the worker.
+Workers are identified by endpoint. A method that returns true tells its caller to request a snapshot from the worker.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from baton.router.types.worker import CacheSum
 
 @dataclass(frozen=True, slots=True)
 class CacheUpdate:
-    """Changes in one message of a worker; `sequence` numbers the messages from 1."""
+    """Changes of a worker's prefix cache in one of its messages. `sequence`: number of the message, from 1."""
 
     sequence: int
     stored: tuple[bytes, ...]
@@ -27,7 +27,7 @@ class CacheUpdate:
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshotPart:
-    """Part of a snapshot as of the changes up to `sequence`; parts are numbered from 0."""
+    """Part of a snapshot of a worker's prefix cache after change `sequence`. `part`: its number, from 0."""
 
     sequence: int
     part: int
@@ -36,7 +36,7 @@ class CacheSnapshotPart:
 
 
 class Wrong(StrEnum):
-    """Reason why a view must be wrong."""
+    """Reason why the router's view of a worker's cache must be wrong."""
 
     GAP = auto()  # a change is missing
     BEHIND = auto()  # announced changes do not arrive
@@ -45,15 +45,15 @@ class Wrong(StrEnum):
 
 
 class CacheReplica(ChangeFollower):
-    """View of one worker's cache in the index. It lives as long as the worker's process.
+    """Router's view of one worker's cache, stored in the index. It exists as long as the worker's process.
 
-    Changes are followed from the first snapshot on. If a change is missing or the worker's checksum differs, another
-    snapshot is requested. While nothing is followed, completed prompts are assumed to have left their blocks.
+    Changes are applied from the first snapshot on. If a change is missing or the worker's checksum differs, another
+    snapshot is requested. While changes are not applied, blocks of completed prompts are assumed to be cached.
     """
 
     def __init__(self, worker: str, index: PrefixIndex) -> None:
         super().__init__()
-        self.exact = False  # the last comparison with the worker's checksum succeeded
+        self.exact = False  # whether the last comparison with the worker's checksum succeeded
         self.resyncs = 0
         self.wrong: Wrong | None = None  # reason of the last resync
         self.audit = CacheAudit()
@@ -62,10 +62,10 @@ class CacheReplica(ChangeFollower):
         self._index = index
         self._parts: dict[int, tuple[bytes, ...]] = {}
         self._parts_of = (0, 0)  # sequence and number of parts of the incomplete snapshot
-        self._assumed: OrderedDict[bytes, None] = OrderedDict()  # least recently used first
+        self._assumed: OrderedDict[bytes, None] = OrderedDict()  # blocks added by `assume`, least recently used first
 
     def connected(self) -> None:
-        """Handle a possible loss of changes; the caller requests a snapshot."""
+        """Handle a connection of the worker: changes may be lost, so the caller requests a snapshot."""
         self.follows = self.exact = False
         self.asked_s = None
 
@@ -84,7 +84,7 @@ class CacheReplica(ChangeFollower):
         return False
 
     def take_snapshot(self, part: CacheSnapshotPart, now: float) -> None:
-        """Replace the worker's blocks once all parts have arrived. An outdated snapshot is ignored."""
+        """Store a snapshot's part; the last missing part replaces the worker's blocks. Outdated parts are ignored."""
         if self.follows and part.sequence < self.sequence:
             return
         if self._parts_of != (part.sequence, part.parts):
@@ -94,14 +94,14 @@ class CacheReplica(ChangeFollower):
             return
         gone = self._index.replace(self._worker, (each for hashes in self._parts.values() for each in hashes))
         self.evictions.begin(now)
-        self.evictions.add(gone - self._assumed.keys(), now)  # evicted while changes were not followed
+        self.evictions.add(gone - self._assumed.keys(), now)  # evicted while changes were not applied
         self._parts, self._parts_of = {}, (0, 0)
         self._assumed.clear()
         self.follows = True
         self.applied(part.sequence)
 
     def check(self, reported: CacheSum | None, now: float) -> bool:
-        """Compare with the worker's checksum in a report; None: the worker reports no changes."""
+        """Compare the view with the checksum in a worker's report. `reported` None: the worker reports no changes."""
         if self.follows and self.audit.wants_resync(now):
             return self.resync(Wrong.DRIFT, now)
         if reported is None:
@@ -119,17 +119,20 @@ class CacheReplica(ChangeFollower):
         return False
 
     def resync(self, wrong: Wrong, now: float) -> bool:
-        """Drop a wrong view."""
+        """Ignore changes until the next snapshot, because the view is wrong. Return whether to request the snapshot."""
         self.exact = False
         self.wrong = wrong
         self.resyncs += 1
         return self.restart(now)
 
     def assume(self, block_hashes: Sequence[bytes], capacity_blocks: int) -> None:
-        """Assume that a completed prompt left these blocks, within the worker's capacity. Ignored while following."""
+        """Assume that the worker has cached these blocks of a completed prompt; ignored while changes are applied.
+
+        `capacity_blocks`: blocks that fit in the worker's KV pool.
+        """
         if self.follows:
             return
-        for block_hash in reversed(block_hashes):  # the ends of prompts are evicted first, so they become the oldest
+        for block_hash in reversed(block_hashes):  # a prompt's last blocks are evicted first, so they become the oldest
             self._assumed[block_hash] = None
             self._assumed.move_to_end(block_hash)
         self._index.store(self._worker, block_hashes)
@@ -139,7 +142,7 @@ class CacheReplica(ChangeFollower):
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """State of the view of a worker's cache, as operators see it."""
+    """State of the router's view of a worker's cache, as operators see it."""
 
     follows: bool
     exact: bool
@@ -154,7 +157,7 @@ class CacheStatus:
 
 
 class Caches:
-    """Views of all workers' prefix caches, and the index of their blocks."""
+    """Router's views of all workers' prefix caches, and the index of their blocks."""
 
     def __init__(self) -> None:
         self.index = PrefixIndex()
@@ -162,7 +165,7 @@ class Caches:
         self._salted = SaltedNames()
 
     def connected(self, worker: str) -> None:
-        """Begin or resume the view of a connected worker, of which the caller requests a snapshot."""
+        """Begin or resume the view of a connected worker. The caller requests a snapshot from it."""
         cache = self._caches.get(worker)
         if cache is None:
             cache = self._caches[worker] = CacheReplica(worker, self.index)
@@ -190,17 +193,17 @@ class Caches:
             cache.take_snapshot(part, now)
 
     def check(self, worker: str, reported: CacheSum | None, now: float) -> bool:
-        """Compare the view with the checksum of the worker's report."""
+        """Compare the view with the checksum in a worker's report. Return whether to request a snapshot."""
         cache = self._caches.get(worker)
         return cache is not None and cache.check(reported, now)
 
     def wrong(self, worker: str) -> Wrong | None:
-        """Return why the worker's view was dropped the last time."""
+        """Return why the view of the worker was found wrong the last time; None: it never was."""
         cache = self._caches.get(worker)
         return None if cache is None else cache.wrong
 
     def follows(self, worker: str) -> bool:
-        """Return whether the worker reports its cache; if not, call `assume` with the blocks of its prompts."""
+        """Return whether the worker's changes are applied; if not, call `assume` for its completed prompts."""
         cache = self._caches.get(worker)
         return cache is not None and cache.follows
 
@@ -210,13 +213,13 @@ class Caches:
             cache.assume(block_hashes, capacity_blocks)
 
     def audit(self, worker: str, predicted_tokens: int, actual_tokens: int) -> None:
-        """Compare the predicted and actual hit of a prompt."""
+        """Record the predicted and actual prefix-cache hit of a prompt on the worker, in tokens."""
         cache = self._caches.get(worker)
         if cache is not None:
             cache.audit.take(predicted_tokens, actual_tokens)
 
     def look(self, worker: str, block_hashes: Sequence[bytes], hit_blocks: int, now: float) -> CacheLook:
-        """Return the cache state of a prompt that is placed on the worker with `hit_blocks` present or expected."""
+        """Return what is known about the worker's cache for a prompt. `hit_blocks`: its cached or expected blocks."""
         cache = self._caches.get(worker)
         if cache is None:
             return CacheLook(hit_blocks, follows=False, known_s=0.0)
@@ -225,9 +228,9 @@ class Caches:
         return CacheLook(hit_blocks, cache.follows, evictions.known_s(now), evicted)
 
     def under_other_salt(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes], worker: str) -> Held:
-        """Return the part of a prompt that is cached under another salt or without one, preferably on `worker`.
+        """Return the prefix of a prompt that is cached under another salt or without one, preferably on `worker`.
 
-        `plain_hashes`: hashes of its first blocks without a salt, equal to `block_hashes` if it has none.
+        `plain_hashes`: hashes of the prompt's first blocks without a salt; equal to `block_hashes` without a salt.
         """
         if not plain_hashes or (not self._salted and plain_hashes[0] == block_hashes[0]):
             return NOWHERE
@@ -242,7 +245,7 @@ class Caches:
         return best
 
     def salted(self, block_hashes: Sequence[bytes], plain_hashes: Sequence[bytes]) -> None:
-        """Record the block hashes of a completed prompt with a salt, and those that it would have without."""
+        """Record a completed prompt with a salt. `plain_hashes`: hashes that its blocks would have without the salt."""
         self._salted.add(plain_hashes, block_hashes)
 
     def status(self, worker: str) -> CacheStatus | None:

@@ -1,11 +1,11 @@
-"""Router's view of KV in files: which blocks are in which directory, and which workers read it. Pure state.
+"""Router's view of KV in files: which blocks are in which directory, and which workers read that directory. Pure state.
 
-Each worker announces the blocks of its own folder. All workers that report the same directory read each other's
-folders. A folder stays known when its worker is gone, as long as another worker reads the directory.
+Each worker announces the blocks of its own folder in a directory. All workers that report the same directory read each
+other's folders. A folder stays known after its worker is gone, as long as another worker reads the directory.
 
-Only the first 8 bytes of a block hash are kept, as in the workers' own indices: a collision leads to a placement that
-is not the best one. Measured on two shared cores: 91 to 103 bytes per block; 0.3 to 0.5 us to add or remove one, 0.1 us
-to look one up.
+Only the first 8 bytes of a block hash are kept, as in the workers' own indices: a collision can only make a placement
+worse. Measured on two shared cores: 91 to 103 bytes per block; 0.3 to 0.5 us to add or remove a block, 0.1 us to look
+one up.
 
 A method that returns true tells its caller to request a snapshot of the worker's files.
 """
@@ -19,12 +19,12 @@ from baton.router.types.worker import TierReport
 
 NAME_BYTES = 8
 MOST_BLOCKS = 1 << 21
-"""Maximum number of known blocks over all directories, 220 MB. Workers load blocks beyond it, too."""
+"""Maximum number of known blocks over all directories, 220 MB. Workers can also load blocks that are unknown here."""
 _DAMAGED = bytes(NAME_BYTES)
 
 
 class TierPiece(NamedTuple):
-    """Adjacent blocks of a segment; `names` has NAME_BYTES of each block hash."""
+    """Adjacent blocks of a segment file. `names`: first NAME_BYTES of each block hash, concatenated."""
 
     segment: int
     first_slot: int
@@ -33,7 +33,10 @@ class TierPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierChanges:
-    """Changes in one message of a worker, numbered from 1. `removed` segments are applied before `stored` pieces."""
+    """Changes of a worker's files in one of its messages, whose number is `sequence`, from 1.
+
+    `removed` segments are applied before `stored` pieces.
+    """
 
     sequence: int
     stored: tuple[TierPiece, ...] = ()
@@ -42,7 +45,7 @@ class TierChanges:
 
 @dataclass(frozen=True, slots=True)
 class TierSnapshotPart:
-    """Part of a snapshot of the worker's files as of the changes up to `sequence`; parts are numbered from 0."""
+    """Part of a snapshot of a worker's files after change `sequence`. `part`: its number, from 0."""
 
     sequence: int
     part: int
@@ -52,34 +55,34 @@ class TierSnapshotPart:
 
 @dataclass(slots=True)
 class _Capacity:
-    """Number of blocks that may still be added to any directory."""
+    """Number of blocks that may still be added, over all directories."""
 
     blocks: int
 
 
 @dataclass(slots=True)
 class _Segment:
-    slots: int = 0  # announced blocks
-    names: bytearray = field(default_factory=bytearray)  # names of the blocks that are known here
+    slots: int = 0  # number of announced blocks
+    names: bytearray = field(default_factory=bytearray)  # names of the blocks that are counted in the directory
 
 
 class DirectoryBlocks:
-    """Blocks of one directory."""
+    """Blocks in the files of one directory."""
 
     def __init__(self, capacity: _Capacity) -> None:
         self._capacity = capacity  # shared by all directories
-        self._copies: dict[bytes, int] = {}  # number of copies by name
+        self._copies: dict[bytes, int] = {}  # by block name: number of copies in the directory
         self._folders: dict[str, dict[int, _Segment]] = {}
 
     def __len__(self) -> int:
-        """Return the number of different blocks."""
+        """Return the number of different blocks in the directory."""
         return len(self._copies)
 
     def blocks_of(self, folder: str) -> int:
         return sum(len(each.names) // NAME_BYTES for each in self._folders.get(folder, {}).values())
 
     def store(self, folder: str, piece: TierPiece) -> bool:
-        """Add a piece. Return whether it continues its segment; otherwise a message was lost."""
+        """Add a piece of a worker's folder. Return False if it does not continue its segment: a message was lost."""
         segment = self._folders.setdefault(folder, {}).setdefault(piece.segment, _Segment())
         if piece.first_slot != segment.slots:
             return False
@@ -101,7 +104,7 @@ class DirectoryBlocks:
         return True
 
     def remove(self, folder: str, number: int) -> None:
-        """Remove a segment with all its blocks; it may be unknown."""
+        """Remove segment `number` of a worker's folder with all its blocks. An unknown segment is ignored."""
         segment = self._folders.get(folder, {}).pop(number, None)
         if segment is None:
             return
@@ -127,7 +130,7 @@ class DirectoryBlocks:
         self._copies, self._folders = {}, {}
 
     def ends(self, block_hashes: Sequence[bytes], firsts: Iterable[int]) -> dict[int, int]:
-        """Return, for each of `firsts`, the end of the run of present blocks that begins there.
+        """Return, by each index of `firsts`, the index of the first block from there on that is not in the directory.
 
         Each block is looked up once.
         """
@@ -145,30 +148,30 @@ class DirectoryBlocks:
 @dataclass(slots=True)
 class _Directory:
     blocks: DirectoryBlocks
-    readers: dict[str, None] = field(default_factory=dict)  # endpoints in order of arrival
+    readers: dict[str, None] = field(default_factory=dict)  # endpoints of its workers, in order of their first report
 
 
 @dataclass(slots=True, kw_only=True)
 class _FolderFollower(ChangeFollower):
-    """Follower of one worker's own folder in a directory."""
+    """Progress in applying the changes of one worker's own folder in a directory."""
 
     folder: str
     directory_id: bytes
-    snapshot: int | None = None  # sequence of the incomplete snapshot; None: there is none
-    next_part: int = 0  # expected part of it
+    snapshot: int | None = None  # sequence of the incomplete snapshot; None: no snapshot is incomplete
+    next_part: int = 0  # number of the expected part of that snapshot
 
 
 class KnownFiles(NamedTuple):
-    """Known files of a worker, as operators see them."""
+    """What the router knows about a worker's files, as operators see it."""
 
     folder_blocks: int  # blocks in the worker's own files
-    directory_blocks: int  # different blocks in all files that it reads
+    directory_blocks: int  # different blocks in all files that the worker can read
     follows: bool
     directory_id: bytes
 
 
 class TierDirectories:
-    """Files of all workers. `now`: monotonic seconds."""
+    """Router's view of the files of all workers. `now`: monotonic seconds."""
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:
         self._capacity = _Capacity(most_blocks)
@@ -181,7 +184,7 @@ class TierDirectories:
         return sum(len(each.blocks) for each in self.directories.values())
 
     def known(self, worker: str) -> KnownFiles | None:
-        """Return the known files of a worker; None if it reports none."""
+        """Return what is known about a worker's files; None if the worker reports no files."""
         follower = self._followers.get(worker)
         if follower is None:
             return None
@@ -189,7 +192,7 @@ class TierDirectories:
         return KnownFiles(blocks.blocks_of(follower.folder), len(blocks), follower.follows, follower.directory_id)
 
     def check(self, worker: str, folder: str, tier: TierReport | None, now: float) -> bool:
-        """Compare with a report of the worker. `folder`: name of its own folder."""
+        """Compare the view with a report of the worker. `folder`: name of the worker's own folder."""
         if tier is None or not tier.directory_id:
             self.forget(worker)
             return False
@@ -218,7 +221,7 @@ class TierDirectories:
         return False
 
     def take_snapshot(self, worker: str, part: TierSnapshotPart) -> None:
-        """Apply a part of a snapshot on arrival. The first part replaces the folder's blocks, the others add to them.
+        """Apply a part of a snapshot as it arrives. The first part replaces the folder's blocks, the others add blocks.
 
         A snapshot that lacks a part is requested again by the next report.
         """
@@ -238,13 +241,13 @@ class TierDirectories:
             follower.applied(part.sequence)
 
     def disconnected(self, worker: str) -> None:
-        """Handle a possible loss of changes: the next report leads to a request for a snapshot."""
+        """Handle a lost connection: changes may be lost, so `check` requests a snapshot at the worker's next report."""
         follower = self._followers.get(worker)
         if follower is not None:
             follower.follows, follower.asked_s = False, None
 
     def forget(self, worker: str) -> None:
-        """Forget a worker that is gone or has no files any more. Its folder stays known if other workers read it."""
+        """Forget a worker that is gone or has no files any more. Its folder stays known while other workers read it."""
         follower = self._followers.pop(worker, None)
         if follower is None:
             return
@@ -255,9 +258,9 @@ class TierDirectories:
             del self.directories[follower.directory_id]
 
     def behind(self, block_hashes: Sequence[bytes], hit_blocks: Mapping[str, int]) -> dict[str, int]:
-        """Return the number of a prompt's blocks in files right behind those of the pool, by worker, without zeros.
+        """Return, by worker, how many of a prompt's blocks it can load from files right behind those of its KV pool.
 
-        `hit_blocks`: blocks in the pool, by worker.
+        `hit_blocks`: by worker, the prompt's blocks in its KV pool. Workers that can load no blocks are left out.
         """
         asked: dict[bytes, list[str]] = {}
         for worker in hit_blocks:
@@ -273,7 +276,7 @@ class TierDirectories:
         return found
 
     def readers(self, block_hashes: Sequence[bytes]) -> dict[str, int]:
-        """Return the number of a prompt's first blocks in files, by worker that can read them."""
+        """Return, by worker, how many of a prompt's first blocks are in files that it can read; no zeros."""
         found: dict[str, int] = {}
         for directory in self.directories.values():
             if (blocks := directory.blocks.ends(block_hashes, (0,))[0]) > 0:

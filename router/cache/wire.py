@@ -1,4 +1,4 @@
-"""Link messages about prefix caches, between protobuf and plain values."""
+"""Conversion of link messages about prefix caches and KV in files from protobuf to plain values."""
 
 from collections.abc import Iterable
 
@@ -34,6 +34,6 @@ def _pieces(pieces: Iterable[cache_pb2.TierPiece]) -> tuple[TierPiece, ...]:
 
 
 def _hashes(packed: bytes) -> tuple[bytes, ...]:
-    """Split packed hashes. An incomplete last one is ignored: the worker's checksum will differ."""
+    """Split concatenated block hashes. An incomplete last hash is ignored: the worker's checksum will then differ."""
     end = len(packed) // HASH_BYTES * HASH_BYTES
     return tuple(packed[begin : begin + HASH_BYTES] for begin in range(0, end, HASH_BYTES))

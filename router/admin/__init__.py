@@ -1,1 +1,1 @@
-"""Admin gRPC service."""
+"""Admin gRPC service of the router."""

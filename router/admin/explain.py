@@ -1,5 +1,5 @@
-"""Explanations of completed requests: `explain` says why each was placed as it was, `why` adds where its time went and
-what became of its cached blocks. Reports are put into words only when somebody asks.
+"""Explanations of completed requests: `explain` says why a request was placed as it was; `why` adds where its time went
+and what became of its cached blocks. An explanation is generated only when it is requested.
 """
 
 import time
@@ -25,7 +25,7 @@ _IN_WORDS = frozenset({"prefill", "decode", "local_prefill", "fetch_from", "poli
 
 
 class Explainer:
-    """Explains the requests of `reports`."""
+    """Generates explanations of the requests in `reports`."""
 
     def __init__(
         self,
@@ -34,7 +34,10 @@ class Explainer:
         clock: Callable[[], float] = time.monotonic,
         caches: Caches | None = None,
     ) -> None:
-        """Name workers by `worker_id`. `caches` find prompts under other salts."""
+        """Create the explainer. `worker_id` returns the id of the worker at an endpoint.
+
+        `caches`: finds prompts that are cached under another salt; None: they are not looked for.
+        """
         self._reports = reports
         self._local_prefills = LocalPrefills()
         self._worker_id = worker_id
@@ -42,22 +45,22 @@ class Explainer:
         self._caches = caches
 
     def observe(self, record: RequestRecord) -> None:
-        """Compare a completed request with its predictions, and look for its prompt under other salts."""
+        """Check the predictions for a completed request, and look for its prompt under other salts."""
         if record.prepared is None or not record.timeline.notes:
-            return  # rejected before a worker was chosen
+            return  # the request was rejected before a worker was chosen
         for note in record.timeline.notes:
             self._check_prediction(note)
         record.salted = self._under_other_salt(record.prepared, record.timeline.notes[-1])
 
     def _check_prediction(self, note: AttemptNote) -> None:
-        """Record how right the prediction was for a prompt that a decode worker computed."""
+        """If a decode worker computed the prompt, record the predicted and the measured time to its first token."""
         predicted = None if note.placement.computes_for_others else colocated_of(note)
         if predicted is not None and note.first_step_s is not None:
             measured_ms = (note.first_step_s - note.placed_s) * 1e3
             self._local_prefills.take(predicted.prompt_tokens, predicted.ttft_ms, measured_ms)
 
     def _under_other_salt(self, prepared: PreparedRequest, note: AttemptNote) -> Held:
-        """Return the blocks of the prompt that another salt has in a cache now."""
+        """Return the prefix of the prompt that is now cached under another salt."""
         if self._caches is None:
             return NOWHERE
         plain = prepared.plain_hashes(SALT_BLOCKS)
@@ -67,14 +70,14 @@ class Explainer:
         return held
 
     def explain(self, given: str) -> admin_pb2.ExplainResponse:
-        """Explain the placement of the request that `given` names.
+        """Explain the placement of the request with the id `given`.
 
-        Raises: NotFound for a request that runs, was never placed, was served elsewhere, or is too old.
+        Raises: NotFound if the request is still running, was never placed, was served by another router, or is too old.
         """
         return self._placed(self._find(given))
 
     def why(self, given: str) -> admin_pb2.WhyResponse:
-        """Explain a request's time and cached blocks, too. Raises: NotFound, as `explain`."""
+        """Explain a request's placement, its time and its cached blocks. Raises: NotFound, as `explain`."""
         found = self._find(given)
         gaps, drafts = found.gaps, request_drafts(found.drafts)
         number = _computing_attempt(found)
@@ -172,13 +175,13 @@ class Explainer:
 
 
 def _computing_attempt(found: RequestReport) -> int:
-    """Return the attempt that computed the first token, counted from 1; the last where none did."""
+    """Return the number, from 1, of the attempt that computed the first token, or of the last if no attempt did."""
     computed = (number for number, note in enumerate(found.notes, 1) if note.first_step_s is not None)
     return next(computed, len(found.notes))
 
 
 def _known_values(view: WorkerView) -> Iterator[tuple[str, float]]:
-    """Yield a worker's values by name, without zeros except for the two that are always shown."""
+    """Yield the names and numbers of a worker's view, without zeros except for the two that are always shown."""
     for name, value in _numbers({each.name: getattr(view, each.name) for each in fields(view)}):
         if value or name in ("tokens_in_flight", "hit_blocks"):
             yield name, value

@@ -1,4 +1,4 @@
-"""Reports of the newest requests: plain values into protobuf."""
+"""Conversion of reports of the newest requests into protobuf messages."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,12 +14,12 @@ MAX_REQUESTS = 256
 
 
 def limit_of(message: admin_pb2.RecentRequestsRequest) -> int:
-    """Return the number of requests that a caller gets."""
+    """Return how many requests the response contains at most."""
     return min(message.limit or DEFAULT_REQUESTS, MAX_REQUESTS)
 
 
 def recent_request(report: RequestReport, now: float, worker_id: Callable[[str], str]) -> admin_pb2.RecentRequest:
-    """Return a report at `now`, monotonic seconds. `worker_id` names the worker at an endpoint."""
+    """Convert a report. `now`: monotonic seconds, for its age. `worker_id` maps an endpoint to the worker's id."""
     gaps = report.gaps
     return admin_pb2.RecentRequest(
         request_id=report.request_id,
@@ -47,7 +47,7 @@ def request_drafts(drafts: Drafts) -> admin_pb2.RequestDrafts | None:
 
 
 def request_stall(stall: Stall, arrived_s: float, worker_id: Callable[[str], str]) -> admin_pb2.RequestStall:
-    """Return a stall; the lost worker of a recovery by its name instead of its endpoint."""
+    """Convert a stall. The lost worker of a recovery is named by its id instead of its endpoint."""
     return admin_pb2.RequestStall(
         at_ms=(stall.at_s - arrived_s) * 1e3,
         gap_ms=stall.gap_ms,

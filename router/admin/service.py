@@ -26,12 +26,12 @@ from baton.router.trace.spans import RecordObserver
 from baton.versions import OWN
 
 SERVICE_NAME = "baton.v1.AdminService"
-MAX_WAIT_S = 600.0  # for requests that run with an adapter
+MAX_WAIT_S = 600.0  # maximum wait of UnloadAdapter for requests that use the adapter
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
-    """History of the newest requests. Call `observers` with every completed request."""
+    """History of the newest requests. Call each of `observers` with every completed request."""
 
     explainer: Explainer
     latency: RecentLatency
@@ -45,7 +45,7 @@ class RequestHistory:
 
 @dataclass(frozen=True, slots=True)
 class AdminServicer:
-    """Servicer of the admin port. `registry_problem`: why Redis rejects writes; empty if it does not."""
+    """gRPC servicer of the admin port. `registry_problem` returns why calls of Redis fail; empty if they succeed."""
 
     cluster: Cluster
     dispatcher: Dispatcher
@@ -183,8 +183,8 @@ class AdminServicer:
 
 
 def _missing(needed: Set[WorkerRole], workers: Sequence[Worker]) -> list[str]:
-    """Return the roles without a connected worker. The router may still be ready: a lost link has a moment to return,
-    and decode workers can compute prompts themselves.
+    """Return a message for each needed role without a connected worker. The router may still be ready: a lost link can
+    reconnect within its grace, and decode workers can compute prompts themselves.
     """
     filled = {worker.role for worker in workers if worker.connected}
     return [f"no {role.value} worker is connected" for role in ROLES if role in needed and role not in filled]

@@ -1,6 +1,6 @@
-"""Timelines of this router and its workers on this router's clock.
+"""Timelines of this router and its workers, with all times on this router's clock.
 
-The offset of a worker's clock is estimated from round trips, to within half of the fastest one.
+The offset of a worker's clock is estimated from round trips. Its error is at most half of the fastest round trip.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from baton.router.trace.report import RecentReports, RequestReport
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
-BEFORE_MS = 1000  # shown before a request; includes the time to reach a busy worker
-MAX_MS = 2**32 - 1  # maximum of the protobuf field
+BEFORE_MS = 1000  # time shown before a request's start; includes the delay of a call to a busy worker
+MAX_MS = 2**32 - 1  # maximum of the uint32 field `last_ms`
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Timelines:
         return self.recent.since(now_ns - request.last_ms * 10**6), request.last_ms
 
     async def _worker(self, worker: Worker, asked_s: float, last_ms: int) -> admin_pb2.ProcessTimeline:
-        """Ask a worker for its last `last_ms` before `asked_s`, a monotonic time."""
+        """Return a worker's timeline of the `last_ms` before `asked_s` (monotonic) until now."""
         name = worker.endpoint if worker.description is None else worker.description.worker_id
         timeline = admin_pb2.ProcessTimeline(name=name, role=ROLES[worker.role], endpoint=worker.endpoint)
         try:
@@ -76,18 +76,18 @@ class Timelines:
 
 
 async def _offset(stub: timeline_pb2_grpc.TimelineServiceStub) -> tuple[int, int]:
-    """Return the offset from the worker's monotonic clock to this router's wall clock, and its error, microseconds."""
+    """Return the offset from the worker's monotonic to this router's wall clock, and its error, in microseconds."""
     estimate, wall = ClockEstimate(), WallClock.now()
     for _ in range(CLOCK_CALLS):
         sent_s = time.monotonic()
         answer = await stub.GetTimeline(timeline_pb2.GetTimelineRequest(), timeout=CALL_TIMEOUT_S)
         estimate.take(sent_s, time.monotonic(), 0.0, answer.now_us / 1e6)
-    best = estimate.best or ClockOffset(0.0, CALL_TIMEOUT_S)  # if no round trip took measurable time
+    best = estimate.best or ClockOffset(0.0, CALL_TIMEOUT_S)  # fallback if no round trip took measurable time
     return wall.at(-best.offset_s) // 1000, round(best.error_s * 1e6)
 
 
 def routed_request(report: RequestReport) -> admin_pb2.RoutedRequest:
-    """Return a completed request with its stages and stalls, in microseconds since 1970."""
+    """Convert the report of a completed request, with its stages and stalls. Times are microseconds since 1970."""
     return admin_pb2.RoutedRequest(
         request_id=report.request_id,
         trace_id=report.trace_id,

@@ -1,4 +1,4 @@
-"""Fate of a prompt's cached blocks, and the cost of prefill on decode: into protobuf."""
+"""Conversion of the fate of a prompt's cached blocks, and of the cost of its prefill on decode, into protobuf."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ WorkerId = Callable[[str], str]
 
 
 def cache_autopsy(note: AttemptNote, number: int, salted: Held, worker_id: WorkerId) -> admin_pb2.CacheAutopsy:
-    """Return the fate of each block of the prompt. `number`: of the attempt. `salted`: blocks under another salt."""
+    """Return the fate of each block of the prompt. `number`: attempt number. `salted`: prefix under another salt."""
     request, computing, look = note.request, note.placement.computing, note.look
     runs = autopsy(request.reusable_blocks, look, _found(note), _elsewhere(note.decision, computing), salted)
     return admin_pb2.CacheAutopsy(
@@ -47,14 +47,17 @@ def _found(note: AttemptNote) -> Found | None:
 
 
 def _elsewhere(decision: Decision | None, computing: str) -> Held:
-    """Return the other worker with most of the prompt when it was placed."""
+    """Return the worker other than `computing` that had the longest prefix of the prompt when it was placed."""
     others = [view for view in (decision.workers if decision else ()) if view.endpoint != computing]
     best = max(others, key=lambda view: view.ready_blocks, default=None)
     return NOWHERE if best is None or not best.ready_blocks else Held(best.endpoint, best.ready_blocks)
 
 
 def colocated_of(note: AttemptNote) -> LocalPrediction | None:
-    """Return the prediction for the decode worker; None where nothing was known, or there is no answer."""
+    """Return the prediction of the prompt's prefill on its decode worker.
+
+    None if that worker was not known at the placement, or the request has no answer to decode.
+    """
     workers = note.decision.workers if note.decision is not None and not note.request.pooled else ()
     decode = next((view for view in workers if view.endpoint == note.placement.decode), None)
     return None if decode is None else colocated_prefill(note.request, decode)
@@ -63,7 +66,7 @@ def colocated_of(note: AttemptNote) -> LocalPrediction | None:
 def colocated_message(
     note: AttemptNote, local_prefills: LocalPrefills, worker_id: WorkerId
 ) -> admin_pb2.ColocatedPrefill:
-    """Return the prediction, what was measured, and the error of earlier predictions."""
+    """Return the predicted prefill on the decode worker, the measured TTFT, and the error of earlier predictions."""
     message = admin_pb2.ColocatedPrefill(
         worker_id=worker_id(note.placement.decode), is_local=not note.placement.computes_for_others
     )

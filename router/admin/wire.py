@@ -1,4 +1,4 @@
-"""Status of workers, routers and adapters: plain values into protobuf."""
+"""Conversion of the status of workers, routers and adapters into protobuf."""
 
 from collections.abc import Collection
 from dataclasses import asdict
@@ -26,7 +26,7 @@ def worker_status(
     tbt: LatencyQuantiles | None,
     refused: str = "",
 ) -> admin_pb2.WorkerStatus:
-    """Return a worker's status. `tbt`: of its newest answers. `refused`: why it gets no requests."""
+    """Return a worker's status. `tbt`: TBT quantiles of its newest answers. `refused`: why it gets no requests."""
     answering = worker.refused.description if worker.refused is not None else None
     description = answering or worker.description
     return admin_pb2.WorkerStatus(
@@ -60,7 +60,7 @@ def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
 
 
 def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStatus:
-    """Return another router's status. `decode`: endpoints of decode workers, of which every request has one."""
+    """Return another router's status. `decode`: endpoints of all decode workers; they count its requests, one each."""
     return admin_pb2.RouterStatus(
         router_id=share.router_id,
         address=share.address,
@@ -72,7 +72,7 @@ def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStat
 
 
 def latency_status(latency: RecentFigures) -> admin_pb2.LatencyStatus:
-    """Return recent TTFT and TBT."""
+    """Convert the recent TTFT and TBT of the router."""
     return admin_pb2.LatencyStatus(
         requests=latency.requests,
         ttft=admin_pb2.Quantiles(**latency.ttft._asdict()),
@@ -107,7 +107,7 @@ def _worker_info(description: WorkerDescription) -> session_pb2.WorkerInfo:
 
 
 def _report(report: WorkerReport) -> report_pb2.Report:
-    """Return a worker's report without the cache digest, which is for routers."""
+    """Convert a worker's report, without the cache digest, which is only for routers."""
     numbers = {name: value for name, value in asdict(report).items() if name not in ("pages", "links", "cache")}
     return report_pb2.Report(
         **numbers,

@@ -1,1 +1,1 @@
-"""Links to the workers, and the exchange with the other routers."""
+"""Router's links to the workers, and the exchange of load records with the other routers."""

@@ -1,11 +1,10 @@
-"""LoRA adapters loaded at runtime: a versioned list, which every worker gets.
+"""LoRA adapters loaded at runtime, as a versioned list that every worker receives.
 
-A change is prepared on all workers before it enters the list, so that requests can choose an adapter only if all
-workers have it. The list with the highest rank at any worker, Redis or this router counts: routers learn of each
-other's changes from the workers, a new worker gets the list, and a restarted router reads it from the first worker that
-answers.
+An adapter is loaded on all workers before it enters the list: requests can choose it only once all workers have it.
+Workers, Redis and each router keep a list; the one with the highest rank is valid. Routers learn of each other's
+changes from the workers, a new worker gets the list, and a restarted router reads it from the first connected worker.
 
-Weights that replace those that workers were started with are an entry of the same list, named WEIGHTS.
+If the weights that the workers were started with are replaced, the new weights are an entry of the list, named WEIGHTS.
 """
 
 import asyncio
@@ -39,24 +38,24 @@ from baton.router.placement.cluster import Cluster, Worker
 from baton.router.types.worker import Adapter, ListedAdapter, WorkerAdapters, WorkerDescription
 
 logger = logging.getLogger(__name__)
-PREPARE_TIMEOUT_S = 60.0  # loading of an adapter on all workers
-WEIGHTS_TIMEOUT_S = 600.0  # loading of a checkpoint on all workers
-TELL_TIMEOUT_S = 10.0  # applying a list on all workers, which have its adapters loaded
+PREPARE_TIMEOUT_S = 60.0  # timeout of loading an adapter on all workers
+WEIGHTS_TIMEOUT_S = 600.0  # timeout of loading a checkpoint on all workers
+TELL_TIMEOUT_S = 10.0  # timeout of applying a list on all workers, which have already loaded its adapters
 STORE_PERIOD_S = 1.0
 RETRY_S = 1.0
 
 
 class AdapterStore(Protocol):
-    """Store in which the list survives all processes. Each call may raise RegistryUnavailable."""
+    """Storage of the adapter list that survives all processes. Each call may raise RegistryUnavailable."""
 
     async def read(self) -> tuple[int, bytes] | None:
-        """Return version and list; None if there is none. Raises: ValueError for an invalid one."""
+        """Return the stored list and its version; None if none is stored. Raises: ValueError for an invalid version."""
 
     async def discard(self) -> str:
-        """Delete an unreadable list and return its key."""
+        """Delete an unreadable list and return its key in the store."""
 
     async def write(self, version: int, value: bytes) -> bool:
-        """Write the list. Return False if the store has one of that version or a newer one."""
+        """Write the list. Return False if the stored list has that version or a newer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class AdapterList:
     """Immutable list of adapters; each change creates the next version."""
 
     version: int = 0
-    listed: Mapping[str, ListedAdapter] | None = None  # by name
+    listed: Mapping[str, ListedAdapter] | None = None  # by adapter name
 
     @property
     def by_name(self) -> Mapping[str, ListedAdapter]:
@@ -75,7 +74,7 @@ class AdapterList:
         return list_rank(self.version, ((each.adapter.name, each.adapter.digest) for each in self.by_name.values()))
 
     def next(self, name: str, listed: ListedAdapter | None) -> "AdapterList":
-        """Return the next version with `listed` in place of the entry `name`; None: without that entry."""
+        """Return the next version, in which `listed` replaces the entry `name`. None: the entry is removed."""
         others = {known: each for known, each in self.by_name.items() if known != name}
         return AdapterList(self.version + 1, others if listed is None else {**others, name: listed})
 
@@ -85,7 +84,7 @@ class AdapterList:
 
     @classmethod
     def of_bytes(cls, value: bytes) -> "AdapterList":
-        """Parse a list. Raises: ValueError."""
+        """Parse the bytes of `to_bytes`. Raises: ValueError."""
         try:
             read = json.loads(value)
             version, entries = int(read["version"]), [(*each, 0.0)[:4] for each in read["adapters"]]
@@ -103,21 +102,22 @@ class AdapterView:
     """Adapter as operators see it."""
 
     adapter: Adapter
-    path: str  # empty for an adapter that workers were started with
+    path: str  # folder on the workers; empty for an adapter that workers were started with
     started: bool
     retired: bool
     worker_ids: tuple[str, ...]  # workers that have it
-    missing: tuple[tuple[str, str], ...]  # workers without it, and why; no reason while they load it
+    missing: tuple[tuple[str, str], ...]  # worker id and why it lacks the adapter; empty reason while it loads it
 
 
 class ClusterAdapters:
-    """Adapters of one router's cluster, for use on the event loop."""
+    """Adapters of one router's cluster. All methods run on the event loop."""
 
     def __init__(
         self, cluster: Cluster, send: Callable[[str, Command], bool], store: AdapterStore | None = None
     ) -> None:
-        """Create the adapters. `send`: send to the worker at an endpoint; False if it is lost. `store`: None without
-        Redis.
+        """Begin with an empty list. `store`: None without Redis.
+
+        `send`: sends a command to the worker at an endpoint; returns False if the link is closed.
         """
         self._cluster = cluster
         self._send = send
@@ -132,7 +132,7 @@ class ClusterAdapters:
         self._wakers: set[asyncio.Task[None]] = set()
 
     def can_compute(self, adapter: Adapter | None) -> bool:
-        """Return whether any worker has the adapter, listed or not. None: the weights that it was started with."""
+        """Return whether any worker has the adapter, listed or not. None: whether any still has its initial weights."""
         described = self._described()
         if adapter is None:
             return any(each.has_own_weights for each in described)
@@ -141,9 +141,10 @@ class ClusterAdapters:
     async def load(
         self, name: str, path: str, replaces: bool, model: str, fingerprint: bytes
     ) -> tuple[Adapter, list[str]]:
-        """Load an adapter on all workers. Return it and the workers that have it. `model`: name of the served model.
+        """Load an adapter on all workers. Return it and the ids of the workers that have it.
 
-        Raises: InvalidArgument, FailedPrecondition naming the worker that refuses it, Aborted, Unavailable.
+        `replaces`: it may replace another adapter of that name. `model`: name of the served model.
+        Raises: InvalidArgument, FailedPrecondition naming the worker that refuses the adapter, Aborted, Unavailable.
         """
         if not is_adapter_name(name) or name == model:
             raise InvalidArgument("name", "must be 1 to 128 letters, digits and _ . : / -, and not the model's name")
@@ -166,9 +167,9 @@ class ClusterAdapters:
     async def reload(
         self, path: str, grace_s: float, own_weights: str, fingerprint: bytes
     ) -> tuple[Adapter, list[str]]:
-        """Replace the weights for all new requests. Return the weights and the workers that have them.
+        """Replace the weights for all new requests. Return the new weights and the ids of the workers that have them.
 
-        `own_weights`: digest of the weights that workers were started with, which are in force while none are listed.
+        `own_weights`: digest of the weights that workers were started with, in force while no weights are listed.
         Raises: InvalidArgument, FailedPrecondition, Aborted, Unavailable.
         """
         if not path.startswith("/"):
@@ -191,7 +192,10 @@ class ClusterAdapters:
         only: Adapter | None = None,
         own_weights: str = "",
     ) -> tuple[Adapter, list[str]]:
-        """Load on all workers, then list. `wanted` has no digest yet. `only`: the only adapter that is allowed."""
+        """Load `wanted`, which has no digest yet, on all workers, then list it.
+
+        `only`: the loaded adapter must be this one; None: any.
+        """
         change_id, name = next(self._change_ids), wanted.adapter.name
         try:
             digest = await self._prepare(change_id, name, wanted.path, workers, timeout_s)
@@ -211,9 +215,9 @@ class ClusterAdapters:
         return adapter, [_name(each) for each in self._keeping(adapter)]
 
     def why_without_weights(self, description: WorkerDescription) -> str:
-        """Return why a worker gets no new requests for lack of the weights in force.
+        """Return why a worker without the weights in force gets no new requests.
 
-        Empty if it has them, or does not know the present list yet.
+        Empty if the worker has the weights, or has not yet applied the current list.
         """
         weights, listed = self.open_requests.weights, description.adapter_list
         if weights is None or weights in description.adapters:
@@ -225,7 +229,7 @@ class ClusterAdapters:
         )
 
     async def unload(self, name: str, wait_s: float) -> list[str]:
-        """Remove an adapter from the list. Return the workers that still keep it after `wait_s`, for open requests.
+        """Remove an adapter from the list. Return ids of workers that still keep it for open requests after `wait_s`.
 
         Raises: NotFound, FailedPrecondition, Aborted, Unavailable.
         """
@@ -272,18 +276,18 @@ class ClusterAdapters:
         self._answered((prepared.change_id, endpoint), prepared)
 
     def on_lost(self, endpoint: str) -> None:
-        """Handle a lost worker, which gets the list when it reconnects."""
+        """Handle a lost worker: stop waiting for its answers. It gets the list when it reconnects."""
         for waiting in [each for each in self._answers if each[1] == endpoint]:
             self._answered(waiting, None)
         self._notify()
 
     async def run(self) -> None:
-        """Keep this router's list and the store's equal. Return immediately without a store."""
+        """Keep this router's list and the stored list equal, until cancelled. Return immediately without a store."""
         while self._store is not None and not is_cancelled():
             try:
                 await self._compare(self._store)
             except RegistryUnavailable:
-                pass  # membership logs it
+                pass  # the reader of the membership logs this error
             except ValueError as error:
                 with suppress(RegistryUnavailable):  # an invalid list would block every later change
                     key = await self._store.discard()
@@ -313,7 +317,7 @@ class ClusterAdapters:
             self._tell_all()
 
     async def _commit(self, changed: AdapterList) -> None:
-        """Write the list and put it in force. Raises: Aborted, Unavailable, without a change."""
+        """Store the changed list and put it in force. Raises: Aborted, Unavailable, and the old list stays in force."""
         try:
             written = self._store is None or await self._store.write(changed.version, changed.to_bytes())
         except RegistryUnavailable as error:
@@ -327,7 +331,7 @@ class ClusterAdapters:
         loop = asyncio.get_running_loop()
         waiting = {each.endpoint: loop.create_future() for each in workers}
         self._answers |= {(change_id, endpoint): future for endpoint, future in waiting.items()}
-        digests: dict[str, str] = {}  # by worker
+        digests: dict[str, str] = {}  # by worker id
         try:
             for worker in workers:
                 if not self._send(worker.endpoint, wire.prepare_adapter(change_id, name, path)):
@@ -355,7 +359,7 @@ class ClusterAdapters:
         return next(iter(digests.values()))
 
     def _workers(self, fingerprint: bytes) -> list[Worker]:
-        """Return all workers of the model. Raises: FailedPrecondition, Unavailable."""
+        """Return all workers of the model. Raises: FailedPrecondition if one cannot load adapters, Unavailable."""
         found = [
             each
             for each in self._cluster.workers
@@ -379,7 +383,7 @@ class ClusterAdapters:
                 raise FailedPrecondition("name", message)
 
     def _has(self, worker: Worker, adapter: Adapter) -> bool:
-        """Return whether the worker has the adapter, or is gone."""
+        """Return whether the worker has the adapter, or is gone: then nothing waits for it."""
         description = worker.description
         return not worker.held or (description is not None and adapter in description.adapters)
 
@@ -390,7 +394,7 @@ class ClusterAdapters:
         return [each.description for each in self._cluster.workers if each.held and each.description is not None]
 
     async def _until(self, condition: Callable[[], bool], timeout_s: float) -> None:
-        """Wait for the condition, at most `timeout_s`."""
+        """Wait until the condition is true, at most `timeout_s`; log a timeout."""
         try:
             async with asyncio.timeout(timeout_s), self._told:
                 await self._told.wait_for(condition)

@@ -1,8 +1,8 @@
-"""Links to all workers in membership, and the inboxes of the requests that wait for their events.
+"""Links to all workers in the registry's membership, and inboxes of the requests that wait for workers' events.
 
-Membership lists the endpoints; the link describes the worker. A worker that leaves membership stays as long as its
-link is open: it may be draining, or only the registry has lost it. Events go to the inbox of their request; those of a
-closed attempt are dropped.
+Membership lists endpoints; a worker describes itself over its link. A worker that leaves membership is kept as long as
+its link is open: it may be draining, or only the registry may have lost it. A worker's event goes to the inbox of the
+request; events of a closed attempt are dropped.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ TRANSFER_ID_BYTES = 16
 
 
 class WakeUpLimiter:
-    """Limiter of the streams that continue between two messages of a link, in the order of arrival.
+    """Limiter of how many answer streams continue between two messages of a link. Streams wait in order of arrival.
 
     A link reads one message per event-loop iteration. If all streams wrote the tokens of one message before the next
-    is read, a router at full load would read too slowly, and messages would pile up in the workers. So at most
-    `AT_ONCE` streams continue per iteration; tokens that arrive for the others meanwhile go out as one message.
+    message is read, a router at full load would read too slowly, and messages would pile up in the workers. So at most
+    `AT_ONCE` streams continue per iteration; tokens that arrive meanwhile for a waiting stream go out together.
     """
 
     def __init__(self, at_once: int = AT_ONCE) -> None:
@@ -57,7 +57,7 @@ class WakeUpLimiter:
         self._renews = False
 
     async def take(self) -> None:
-        """Wait for a slot of an iteration; return immediately while this one has slots left."""
+        """Wait for a slot in an event-loop iteration; return immediately while the current iteration has slots left."""
         loop = asyncio.get_running_loop()
         if not self._renews:
             self._renews = True
@@ -70,11 +70,11 @@ class WakeUpLimiter:
         await place
 
     def _renew(self) -> None:
-        """Begin a new iteration and wake as many waiting streams as it has slots."""
+        """Begin a new iteration and wake as many waiting streams as the iteration has slots."""
         self._left = self._at_once
         while self._waiting and self._left > 0:
             place = self._waiting.popleft()
-            if not place.done():  # a cancelled owner leaves a done future
+            if not place.done():  # a cancelled waiter's future is done and takes no slot
                 place.set_result(None)
                 self._left -= 1
         self._renews = self._left < self._at_once
@@ -84,17 +84,17 @@ class WakeUpLimiter:
 
 class WorkerArrival(NamedTuple):
     event: AttemptEvent
-    at_s: float  # monotonic
+    at_s: float  # arrival, monotonic
 
 
 Own = TypeVar("Own")
 
 
 class Inbox(Generic[Own]):
-    """Inbox of one request: worker events about its attempts, and its own events. `wake_ups` are shared by the router.
+    """Inbox of one request: worker events about its attempts, and own events, such as timeouts.
 
-    The length of the answer bounds its size: workers never send a token twice over one link, so a stalled client queues
-    no more than it requested.
+    `wake_ups`: limiter of all inboxes of the router. The length of the answer bounds the size of the inbox: workers
+    never send a token twice over one link, so for a stalled client no more tokens are queued than it requested.
     """
 
     def __init__(self, wake_ups: WakeUpLimiter) -> None:
@@ -108,21 +108,21 @@ class Inbox(Generic[Own]):
         self._wake()
 
     def put_own(self, event: Own) -> None:
-        """Queue an own event ahead of all worker events; it needs no slot of the limiter."""
+        """Queue an own event of the request ahead of all worker events; its delivery needs no slot of the limiter."""
         self._own.append(event)
         self._wake()
 
     @property
     def first(self) -> WorkerArrival | None:
-        """Oldest worker event, which stays in the inbox; None if there is none."""
+        """Oldest worker event, which stays in the inbox; None without worker events."""
         return self._arrivals[0] if self._arrivals else None
 
     def take_first(self) -> WorkerArrival:
-        """Remove the first worker event. Raises: IndexError if there is none."""
+        """Remove and return the oldest worker event. Raises: IndexError without worker events."""
         return self._arrivals.popleft()
 
     async def take(self) -> WorkerArrival | Own:
-        """Wait for the next event and remove it."""
+        """Wait for the next event, then remove and return it."""
         while not self._own and not self._arrivals:
             self._reader = asyncio.get_running_loop().create_future()
             try:
@@ -151,7 +151,7 @@ class _Connected:
 
 
 class WorkerLinks:
-    """Owner of the links."""
+    """Owner of the router's links to all workers: sends commands and delivers the workers' events."""
 
     def __init__(
         self,
@@ -163,35 +163,35 @@ class WorkerLinks:
         adapter_store: AdapterStore | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the links. `router_id`: 16 random bytes of this process, drawn here if None.
+        """Create the owner, without links. `router_id`: 16 random bytes that identify this process; None: drawn here.
 
-        `on_change` is called when there may be more capacity, or fewer workers, than before.
+        `on_change` is called when capacity may have grown or a worker may be gone.
         """
         self._cluster = cluster
         self._timing = timing
         self._tls, self._secret = tls, secret
         self._router_id = router_id or secrets.token_bytes(16)
         self._links: dict[str, _Connected] = {}
-        self._named: frozenset[str] = frozenset()  # endpoints in membership
+        self._named: frozenset[str] = frozenset()  # endpoints that membership lists now
         self._attempts: dict[int, _Open] = {}
         self._handed: Counter[str] = Counter()  # blocks handed to each worker since its last report
         self.adapters = ClusterAdapters(cluster, self._send, adapter_store)
         self.wake_ups = WakeUpLimiter()
-        """Limiter that the inboxes of all requests share."""
+        """Limiter shared by the inboxes of all requests."""
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
-        """Keep a link to every worker in membership, until cancelled. A bug in one link ends all of them."""
+        """Keep a link to every worker in membership, until cancelled. An unexpected exception in one link ends all."""
         async with asyncio.TaskGroup() as tasks:
             async for records in membership.watch():
                 self._follow(records, tasks)
 
     def open(self, attempt_id: int, placement: Placement, inbox: Inbox[Any]) -> None:
-        """Route worker events of this attempt to the inbox, until `close`."""
+        """Deliver worker events of this attempt to the inbox until `close`."""
         self._attempts[attempt_id] = _Open(inbox, placement)
 
     def dispatch(self, tag: link_wire.Tag, request: PreparedRequest, placement: Placement) -> None:
-        """Send the commands of an attempt. A worker lost since the placement is reported to the inbox as Failed."""
+        """Send the commands of an attempt to its workers. For a worker that is lost, the inbox gets a Failed event."""
         if request.pooling is not None and placement.computes_for_others:
             self._send_attempt(tag.attempt_id, placement.decode, link_wire.prefill(tag, request, placement))
             return
@@ -203,7 +203,7 @@ class WorkerLinks:
             self._send_attempt(tag.attempt_id, endpoint, command)
 
     def adopt(self, tag: link_wire.Tag, router_id: bytes, attempt_id: int, endpoint: str) -> None:
-        """Let a decode worker continue another router's answer. A lost worker fails the attempt."""
+        """Command a decode worker to continue another router's answer. If it is lost, the inbox gets a Failed event."""
         self._send_attempt(tag.attempt_id, endpoint, link_wire.adopt(router_id, attempt_id, tag))
 
     def _send_attempt(self, attempt_id: int, endpoint: str, command: Command) -> None:
@@ -212,21 +212,21 @@ class WorkerLinks:
             self.on_event(endpoint, Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
-        """Cancel an attempt on a worker. `keep_landed`: the next attempt can use a decode worker's prompt blocks."""
+        """Cancel an attempt on a worker. `keep_landed`: a decode worker keeps prompt blocks for the next attempt."""
         self._send(endpoint, link_wire.cancel(attempt_id, keep_landed))
 
     def request_credit(self, wanted: CreditRequest) -> None:
-        """Ask a decode worker for a credit loan. A lost worker has forgotten its loans."""
+        """Ask a decode worker for a loan of blocks and slots. Nothing is sent to a lost worker: its loans are void."""
         self._send(wanted.endpoint, link_wire.want(wanted.blocks, wanted.slots))
 
     def change_role(self, worker_id: str, role: WorkerRole) -> None:
-        """Let a worker drain and then serve in another role. Raises: NotFound, FailedPrecondition, Unavailable."""
+        """Command a worker to drain, then serve as `role`. Raises: NotFound, FailedPrecondition, Unavailable."""
         endpoint = endpoint_to_change(self._cluster.workers, worker_id, role)
         if endpoint is not None and not self._send(endpoint, link_wire.change_role(role)):
             raise Unavailable(f"the link to {worker_id} was lost; retry", "WORKER_LOST", RETRY_S)
 
     def drains(self, endpoint: str) -> None:
-        """Mark a worker that refused a request as draining, before its next report says so."""
+        """Mark a worker as draining because it refused a request; its next report will say so, too."""
         worker = self._cluster.find(endpoint)
         if worker is not None and worker.report is not None:
             self._cluster.reported(endpoint, replace(worker.report, draining=True))
@@ -276,7 +276,7 @@ class WorkerLinks:
         self._cluster.tiers.take_snapshot(endpoint, part)
 
     def on_hand_over(self, endpoint: str, hand_over: link_wire.HandOver) -> None:
-        """Let another worker fetch the blocks that a leaving worker keeps for a session, if one has room."""
+        """Command a worker with enough space, if any, to fetch the blocks that a leaving worker keeps for a session."""
         leaving, blocks = self._cluster.find(endpoint), len(hand_over.block_hashes)
         taking = None if leaving is None else taker(self._cluster.workers, leaving, blocks, self._handed)
         if taking is None:
@@ -298,7 +298,7 @@ class WorkerLinks:
         self._send(endpoint, link_wire.snapshot_request())
 
     def on_event(self, endpoint: str, event: AttemptEvent) -> None:
-        """Deliver a worker's event. Events of attempts that the worker does not have are dropped."""
+        """Deliver a worker's event. Events about attempts that were not placed on this worker are dropped."""
         attempt = self._attempts.get(event.attempt_id)
         if attempt is not None and endpoint in attempt.placement.endpoints:
             attempt.inbox.put(event, time.monotonic())

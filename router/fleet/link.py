@@ -1,8 +1,8 @@
-"""Router's side of the link to one worker: connect, greet, replay, read, write, notice silence.
+"""Router's side of the link to one worker: connect, handshake, resend, read, write, and notice silence.
 
-A broken connection has grace_s to be reopened by the same epoch of the worker; requests continue meanwhile. The link is
-lost when another epoch answers, the port refuses connections, the grace expires, or the worker is silent for silence_s.
-The listener is told once.
+After a broken connection, the same process (epoch) of the worker has grace_s to be reconnected; requests continue
+meanwhile. The link is lost when another epoch answers, the port refuses connections, grace_s expires, or the worker is
+silent for silence_s. The listener is called once for each lost link.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ from baton.versions import OWN, refusal
 
 logger = logging.getLogger(__name__)
 
-MOST_TOGETHER = 256  # maximum commands per message: a worker applies them without a pause
+MOST_TOGETHER = 256  # maximum cancels per message: a worker applies a message without a pause
 
 
 class LinkOutbox:
@@ -51,7 +51,7 @@ class LinkOutbox:
         self._changed.set()
 
     async def next(self) -> Command:
-        """Wait for the next message. Queued messages are not changed: they may have to be sent again."""
+        """Wait for the next message. Queued messages are not modified, since they may have to be sent again."""
         while not self._waiting:
             self._changed.clear()
             await self._changed.wait()
@@ -76,7 +76,7 @@ _REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAU
 
 
 def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
-    """Open the stream as the generated stub does, for serialised commands."""
+    """Open the stream with `Command.to_bytes` as serialiser; otherwise as the generated stub does."""
     begin = channel.stream_stream(
         _METHOD,
         request_serializer=Command.to_bytes,
@@ -86,19 +86,19 @@ def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
 
 
 _MAX_UNACKNOWLEDGED = 10_000
-_ACKNOWLEDGE_EVERY = 64  # messages; `_watch` acknowledges the rest
+_ACKNOWLEDGE_EVERY = 64  # received messages per acknowledgement; `_watch` acknowledges the rest
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class LinkTiming:
-    """Timeouts of a link. Together they bound the time until a dead worker is noticed: under 2 s."""
+    """Timeouts of a link. With the defaults of the router, a dead worker is noticed within 2 s."""
 
-    grace_s: float  # time to reconnect after a connection broke
-    silence_s: float  # maximum silence of a connected worker, which reports periodically
+    grace_s: float  # time to reconnect after a broken connection; then the link is lost
+    silence_s: float  # time without a message after which the link is lost; workers report periodically
     watch_s: float = 0.1
-    greet_s: float = 1.5  # timeout of Welcome; longer than silence_s, since a starting process is busy
+    greet_s: float = 1.5  # timeout of the worker's Welcome; longer than silence_s, since a starting process is busy
 
 
 class LinkListener(Protocol):
@@ -106,7 +106,10 @@ class LinkListener(Protocol):
 
     def on_connected(self, endpoint: str, description: WorkerDescription, epoch: int) -> None: ...
     def on_refused(self, endpoint: str, description: WorkerDescription | None, why: str) -> None:
-        """Handle a process that answers but must not be used, at each try. `description`: None if it sent none."""
+        """Handle a process that answers but must not be used. Called at each attempt to connect.
+
+        `description`: None if the process sent none.
+        """
 
     def on_disconnected(self, endpoint: str) -> None: ...
     def on_report(self, endpoint: str, report: WorkerReport) -> None: ...
@@ -119,15 +122,15 @@ class LinkListener(Protocol):
     def on_adapter_prepared(self, endpoint: str, prepared: session_pb2.AdapterPrepared) -> None: ...
     def on_adapter_state(self, endpoint: str, state: session_pb2.AdapterState) -> None: ...
     def on_lost(self, endpoint: str, why: str, end: LinkEnd) -> None:
-        """Handle a lost link: unanswered commands will never be answered. The link reopens by itself."""
+        """Handle a lost link: pending commands will never be answered. WorkerLink continues to reconnect."""
 
 
 class _LinkBroken(Exception):
-    """Error: the connection must be closed; the link may be resumed."""
+    """Error: the connection must be closed; a new connection may resume the link."""
 
 
 class _Refused(Exception):
-    """Error: the two processes must not work together. The message names both versions."""
+    """Error: this router must not use the process at the endpoint. The message says why."""
 
 
 class _WorkerSilent(Exception):
@@ -139,7 +142,7 @@ class _WorkerInvalid(Exception):
 
 
 class WorkerLink:
-    """Link between this router and one worker. `run` it until cancelled; `send` never waits."""
+    """Link between this router and one worker. Start `run` as a task; `send` never waits."""
 
     def __init__(
         self,
@@ -160,20 +163,20 @@ class WorkerLink:
         self._channel: LinkChannel[Command] = LinkChannel(_MAX_UNACKNOWLEDGED)
         self._epoch = 0  # worker's epoch while the link is open; 0: closed
         self._description: WorkerDescription | None = None  # worker's description when the link opened
-        self._outbox: LinkOutbox | None = None  # while connected
+        self._outbox: LinkOutbox | None = None  # None while not connected
         self._grace: asyncio.TimerHandle | None = None
         self._check = ResponseCheck()
         self._heard_at = 0.0
-        self._acknowledged = 0  # last message number that was acknowledged to the worker
-        self._last_report: link_wire.ReportArrival | None = None  # received since the last message to the worker
+        self._acknowledged = 0  # number of the last message that was acknowledged to the worker
+        self._last_report: link_wire.ReportArrival | None = None  # None: no report since the last message to the worker
 
     @property
     def held(self) -> bool:
-        """True while the link is open or in its reconnect grace: requests on the worker may continue."""
+        """Whether the link is open or may still reconnect within its grace: requests on the worker may continue."""
         return self._epoch != 0
 
     def send(self, command: Command) -> bool:
-        """Send a command now, or after a reconnect within the grace. Return False if the link is closed."""
+        """Send a command, after a reconnect if necessary. Return False if the link is lost or not open yet."""
         if self._epoch == 0:
             return False
         try:
@@ -186,7 +189,7 @@ class WorkerLink:
         return True
 
     async def run(self) -> None:
-        """Keep the link open until cancelled."""
+        """Connect, and reconnect after each lost connection, until cancelled."""
         retry_s = _FIRST_RETRY_S
         try:
             while True:
@@ -200,7 +203,7 @@ class WorkerLink:
                 self._grace.cancel()
 
     async def _connection(self) -> bool:
-        """Run one connection from Hello until it closes. Return whether it reached Welcome."""
+        """Run one connection from Hello until it closes. Return whether the worker's Welcome was accepted."""
         self._heard_at = time.monotonic()
         welcomed = False
         try:
@@ -225,7 +228,7 @@ class WorkerLink:
             return False
         except (_WorkerSilent, LinkViolation) as error:
             self._lose(str(error))
-        except Exception as fault:  # foreign input: a message of one worker must not end the router
+        except Exception as fault:  # untrusted input: an invalid message of one worker must not end the router
             why = str(fault) if isinstance(fault, _WorkerInvalid) else f"{type(fault).__name__} in its message"
             if not isinstance(fault, _WorkerInvalid):
                 logger.exception("invalid message from worker %s: closing the link", self.endpoint)
@@ -234,7 +237,7 @@ class WorkerLink:
         return welcomed
 
     async def _require_proof(self, call: Call, proof: CallProof | None) -> None:
-        """Require the worker's proof before anything is sent. A worker without a secret sends none."""
+        """Check, before anything is sent, the worker's proof that it has the cluster secret. Raises: _Refused."""
         if proof is None:
             return
         try:
@@ -242,10 +245,10 @@ class WorkerLink:
                 shown = await call.initial_metadata()
         except TimeoutError:
             if self.held:
-                raise  # the worker may be busy
+                raise  # the worker of an open link may only be busy: connect again
             self._refuse(None, NOT_PROVEN)
         if call.done():
-            await call.read()  # raises the error of the call
+            await call.read()  # raises the error that ended the call
         if not proof.is_answered_by(tuple(shown)):
             self._refuse(None, NOT_PROVEN)
 
@@ -274,13 +277,13 @@ class WorkerLink:
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _refuse(self, description: WorkerDescription | None, why: str) -> NoReturn:
-        """Refuse a process. An open link belonged to its predecessor at the endpoint and is lost. Raises: _Refused."""
+        """Refuse the process at the endpoint. An open link, which was to its predecessor, is lost. Raises: _Refused."""
         self._lose("another process answers at its endpoint", LinkEnd.GONE)
         self._listener.on_refused(self.endpoint, description, why)
         raise _Refused(why)
 
     def _open_outbox(self) -> LinkOutbox:
-        """Open the outbox and requeue the messages that the worker has not acknowledged."""
+        """Open the outbox and queue again the messages that the worker has not acknowledged."""
         self._outbox = LinkOutbox()
         for numbered in self._channel.unacknowledged():
             self._outbox.put(numbered.message)
@@ -352,7 +355,7 @@ class WorkerLink:
             await call.write(command)
 
     async def _watch(self) -> None:
-        """Acknowledge messages that no command acknowledged, and notice silence.
+        """Acknowledge messages that no command has acknowledged, and raise _WorkerSilent if the worker is silent.
 
         Time in which this router's event loop was blocked does not count as silence.
         """
@@ -366,7 +369,7 @@ class WorkerLink:
             self._acknowledge()
 
     def _broken(self, welcomed: bool, error: Exception) -> None:
-        """Handle the end of a connection: an open link waits for the next one, for its grace."""
+        """Handle the end of a connection: an open link is lost unless it reconnects within its grace."""
         if welcomed:
             logger.info("connection to worker %s closed: %s; reconnecting", self.endpoint, _first_line(error))
             self._listener.on_disconnected(self.endpoint)
@@ -376,7 +379,7 @@ class WorkerLink:
             self._grace = loop.call_later(self._timing.grace_s, self._lose, why)
 
     def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
-        """Lose the link to a process that does not continue it, with the reason."""
+        """Close the link because the process that answered does not continue it; the description gives the reason."""
         before = self._description
         if epoch == self._epoch:
             self._lose("the worker dropped it")
@@ -386,7 +389,7 @@ class WorkerLink:
             self._lose("the worker restarted", LinkEnd.GONE)
 
     def _lose(self, why: str, end: LinkEnd = LinkEnd.CUT) -> None:
-        """Close the link: the next connection opens a new one."""
+        """Close the link as lost; the next connection opens a new link."""
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
@@ -403,7 +406,7 @@ class WorkerLink:
 async def _until_one_ends(*works: Coroutine[Any, Any, None]) -> None:
     """Wait until one task finishes, cancel the others, and raise its exception.
 
-    A TaskGroup that fails just as it is cancelled raises the failure alone before Python 3.13.
+    Not a TaskGroup: before Python 3.13, a group that fails just as it is cancelled swallows the cancellation.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -1,7 +1,7 @@
-"""Exchange with the other routers through Redis: load on workers, placements, and use of API keys.
+"""Exchange of records between routers through Redis: load on workers, placements, and use of API keys.
 
-A change at another router is known within two periods and a round trip (0.25 s). Without Redis each router knows only
-its own state.
+Each router writes its record, called share, every PERIOD_S and reads those of the others: a change is known everywhere
+within two periods and a round trip (0.25 s). Without Redis each router knows only its own state.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ _BOUNDS = Bounds(
 
 
 class Taken(NamedTuple):
-    """Increase of a key's use at another router since its last share."""
+    """Increase of an API key's use at another router between its last two shares. `tenant`: name of the key."""
 
     tenant: str
     requests: int
@@ -55,17 +55,17 @@ class Taken(NamedTuple):
 
 
 class SharedLimits:
-    """Use of API keys at the other routers. Pure.
+    """Use of API keys at the other routers. Pure state.
 
-    Each router shares its totals since its start, and the increase is charged here. Requests that start at several
-    routers within one period may exceed a limit; the excess over requests and tokens per minute becomes a debt.
+    Each router shares its totals since its start, and their increase is charged here. Requests that start at several
+    routers within one period may exceed a key's limit; an excess of requests or tokens per minute becomes a debt.
     """
 
     def __init__(self) -> None:
         self._received: dict[bytes, dict[str, KeyUse]] = {}
 
     def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
-        """Yield the increases since a router's last share. Its first share yields none: it counts since its start."""
+        """Yield increases since the router's last share. Its first share yields none: it has totals since its start."""
         known = self._received.get(router_id)
         self._received[router_id] = dict(uses)
         if known is None:
@@ -76,13 +76,13 @@ class SharedLimits:
                 yield Taken(tenant, use.requests - before.requests, use.tokens - before.tokens)
 
     def keep(self, routers: Iterable[bytes]) -> None:
-        """Forget all other routers."""
+        """Forget all routers except `routers`."""
         received = set(routers)
         for router_id in self._received.keys() - received:
             del self._received[router_id]
 
     def active(self) -> dict[str, int]:
-        """Return the sum of active requests at all other routers, by key."""
+        """Return, by API key, the number of active requests at all other routers."""
         total: dict[str, int] = {}
         for uses in self._received.values():
             for tenant, use in uses.items():
@@ -92,13 +92,13 @@ class SharedLimits:
 
 class ShareStore(Protocol):
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Write this router's share and return the others'. Raises: RegistryUnavailable."""
+        """Write this router's share and return those of the other routers. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
 
 class PeerRouters:
-    """Exchange of shares, which keeps the cluster and the key meters informed of the other routers."""
+    """Exchange of shares with the other routers; their load and key use is entered in the cluster and key meters."""
 
     def __init__(
         self,
@@ -125,15 +125,15 @@ class PeerRouters:
         self._unreadable = SeldomLog(logger)
         self._peer_loads = PeerRouterLoads()
         self.problem = ""
-        """Reason why Redis rejected the last share; empty if it did not."""
+        """Why the last exchange with Redis failed; empty if it succeeded."""
 
     def took_over(self, router_id: bytes, stream: int) -> None:
-        """Announce that another router's stream continues here."""
+        """Announce to router `router_id`, in the next shares, that its stream continues here."""
         self._takeovers.add(Takeover(router_id, stream))
 
     @property
     def others(self) -> int:
-        """Number of other routers whose load is known."""
+        """Number of other routers with a recent share."""
         return self._peer_loads.routers
 
     @property
@@ -148,7 +148,7 @@ class PeerRouters:
                 await asyncio.sleep(self._period_s if received else _UNREACHABLE_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Write this router's share, apply the others', and return whether Redis responded."""
+        """Write this router's share, apply those of the other routers, and return whether Redis responded."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._cluster.predictions.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s

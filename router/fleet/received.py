@@ -1,4 +1,4 @@
-"""Validator of everything that a worker sends to a router. A message out of bounds closes the link to that worker."""
+"""Validation of all messages from workers to a router. A field that is out of bounds closes the worker's link."""
 
 import math
 import re
@@ -25,19 +25,19 @@ from baton.text.block_hash import HASH_BYTES
 from baton.text.sampling import MAX_CHOICES
 
 MOST_VOCABULARY = MOST_BLOCKS = 1 << 24
-MOST_SNAPSHOT_PARTS = 1 << 13  # parts of a snapshot with MOST_BLOCKS
+MOST_SNAPSHOT_PARTS = 1 << 13  # parts of a cache snapshot with MOST_BLOCKS blocks
 MOST_EVENT_BYTES = 1 << 20
 MOST_SESSION_BLOCKS = 1 << 17
-MOST_TOKENS = 1 << 22  # tokens of one message, alternatives included
-MOST_WORDS = 1 << 16  # characters of a text for people
+MOST_TOKENS = 1 << 22  # tokens in one message, including alternatives (top log-probabilities)
+MOST_WORDS = 1 << 16  # characters of an error text or a name; also entries of a list
 MOST_PATH_CHARACTERS = 4096
-MOST_MS = 1e10  # duration of a stage of a request
+MOST_MS = 1e10  # maximum duration of a stage of a request
 NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
 _NO_LOGPROB = number(-math.inf, 1.0)
 
 
 def logprobs(most: int) -> Rule:
-    """Rule for natural logarithms of probabilities; rounding errors may exceed 0."""
+    """Return the rule for at most `most` natural logarithms of probabilities. Values up to 1 allow rounding errors."""
 
     def fault(values: Iterable[float]) -> str | None:
         return counted(values) or next((why for each in values if (why := _NO_LOGPROB(each))), None)
@@ -58,8 +58,8 @@ _RULES: dict[str, Rule] = {
     "Adapter.digest": text(MAX_ID_CHARACTERS, IDENTIFIER),
     "Adapter.path": text(MOST_PATH_CHARACTERS),
     "Adapter.grace_s": number(0, MOST_GRACE_S),
-    "ConnectResponse.step_outputs": anything,  # `StepCheck`: hundreds a second
-    "Failed.reason": anything,  # a newer worker may have reasons unknown here
+    "ConnectResponse.step_outputs": anything,  # checked by `ResponseCheck._check_step`: hundreds a second
+    "Failed.reason": anything,  # a newer worker may send reasons that this router does not know
     "Failed.message": text(MOST_WORDS),
     "FirstStep.outputs": entries(MAX_CHOICES),
     "FirstStep.pooled": finites(MOST_TOKENS),
@@ -75,7 +75,7 @@ _RULES: dict[str, Rule] = {
     "SequenceOutput.top_logprobs": logprobs(MOST_TOKENS),
     "GapCause.cause": anything,
     "WorkerInfo.worker_id": text(MAX_ID_CHARACTERS, IDENTIFIER),
-    "WorkerInfo.role": anything,  # an unknown role is refused by an error that names both versions
+    "WorkerInfo.role": anything,  # unknown roles are refused later, by an error that names both versions
     "WorkerInfo.total_blocks": number(0, MOST_BLOCKS),
     "WorkerInfo.roles": entries(16),
     "WorkerInfo.arithmetic": text(MOST_WORDS),
@@ -103,18 +103,18 @@ _RULES: dict[str, Rule] = {
     "KeptSession.owner": size(8),
     "KeptSession.keep_for_s": number(),
 }
-"""Bounds of all fields except token ids, by message and field."""
+"""Bounds of all fields except token ids, by message and field name."""
 _TOKEN_FIELDS = ("PromptScores.top_token_ids", "SequenceOutput.token_ids", "SequenceOutput.top_token_ids")
 
 
 _RARE = frozenset(
     session_pb2.StepOutputs.DESCRIPTOR.fields_by_name[name].number for name in ("gaps", "held", "since", "drafts")
 )
-"""Numbers of the fields that few messages have, which are checked by the rules."""
+"""Protobuf numbers of the fields that few messages have. They are checked by the slower rules."""
 
 
 class ResponseCheck:
-    """Check of one worker's messages against its model's vocabulary, or against any until the worker is known."""
+    """Checks one worker's messages. Token ids must be in the vocabulary of its model, once the model is known."""
 
     def __init__(self, vocab_size: int = MOST_VOCABULARY) -> None:
         tokens = numbers(MOST_TOKENS, 0, vocab_size - 1)
@@ -122,8 +122,8 @@ class ResponseCheck:
         self._vocab_size = vocab_size
 
     def check(self, message: session_pb2.ConnectResponse) -> None:
-        """Check a message. Raises: OutOfBounds."""
-        if message.HasField("step_outputs"):  # hundreds a second
+        """Check all fields of a worker's message. Raises: OutOfBounds."""
+        if message.HasField("step_outputs"):  # fast path, for hundreds of messages a second
             numbers_of_message = (message.number, message.acknowledged, message.epoch)
             if max(numbers_of_message) <= MAX_EXACT:
                 self._check_step(message.step_outputs)
@@ -133,7 +133,7 @@ class ResponseCheck:
             _check_logprobs(output)
 
     def _check_step(self, step: session_pb2.StepOutputs) -> None:
-        """Check token ids directly, and everything else by the rules. Raises: OutOfBounds."""
+        """Check a step's token ids directly, and all other fields by the rules. Raises: OutOfBounds."""
         vocab_size, bounds = self._vocab_size, self._bounds
         for output in step.outputs:
             token_ids = output.token_ids
@@ -149,6 +149,6 @@ class ResponseCheck:
 
 
 def _check_logprobs(output: session_pb2.SequenceOutput) -> None:
-    """Check log-probabilities. Raises: OutOfBounds."""
+    """Check that log-probabilities, if present, are as many as tokens. Raises: OutOfBounds."""
     if output.logprobs and len(output.logprobs) != len(output.token_ids):
         raise OutOfBounds(f"logprobs: {len(output.logprobs)} entries for {len(output.token_ids)} tokens")

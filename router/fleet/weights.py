@@ -1,4 +1,4 @@
-"""Open requests by the weights or adapter that they use, and the time limit of those whose weights were replaced."""
+"""Open requests by the weights or adapter that they use. Requests whose weights were replaced get a time limit."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -21,21 +21,21 @@ class TrackedRequest:
 
 @dataclass(slots=True)
 class OpenRequests:
-    """Open requests of one router. `on_change` is called when the adapters and weights that workers must keep change.
+    """Open requests of one router. `on_change` is called when workers must keep other adapters or weights than before.
 
-    `can_compute`: whether any worker still has an adapter or weights; None: the weights it was started with.
+    `can_compute` returns whether any worker still has the adapter or weights; None: the weights it was started with.
     """
 
     on_change: Callable[[], None]
     can_compute: Callable[[Adapter | None], bool]
     in_force: ListedAdapter | None = None
-    """Weights that replace those that workers were started with; None: none do."""
-    _open: dict[str, set[TrackedRequest]] = field(default_factory=dict)  # by digest
-    _ends_at: dict[str, float] = field(default_factory=dict)  # deadline on the loop's clock, by digest of old weights
+    """List entry of the weights that replace those that workers were started with; None: they are not replaced."""
+    _open: dict[str, set[TrackedRequest]] = field(default_factory=dict)  # by digest of weights or adapter
+    _ends_at: dict[str, float] = field(default_factory=dict)  # deadline (loop.time()) by digest of replaced weights
 
     @property
     def weights(self) -> Adapter | None:
-        """Weights that replace those that workers were started with; None: none do."""
+        """Weights that replace those that workers were started with; None: they are not replaced."""
         return None if self.in_force is None else self.in_force.adapter
 
     @property
@@ -44,8 +44,8 @@ class OpenRequests:
 
     @contextmanager
     def using(self, adapter: Adapter | None, own_weights: str, end: End) -> Iterator[None]:
-        """Register a request for the duration of the context. `own_weights`: digest of the weights that workers were
-        started with. `end`: called with the error if its weights were replaced.
+        """Register a request for the duration of the context. `adapter` None: it uses `own_weights`, the digest of the
+        weights that workers were started with. `end`: called with the error if the grace of replaced weights expires.
         """
         digest = own_weights if adapter is None else adapter.digest
         request = TrackedRequest(digest, end)
@@ -63,11 +63,11 @@ class OpenRequests:
             self._open[digest].discard(request)
             if not self._open[digest]:
                 del self._open[digest]
-                if adapter not in (None, self.weights) or self._is_replaced(digest):  # others are kept in any case
+                if adapter not in (None, self.weights) or self._is_replaced(digest):  # current weights are always kept
                     self.on_change()
 
     def take(self, in_force: ListedAdapter | None) -> None:
-        """Put weights in force. Requests of other weights may run for its grace from now on."""
+        """Put weights in force. Open requests with other weights are ended after the grace of the new weights."""
         if in_force == self.in_force:
             return
         self.in_force = in_force
@@ -83,7 +83,7 @@ class OpenRequests:
                     self._limit(request)
 
     def gone(self, adapter: Adapter | None) -> Aborted | None:
-        """Return the error of a request whose weights were replaced and are on no worker any more; else None."""
+        """Return the error for a request whose weights were replaced and are on no worker any more; otherwise None."""
         if self.weights is None or adapter == self.weights or self.can_compute(adapter):
             return None
         return _replaced("" if adapter is None else adapter.digest, "no worker has them any more; send it again")

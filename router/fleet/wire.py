@@ -1,4 +1,4 @@
-"""Link messages between protobuf and plain values: the only module that knows the names of both. It decides nothing."""
+"""Conversion of link messages between protobuf and plain values. It only maps names and decides nothing."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -109,9 +109,9 @@ _FAILURES = {
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command to a worker. `prompt`: bytes that follow the message's own, packed on another thread.
+    """Command to a worker. `prompt`: serialised prompt, which is appended to the serialised message.
 
-    Packing a prompt of 100 000 tokens takes milliseconds, for which all streams would wait.
+    The prompt is packed on another thread: 100 000 tokens take milliseconds, in which all streams would wait.
     """
 
     message: session_pb2.ConnectRequest
@@ -123,19 +123,19 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Fields that an attempt's workers get in addition to the request."""
+    """Fields of an attempt's commands that are not part of the request."""
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
-    fetch_id: bytes  # 16 random bytes, for blocks that prefill may fetch
+    fetch_id: bytes  # 16 random bytes, of the transfer by which prefill may fetch cached blocks
     time_left_ms: int
     traceparent: str
-    request_id: str = ""  # the client's
+    request_id: str = ""  # public id of the request
 
 
 @dataclass(frozen=True, slots=True)
 class ReportArrival:
-    """Times of a worker's newest report."""
+    """Times at which a worker's report was created and arrived."""
 
     made_us: int  # creation, on the worker's clock
     came_s: float  # arrival, monotonic
@@ -165,7 +165,7 @@ def pooling_message(pooling: Pooling | None) -> session_pb2.Pooling | None:
 
 
 def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command:
-    """Create the command to a prefill worker."""
+    """Create the command to compute a prompt on a prefill worker."""
     sampling = sampling_message(request.sampling, computes_prompt=True)
     message = session_pb2.Prefill(
         **_attempt_fields(tag, request), sampling=sampling, fetch=_fetch(tag, request, placement)
@@ -174,7 +174,7 @@ def prefill(tag: Tag, request: PreparedRequest, placement: Placement) -> Command
 
 
 def _attempt_fields(tag: Tag, request: PreparedRequest) -> dict[str, Any]:
-    """Return the fields that Prefill and Start share."""
+    """Return the fields that are in both commands, Prefill and Start."""
     return {
         "attempt_id": tag.attempt_id,
         "transfer_id": tag.transfer_id,
@@ -204,7 +204,7 @@ def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_
 
 
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
-    """Create the command to a decode worker. `prefill_endpoint` None: it computes the prompt itself."""
+    """Create the command to generate an answer on a decode worker. `prefill_endpoint` None: it computes the prompt."""
     message = session_pb2.Start(
         **_attempt_fields(tag, request),
         prefill_endpoint=prefill_endpoint or "",
@@ -226,7 +226,7 @@ def _with_prompt(
 
 
 def kept_session_message(kept: KeptSession | None, name: str = "") -> kept_session_pb2.KeptSession | None:
-    """Create the message. `name`: the client's name of the session, which workers do not get."""
+    """Convert a session's retention. `name`: the client's name of the session; empty in messages to workers."""
     if kept is None:
         return None
     return kept_session_pb2.KeptSession(
@@ -245,12 +245,12 @@ def cancel(attempt_id: int, keep_landed: bool = False) -> Command:
 
 
 def snapshot_request(tier: bool = False) -> Command:
-    """Request a snapshot of the prefix cache, or of the files."""
+    """Create the command to send a snapshot of the prefix cache or, with `tier`, of the KV files."""
     return Command(session_pb2.ConnectRequest(snapshot_request=cache_pb2.SnapshotRequest(tier=tier)))
 
 
 def adopt(router_id: bytes, attempt_id: int, tag: Tag) -> Command:
-    """Create a command to continue the answer of `attempt_id` of `router_id` as the tag's attempt."""
+    """Create the command to continue another router's attempt (`router_id`, `attempt_id`) as the attempt of `tag`."""
     return Command(
         session_pb2.ConnectRequest(
             adopt=session_pb2.Adopt(
@@ -271,14 +271,14 @@ def prepare_adapter(change_id: int, name: str, path: str) -> Command:
 
 
 def drop_adapter(change_id: int) -> Command:
-    """Create a command to release the adapter that was prepared for a change."""
+    """Create the command to release the adapter that was loaded for change `change_id`."""
     return Command(
         session_pb2.ConnectRequest(prepare_adapter=session_pb2.PrepareAdapter(change_id=change_id, drop=True))
     )
 
 
 def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable[str]) -> Command:
-    """Create the list of adapters. `in_use`: digests of unlisted adapters that open requests still use."""
+    """Create the command to apply a list of adapters. `in_use`: digests of unlisted adapters that requests use."""
     adapters = [
         session_pb2.Adapter(name=each.adapter.name, digest=each.adapter.digest, path=each.path, grace_s=each.grace_s)
         for each in listed
@@ -288,7 +288,7 @@ def adapter_list(version: int, listed: Iterable[ListedAdapter], in_use: Iterable
 
 
 def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) -> Command:
-    """Create a command to fetch the blocks that the worker at `endpoint` keeps for a session."""
+    """Create the command to fetch the blocks that the worker at `endpoint` keeps for a session."""
     fetch = session_pb2.Fetch(endpoint=endpoint, transfer_id=transfer_id, blocks=len(hand_over.block_hashes))
     return Command(
         session_pb2.ConnectRequest(
@@ -298,7 +298,7 @@ def bring(hand_over: session_pb2.HandOver, endpoint: str, transfer_id: bytes) ->
 
 
 def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple[AttemptEvent, ...]:
-    """Return the attempt events of a numbered message; none for kinds that this release does not know."""
+    """Return the attempt events of a numbered message; empty for a kind of message that this release does not know."""
     match message.WhichOneof("event"):
         case "prompt_scores":
             scores = message.prompt_scores
@@ -318,7 +318,7 @@ def attempt_events(message: session_pb2.ConnectResponse, endpoint: str) -> tuple
 
 
 def worker_description(info: session_pb2.WorkerInfo) -> WorkerDescription:
-    """Read a description. Raises: ValueError for a role that this router does not know."""
+    """Convert a worker's description. Raises: ValueError for a role that this router does not know."""
     if info.role not in _ROLES:
         raise ValueError(f"{info.worker_id} has the unknown role {info.role}")
     return WorkerDescription(
@@ -378,7 +378,7 @@ def versions_message(versions: Versions) -> versions_pb2.Versions:
 
 
 def _copied(kind: type[Plain], message: Message, **others: Any) -> Plain:
-    """Return a plain value with the message's fields of the same name. `others`: the fields that differ."""
+    """Return a `kind` with the message's fields of the same names. `others`: values of all other fields."""
     same = {each.name: getattr(message, each.name) for each in fields(kind) if each.name not in others}
     return kind(**same, **others)
 
@@ -483,7 +483,7 @@ def _first_step(first_step: session_pb2.FirstStep) -> FirstStep:
 
 
 def groups_of(model: session_pb2.ModelInfo) -> BlockGroups:
-    """Read the block groups of a model. Raises: ValueError for impossible ones."""
+    """Convert a model's block groups. Raises: ValueError for groups that cannot work."""
     if not model.HasField("block_groups"):
         return ONE_GROUP
     groups = model.block_groups

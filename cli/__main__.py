@@ -61,7 +61,7 @@ app.command(rich_help_panel=INSTALLATION)(installation.completion)
 
 def main() -> None:
     """Run the `baton` command."""
-    completion_init()  # for `baton completion`; typer's own flags would write to files of the user
+    completion_init()  # lets `baton completion` work; typer's own flags would write to the user's files
     try:
         app(prog_name="baton")
     except (CommandFailed, ConfigError) as error:

@@ -35,7 +35,7 @@ def round_ms(value: float) -> float:
 
 
 def round_milliseconds(fields: Mapping[str, object]) -> dict[str, object]:
-    """Round the fields whose names end with `_ms`."""
+    """Return fields with those rounded whose names end with `_ms`."""
     return {
         name: round_ms(value) if name.endswith("_ms") and isinstance(value, float) else value
         for name, value in fields.items()
@@ -49,7 +49,7 @@ class AnswerOutput(Protocol):
 
 
 class TextOutput:
-    """Output as text: a single choice streams, several are printed when complete."""
+    """Text output: a single choice is printed as it arrives, several choices each when it is complete."""
 
     def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
@@ -76,7 +76,7 @@ class TextOutput:
             self._output.flush()
 
     def _write(self, text: str) -> None:
-        """Write a text, without control characters at a terminal."""
+        """Write a text; escape control characters if the output is a terminal."""
         self._output.write(shown(text, keeps="\n\t") if self._at_terminal else text)
 
     def end(self) -> None:
@@ -94,7 +94,7 @@ class TextOutput:
 
 
 class JsonOutput:
-    """Output as a JSON object per line; `event` is started, prompt, delta, finished or error."""
+    """JSON output: one object per line, whose `event` is started, prompt, delta, finished or error."""
 
     def __init__(self, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
@@ -125,10 +125,10 @@ class JsonOutput:
 
 
 def event_as_object(event: Event) -> dict[str, object]:
-    """Return an event as JSON; usage and timings are in the last `finished`, `logprobs` only if requested."""
+    """Return an event as a JSON object. The last `finished` has usage and timings; requested `logprobs` stay."""
     if not isinstance(event, Finished):
         content = {"event": _NAMES[type(event)], **asdict(event)}
-        content.pop("resume_token", None)  # a credential for the stream
+        content.pop("resume_token", None)  # secret: with it, anyone can resume the stream
         if content.get("logprobs", ()) is None:
             del content["logprobs"]
         return content
@@ -146,7 +146,7 @@ def event_as_object(event: Event) -> dict[str, object]:
 
 
 def show_answer(events: Iterable[Event], output: AnswerOutput, timing: TextIO | None = None) -> bool:
-    """Print an answer and return whether it succeeded. `timing` gets a line of figures."""
+    """Print an answer and return whether it succeeded. `timing`: file for a line with TTFT and token counts."""
     last: Event | None = None
     request_id = ""
     try:
@@ -182,7 +182,7 @@ def generate(
     json: bool,
     verbose: bool = False,
 ) -> int:
-    """Continue a prompt, with `system` through the chat template; return the exit code."""
+    """Print the continuation of a prompt; return the exit code. `system`: use the chat template, with this message."""
     if system is not None and isinstance(prompt, str):
         return chat_once(target, prompt, system, options, json, verbose)
     with BatonClient(target, **credentials()) as client:
@@ -198,12 +198,12 @@ def chat_once(
 
 
 def opening(system: str | None) -> list[Message]:
-    """Return the first messages of a conversation."""
+    """Return the messages before the first question: the system message, if there is one."""
     return [] if system is None else [Message("system", system)]
 
 
 def ask(call: Callable[[], Generator[Event, None, None]], output: AnswerOutput, target: str, verbose: bool) -> int:
-    """Print the answer, with `verbose` also figures on stderr; return the exit code."""
+    """Print the answer; return the exit code. `verbose`: print TTFT and token counts on stderr."""
     try:
         events = call()
     except BatonClientError as error:
@@ -221,7 +221,7 @@ HELP = """/reset   forget the conversation
 /help    show this
 Ctrl-C   cancel the answer; the conversation continues
 Ctrl-D   end the conversation"""
-INTERRUPTED = 130  # exit code of a shell after Ctrl-C
+INTERRUPTED = 130  # exit code that shells use after Ctrl-C
 
 
 def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose: bool = False) -> int:
@@ -249,7 +249,7 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose
 
 
 class Conversation:
-    """Conversation, sent completely with each question, in a new session unless one was named."""
+    """Conversation. Each question is sent with all earlier turns. Without a given session, it has a new one."""
 
     def __init__(
         self, client: BatonClient, target: str, system: str | None, options: GenerateOptions, verbose: bool
@@ -275,7 +275,7 @@ class Conversation:
             self._ask([*self.messages, Message("user", line)])
 
     def _ask(self, messages: list[Message]) -> None:
-        """Ask; keep a cancelled answer as far as it came, but no failed one."""
+        """Ask a question. Keep the received text of a cancelled answer, but nothing of a failed one."""
         output = TextOutput(choices=1)
         try:
             is_answered = (

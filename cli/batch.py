@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def answer_line(answered: "Ready", output: "RequestOutput") -> dict[str, Any]:
-    """Return the line of an answered request."""
+    """Return the output line of an answered request."""
     request = answered.request
     choices = [choice_of(answered, completion) for completion in output.outputs]
     prompt_tokens = len(output.prompt_token_ids)
@@ -51,14 +51,14 @@ def _line(request: BatchRequest, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choice_of(answered: "Ready", completion: Any) -> dict[str, Any]:
-    """Return a choice in the form of the request's API."""
+    """Return a choice as the request's API formats it: chat or completions."""
     text, reason = completion.text, completion.finish_reason
     content = answered.answer(text, reason) if answered.request.is_chat else {"text": text, "finish_reason": reason}
     return {"index": completion.index, **content}
 
 
 def error_line(request: BatchRequest, refused: LineRefused) -> dict[str, Any]:
-    """Return the line of a rejected request, which a repeated run skips."""
+    """Return the output line of a rejected request. A repeated run skips this request."""
     error = {"code": "invalid_request", "message": str(refused), "param": refused.param}
     return {"id": request.custom_id, "custom_id": request.custom_id, "response": None, "error": error}
 
@@ -104,7 +104,7 @@ def opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def finished_ids(file: BinaryIO, path: Path) -> set[str]:
-    """Return the ids of complete lines and truncate the file after the last. Raises: CommandFailed."""
+    """Return the ids of complete output lines, and remove an incomplete last line. Raises: CommandFailed."""
     file.seek(0)
     content = file.read()
     complete = content.rfind(b"\n") + 1
@@ -166,13 +166,13 @@ def answer_all(options: BatchOptions, requests: Sequence[BatchRequest], target: 
 
 
 def write(target: BinaryIO, line: dict[str, object]) -> None:
-    """Write and flush a line, so that it survives SIGKILL."""
+    """Write a line and flush it, so that it survives a SIGKILL of this process."""
     target.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
     target.flush()
 
 
 def report(target: BinaryIO, path: Path) -> int:
-    """Print counts; return the exit code."""
+    """Print the numbers of answered and rejected requests; return the exit code."""
     target.seek(0)
     lines = [json.loads(line) for line in target.read().splitlines()]
     refused = sum(1 for line in lines if line["error"] is not None)

@@ -1,4 +1,4 @@
-"""Lines of a batch file: each is a request, or says why it is none."""
+"""Parser of batch files: each line gives a request, or the reason why the line is invalid."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class LineRefused(Exception):
-    """Error of one line; `param`: the field at fault, if any."""
+    """Error: a line is invalid. `param`: the invalid field, None if no single field is."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -25,7 +25,7 @@ class LineRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchRequest:
-    """Request of a line. `custom_id`: unique in the file. `body`: unchecked, empty if there is a `fault`."""
+    """Request in a line. `custom_id`: unique in the file. `body`: unchecked; empty if the line is invalid."""
 
     custom_id: str
     url: str = COMPLETION
@@ -38,7 +38,7 @@ class BatchRequest:
 
 
 def read_lines(content: bytes) -> list[BatchRequest]:
-    """Return a request per non-empty line; an invalid line has a fault and is identified by its number."""
+    """Return a request per non-empty line; invalid lines get a `fault`, and lines without a unique id one by number."""
     texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
     read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
     given = {custom_id for _, custom_id, _ in read if custom_id is not None}
@@ -62,7 +62,7 @@ def _line_names(number: int) -> Iterator[str]:
 
 
 def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
-    """Return the id in a line, and its request."""
+    """Return the `custom_id` in a line, None without one, and its request."""
     try:
         line = from_json(text)
     except ValueError as error:
@@ -79,7 +79,7 @@ def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
 
 
 def _request(line: dict[str, Any]) -> BatchRequest:
-    """Return the request of a line. Raises: LineRefused."""
+    """Return the request in a line's fields. Raises: LineRefused."""
     method, url = line.pop("method", "POST"), line.pop("url", None)
     body = line.pop("body", None)
     if body is None:

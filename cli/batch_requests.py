@@ -45,7 +45,7 @@ _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bia
 
 
 class BatchFields(Body):
-    """Fields that a batch treats differently from the server."""
+    """Fields of a request that `baton batch` treats differently from the server."""
 
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -65,14 +65,14 @@ class BatchCompletion(BatchFields, CompletionRequest):
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Request that can be answered. `model`: the name in the line."""
+    """Valid request for text. `model`: the model name in the line, else the default one."""
 
     request: BatchRequest
     prompt: "Prompt"
     params: "SamplingParams"
     model: str
     lora: "LoRARequest | None"
-    parser: MakeParser | None = None  # for chat answers with reasoning or calls
+    parser: MakeParser | None = None  # separates reasoning and tool calls of a chat answer; None without them
 
     def answer(self, text: str, reason: str | None) -> dict[str, Any]:
         """Return a chat's message and finish reason."""
@@ -82,12 +82,12 @@ class Ready:
         return {"message": message, "finish_reason": ended_by(message, reason)}
 
 
-MAX_INPUTS_TOGETHER = 256  # per call of the engine
+MAX_INPUTS_TOGETHER = 256  # maximum number of inputs in one call of the engine
 
 
 @dataclass(frozen=True, slots=True)
 class ReadyInputs:
-    """Request for vectors that can be answered. `model`: the name in the line."""
+    """Valid request for vectors. `model`: the model name in the line, else the default one."""
 
     request: BatchRequest
     prompts: "tuple[Prompt, ...]"
@@ -97,7 +97,7 @@ class ReadyInputs:
     lora: "LoRARequest | None"
 
     def body(self, vectors: "Sequence[EmbeddingRequestOutput]") -> dict[str, Any]:
-        """Return the body of the server's API."""
+        """Return the response body, the same as the server's embeddings API returns."""
         numbers = [each.outputs.embedding for each in vectors]
         usage = Usage(sum(map(_tokens, self.prompts)), 0, sum(each.num_cached_tokens for each in vectors))
         shown = [base64_of(each) if self.as_base64 else each for each in numbers]
@@ -112,7 +112,7 @@ def _tokens(prompt: "Prompt") -> int:
 def embedded(
     llm: "LLM", lines: Sequence[ReadyInputs]
 ) -> "Iterator[tuple[ReadyInputs, Sequence[EmbeddingRequestOutput]]]":
-    """Yield each line with its vectors, computing lines with equal options together."""
+    """Yield each line with its vectors; consecutive lines with equal options are computed together."""
     from baton.engine import PoolingParams
 
     for together in _together(lines):
@@ -138,7 +138,7 @@ def _together(lines: Sequence[ReadyInputs]) -> Iterator[list[ReadyInputs]]:
 
 
 class Validator:
-    """Checks lines; close it. `models`: names that a line may give, the first is the default."""
+    """Checks requests; close it after use. `models`: model names that a line may give, the default first."""
 
     def __init__(self, llm: "LLM", folder: Path, models: Mapping[str, "LoRARequest | None"]) -> None:
         """Load the tokenizer. Raises: ModelFolderError."""
@@ -198,7 +198,7 @@ class Validator:
             return ReadyInputs(request, prompts, message.dimensions, as_base64, name, self._models[name])
 
     def _input(self, index: int, prompt: AskedPrompt, pooling: Pooling) -> "Prompt":
-        """Return the checked prompt. Raises: Problem, ValueError."""
+        """Check one input and return its prompt. Raises: Problem, ValueError."""
         asked = GenerationRequest(Operation.EMBED, prompt, pooling=pooling)
         try:
             token_ids = self._token_ids(validate(asked, self._defaults, *self._limits, DrawnValues("", 0)))
@@ -232,7 +232,7 @@ class Validator:
         token_ids = self._token_ids(valid)
         params = replace(
             sampling_params(replace(asked.sampling, seed=valid.sampling.seed)),
-            # Special tokens delimit reasoning and calls, so they are kept where the parser needs them.
+            # Special tokens delimit reasoning and tool calls: keep them if the parser needs them.
             skip_special_tokens=message.skip_special_tokens is not False and not asked.shown_tokens,
             include_stop_str_in_output=bool(message.include_stop_str_in_output),
         )
@@ -242,7 +242,7 @@ class Validator:
 
 
 def seed_of(custom_id: str) -> int:
-    """Return the seed of a request without one, from its id."""
+    """Return a seed derived from the id, for a request that gives no seed."""
     return int.from_bytes(hashlib.sha256(custom_id.encode()).digest()[:8], "little")
 
 
@@ -259,11 +259,11 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return to_json(body, inf_nan_mode="constants")  # null would count as an absent field
+    return to_json(body, inf_nan_mode="constants")  # NaN and Infinity as null would count as absent fields
 
 
 def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Accept `prompt_token_ids` as a name of the prompt. Raises: Problem."""
+    """Return the body with `prompt_token_ids` renamed to `prompt`. Raises: Problem."""
     if "prompt_token_ids" not in body:
         return body
     if "prompt" in body:
@@ -272,7 +272,7 @@ def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _prompted(message: EmbeddingRequest, pooler: Pooler) -> list[AskedPrompt]:
-    """Return the prompts of a line. Raises: Problem."""
+    """Return the prompts of a request for vectors. Raises: Problem."""
     try:
         return prompted(prompts_of(message.input, "input"), pooler, message.prompt_name)
     except BatonError as error:
@@ -281,10 +281,10 @@ def _prompted(message: EmbeddingRequest, pooler: Pooler) -> list[AskedPrompt]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Convert any error of a request. Raises: LineRefused."""
+    """Convert the errors of an invalid request. Raises: LineRefused."""
     try:
         yield
     except Problem as problem:
         raise LineRefused(problem.message, problem.param) from problem
-    except ValueError as error:  # from checks that only the engine can make
+    except ValueError as error:  # raised by checks that only the engine can make
         raise LineRefused(str(error)) from error

@@ -32,14 +32,14 @@ Answer = TypeVar("Answer")
 
 
 class Credentials(TypedDict):
-    """Keyword arguments of a client."""
+    """Credentials, as keyword arguments of a client."""
 
     api_key: str | None
     tls: bool | Path
 
 
 def credentials() -> Credentials:
-    """Return the credentials in the environment. Raises: CommandFailed."""
+    """Read the credentials from environment variables. Raises: CommandFailed."""
     authority = os.environ.get(TLS_CA_VARIABLE)
     if authority and not Path(authority).is_file():
         raise CommandFailed(f"{TLS_CA_VARIABLE}: {authority} is not a file")
@@ -47,9 +47,9 @@ def credentials() -> Credentials:
 
 
 def admin_key(target: str) -> str | None:
-    """Return the key for an admin port: from the cluster secret, or the user's API key.
+    """Return the key for an admin port: from the cluster secret, else the user's API key, else None.
 
-    None if the client finds the token of a service that this user started. Raises: ConfigError.
+    None also if the client itself finds the token of a service that this user started. Raises: ConfigError.
     """
     secret = read_config(SecretConfig, []).cluster_secret
     port = target.rpartition(":")[2]
@@ -59,7 +59,7 @@ def admin_key(target: str) -> str | None:
 
 
 def channel_opener(authority: Path | None, internal: bool) -> Callable[[str], grpc.aio.Channel] | None:
-    """Return how to open a TLS channel to a public or an internal port, None without TLS. Raises: ConfigError."""
+    """Return a function that opens TLS channels to public or internal ports; None without TLS. Raises: ConfigError."""
     if internal:
         tls = read_config(InternalTlsConfig, []).internal_tls
         return lambda target: open_async_channel(target, (), tls)
@@ -67,13 +67,13 @@ def channel_opener(authority: Path | None, internal: bool) -> Callable[[str], gr
     return None if trusted is None else lambda target: grpc.aio.secure_channel(target, trusted)
 
 
-# Texts in gRPC's errors for an HTTP/1 server, plain and over TLS.
+# Texts in gRPC's errors if the server speaks only HTTP/1, without and with TLS.
 _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 
 def for_people(error: BatonClientError, target: str, begun: bool = False) -> BatonClientError:
-    """Return the error with advice, or as it is if the server explained it. `begun`: part of the answer has arrived."""
-    # A server gives every UNAVAILABLE a reason; without one no server answered.
+    """Return the error with advice; unchanged if the server explained it. `begun`: a part of the answer has arrived."""
+    # Servers give every UNAVAILABLE a reason: without a reason, no server answered.
     if isinstance(error, Unavailable) and error.reason is None:
         return Unavailable(_unreachable(error.message, target, begun), error.details)
     if isinstance(error, NotAllowed):
@@ -85,13 +85,13 @@ def for_people(error: BatonClientError, target: str, begun: bool = False) -> Bat
 
 
 def open_admin(target: str, timeout_s: float = 5.0) -> AdminClient:
-    """Return a client without retries for an admin port. Raises: ConfigError."""
+    """Return a client for an admin port, which does not retry. Raises: ConfigError."""
     return AdminClient(target, retry=RetryPolicy(attempts=1), timeout_s=timeout_s, api_key=admin_key(target))
 
 
 @contextmanager
 def admin_client(target: str, timeout_s: float = 5.0) -> Iterator[AdminClient]:
-    """Open a client without retries. Raises: CommandFailed with advice for any error but ModelNotFound; ConfigError."""
+    """Open a client for an admin port. Raises: ModelNotFound, ConfigError; CommandFailed with advice for all others."""
     try:
         with open_admin(target, timeout_s) as admin:
             yield admin
@@ -102,7 +102,7 @@ def admin_client(target: str, timeout_s: float = 5.0) -> Iterator[AdminClient]:
 
 
 def first_that_knows(request_id: str, admin_targets: Sequence[str], ask: Callable[[AdminClient], Answer]) -> Answer:
-    """Ask one router after another. Raises: CommandFailed if none knows the request."""
+    """Return the answer of the first router that knows the request. Raises: CommandFailed if none does."""
     for target in admin_targets:
         with suppress(ModelNotFound), admin_client(target) as admin:
             return ask(admin)
@@ -113,7 +113,7 @@ def first_that_knows(request_id: str, admin_targets: Sequence[str], ask: Callabl
 
 
 def explained(events: Generator[Event, None, None], target: str) -> Generator[Event, None, None]:
-    """Yield the events, and raise their error with advice."""
+    """Yield the events; an error of their stream is raised with advice."""
     begun = False
     try:
         for event in events:
@@ -141,7 +141,7 @@ def _unreachable(message: str, target: str, begun: bool) -> str:
 
 
 def _grpc_port_advice(target: str) -> str:
-    """Name the gRPC target of the service on this machine whose HTTP address is `target`, else the default."""
+    """Return advice for a user who gave a local service's HTTP address `target`: its gRPC address, else the default."""
     for record in running_services(RUNTIME):
         for grpc_target, http_target in zip(record.targets, record.http_targets, strict=True):
             if http_target == target:

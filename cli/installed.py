@@ -10,7 +10,7 @@ from baton.launch.paths import ROOT
 from baton.versions import OWN
 
 COMMAND_S = 10.0
-REVISION_FILE = "REVISION"  # file of an image with the commit that it was built from
+REVISION_FILE = "REVISION"  # file in a container image, with the commit that it was built from
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def installed(packages: Sequence[str], root: Path = ROOT) -> Installed:
 
 
 def lines(found: Installed) -> list[str]:
-    """Format for people."""
+    """Format the installation as lines for people."""
     changed = f", {found.changed_files} files changed since" if found.changed_files else ""
     return [
         f"Baton {found.release}, protocol {found.protocol} (oldest {found.oldest_protocol})",

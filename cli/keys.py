@@ -63,7 +63,7 @@ def _extensions(constraints: str, usage: str) -> tuple[str, ...]:
 
 
 def _alternative(host: str) -> str:
-    """Return a subject alternative name. Raises: CommandFailed."""
+    """Return a host as a subject alternative name of a certificate. Raises: CommandFailed."""
     try:
         return f"IP:{ip_address(host)}"
     except ValueError:
@@ -73,7 +73,7 @@ def _alternative(host: str) -> str:
 
 
 def _openssl(folder: Path, *arguments: str) -> None:
-    # The machine's own openssl.cnf may add extensions a second time.
+    # Replaces the machine's own openssl.cnf, which may add the same extensions again.
     (folder / "openssl.cnf").write_text("[req]\ndistinguished_name = name\n[name]\n")
     environment = {**os.environ, "OPENSSL_CONF": str(folder / "openssl.cnf")}
     try:

@@ -50,7 +50,7 @@ def table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
 
 
 def wrapped(texts: Sequence[str], width: int, indent: str = GAP, break_ids: bool = False) -> Iterator[str]:
-    """Wrap texts, whose first blanks stay, and keep a number and its unit on one line."""
+    """Wrap texts. Leading blanks stay, and a number is never separated from its unit."""
     for text in texts:
         bound = _UNIT.sub("\N{NO-BREAK SPACE}", text)
         for line in textwrap.wrap(
@@ -60,7 +60,7 @@ def wrapped(texts: Sequence[str], width: int, indent: str = GAP, break_ids: bool
 
 
 def ms(value: float) -> str:
-    """Format milliseconds in at most 9 characters up to a day."""
+    """Format milliseconds; up to a day, the text has at most 9 characters."""
     if value >= 9_999.5:
         return f"{value / 1e3:,.1f} s"
     return f"{value:,.0f} ms" if value >= 9.95 else f"{value:.1f} ms"
@@ -75,5 +75,5 @@ def percent(share: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Format `1 block`, `1,024 blocks`."""
+    """Format a number with its noun: `1 block`, `1,024 blocks`."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

@@ -38,7 +38,7 @@ TARGET_VARIABLE = f"{VARIABLES_PREFIX}_TARGET"
 
 
 class TokenIdList(tuple[int, ...]):
-    """Token ids of one option: typer reads a plain tuple as an option with several arguments."""
+    """Token ids of one option. Not a tuple, because typer takes a tuple for several arguments."""
 
 
 def read_token_ids(text: str) -> TokenIdList:
@@ -61,7 +61,7 @@ def read_sizes(text: str, flag: str) -> tuple[int, ...]:
 
 
 def checked(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
-    """Return `read` with its ValueError raised as typer.BadParameter."""
+    """Return a parser that calls `read` and raises its ValueError as typer.BadParameter."""
 
     def parser(text: Any) -> Value:
         try:
@@ -73,9 +73,9 @@ def checked(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 
 def option_of(config: type[Settings], name: str, *declarations: str, note: str = "", **given: Any) -> OptionInfo:
-    """Return the option for a field of a configuration: its description, bounds and reader.
+    """Return a typer option with the description, bounds and parser of a configuration's field.
 
-    `note`: a sentence that `up` adds to the description. `given`: arguments of typer's option.
+    `note`: a sentence that `up` adds to the description. `given`: further arguments of the typer option.
     """
     info = config.fields[name]
     bounds: dict[str, Any] = {"min": info.bounds.get("ge"), "max": info.bounds.get("le")}
@@ -89,7 +89,7 @@ def option_of(config: type[Settings], name: str, *declarations: str, note: str =
 
 
 def of_field(config: type[Settings], name: str, *declarations: str, **given: Any) -> Any:
-    """Return a field of an options class: the option, type and default of a configuration's field.
+    """Return a field for an options class, with option, type and default of a configuration's field.
 
     `default` and `kind` replace the field's default and type. Amounts of memory are None unless given.
     """
@@ -129,7 +129,7 @@ def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def _in_panel(hint: Any, panel: str | None) -> Any:
-    """Return a copy of an annotated option below the title `panel` of `--help`: commands share options."""
+    """Return a copy of an option that `--help` lists below the title `panel`; other commands use the original."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint, typer.Option())
     copies = [copy(mark) for mark in marks]
     for mark in copies:
@@ -139,7 +139,7 @@ def _in_panel(hint: Any, panel: str | None) -> Any:
 
 
 def _find_target(context: typer.Context, given: str) -> str:
-    """Return the given target, else that of the newest service on this machine."""
+    """Return the target that the user gave, else that of the newest service on this machine, else the default."""
     from baton.launch.paths import RUNTIME
     from baton.launch.run_record import running_services
 
@@ -239,5 +239,5 @@ STATUS_COLUMNS = {
 
 
 def status_legend() -> str:
-    """Return a paragraph for each column."""
+    """Return the help on the columns of `baton status`, a paragraph each."""
     return "\n\n".join(f"{name}: {meaning}." for name, meaning in STATUS_COLUMNS.items())

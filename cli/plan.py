@@ -29,7 +29,7 @@ class MemoryPlan(TypedDict):
     parameters: int
     weights: str  # format of the weights
     weight_bytes: int
-    keeps_kv: bool  # else the pool only bounds the tokens of a step
+    keeps_kv: bool  # False: the model needs no KV, and the pool only bounds the tokens of a step
     kv_token_bytes: int
     kv_block_bytes: int
     state_bytes: int
@@ -43,7 +43,7 @@ class MemoryPlan(TypedDict):
 
 
 def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
-    """Compute the plan. Raises: CommandFailed."""
+    """Compute the memory plan, and the KV sizing that it is based on. Raises: CommandFailed."""
     import torch
 
     from baton.engine.config.model_config import EncoderConfig, ModelError
@@ -67,7 +67,7 @@ def make_plan(options: PlanOptions) -> tuple[MemoryPlan, KvSizing]:
     )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about configurations
+            warnings.simplefilter("ignore")  # hides warnings about model configurations
             shape = read_model_shape(folder)
         dtype = resolve_dtype(asked)
         layout = resolve_layout(asked, shape.config)
@@ -125,7 +125,7 @@ def config_folder(model: str) -> Path:
 
 
 def describe(plan: MemoryPlan, sizing: KvSizing) -> str:
-    """Format for people; if the KV does not fit, name the --kv-memory that would do."""
+    """Format the plan for people; if the KV does not fit, name a --kv-memory that suffices."""
     kept = plan["dtype"] if plan["weights"] == "none" else f"{plan['weights']} and {plan['dtype']}"
     weights = f"weights            {format_bytes(plan['weight_bytes'])} ({plan['parameters']:,} parameters, {kept})"
     if not plan["keeps_kv"]:

@@ -30,7 +30,7 @@ Content = TypeVar("Content")
 
 
 def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
-    """Return a cell that is UNKNOWN if the worker has not reported or is lost."""
+    """Return a function for a table's cells that gives UNKNOWN for workers that have not reported or are lost."""
 
     def cell(worker: WorkerStatus) -> str:
         return UNKNOWN if worker.load is None or not worker.connected else str(read(worker.load))
@@ -39,7 +39,7 @@ def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
 
 
 def name_of(worker: WorkerStatus) -> str:
-    """Format a worker's id, with its role if the id begins with another one."""
+    """Return a worker's id, followed by its role unless the id begins with it."""
     return worker.worker_id if worker.worker_id.startswith(worker.role) else f"{worker.worker_id} ({worker.role})"
 
 
@@ -95,7 +95,7 @@ def status_lines(status: ClusterStatus, width: int) -> list[str]:
 
 
 def headline(status: ClusterStatus) -> str:
-    """Format readiness, models, and requests."""
+    """Return the first line: readiness, models, and requests in flight."""
     models = sorted({worker.model.name for worker in status.workers if worker.model.name})
     models += [f"version {status.model_version}"] if status.model_version else []
     running = status.active_requests - status.queued_requests
@@ -114,7 +114,7 @@ def latency_line(status: ClusterStatus) -> str:
 
 
 def requests_line(status: ClusterStatus) -> str:
-    """Count requests since the router started by outcome, with the reasons of those that were not answered."""
+    """Return the numbers of requests since the router's start by outcome, with reasons if they were not answered."""
     totals, by_outcome = status.requests, dict[str, list[EndedRequests]]()
     for each in totals.ended:
         by_outcome.setdefault(each.outcome, []).append(each)
@@ -127,7 +127,7 @@ def requests_line(status: ClusterStatus) -> str:
 
 
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
-    """Return the columns that fit; if not even those of rank 0 do, put names above their rows."""
+    """Return the workers' table with the columns that fit; if even rank 0 does not, each name is above its row."""
     return fitting_table(COLUMNS, workers, width) or names_above(COLUMNS[1:], workers, list(map(name_of, workers)))
 
 
@@ -143,7 +143,7 @@ def refusal_lines(status: ClusterStatus) -> list[str]:
 
 
 def release_lines(status: ClusterStatus) -> list[str]:
-    """Name the releases, if several serve together."""
+    """List the releases of routers and workers, if they differ."""
     releases: dict[str, list[str]] = {status.release: ["this router"]}
     for router in status.routers:
         releases.setdefault(router.release, []).append(f"router {router.router_id[:8]}")
@@ -157,7 +157,7 @@ def release_lines(status: ClusterStatus) -> list[str]:
 
 
 def departure_lines(status: ClusterStatus) -> list[str]:
-    """Count drains, role changes and lost links."""
+    """List the workers that drained, changed their role or lost their link, with counts."""
     lines = []
     for worker in status.workers:
         counts = (
@@ -172,7 +172,7 @@ def departure_lines(status: ClusterStatus) -> list[str]:
 
 
 def arithmetic_lines(status: ClusterStatus) -> list[str]:
-    """Group workers by arithmetic, if they differ."""
+    """Group the workers that compute equal bits, if not all do."""
     groups: dict[str, list[str]] = {}
     for worker in status.workers:
         if worker.connected and worker.arithmetic:
@@ -196,7 +196,7 @@ def link_lines(status: ClusterStatus) -> list[str]:
 
 
 def cache_lines(status: ClusterStatus) -> list[str]:
-    """List the router's view of each prefix cache, with the share of correctly predicted prompts."""
+    """List the router's view of each prefix cache, with the share of prompts whose hits it predicted."""
     lines = []
     for worker in status.workers:
         view = worker.cache_view
@@ -326,7 +326,7 @@ def frames(
 
 
 def frame_lines(frame: WatchFrame[ClusterStatus], width: int) -> list[str]:
-    """Return the lines of a frame, with a heading above old figures."""
+    """Return the lines of a frame, with a heading above figures that are out of date."""
     lines = [frame.notice] if frame.notice else []
     if frame.content is not None:
         lines += [] if frame.is_current else ["The last figures:"]

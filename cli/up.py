@@ -98,7 +98,7 @@ def script_command(root: Path, current: Path, programs: Path) -> str:
 
 
 def _variables(layout: ServiceLayout) -> str:
-    """Return the assignments before a command of a client: its API key, and the server's certificate as its own CA."""
+    """Return the variables to set for a client's command: its API key, and the server's certificate as its own CA."""
     given = [f"{API_KEY_VARIABLE}=..."] if layout.router["api_keys"] is not None else []
     if layout.router["tls_cert"] is not None:
         given.append(f"{TLS_CA_VARIABLE}={shlex.quote(str(layout.router['tls_cert'].absolute()))}")
@@ -172,7 +172,7 @@ def run_up(options: UpOptions) -> int:
 
 
 def passed_on(options: UpOptions, config: type[Settings]) -> dict[str, Any]:
-    """Return the options that are fields of `config` and are passed on unchanged."""
+    """Return the options of `up` that are fields of `config` and that `up` passes on unchanged."""
     return {name: getattr(options, name) for name in config.fields if name in OWN_OPTIONS - _DECIDED}
 
 
@@ -350,7 +350,7 @@ class _Up:
         return 1 if supervisor.was_forced else exit_code
 
     def _open_to_user(self, change: Callable[[], None]) -> None:
-        """Change the admin tokens of this user; without a writable home only other commands are affected."""
+        """Add or remove this user's admin tokens. Without a writable home, only report that `status` needs a key."""
         try:
             change()
         except (OSError, RuntimeError) as error:
@@ -401,11 +401,11 @@ class _Up:
         return await ChildProcess.start(spec, TeeWriter(self._output, log), TeeWriter(self._errors, log))
 
     def _log_of(self, name: str) -> TeeWriter:
-        """Return a writer to a log file, or to nothing."""
+        """Return a writer to a process's log file; it discards the text if no files can be written."""
         return TeeWriter(*([] if self._logs is None else [LogFile(self._logs / f"{name}.log", self._say)]))
 
     async def _explain(self) -> str:
-        """Return what the start still waits for."""
+        """Return a text that says what the startup still waits for."""
         once = RetryPolicy(attempts=1)
         api_key = self._secret.admin_token(self._layout.ports[0].admin)
         async with AsyncAdminClient(self._admin_target, retry=once, api_key=api_key) as admin:

@@ -25,8 +25,8 @@ from baton.process.private_files import older
 
 README = "README.txt"
 MAX_FILE_BYTES = 8 << 20
-LOG_BYTES = 512 << 10  # last bytes of each process's log
-MAX_REQUESTS = 256  # newest requests of each router
+LOG_BYTES = 512 << 10  # size of the end of each process's log that is kept
+MAX_REQUESTS = 256  # maximum number of newest requests per router
 CALL_S = 3.0
 ABOUT = """\
 A bug report of Baton, written by `baton bundle` at {made:%Y-%m-%d %H:%M:%S} UTC.
@@ -47,7 +47,7 @@ _DETAIL = re.compile(r"[\w.:/@+-]{0,160}( [\w.:/@+-]{1,160})?")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Sources of a bundle."""
+    """Sources from which a bundle is collected."""
 
     runtime: Path
     run: RunRecord | None  # last run of `baton up`, running or not
@@ -72,7 +72,7 @@ def machine(sources: Sources) -> Iterator[tuple[str, object]]:
 
 
 def configuration(sources: Sources) -> Iterator[tuple[str, object]]:
-    """Yield the settings of running processes, of the last run (which includes dead ones), and of this shell."""
+    """Yield the settings of running processes, of the last `baton up` (even if it has exited), and of this shell."""
     running = [
         {
             "name": each.name,
@@ -111,7 +111,7 @@ def _fetched(target: str, fetch: Callable[[AdminClient], object]) -> object:
 
 
 def safe_texts(value: Any, name: str = "") -> Any:
-    """Return JSON whose texts are single words; others, such as ids that a client chose, become empty."""
+    """Return JSON in which texts other than single words, such as ids chosen by clients, are replaced by ""."""
     if isinstance(value, dict):
         return {key: safe_texts(each, key) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -154,7 +154,7 @@ class Bundle:
 
 
 def collect(parts: Sequence[Part], sources: Sources, redactor: Redactor) -> Bundle:
-    """Collect all parts; list a failing one as missing."""
+    """Collect all parts of the bundle; a part that fails is listed as missing."""
     files: dict[str, bytes] = {}
     missing: list[str] = []
     for part in parts:

@@ -1,8 +1,8 @@
 """Allow-list of log lines that may leave this machine.
 
-A message is kept without quoted text if the source of its logger has a template for it. A traceback keeps file names
-and error types, without messages. Lines of Redis, crash dumps and `baton up` are recognised by their form. All other
-lines are counted.
+A message is kept, without quoted text, if it matches a template in the source of its logger. A traceback keeps file
+names and error types, without messages. Lines of Redis, crash dumps and `baton up` are recognised by their format. All
+other lines are counted.
 """
 
 import ast
@@ -38,7 +38,7 @@ _JSON_NAMES = ("time", "level", "process", "logger", "trace_id", "request_id")
 
 
 def safe_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the safe lines, and a count in place of the others."""
+    """Yield the lines that may leave this machine, and a count in place of each group of others."""
     kept = (safe_line(line.rstrip("\r\n")) for line in lines if line.strip())
     for is_unknown, group in groupby(kept, key=lambda line: line is None):
         found = list(group)
@@ -48,7 +48,7 @@ def safe_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def safe_line(line: str) -> str | None:
-    """Return a line with the process name that `up` puts before it; None if its form is unknown."""
+    """Return the line that may leave this machine, with the process name from `up`; None if its format is unknown."""
     found = _PREFIX.fullmatch(line)
     if found is None:
         return _safe(line)

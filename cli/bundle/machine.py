@@ -1,4 +1,4 @@
-"""Facts of the machine and the installation on which it depends whether and how fast Baton runs."""
+"""Facts of the machine and the installation that decide whether and how fast Baton runs."""
 
 import os
 import platform

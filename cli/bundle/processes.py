@@ -17,7 +17,7 @@ DEFAULT_ADMIN_PORT = 50052
 
 @dataclass(frozen=True, slots=True)
 class BatonProcess:
-    """Process of this user. `arguments` and `environment` may have secrets and are never written."""
+    """Baton process of this user. `arguments` and `environment` may contain secrets: never write them to the bundle."""
 
     pid: int
     module: str
@@ -29,7 +29,7 @@ class BatonProcess:
         return self.argument("--worker-id") or self.module
 
     def argument(self, flag: str) -> str | None:
-        """Return the value of a flag, or of its variable."""
+        """Return the value of a flag, else of its BATON_* environment variable."""
         for index, argument in enumerate(self.arguments[:-1]):
             if argument == flag:
                 return self.arguments[index + 1]
@@ -39,7 +39,7 @@ class BatonProcess:
 def admin_targets(processes: Sequence[BatonProcess], run: RunRecord | None) -> Sequence[str]:
     """Return the admin addresses of running routers, else of the last run, else the default.
 
-    A router that chose a free port is not found there.
+    A router with port 0, which chose a free port itself, cannot be reached at its address.
     """
     routers = []
     for each in processes:
@@ -51,7 +51,7 @@ def admin_targets(processes: Sequence[BatonProcess], run: RunRecord | None) -> S
 
 
 def find_processes(proc: Path = PROC) -> list[BatonProcess]:
-    """Return this user's processes of Baton, by pid."""
+    """Return this user's Baton processes in order of pid."""
     found = []
     for folder in sorted(proc.glob("[0-9]*"), key=lambda each: int(each.name)):
         try:

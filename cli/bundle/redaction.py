@@ -1,4 +1,4 @@
-"""Redaction: known settings are shown in harmless forms; known and likely secrets are removed from every text."""
+"""Redaction: only harmless values of known settings are shown; known and likely secrets are removed from all texts."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,12 +35,12 @@ _USER = re.compile(r"(?<!\bprefill)(?<!\bdecode)@")
 
 
 def shown(name: str, value: str) -> str:
-    """Return the value of a setting, or GIVEN in its place."""
+    """Return the value of a setting, or GIVEN in its place if it may be secret."""
     return _harmless(value) if _is_public(name) else GIVEN
 
 
 def _is_public(name: str) -> bool:
-    """Return whether a setting is known and no secret: texts and paths may be secrets, and their names tell."""
+    """Return whether a setting is known and not secret. A text or path whose name suggests a secret counts as one."""
     info = _SETTINGS.get(name)
     if info is None:
         return name in _UP_OPTIONS
@@ -49,7 +49,7 @@ def _is_public(name: str) -> bool:
 
 
 def _harmless(value: str) -> str:
-    """Return a word, a path or addresses as they are, of other URLs scheme, host and port, else GIVEN."""
+    """Return a word, path or address unchanged, another URL as scheme, host and port, anything else as GIVEN."""
     if _ORIGINS.fullmatch(value):
         return value
     if "//" in value or _USER.search(value):
@@ -58,7 +58,7 @@ def _harmless(value: str) -> str:
 
 
 def shown_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the flags of a process, from the arguments after its module's name."""
+    """Return a process's flags with redacted values, from the arguments after its module's name."""
     found: dict[str, str] = {}
     for index, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
@@ -74,7 +74,7 @@ def shown_flags(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of Baton, OpenTelemetry and numeric libraries, and not even the names of others."""
+    """Return the redacted variables of Baton, OpenTelemetry and numeric libraries. Others are omitted, even by name."""
     found = {}
     for name, value in sorted(environment.items()):
         if _LIBRARY_VARIABLES.fullmatch(name):
@@ -116,7 +116,7 @@ _NAMED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Redactor:
-    """Removes secrets from texts, by value and by form, and writes `home` as `~`."""
+    """Removes known secrets, and what looks like one, from texts, and writes `home` as `~`."""
 
     secrets: tuple[str, ...]
     home: str | None = None
@@ -135,7 +135,7 @@ class Redactor:
 def redactor_for(environments: Iterable[Mapping[str, str]], home: Path | None) -> Redactor:
     """Return a redactor that knows the secrets in these environments."""
     found = {secret for environment in environments for secret in _secrets_in(environment)}
-    # Longest first, because one secret may be part of another.
+    # Longest first: a shorter secret may be part of a longer one, whose rest would remain.
     by_length = sorted(found, key=lambda secret: (-len(secret), secret))
     return Redactor(tuple(by_length), str(home) if home is not None and len(home.parts) > 1 else None)
 

@@ -1,1 +1,1 @@
-"""KV in files, seen from outside (`baton cache`)."""
+"""List and remove workers' KV files (`baton cache`)."""

@@ -12,24 +12,24 @@ from baton.kvtransfer.tier.files import OwnerBusy, RealDisk, SegmentSize
 from baton.kvtransfer.tier.records import HEADER_BYTES, SegmentFormat, read_segment_header
 from baton.launch import CommandFailed
 
-IDENTITY_SHOWN = 12  # hexadecimal digits of a model identity
+IDENTITY_SHOWN = 12  # number of hexadecimal digits of a model identity
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentLine:
-    """File in `ls`."""
+    """One file in the output of `baton cache ls`."""
 
     worker: str
     segment: int
     size_bytes: int
     blocks: int
     block_bytes: int  # bytes per block; 0 for a damaged header
-    model: str  # first digits of the identity of model, layout and types
+    model: str  # first digits of the identity of model, KV layout and dtypes
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLine:
-    """Worker in `du`."""
+    """One worker in the output of `baton cache du`."""
 
     worker: str
     runs: bool
@@ -94,7 +94,7 @@ def clear_owners(directory: Path, worker: str | None) -> int:
 
 @contextmanager
 def _opened(directory: Path) -> Iterator[RealDisk]:
-    """Open a directory of --kv-tier-dir. Raises: CommandFailed, also for an OSError of the block."""
+    """Open a directory of --kv-tier-dir. Raises: CommandFailed, also for an OSError inside the `with` block."""
     if not directory.is_dir():
         raise CommandFailed(f"{directory} is not a directory")
     try:

@@ -1,1 +1,1 @@
-"""The commands' flags, by what they are for. What a command does is imported when it is called."""
+"""Flags of the commands, grouped by purpose. The code of a command is imported only when it is called."""

@@ -10,9 +10,9 @@ import typer
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
 
-LOAD_TIMEOUT_S = 90.0  # exceeds the router's own wait for its workers
+LOAD_TIMEOUT_S = 90.0  # longer than the router waits for its workers
 UNLOAD_MARGIN_S = 5.0
-STILL_USED = 3  # exit code
+STILL_USED = 3  # exit code: requests still use the adapter after --wait
 
 app = typer.Typer(help="Load, list and unload LoRA adapters of a running service.", no_args_is_help=True)
 

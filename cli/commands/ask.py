@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingFlags:
-    """SamplingFlags flags, named as the client's options."""
+    """Sampling flags, named like the client's options."""
 
     max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per choice.")] = None
     temperature: Annotated[float | None, typer.Option(help="SamplingFlags temperature; 0 is greedy.")] = None
@@ -80,7 +80,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class EchoedSampling(SamplingFlags):
-    """SamplingFlags flags of a text without a chat template."""
+    """Sampling flags of `baton generate`, which can also echo the prompt."""
 
     echo: Annotated[
         bool, typer.Option("--echo", help="Start the answer with the prompt; --logprobs then covers both.")
@@ -92,7 +92,7 @@ class EchoedSampling(SamplingFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Flags for asking and for showing the answer."""
+    """Flags for sending a question and for printing the answer."""
 
     system: Annotated[str | None, typer.Option(help="System message before the conversation.")] = None
     json: Json = False
@@ -159,7 +159,7 @@ def chat(flags: ChatFlags) -> None:
 
 
 def _given(flags: SamplingFlags, names: type[SamplingFlags]) -> "GenerateOptions":
-    """Return only the given options: the model has defaults for the others."""
+    """Return the options that were given. For the others, the model's defaults apply."""
     given: dict[str, Any] = {}
     for name in (each.name for each in fields(names)):
         value = getattr(flags, name)
@@ -171,6 +171,6 @@ def _given(flags: SamplingFlags, names: type[SamplingFlags]) -> "GenerateOptions
 
 
 def _check_logprobs(logprobs: int | None, json: bool, flag: str = "--logprobs") -> None:
-    """Require --json. Raises: typer.BadParameter."""
+    """Check that log-probabilities are requested only with --json. Raises: typer.BadParameter."""
     if logprobs is not None and not json:
         raise typer.BadParameter("needs --json, which shows them", param_hint=flag)

@@ -1,4 +1,4 @@
-"""`baton reload` and `baton role`: other weights, or another role, for workers that serve."""
+"""`baton reload` and `baton role`: load other weights into running workers, or change a worker's role."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ import typer
 from baton.cli import options
 from baton.cli.options import DEFAULT_TARGET
 
-RELOAD_TIMEOUT_S = 660.0  # exceeds the router's own wait for its workers
+RELOAD_TIMEOUT_S = 660.0  # longer than the router waits for its workers
 POLL_S = 0.1
 
 

@@ -10,7 +10,7 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 from baton.launch.paths import ROOT
 
 PROGRAM = "baton"
-VARIABLE = "_BATON_COMPLETE"  # variable by which the script requests completions
+VARIABLE = "_BATON_COMPLETE"  # environment variable with which the completion script asks for completions
 CALLS = ("=complete_zsh ", "(commandline -cp) ")
 """Texts before the program's name where a script calls it; bash calls what the user typed."""
 
@@ -24,7 +24,7 @@ class Shell(StrEnum):
 def completion(shell: Annotated[Shell, typer.Argument(help="Shell that the script is for.")]) -> None:
     """Print a completion script: source <(./baton completion bash), or zsh; ./baton completion fish | source."""
     script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
-    for call in CALLS:  # an absolute path: `baton` may not be on PATH
+    for call in CALLS:  # the script calls `baton` by its absolute path, since it may not be on PATH
         script = script.replace(f"{call}{PROGRAM}", f"{call}{shlex.quote(str(ROOT / PROGRAM))}")
     typer.echo(script)
 

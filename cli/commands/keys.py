@@ -10,7 +10,7 @@ app = typer.Typer(help="Create API keys with limits.", no_args_is_help=True)
 
 @app.callback()
 def keys() -> None:
-    """Group the commands of keys."""
+    """Group the commands for API keys."""
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Spans of OTLP JSON in the form of Baton's trace files (process/telemetry/otel.py).
+"""Conversion of OTLP JSON spans to the format of Baton's trace files (process/telemetry/otel.py).
 
 A document is an ExportTraceServiceRequest, which a collector's file exporter writes per line. Integers may be strings,
 enums numbers or names. Other documents, such as metrics, have no spans.
@@ -15,12 +15,12 @@ _ERROR = (2, "2", "STATUS_CODE_ERROR")
 
 
 def is_otlp(document: object) -> bool:
-    """Return whether a document has OTLP spans."""
+    """Return whether a document is OTLP JSON with spans."""
     return isinstance(document, dict) and "resourceSpans" in document
 
 
 def span_objects(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the spans. Raises: ValueError for a malformed one."""
+    """Yield the spans of a document, converted. Raises: ValueError for a malformed one."""
     try:
         for resource in _list(document, "resourceSpans"):
             service = _attributes(resource.get("resource") or {}).get("service.name")
@@ -57,7 +57,7 @@ def _ids(place: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _kind(given: int | str) -> str:
-    """Return `server` for 2, "2" and "SPAN_KIND_SERVER"."""
+    """Return the name of a span's kind: `server` for 2, "2" and "SPAN_KIND_SERVER"."""
     text = str(given)
     if not text.isdecimal():
         return text.removeprefix("SPAN_KIND_").lower()

@@ -1,4 +1,4 @@
-"""Destination of a run's spans: a file of its own, or a collector, which the file then names."""
+"""Destination of a run's spans: its trace file, or a collector, whose address the file then contains."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def chosen_collector(trace_file: Path | None = None) -> Collector | None:
 def begin_trace_file(folder: Path, port: int, collector: Collector | None = None) -> Path:
     """Create the file of a new run and remove all but the newest KEPT of other runs.
 
-    With a `collector` the file only names it.
+    With a `collector`, the file contains only its address.
     """
     path = private_folder(folder) / f"traces-{port}.jsonl"
     write_private(path, "" if collector is None else json.dumps({"sent_to": str(collector)}) + "\n")
@@ -34,7 +34,7 @@ def begin_trace_file(folder: Path, port: int, collector: Collector | None = None
 
 
 def collector_of(path: Path) -> str | None:
-    """Return the collector that a file names, None if it has spans. Raises: OSError."""
+    """Return the collector whose address a trace file contains; None if the file has spans. Raises: OSError."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         first = next(lines, "")
     return json.loads(first)["sent_to"] if first.startswith('{"sent_to":') else None

@@ -10,7 +10,7 @@ from baton.cli.span_files.otlp_json import is_otlp, span_objects
 
 @dataclass(frozen=True, slots=True)
 class StoredSpan:
-    """StoredSpan in a file."""
+    """One span of a trace file."""
 
     trace_id: str
     span_id: str
@@ -32,7 +32,7 @@ _FIELDS = ("trace_id", "span_id", "parent_span_id", "name", "kind", "start_ns", 
 
 
 def read_spans(lines: Iterable[str]) -> list[StoredSpan]:
-    """Return each span once, though senders may repeat some; skip everything else, such as an incomplete last line."""
+    """Return each span once, even if it was sent twice. Skip all else, such as an incomplete last line."""
     spans: dict[tuple[str, str, int], StoredSpan] = {}
     for content in read_objects(lines):
         fields = {name: content[name] for name in _FIELDS}
@@ -42,7 +42,7 @@ def read_spans(lines: Iterable[str]) -> list[StoredSpan]:
 
 
 def read_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield spans as objects in the form of a trace file (process/telemetry/otel.py)."""
+    """Yield spans as objects in the format of a trace file (process/telemetry/otel.py)."""
     for document in _documents(lines):
         for each in document if isinstance(document, list) else [document]:
             if is_otlp(each):
@@ -52,7 +52,7 @@ def read_objects(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _documents(lines: Iterable[str]) -> Iterator[Any]:
-    """Yield a document per line; if the first line is none, all lines together may be one."""
+    """Yield a JSON document per line, or the one document that all lines form together."""
     iterator = iter(lines)
     first = next((line for line in iterator if line.strip()), "")
     try:
@@ -62,7 +62,7 @@ def _documents(lines: Iterable[str]) -> Iterator[Any]:
         try:
             yield json.loads(first + "".join(rest))
         except json.JSONDecodeError:
-            iterator = iter(rest)  # the first line may be truncated
+            iterator = iter(rest)  # skip only the first line: it may be truncated
     for line in iterator:
         try:
             yield json.loads(line)
@@ -71,7 +71,7 @@ def _documents(lines: Iterable[str]) -> Iterator[Any]:
 
 
 def _spans_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return all spans of a document, none if one is malformed."""
+    """Return all spans of an OTLP document, or no span if one of them is malformed."""
     try:
         return list(span_objects(document))
     except ValueError:

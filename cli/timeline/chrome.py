@@ -17,14 +17,14 @@ CLIENTS_PID = 1
 
 
 class Lanes:
-    """Lanes for requests, of which overlapping ones get different ones."""
+    """Lanes for requests; overlapping requests get different lanes."""
 
     def __init__(self, first: int = FIRST_REQUESTS) -> None:
         self._first = first
         self._free_at_us: list[int] = []
 
     def assign(self, began_us: int, ended_us: int) -> int:
-        """Return the first free lane; call it in order of `began_us`."""
+        """Return the first lane that is free at `began_us`. Call it in order of that time."""
         for lane, free_us in enumerate(self._free_at_us):
             if free_us <= began_us:
                 self._free_at_us[lane] = ended_us
@@ -42,7 +42,7 @@ class Flows:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._sources: dict[str, tuple[int, int, int]] = {}  # process, lane and start in µs, by request id
+        self._sources: dict[str, tuple[int, int, int]] = {}  # by request id: process, lane and start in µs
 
     def begin(self, request_id: str, pid: int, lane: int, began_us: int) -> None:
         if request_id:
@@ -55,7 +55,7 @@ class Flows:
             yield from self.arrow(source, (pid, lane, at_us), name)
 
     def arrow(self, source: tuple[int, int, int], target: tuple[int, int, int], name: str) -> Iterator[Event]:
-        """Yield an arrow. Each end is a process, a lane, and a time within a slice there."""
+        """Yield the two events of an arrow. `source`, `target`: process, lane, and a time within a slice there."""
         number = next(self._numbers)
         common = {"cat": "request", "name": name, "id": number}
         (pid, lane, at_us), (to_pid, to_lane, to_us) = source, target
@@ -64,7 +64,7 @@ class Flows:
 
 
 def chrome_trace(timelines: Sequence[ProcessTimeline]) -> dict[str, Any]:
-    """Return the file's JSON, with times from the earliest event."""
+    """Return the JSON of a trace file, in which times count from the earliest event."""
     events = list(trace_events(timelines))
     begin_us = min((event["ts"] for event in events if "ts" in event), default=0)
     for event in events:

@@ -50,7 +50,7 @@ def write_timeline(request_id: str | None, last: str, out: Path, admin_target: s
 
 
 def around_request(timelines: Sequence[ProcessTimeline]) -> list[ProcessTimeline]:
-    """Keep the steps and requests that overlap the router's one request."""
+    """Return the timelines with only the steps and requests during or near the router's request."""
     requests = [request for timeline in timelines for request in timeline.requests]
     if not requests:
         return list(timelines)
@@ -71,7 +71,7 @@ def around_request(timelines: Sequence[ProcessTimeline]) -> list[ProcessTimeline
 
 
 def summary(timelines: Sequence[ProcessTimeline], out: Path) -> list[str]:
-    """Return a line per process."""
+    """Return the lines to print: the file, and what it contains of each process."""
     lines = [f"wrote {out}: open it at https://ui.perfetto.dev"]
     for timeline in timelines:
         if timeline.failure:

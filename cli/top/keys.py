@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from types import FrameType
 
-PART_S = 0.05  # wait for the rest of a key of several bytes, whose first is Escape
+PART_S = 0.05  # wait for the further bytes of a key that begins with the byte of Escape
 _BYTES = 64
 
 
@@ -55,7 +55,7 @@ class Keyboard:
     """Terminal without echo and line buffering. Ctrl-C still interrupts."""
 
     def __init__(self, terminal: int) -> None:
-        """Use a terminal by its file descriptor."""
+        """Create a keyboard. `terminal`: file descriptor."""
         self._terminal = terminal
 
     @contextmanager
@@ -80,7 +80,7 @@ class Keyboard:
         while True:
             try:
                 typed = os.read(self._terminal, _BYTES)
-            except OSError:  # hung up
+            except OSError:  # the terminal has hung up
                 typed = b""
             if not typed:
                 return [*keys, Key.QUIT]
@@ -96,5 +96,5 @@ class Keyboard:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    """Exit with a shell's code for the signal."""
+    """Exit with the code that shells use for the signal."""
     raise SystemExit(128 + number)

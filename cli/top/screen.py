@@ -28,7 +28,7 @@ class Sort(Enum):
 
 
 class RequestKey(NamedTuple):
-    """Identity of a request: clients may reuse an id, or a trace."""
+    """Identity of a request. Both ids are needed, since clients may reuse either."""
 
     trace_id: str
     request_id: str
@@ -36,7 +36,7 @@ class RequestKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """State of the user's choices. `is_open`: the chosen request is shown alone."""
+    """What the user has chosen with keys. `is_open`: the chosen request is shown alone."""
 
     sort: Sort = Sort.NEWEST
     chosen: RequestKey | None = None
@@ -45,7 +45,7 @@ class View:
 
     @property
     def opened_id(self) -> str:
-        """Id of the open request for the admin port, empty if none is open."""
+        """Id with which the admin port is asked for the open request; empty if none is open."""
         if not self.is_open or self.chosen is None:
             return ""
         return self.chosen.request_id or self.chosen.trace_id
@@ -57,7 +57,7 @@ class Screen(NamedTuple):
 
 
 def _screen(lines: Iterable[str], chosen: int | None) -> Screen:
-    """Return a screen with control characters in foreign names escaped."""
+    """Return a screen with escaped control characters, which names from clients may contain."""
     return Screen(list(map(shown, lines)), chosen)
 
 
@@ -73,7 +73,7 @@ _MEASURES: dict[Sort, Callable[[RecentRequest], float]] = {
 
 
 def ordered(requests: Sequence[RecentRequest], sort: Sort) -> list[RecentRequest]:
-    """Return the largest first, or the router's order (newest first)."""
+    """Return the requests, largest measure first, or in the router's order, newest first."""
     measure = _MEASURES.get(sort)
     return list(requests) if measure is None else sorted(requests, key=measure, reverse=True)
 
@@ -98,7 +98,7 @@ def pressed(view: View, key: Key, requests: Sequence[RecentRequest]) -> View:
 
 
 def _neighbour(view: View, requests: Sequence[RecentRequest], step: int) -> RequestKey | None:
-    """Return the next request, or the first if none is chosen or the chosen one is gone."""
+    """Return the request `step` lines below the chosen one; the first if none is chosen or it is gone."""
     keys = [key_of(request) for request in requests]
     if not keys:
         return view.chosen
@@ -113,7 +113,7 @@ class _Row:
 
 
 def _as_status(header: str) -> Column[_Row]:
-    """Return a column of `baton status`."""
+    """Return the column of `baton status` with this header."""
     column = next(each for each in COLUMNS if each.header == header)
     return Column(header, lambda row: column.cell(row.worker), is_number=column.is_number)
 

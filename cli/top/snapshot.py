@@ -8,11 +8,11 @@ from typing import Protocol
 from baton.client import ClusterStatus, RecentRequest
 
 MAX_REQUESTS = 128  # requests per snapshot
-RATE_SNAPSHOTS = 5  # snapshots that a rate spans, since workers report less often than a frame is drawn
+RATE_SNAPSHOTS = 5  # snapshots over which a rate is measured: workers report less often than frames are drawn
 
 
 class Admin(Protocol):
-    """Part of AdminClient that snapshots need."""
+    """Methods of AdminClient that snapshots use."""
 
     def status(self) -> ClusterStatus: ...
     def recent_requests(self, *, limit: int = ..., request_id: str = ...) -> tuple[RecentRequest, ...]: ...
@@ -61,7 +61,7 @@ def _per_second(old: int, new: int, seconds: float) -> float | None:
 
 
 class Snapshots:
-    """Takes snapshots."""
+    """Takes snapshots of a router, with rates since earlier ones."""
 
     def __init__(self, admin: Admin, clock: Callable[[], float], opened: Callable[[], str] = str) -> None:
         """Fetch from `admin`. `opened` returns the id of the request to fetch with its stalls, empty for none."""

@@ -1,4 +1,4 @@
-"""Draw a frame per second and per key at a terminal, elsewhere one frame (`baton top`)."""
+"""Draw the view at a terminal each second and after each key; elsewhere print it once (`baton top`)."""
 
 import sys
 import time
@@ -56,7 +56,7 @@ class Quit(Exception):
 
 @dataclass(slots=True)
 class TopSession:
-    """TopSession of a user at a terminal."""
+    """Session of a user with `baton top` at a terminal."""
 
     console: Console
     keyboard: Keys
@@ -75,7 +75,7 @@ class TopSession:
                 self._draw(live)
 
     def _wait(self, seconds: float, live: Live) -> None:
-        """Handle keys for `seconds`, while paused, or until a request is opened, which needs a new snapshot."""
+        """Handle keys for `seconds`, longer while paused. Opening a request ends it: a new snapshot is needed."""
         ends_s = time.monotonic() + seconds
         while True:
             left_s = PERIOD_S if self.view.is_paused else max(0.0, ends_s - time.monotonic())

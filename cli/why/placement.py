@@ -52,7 +52,7 @@ def _cost(candidate: Candidate) -> str:
 
 
 def _known(candidate: Candidate) -> str:
-    """Format the other values; totals and limits are only in --json."""
+    """Format the candidate's values other than cost terms; totals and limits are only in --json."""
     apart = {"cost", *candidate.cost_terms}
     return ", ".join(
         f"{_words(name)} {_number(value)}"

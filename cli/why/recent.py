@@ -21,7 +21,7 @@ def _short_id(request: RecentRequest) -> str:
 
 
 def _stalls(request: RecentRequest) -> str:
-    """Format the number of stalls; a list does not have it for running requests."""
+    """Format the number of stalls; UNKNOWN for running requests, for which a list does not have it."""
     return str(request.stall_count) if request.tbt is not None and request.phase != "decode" else UNKNOWN
 
 

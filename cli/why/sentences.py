@@ -97,7 +97,7 @@ _HITS = ("cached", "expected")
 
 
 def _missed(fate_name: str, number: int, cache: CacheAutopsy) -> str:
-    """Say what became of all blocks of one fate."""
+    """Return the clause on all prompt blocks with the same fate."""
     runs = [run for run in cache.runs if run.fate == fate_name]
     together = replace(
         runs[0],
@@ -114,7 +114,7 @@ def listed(parts: Sequence[str]) -> str:
 
 
 def _computing(found: RequestWhy) -> tuple[str, str]:
-    """Return the worker that computed the prompt, and the one that blocks were fetched from."""
+    """Return the name of the worker that computed the prompt, and of the one from which blocks were fetched."""
     cache = found.cache
     if cache is None:
         return "its worker", "another worker"

@@ -22,7 +22,7 @@ COMPLETED = ("answered", "cancelled", "failed")
 
 
 def show_why(request_id: str | None, admin_targets: list[str], as_json: bool, placed_only: bool = False) -> int:
-    """Print one request, by default the slowest of the last minute. `placed_only`: JSON of its placement alone.
+    """Print one request, by default the slowest of the last minute. `placed_only`: print only its placement, as JSON.
 
     Raises: CommandFailed.
     """

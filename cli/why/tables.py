@@ -85,7 +85,7 @@ def _colocated(cost: ColocatedPrefill) -> Iterator[str]:
 
 
 def colocated_sentences(cost: ColocatedPrefill) -> Sequence[str]:
-    """Return what the decode worker would have needed, and the error of such predictions."""
+    """Return sentences on what prefill on the decode worker would have cost, and on the error of such predictions."""
     if not cost.basis:
         return [f"Its cost on {cost.worker_id} is unknown: no worker has reported its prefill rate."]
     came = f"after {ms(cost.measured_ttft_ms)}" if cost.measured_ttft_ms else "not at all"

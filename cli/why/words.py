@@ -57,13 +57,13 @@ def cause(part: StallCausePart, own_id: str) -> str:
 
 
 def age(least_s: float, most_s: float) -> str:
-    """Format an age, as a range if its ends differ when rounded."""
+    """Format an age between two bounds; as one number if they are equal when rounded."""
     least, most = seconds(least_s), seconds(most_s)
     return least if least == most else f"{least.removesuffix(' s')}–{most}"
 
 
 def fate(run: BlockRun, cache: CacheAutopsy) -> str:
-    """Format the fate of a run of blocks, so that `16 blocks were ...` is a sentence."""
+    """Describe the fate of consecutive blocks in words that complete the sentence `16 blocks were ...`."""
     match run.fate:
         case "cached":
             return "cached"

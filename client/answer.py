@@ -27,7 +27,7 @@ from baton.client.types import (
 
 @dataclass(slots=True)
 class ReceivedTokens:
-    """Tokens, bytes and calls received of one choice."""
+    """Tokens, text bytes and tool calls received so far for one choice."""
 
     token_ids: list[int] = field(default_factory=list)
     text_bytes: int = 0  # bytes of text, reasoning and arguments

@@ -66,7 +66,7 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
 class Security:
     """Credentials of a client.
 
-    `tls`: True trusts gRPC's default certificate authorities, a path those in that PEM file; False is no TLS. Without
+    `tls`: True trusts gRPC's default certificate authorities; a path, those in that PEM file; False: no TLS. Without
     TLS, hosts on the path can read the key.
     """
 
@@ -121,12 +121,12 @@ def local_admin_token(target: str) -> str | None:
         return None
     try:
         return admin_token_file(int(port)).read_text(encoding="ascii").strip() or None
-    except (OSError, RuntimeError, ValueError):  # no such service, no home, or a foreign file
+    except (OSError, RuntimeError, ValueError):  # no such service, no home, or another user's file
         return None
 
 
 class RouterChoice:
-    """The current router among several; the next one if it is unavailable."""
+    """Choice of the current router among several: the next one when it becomes unavailable."""
 
     def __init__(
         self, target: str | Sequence[str], retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN
@@ -147,7 +147,7 @@ class RouterChoice:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def leave(self, current: int, error: BatonClientError) -> None:
-        """Move all calls to the next router if `current` is unavailable; only its first failing call does."""
+        """Move all calls to the next router if `current` is unavailable. Only the first such call has an effect."""
         with self._lock:
             if isinstance(error, Unavailable | Cancelled) and self.current == current:
                 self.current = (current + 1) % len(self.targets)

@@ -11,7 +11,7 @@ Role: TypeAlias = Literal["prefill", "decode", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """Blocks of one KV pool: free + cached + held == total, and held is the sum of the last two fields."""
+    """Blocks of one KV pool: free + cached + held == total, held_by_sequences + held_by_transfers == held."""
 
     total: int
     free: int
@@ -27,13 +27,13 @@ class Link:
 
     endpoint: str  # host:port of the other worker
     transport: str  # shared_memory, cuda_ipc, nixl, nccl, gloo, tcp or grpc
-    gb_per_s: float  # measured when the workers paired
+    gb_per_s: float  # throughput, measured when the workers connected
     fallback: str  # why no faster transport is used; empty for the fastest
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Newest report of a worker to this router."""
+    """State of a worker in its newest report to this router."""
 
     limit_blocks: int  # maximum number of blocks that this router may commit there
     limit_slots: int  # maximum number of sequences that this router may run there
@@ -47,7 +47,7 @@ class Load:
     cache_hit_tokens: int = 0  # tokens found in the prefix cache since the worker's start
     preemptions: int = 0  # preempted sequences since the worker's start
     unfilled_slots: int = 0  # free token slots in held blocks: internal fragmentation
-    links: tuple[Link, ...] = ()  # one per worker that it reads from
+    links: tuple[Link, ...] = ()  # one per worker from which it reads KV
     checked_blocks: int = 0  # received blocks compared by checksum since the worker's start
     checksum_mismatches: int = 0  # received blocks with a wrong checksum, discarded and recomputed
 
@@ -57,11 +57,11 @@ class CacheView:
     """A router's view of a worker's prefix cache, and its accuracy."""
 
     follows: bool  # built from the worker's events; otherwise guessed from the prompts sent there
-    exact: bool  # equal to the worker's checksum in its newest report
+    exact: bool  # the view's checksum equals that in the worker's newest report
     blocks: int  # known blocks of the worker
     sequence: int  # sequence number of the newest applied events
     resyncs: int  # snapshots requested after missing or wrong events
-    checked_requests: int  # requests with known predicted and actual cached tokens
+    checked_requests: int  # requests whose predicted and actual cached tokens are known
     equal_requests: int  # checked requests whose prediction was right
     missing_tokens: int  # predicted tokens that were not cached
     surplus_tokens: int  # cached tokens that were not predicted
@@ -101,22 +101,22 @@ class WorkerStatus:
     load: Load | None  # None before the first report
     roles: tuple[Role, ...] = ()  # roles that it can change to; empty if its role is fixed
     arithmetic: str = ""  # CPU workers with equal values compute equal bits; empty before this field existed
-    cache_view: CacheView | None = None  # None if it was never connected
-    tier_view: TierView | None = None  # None without open KV files
+    cache_view: CacheView | None = None  # None if the worker never connected
+    tier_view: TierView | None = None  # None if the worker has no open KV files
     deaths: int = 0  # processes of this name that disappeared without draining
     drains: int = 0  # processes of this name that drained and exited
     role_changes: int = 0
     lost_sessions: int = 0  # links lost to silence, or not reconnected in time
-    tbt: Quantiles | None = None  # of the newest answers on this decode worker; None if none was long enough
-    refused: str = ""  # why a live worker gets no requests; empty if it may
-    release: str = ""  # empty if unknown or before 0.2.0
+    tbt: Quantiles | None = None  # for the newest answers on this decode worker; None if no answer was long enough
+    refused: str = ""  # why a live worker gets no requests; empty if it may get them
+    release: str = ""  # release of the worker; empty if unknown or before 0.2.0
     protocol: int = 0  # newest protocol version that it speaks; 0 before release 0.2.0
-    kv_layout: str = ""  # description; only workers with equal layouts exchange KV
+    kv_layout: str = ""  # description of the KV layout; only workers with equal layouts exchange KV
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerStatus:
-    """State of the planner of roles. A pressure of 1 is as much as the SLOs allow."""
+    """State of the role planner. Pressure of a role: its load over the highest that the SLOs allow."""
 
     mode: str  # propose or act
     prefill_pressure: float
@@ -136,7 +136,7 @@ class RouterStatus:
     uptime_s: float
     requests: int  # its in-flight requests on the workers
     tokens: int  # tokens of those requests
-    release: str = ""  # empty: before 0.2.0
+    release: str = ""  # release of that router; empty before 0.2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,16 +186,16 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker considered for a request. `terms` are the values known of it, by name.
+    """A worker considered for a request. `terms`: values that are known about it, by name.
 
-    Of the workers of a role with a `cost` term the cheapest is chosen, of equal ones each in turn.
+    Among the workers of a role that have a `cost` term, the cheapest is chosen; equally cheap ones take turns.
     """
 
     worker_id: str
     endpoint: str  # host:port
     role: Role
     chosen: bool
-    excluded: str  # why it was no candidate; empty if it was
+    excluded: str  # why it could not be chosen; empty if it could
     terms: Mapping[str, float]
     cost_terms: tuple[str, ...] = ()  # names of the terms that add up to the cost
 
@@ -243,7 +243,7 @@ class RequestStages:
     transfer_exposed_ms: float
     decode_admission_ms: float
     first_step_ms: float
-    total_ms: float  # arrival to the end, or to now
+    total_ms: float  # arrival to the end of the request, or to now while it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,10 +276,10 @@ class RequestStall:
 
 @dataclass(frozen=True, slots=True)
 class RequestDrafts:
-    """Tokens of speculative decoding: drafted and accepted ones of one request."""
+    """Draft tokens of one request, from speculative decoding."""
 
     drafted_tokens: int
-    accepted_tokens: int  # drafted tokens that were drawn
+    accepted_tokens: int  # drafted tokens that became part of the answer
     saved_ms: float  # estimated time saved; negative if the answer came later
 
 
@@ -313,7 +313,7 @@ class AdapterStatus:
     name: str
     digest: str  # digest of what it computes, hexadecimal
     path: str  # folder as workers see it; empty for adapters from the workers' command line
-    started: bool  # from the workers' command line, never unloaded
+    started: bool  # True for an adapter from the workers' command line, which is never unloaded
     retired: bool  # unloaded or replaced, but still used by running requests
     worker_ids: tuple[str, ...]  # workers that have it
-    missing: Mapping[str, str]  # reason by worker that lacks it; empty while it loads
+    missing: Mapping[str, str]  # by id of a worker without it: the reason, empty while the adapter loads

@@ -52,14 +52,14 @@ _MAPPINGS: Mapping[tuple[type, str], Callable[[Any], Mapping[Any, Any]]] = {
 
 
 def value_from(kind: type[Value], message: Message, **given: Any) -> Value:
-    """Return the dataclass of a message; `given` are the values that the message does not have as such."""
+    """Return a message as a dataclass. `given`: values of fields that are not read from the message."""
     readers = _readers(kind, message.DESCRIPTOR)
     return kind(**{name: read(message) for name, read in readers.items() if name not in given}, **given)
 
 
 @cache
 def _readers(kind: type["DataclassInstance"], descriptor: Descriptor) -> Mapping[str, Callable[[Any], Any]]:
-    """Return how to read each field of a dataclass from its message; fields unknown to the message have a default."""
+    """Return the function that reads each field of a dataclass; fields that the message lacks keep their default."""
     hints, paths, known = get_type_hints(kind), _PATHS.get(kind, {}), descriptor.fields_by_name
     readers = dict[str, Callable[[Any], Any]]()
     for name, hint in hints.items():
@@ -74,7 +74,7 @@ def _readers(kind: type["DataclassInstance"], descriptor: Descriptor) -> Mapping
 
 
 def _reader(path: str, convert: Callable[[Any], Any], is_optional: bool, has_presence: bool) -> Callable[[Any], Any]:
-    """Return the function that reads one field. An optional one without presence in the message is None if it is 0."""
+    """Return the function that reads one field. 0 is read as None if the field is optional here but not in protobuf."""
     get = attrgetter(path)
     if has_presence:
         return lambda message: convert(get(message)) if message.HasField(path) else None
@@ -82,7 +82,7 @@ def _reader(path: str, convert: Callable[[Any], Any], is_optional: bool, has_pre
 
 
 def _converter(hint: Any) -> Callable[[Any], Any]:
-    """Return the conversion to the type of a field; a union converts to its first member."""
+    """Return the function that converts a value to a field's type; for a union, to its first member."""
     arguments = get_args(hint)
     if NoneType in arguments:
         return _converter(arguments[0])
@@ -92,7 +92,7 @@ def _converter(hint: Any) -> Callable[[Any], Any]:
         each = _converter(arguments[0])
         return lambda values: tuple(map(each, values))
     if get_origin(hint) is Mapping:
-        return lambda values: dict(sorted(values.items()))  # maps of protobuf have no order
+        return lambda values: dict(sorted(values.items()))  # sorted by key, since protobuf maps have no order
     if get_origin(hint) is Literal:
         return lambda number: ROLES.get(number, "unknown")
     if hint is str:

@@ -38,16 +38,16 @@ class GenerateOptions(TypedDict, total=False):
     bad_words: Sequence[str | Sequence[int]]  # never generated; strings or sequences of token ids
     logprobs: int  # number of likeliest tokens to report per position, with the chosen one; 0 to 20
     prompt_logprobs: int  # number of likeliest tokens to report per prompt token; bypasses the prefix cache
-    echo: bool  # return the prompt too, with `logprobs` its log-probabilities; not for chat
+    echo: bool  # return the prompt too, and its log-probabilities if `logprobs` is set; not for chat
     best_of: int  # choices generated, n to 16; the n with the best mean log-probability are returned
     beam_width: int  # width of a beam search, n to 16; its n best sequences are the choices
     length_penalty: float  # for a beam search; above 0 favours long answers
     early_stopping: bool | Literal["never"]  # for a beam search, as in transformers
-    json_schema: str | Mapping[str, Any]  # the answer is JSON that matches it; at most one of these five options
+    json_schema: str | Mapping[str, Any]  # the answer is JSON that matches it; excludes the next four options
     json_object: bool  # the answer is a JSON object
     regex: str  # the complete answer matches it
     grammar: str  # the answer matches its rule `start`; llguidance's Lark
-    choice: Sequence[str]  # the answer is one of them
+    choice: Sequence[str]  # the answer is one of these strings
     speculative: Mapping[str, Any]  # {"method": "ngram", "draft_model" or "off", "num_speculative_tokens": 1 to 64}
     model: str  # name of the model or of an adapter; default: the model
     request_id: str  # appears in the server's traces and logs
@@ -301,7 +301,7 @@ def _message(given: Mapping[str, Any], position: int) -> Message:
             ToolCall(each["id"], each["function"]["name"], each["function"]["arguments"])
             for each in given.get("tool_calls") or ()
         )
-        # OpenAI's clients leave the content of a turn that is calls null.
+        # OpenAI's clients set the content of a turn with tool calls to null.
         content = given["content"] if not calls else given.get("content") or ""
         reasoning = given.get("reasoning_content") or given.get("reasoning") or ""
         return Message(

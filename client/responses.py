@@ -97,7 +97,7 @@ def embeddings_from(response: baton_pb2.EmbedResponse) -> Embeddings:
 
 
 def timeline_from(message: admin_pb2.ProcessTimeline) -> ProcessTimeline:
-    """Return the timeline of a process, moved from its clock to the router's."""
+    """Return the timeline of a process, with times converted from its clock to the router's."""
     steps = [value_from(TimelineStep, step) for step in message.timeline.steps]
     requests = [value_from(WorkerRequest, request) for request in message.timeline.requests]
     return value_from(

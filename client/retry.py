@@ -12,7 +12,7 @@ from baton.protos import baton_pb2
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Limits of retries. Waits double from `first_wait_s` to `longest_wait_s`, with jitter from half to all of each.
+    """Limits of retries. Waits double from `first_wait_s` to `longest_wait_s`; jitter shortens each by up to half.
 
     If a server asks for a longer wait than `longest_wait_s`, the caller gets its error immediately. A stream that has
     started is not repeated but resumed, up to `resumes` times without progress: with the defaults the client waits
@@ -34,7 +34,7 @@ class RetryPolicy:
 
 
 class Attempts:
-    """Attempts of one call. `timeout_s` None: no deadline of the client's own."""
+    """Attempts of one call. `timeout_s`: limit for all attempts together; None: the client sets no deadline."""
 
     def __init__(self, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
         self._policy = policy
@@ -45,7 +45,7 @@ class Attempts:
         return None if self._deadline is None else self._deadline - now
 
     def wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
-        """Return the wait before the next attempt, None if there is none. `uniform` is random in [0, 1)."""
+        """Return the wait before the next attempt, None if there is no next one. `uniform` is random in [0, 1)."""
         self._failed += 1
         if self._failed >= self._policy.attempts:
             return None
@@ -77,10 +77,10 @@ _PASSING = (None, "DRAINING", "NOT_READY")
 
 
 class Recovery:
-    """A streamed answer across failures. `method` and `message` are the next call to make.
+    """A streamed answer that survives failures. `method` and `message`: the next call.
 
     Before its first event a call is repeated. Afterwards the stream is resumed behind the received tokens, at the same
-    or another router of the cluster. A router that does not know the stream is sent the request too.
+    or another router of the cluster. A router that does not know the stream gets the request too.
     """
 
     def __init__(self, method: str, request: Request, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
@@ -92,14 +92,14 @@ class Recovery:
         self._continuity = Continuity(choices(request))
         self._moved = True  # an event arrived since the last failure
         self._breaks = 0  # failures since the last event
-        # The server splits an answer into parts by the request's options, which it does not keep.
+        # Resuming must send the request again: its options say how to split the answer, and servers do not keep them.
         self._with_request = isinstance(request, baton_pb2.ChatRequest) and in_parts(request)
 
     def remaining_s(self, now: float) -> float | None:
         return self._attempts.remaining_s(now)
 
     def take(self, response: Response) -> Event | None:
-        """Return the caller's event, None for the repeated start of a resumed stream. Raises: ProtocolError."""
+        """Return the event for the caller, None for the second Started of a resumed stream. Raises: ProtocolError."""
         event = event_from(response)
         if self._continuity.started is not None and isinstance(event, Started):
             if event != self._continuity.started:
@@ -119,7 +119,7 @@ class Recovery:
         self._continuity.end()
 
     def wait_s(self, error: BatonClientError, now: float, uniform: float) -> float | None:
-        """Prepare the next call and return the wait before it; None if there is none."""
+        """Prepare the next call and return the wait before it; None if there is no next call."""
         started = self._continuity.started
         if started is None:
             return self._attempts.wait_s(error, now, uniform)

@@ -33,7 +33,7 @@ from baton.protos import admin_pb2, admin_pb2_grpc, baton_pb2, baton_pb2_grpc
 
 
 class SyncConnection(RouterChoice):
-    """Calls of one service, repeated at another target if one fails."""
+    """Calls of one service; a call that fails is repeated at the next target."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class SyncConnection(RouterChoice):
             raise error_from(failure) from failure
 
     def stream(self, recovery: Recovery, metadata: Metadata) -> Generator[Event, None]:
-        """Yield the events of one answer, over as many calls as it takes. Closing the generator cancels the call."""
+        """Yield the events of one answer. Failed calls are repeated. Closing the generator cancels the call."""
         while True:
             current = self.current
             method = getattr(self._channels.stub(current), recovery.method)
@@ -195,7 +195,7 @@ class BatonClient(_Client):
         timeout_s: float | None = None,
         **options: Unpack[VectorOptions],
     ) -> Scores:
-        """Return how well each document suits its query; one query is compared with all documents."""
+        """Return how well each document matches its query; a single query is compared with all documents."""
         request = requests.score_request(queries, documents, options)
         return value_from(Scores, self._connection.unary("Score", request, timeout_s))
 
@@ -307,14 +307,14 @@ class AdminClient(_Client):
     def reload(self, path: str, *, grace_s: float, timeout_s: float | None = None) -> tuple[str, Sequence[str]]:
         """Load other weights of the model on all workers; return their version and the workers' ids.
 
-        `path`: folder of the checkpoint, as workers see it. Requests of the old weights fail after `grace_s`.
+        `path`: folder of the checkpoint, as workers see it. Requests with the old weights fail after `grace_s`.
         """
         message = admin_pb2.ReloadRequest(path=path, grace_s=grace_s)
         response = self._connection.unary("Reload", message, timeout_s)
         return response.version, tuple(response.worker_ids)
 
     def unload_adapter(self, name: str, *, wait_s: float = 0.0, timeout_s: float | None = None) -> Sequence[str]:
-        """Withdraw an adapter from new requests; return the workers that keep it for running ones."""
+        """Withdraw an adapter from new requests; return the workers that keep it for running requests."""
         message = admin_pb2.UnloadAdapterRequest(name=name, wait_s=wait_s)
         return tuple((self._connection.unary("UnloadAdapter", message, timeout_s)).worker_ids)
 

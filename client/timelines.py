@@ -13,7 +13,7 @@ class TimelineStep:
     ended_us: int
     answers: int
     context_tokens: int
-    prompts: Mapping[int, int]  # computed tokens by request number on this worker
+    prompts: Mapping[int, int]  # by request number on this worker: computed prompt tokens
     answer_requests: tuple[int, ...]  # request numbers on this worker
     moved_blocks: int
     held_blocks: int
@@ -51,7 +51,7 @@ class WorkerRequest:
     ended_us: int | None
     failure: str
     drafted_tokens: int = 0
-    accepted_tokens: int = 0  # drafted tokens that were drawn
+    accepted_tokens: int = 0  # drafted tokens that became part of the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class RoutedStage:
 class RoutedStall:
     at_us: int
     gap_ms: float
-    causes_ms: Mapping[str, float]  # by cause, with the responsible request if there is one
+    causes_ms: Mapping[str, float]  # milliseconds by cause, such as `prompt tokens by chat-7`
 
 
 @dataclass(frozen=True, slots=True)

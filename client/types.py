@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token id or a stop text
     LENGTH = "length"  # max_tokens or the end of the context
-    TOOL_CALLS = "tool_calls"  # a stop, in an answer that calls functions
+    TOOL_CALLS = "tool_calls"  # a stop, after an answer that calls functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,13 @@ class Started:
     model: str
     prompt_tokens: int
     seed: int  # seed in effect, from the request or drawn by the server
-    resume_token: str = field(default="", repr=False)  # right to resume the answer at another router, with request_id
+    resume_token: str = field(default="", repr=False)  # with request_id, it permits resuming the answer
     model_version: str = ""  # version of the weights; equal versions mean equal weights
 
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A token among the likeliest at a position, chosen or not."""
+    """One of the likeliest tokens at a position; it may be the chosen one."""
 
     token_id: int
     logprob: float
@@ -92,7 +92,7 @@ class CallBegins:
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """Next part of the arguments of a call, which are JSON."""
+    """Next part of the JSON arguments of a call."""
 
     index: int
     call: int

@@ -17,8 +17,8 @@ class BlockRun:
     blocks: int
     fate: str
     worker_id: str  # another worker that had the blocks; empty without one
-    least_age_s: float  # placement minus the last eviction
-    most_age_s: float  # placement minus the first eviction
+    least_age_s: float  # from the last eviction among these blocks to the placement
+    most_age_s: float  # from the first eviction among these blocks to the placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class CacheAutopsy:
     """Prompt blocks on the worker chosen to compute the prompt."""
 
     worker_id: str
-    attempt: int  # counted from 1
+    attempt: int  # number of the attempt, counted from 1
     block_tokens: int
     runs: tuple[BlockRun, ...]
-    known_s: float  # time before the placement with all evictions known
+    known_s: float  # length of the time before the placement in which all evictions are known
     expected_blocks: int  # cached blocks predicted by the placement
 
 
@@ -40,15 +40,15 @@ class ColocatedPrefill:
     worker_id: str
     is_local: bool  # true if the decode worker computed the prompt
     basis: str  # measured, assumed, or empty without a prediction
-    ttft_ms: float  # predicted, from dispatch
+    ttft_ms: float  # predicted time from dispatch to the first token
     wait_ms: float  # part of ttft_ms spent waiting for other prompts
-    measured_ttft_ms: float  # actual, from dispatch; 0 without a first token
+    measured_ttft_ms: float  # actual time from dispatch to the first token; 0 without a first token
     prompt_tokens: int  # prompt tokens not cached on the worker
     answers: int  # sequences running on the worker
     answers_gap_ms: float  # expected time between tokens of these sequences
     checked_requests: int  # colocated requests used to check the prediction, of similar length if any
     median_error: float  # error of the checked predictions, relative to the measured time
-    median_ratio: float  # measured over predicted, of the checked requests
+    median_ratio: float  # median of measured over predicted time of the checked requests
     checked_tokens: int  # median prompt_tokens of the checked requests
 
 

@@ -22,8 +22,8 @@ from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 WORD_BYTES = 4  # half the width of a checksum
 FACTOR_BYTES = 8
 MODULUS = 1 << 64
-PIECE_WORDS = 1 << 20  # words per pass
-KEPT_BYTES = 32 << 20  # memory for kept factors
+PIECE_WORDS = 1 << 20  # most words that are summed at a time
+KEPT_BYTES = 32 << 20  # memory for factors that are kept from one checksum to the next
 _SEED = 20_141_111  # arbitrary, but equal in all processes
 
 
@@ -33,7 +33,10 @@ class BlockChecksum(NamedTuple):
 
 
 class Checksums:
-    """Checksums of the blocks in `storage`. Any thread; on a GPU the call waits for a stream of its own."""
+    """Calculator of checksums of the blocks in `storage`. Any thread may call it.
+
+    On a GPU a call waits only for streams of this object, not for the engine's work.
+    """
 
     def __init__(self, storage: Storage, shape: PoolShape) -> None:
         self._shape = shape
@@ -42,8 +45,8 @@ class Checksums:
         self._native = native_library()
         devices = tuple(part.device for part in self._parts)
         self._factors = _factors(shape.rows, shape.row_bytes, devices)
-        # One stream per part, apart from the engine's. PyTorch reuses 32 streams in turn: more of ours would coincide
-        # with the engine's.
+        # One stream per part, for checksums only. PyTorch has 32 streams and assigns them in turn: with more than one
+        # per part, some would be the engine's.
         self._streams = {device: torch.cuda.Stream(device) for device in devices if device.type == "cuda"}
 
     def of(self, block: int) -> int:
@@ -53,9 +56,9 @@ class Checksums:
         return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS
 
     def _sum(self, data: torch.Tensor, cut: "_Cut") -> int:
-        """Sum one part. `data`: uint8 `[bytes of a part's block]`."""
+        """Sum the products of one range of a block's part. `data`: uint8, the bytes of the block in that part."""
         end = cut.first + cut.factors.numel()
-        if data.device.type == "cpu":  # both branches stay on this thread
+        if data.device.type == "cpu":  # the kernel and numpy compute on this thread alone
             numbers = (data.numpy().view(np.uint32) if self._by_words else data.numpy())[cut.first : end]
             of_places = cut.factors.numpy().view(np.uint64)
             if self._by_words and self._native is not None:
@@ -76,10 +79,10 @@ class SampledPlaces:
             raise ValueError(f"share must be in [0, 1], not {share}")
         self._share = share
         self._draws = draws or random.Random()
-        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # number of items before the next drawn one
+        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # number of skipped items before the next drawn one
 
     def draw(self, count: int) -> list[int]:
-        """Return which of the next `count` items are drawn, counted from 0."""
+        """Return the indices, from 0, of the drawn items among the next `count` items."""
         places: list[int] = []
         if self._share:
             while self._next < count:
@@ -96,14 +99,14 @@ class SampledPlaces:
 
 
 class SampledChecksums:
-    """Checksums of a random share of the blocks."""
+    """Calculator of checksums of randomly drawn blocks. `share`: probability with which each block is drawn."""
 
     def __init__(self, checksums: Checksums, share: float, draws: random.Random | None = None) -> None:
         self._checksums = checksums
         self._places = SampledPlaces(share, draws)
 
     def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
-        """Return the checksums of the drawn blocks; `logical` counts from the first of `blocks`."""
+        """Draw some of `blocks` and return their checksums, with each one's index in `blocks` as `logical`."""
         return [BlockChecksum(place, self._checksums.of(blocks[place])) for place in self._places.draw(len(blocks))]
 
 
@@ -116,7 +119,7 @@ class _Cut(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Several complete rows of a block, or words of one row."""
+    """Range of a block's words: several complete rows, or consecutive words of one row."""
 
     row: int
     rows: int
@@ -125,16 +128,14 @@ class _Piece(NamedTuple):
 
 
 class _Factors:
-    """Factors of all words of a block, generated in pieces and cut by parts.
+    """Factors of all words of a block, generated piece by piece and divided among the parts of the block.
 
-    The first `KEPT_BYTES` are kept on the parts' devices. The factors of a large block, as hybrid models have it, are
-    twice its size: the rest is generated again for each checksum.
+    The first `KEPT_BYTES` of factors are kept on the parts' devices; the others are generated again for each checksum,
+    since factors take twice the size of the block, and blocks of hybrid models are large.
     """
 
     def __init__(self, rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> None:
-        """Create factors. `row_bytes`: bytes of a row in one part. Words that span two parts are summed byte
-        by byte.
-        """
+        """Create factors. `row_bytes`: bytes of a row in one part; unless they are complete words, bytes are summed."""
         self._by_words = row_bytes % WORD_BYTES == 0
         self._part_width = row_bytes // WORD_BYTES if self._by_words else row_bytes
         self._parts = len(devices)
@@ -169,7 +170,7 @@ class _Factors:
 
 @lru_cache(maxsize=4)
 def _factors(rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> _Factors:
-    """Return the factors, shared by all pools of this process with equal shapes."""
+    """Return the factors for pools of this shape. Pools of equal shapes in this process share them."""
     return _Factors(rows, row_bytes, devices)
 
 
@@ -182,6 +183,6 @@ def _pieces(rows: int, row_words: int) -> list[_Piece]:
 
 
 def _draw(first: int, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
-    """Return `count` odd numbers from position `first` of the sequence; an incomplete last word has one too."""
+    """Return the `count` odd pseudo-random factors of the words from index `first` of a block on."""
     numbers = np.random.PCG64(_SEED).advance(first).random_raw(count)
     return np.asarray(numbers | np.uint64(1), dtype=np.uint64)

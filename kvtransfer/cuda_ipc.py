@@ -35,7 +35,7 @@ POLL_S = 20e-6
 
 
 class CudaError(Exception):
-    """Error of a call of the CUDA driver."""
+    """Error that a call of the CUDA driver returned."""
 
 
 class Allocation(NamedTuple):
@@ -88,14 +88,14 @@ class _Copy2D(ctypes.Structure):
 
 
 class CudaDriver:
-    """The calls of the CUDA driver that share memory between processes, by ctypes: torch has no public API for them.
+    """CUDA driver's calls for memory shared between processes, by ctypes, since torch has no public API for them.
 
     Bound to one device, whose primary context (torch's) is current during each call. Signatures follow cuda.h; the
     driver keeps old ones, so any libcuda.so.1 of CUDA 12 or later works.
     """
 
     def __init__(self, device_index: int) -> None:
-        """Load the driver. Raises: CudaError, also without a driver."""
+        """Load the driver. Raises: CudaError, also if no driver is installed."""
         try:
             self._library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
@@ -107,7 +107,7 @@ class CudaDriver:
 
     @property
     def copies_batches(self) -> bool:
-        return hasattr(self._library, "cuMemcpyBatchAsync_v2")  # since CUDA 13
+        return hasattr(self._library, "cuMemcpyBatchAsync_v2")  # in CUDA 13 and later
 
     def allocation_of(self, address: int) -> Allocation:
         base, size = ctypes.c_ulonglong(), ctypes.c_size_t()
@@ -116,7 +116,7 @@ class CudaDriver:
         return Allocation(base.value, size.value)
 
     def export(self, base: int) -> bytes:
-        """Return the CUipcMemHandle of a complete allocation."""
+        """Return the CUipcMemHandle of a complete allocation, with which another process can open it."""
         handle = _IpcHandle()
         with self._current():
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_ulonglong(base))
@@ -152,7 +152,7 @@ class CudaDriver:
     def copy_rows(
         self, source: int, destination: int, rows: int, width: int, pitches: tuple[int, int], stream: int
     ) -> None:
-        """Copy rows. `pitches`: distance of rows in source and destination, in bytes."""
+        """Copy rows. `pitches`: bytes from the start of a row to the start of the next, in source and destination."""
         source_pitch, destination_pitch = pitches
         copy = _Copy2D(
             _CopySide(type=DEVICE_MEMORY, device=source, pitch=source_pitch),
@@ -166,11 +166,11 @@ class CudaDriver:
     def copy_batch(
         self, sources: Sequence[int], destinations: Sequence[int], sizes: Sequence[int], stream: int
     ) -> None:
-        """Copy in any order; requires `copies_batches` and a stream other than the default one."""
+        """Copy all ranges, in any order. Requires `copies_batches` and a stream other than the default one."""
         count = len(sizes)
         addresses, lengths = ctypes.c_ulonglong * count, ctypes.c_size_t * count
         attributes = _CopyAttributes(source_order=SOURCE_IN_STREAM_ORDER, flags=PREFER_OVERLAP_WITH_COMPUTE)
-        first = ctypes.c_size_t(0)  # index of the first copy that the attributes apply to
+        first = ctypes.c_size_t(0)  # the attributes apply to all copies from this index on
         with self._current():
             self._call(
                 "cuMemcpyBatchAsync_v2",
@@ -201,7 +201,7 @@ class CudaDriver:
 
 
 class AddressSpan(NamedTuple):
-    """Copy between two device addresses; otherwise like `Span`."""
+    """Copy like that of a `Span`, but `source` and `destination` are device addresses instead of offsets."""
 
     source: int
     destination: int
@@ -212,21 +212,22 @@ class AddressSpan(NamedTuple):
 
 
 class Device(Protocol):
-    """Interface of a GPU that copies from mapped memory. One thread at a time, except `close_handle`."""
+    """GPU that copies from mapped memory. Only one thread at a time may call it; any thread may call `close_handle`."""
 
     def open_handle(self, handle: bytes) -> int:
         """Map memory that another process exported; return its address. Raises: PeerUnreachable."""
 
     def close_handle(self, address: int) -> None:
-        """Unmap memory that no copy reads."""
+        """Unmap memory that `open_handle` mapped. No copy may be reading it."""
 
     def copy(self, spans: Sequence[AddressSpan]) -> None:
-        """Copy spans and wait for the device. Raises: CopyBroken if no copy is running any more; CopyStuck if one still
-        is.
+        """Copy spans and wait for the device.
+
+        Raises: CopyBroken if a copy failed and none is running any more; CopyStuck if one is still running.
         """
 
     def scratch(self, nbytes: int) -> int:
-        """Return the address of own memory of `nbytes` bytes to copy into, valid until the next call."""
+        """Allocate `nbytes` bytes of this process to copy into; return their address, valid until the next call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +240,8 @@ class OwnPool:
 class DeviceMemory:
     """A `MappedMemory` on GPUs: maps each part of the peer's pool once and unmaps it when no copy is reading.
 
-    Only this code prevents writes to the mapped memory: devices have no read-only mapping. Destination blocks must be
-    idle, on the device too: a block is freed only after the work that used it has finished.
+    Devices have no read-only mapping: only this code prevents writes to the mapped memory. No work that is queued on
+    the device may use the destination blocks: a block is freed only after all work that uses it has finished.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class DeviceMemory:
     def measure(self, nbytes: int) -> LinkRate:
         size = min(nbytes, self._part_bytes)
         span = AddressSpan(self._parts[0], self._device.scratch(size), 1, size, size, size)
-        self._run([span])  # warm-up: the first copy between two devices includes their set-up
+        self._run([span])  # warm-up: the first copy between two devices also sets up their connection
         started = time.monotonic()
         self._run([span])
         return LinkRate(size, time.monotonic() - started)
@@ -285,7 +286,7 @@ class DeviceMemory:
                 raise ValueError("the peer's memory is closed already")
             self._closed = True
             if self._copying:
-                return  # the running copy unmaps at its end
+                return  # the running copy unmaps the memory when it finishes
         self._let_go()
 
     def _addressed(self, span: Span) -> AddressSpan:
@@ -336,8 +337,9 @@ def cuda_ipc_transport(
     source: PoolShape,
     device_of: Callable[[torch.device], Device],
 ) -> Transport:
-    """Create a transport into each of our `parts`, on the part's device. Raises: PeerUnreachable; then nothing stays
-    open.
+    """Create a transport that copies into each of our `parts` on the part's device.
+
+    Raises: PeerUnreachable; memory of the peer that was opened before is closed again.
     """
     with ExitStack() as undo:
         transports: list[Transport] = []
@@ -351,7 +353,9 @@ def cuda_ipc_transport(
 
 
 def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:
-    """Return the handle by which a peer opens `pool`: uint8, one dimension, on a GPU. Valid while the pool exists.
+    """Return the handle with which a peer opens `pool`, which is uint8, one-dimensional and on a GPU.
+
+    The handle is valid while the pool exists.
 
     Raises: SharedMemoryUnavailable, for example for torch's expandable segments.
     """
@@ -367,7 +371,7 @@ def export_pool(pool: torch.Tensor) -> DeviceMemoryHandle:
 def open_part(handle: DeviceMemoryHandle, device: torch.device) -> torch.Tensor:
     """Open a pool that another rank of this worker exported with `export_pool`, for reading and writing.
 
-    Valid while that process lives. Raises: PeerUnreachable.
+    The tensor is valid while that process lives. Raises: PeerUnreachable.
     """
     try:
         address = CudaDriver(_index(device)).open(handle.handle) + handle.offset_bytes
@@ -377,7 +381,7 @@ def open_part(handle: DeviceMemoryHandle, device: torch.device) -> torch.Tensor:
 
 
 class _Foreign:
-    """GPU memory of another process, in the form that torch imports."""
+    """GPU memory of another process, with the `__cuda_array_interface__` from which torch creates a tensor."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -389,7 +393,7 @@ class _Foreign:
 
 
 class CudaDevice:
-    """A `Device` that copies on its own stream: in one batch with CUDA 13, else one by one."""
+    """A `Device` that copies on its own stream: spans in one batch with CUDA 13, one by one with earlier versions."""
 
     def __init__(self, device: torch.device) -> None:
         """Load the driver. Raises: PeerUnreachable."""
@@ -425,7 +429,7 @@ class CudaDevice:
             self._start(spans)
         except CudaError as error:
             failed = error
-        self._wait()  # also after an error: earlier copies may be running
+        self._wait()  # also after an error, since copies that started before it may be running
         if failed is not None:
             raise CopyBroken(f"copy from the peer's memory failed: {failed}") from failed
 

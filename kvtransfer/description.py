@@ -48,20 +48,20 @@ class NixlHandle:
 @dataclass(frozen=True, slots=True)
 class PoolDescription:
     fingerprint: bytes  # digest of model, dtype, block size and KV layout
-    block_bytes: int  # size of a block with all layers and heads
+    block_bytes: int  # bytes of a block, with all layers and heads
     num_blocks: int
-    host_id: str  # equal for processes that can share memory: see `host_id`
+    host_id: str  # equal for processes that can share memory: result of `host_id()`
     pool_id: bytes  # random; distinguishes this pool from that of a later process at the same address
     shared_memory: SharedMemoryHandle | None = None  # None: no other process may map this pool
-    device_memory: tuple[DeviceMemoryHandle, ...] = ()  # one handle per part; empty: not on a GPU, or not exported
-    group_backend: str = ""  # torch.distributed backend that sends its blocks; empty: none
-    parts: int = 1  # number of ranks that share the heads: see PoolShape
+    device_memory: tuple[DeviceMemoryHandle, ...] = ()  # one handle per part; empty: no exported GPU memory
+    group_backend: str = ""  # torch.distributed backend that sends the pool's blocks; empty: none
+    parts: int = 1  # number of parts, one per rank of the worker: see PoolShape
     rows: int = 1  # layers x (keys, values)
-    nixl: NixlHandle | None = None  # None: not registered with NIXL
-    tcp_port: int = 0  # port at its worker's host where blocks are read over TCP; 0: none
-    versions: Versions = OWN  # versions of its process
-    checkpoint: bytes = b""  # digest of the weights; empty: not announced by that release
-    layout: str = ""  # description of the KV layout; empty: not announced by that release
+    nixl: NixlHandle | None = None  # None: the pool is not registered with NIXL
+    tcp_port: int = 0  # port on the worker's host from which peers read blocks; 0: blocks are not served over TCP
+    versions: Versions = OWN  # versions of the process that owns the pool
+    checkpoint: bytes = b""  # digest of the weights; empty: the process is of a release that does not announce it
+    layout: str = ""  # description of the KV layout; empty: the process is of a release that does not announce it
 
     @property
     def size_bytes(self) -> int:
@@ -73,7 +73,7 @@ class PoolDescription:
 
 
 def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
-    """Check that two pools may exchange blocks. Raises: PairingRefused, which names the differing field."""
+    """Check that the two pools may exchange blocks. Raises: PairingRefused, which names the field that differs."""
     if refusal(mine.versions, theirs.versions):
         raise PairingRefused("versions", str(mine.versions), str(theirs.versions))
     if mine.fingerprint != theirs.fingerprint:
@@ -92,7 +92,7 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
 
 
 def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> PairingRefused:
-    """Return an error that names the differing part of the fingerprint, if both pools announce the parts."""
+    """Return the error for different fingerprints. It names checkpoint or layout if both pools announce these."""
     if theirs.layout and mine.layout != theirs.layout:
         return PairingRefused("layout", *differing(mine.layout, theirs.layout))
     if theirs.checkpoint and mine.checkpoint != theirs.checkpoint:
@@ -101,14 +101,14 @@ def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> Pairing
 
 
 def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:
-    """Return whether this process can map the peer's pool: it is shared, and on this host."""
+    """Return whether this process can map the peer's pool, which must be shared and on this host."""
     return theirs.shared_memory is not None and mine.host_id == theirs.host_id
 
 
 def host_id() -> str:
-    """Return an id of the running kernel and PID namespace: if equal, /proc/PID means the same process to both sides.
+    """Return an id of the running kernel and PID namespace. Processes with equal ids see the same /proc/PID.
 
-    Without access to these, the id is random: such a host shares memory with no other.
+    If the process cannot read these, the id is random, so that it shares memory with no other process.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -119,12 +119,12 @@ def host_id() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    possible: tuple[TransportName, ...]  # in the order of preference
-    reasons: tuple[str, ...]  # why each faster transport is impossible
+    possible: tuple[TransportName, ...]  # possible transports, the preferred one first
+    reasons: tuple[str, ...]  # names of impossible transports, each with the reason
 
 
 def possible_ways(mine: PoolDescription, theirs: PoolDescription, own_device: str, choice: TransportChoice) -> Ways:
-    """Return the possible transports between two pools. `own_device`: torch device type of our pool.
+    """Return the possible transports from the peer's pool into ours. `own_device`: torch device type of our pool.
 
     Raises: PeerUnreachable if the requested transport is impossible.
     """

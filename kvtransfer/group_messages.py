@@ -23,27 +23,25 @@ from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, pla
 from baton.kvtransfer.transport import BlockPair, CopyRefused, LinkBroken, LinkRate, check_destinations
 
 HEADER = struct.Struct("<QQ")  # sequence number, bytes of blocks
-HEADER_BYTES = 64  # keeps the blocks after it aligned
+HEADER_BYTES = 64  # more than HEADER needs, so that the blocks after the header are aligned
 WANTED_MESSAGE_BYTES = 4 << 20
 WANTED_RING_BYTES = 64 << 20
 
 
 class _Slot(Enum):
     FREE = auto()
-    AWAITED = auto()  # a receive is posted: bytes may arrive at any time
-    LANDED = auto()  # being copied to its destination
+    AWAITED = auto()  # a receive is posted: bytes may arrive in the slot at any time
+    LANDED = auto()  # the message has arrived and is being copied to its destination
 
 
 class StagingRing:
     """Ring of message buffers. Slot `sequence % slots` holds message `sequence`.
 
-    One thread; a call out of order is a bug and raises ValueError.
+    Only one thread may use it. A call in the wrong order is a bug and raises ValueError.
     """
 
     def __init__(self, slots: int, slot_bytes: int, device: torch.device) -> None:
-        """Create the buffers. `slots`: maximum number, reduced if messages are as large as the blocks of
-        hybrid models.
-        """
+        """Create the buffers. `slots`: maximum number of buffers; fewer are created if messages are large."""
         slots = max(1, min(slots, WANTED_RING_BYTES // slot_bytes))
         self._memory = torch.empty(slots, slot_bytes, dtype=torch.uint8, device=device)
         self._states = [_Slot.FREE] * slots
@@ -52,7 +50,7 @@ class StagingRing:
         return len(self._states)
 
     def post(self, sequence: int) -> torch.Tensor:
-        """Return the memory of a free slot, uint8 `[slot_bytes]`, to receive into."""
+        """Return the memory of the message's free slot, uint8 `[slot_bytes]`, to receive the message into."""
         self._turn(sequence, _Slot.FREE, _Slot.AWAITED)
         return self._memory[sequence % len(self)]
 
@@ -60,7 +58,7 @@ class StagingRing:
         self._turn(sequence, _Slot.AWAITED, _Slot.LANDED)
 
     def free(self, sequence: int) -> None:
-        """Free the slot of a message that was unpacked."""
+        """Free the slot of a message whose blocks have been unpacked."""
         self._turn(sequence, _Slot.LANDED, _Slot.FREE)
 
     def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:
@@ -97,37 +95,35 @@ def write_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None
 
 
 def check_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None:
-    """Check the header. Raises: LinkBroken if this is not the expected message."""
+    """Check a message's header. Raises: LinkBroken if its sequence number or size differs from the expected one."""
     found = HEADER.unpack(message[: HEADER.size].cpu().numpy().tobytes())
     if found != (sequence, block_bytes):
         raise LinkBroken(f"received message {found[0]} of {found[1]} bytes, expected {sequence} of {block_bytes}")
 
 
 class Packer:
-    """Copier of blocks between `pool`, on any device, and messages on the device of the pool's first part.
+    """Copies blocks between a pool and messages. The pool may be on any device; messages are on that of its first part.
 
     The constructor compiles kernels, which may take seconds.
     """
 
     def __init__(self, pool: Storage, shape: PoolShape, layout: MessageLayout, reads: bool) -> None:
-        """Create a packer. `shape`: of the pool. `reads`: True on the source's side of `layout`, False on the
-        reader's.
-        """
+        """Create a packer. `shape`: shape of `pool`. `reads`: whether blocks are read from `pool`, as at the source."""
         parts = [part.view(shape.num_blocks, shape.rows, shape.row_bytes) for part in parts_of(pool, shape)]
-        self._views = []  # one view per slice: [block, row, bytes of the row]
+        self._views = []  # one view of the pool per slice: [block, row, bytes of the row in the slice]
         for piece in layout.slices:
             part = piece.source_part if reads else piece.destination_part
             start = piece.source_offset if reads else piece.destination_offset
             self._views.append(parts[part][:, :, start : start + piece.width])
         self.device = parts[0].device
         self._on_cpu = self.device.type == "cpu"
-        for view in self._views:  # compile here, so that the first blocks do not wait for it
+        for view in self._views:  # compile now, so that the first blocks do not wait for the compiler
             with torch.cuda.device(view.device) if view.is_cuda else nullcontext():  # Triton uses the current device
                 message = view.new_empty(HEADER_BYTES + view[0].numel())
                 compile_copies(view, message[HEADER_BYTES:].view(1, *view.shape[1:]))
 
     def gather(self, blocks: Sequence[int], message: torch.Tensor) -> int:
-        """Pack blocks behind the message's header; return the number of bytes."""
+        """Copy blocks into the message, after its header; return the bytes of the blocks."""
         end = HEADER_BYTES
         for view in self._views:
             start, end = end, end + len(blocks) * view[0].numel()
@@ -143,7 +139,7 @@ class Packer:
 
     def _copy(self, packed: torch.Tensor, view: torch.Tensor, blocks: Sequence[int], out_of_pool: bool) -> None:
         if self._on_cpu:
-            # numpy stays on this thread and releases the GIL
+            # numpy, unlike torch, copies on this thread alone; both release the GIL.
             small, large = packed.numpy(), view.numpy()
             for index, block in enumerate(blocks):
                 np.copyto(small[index], large[block]) if out_of_pool else np.copyto(large[block], small[index])
@@ -158,22 +154,22 @@ class Packer:
 
 
 def _copy_across(packed: torch.Tensor, view: torch.Tensor, ids: torch.Tensor, out_of_pool: bool) -> None:
-    """Copy between the devices of the message and of another rank; torch orders the work of the two."""
+    """Copy between a message and a pool's view on another device; torch orders the work of the two devices."""
     if out_of_pool:
         packed.copy_(view[ids])
     else:
         view[ids] = packed.to(view.device)
-        torch.cuda.current_stream(view.device).synchronize()  # `ProcessGroup.settle` waits for one device only
+        torch.cuda.current_stream(view.device).synchronize()  # `settle` waits only for the device of the messages
 
 
-SEND_SLOTS = 2  # one being sent, one being packed
+SEND_SLOTS = 2  # one message is being sent, one is being packed
 
 
 class GroupSender:
-    """Sender of blocks on its own thread, so that the engine never waits for the reader. Owns and closes `group`.
+    """Sends blocks on its own thread, so that the engine never waits for the reader. Owns and closes `group`.
 
-    Messages are copies: blocks that are released while a message waits harm only their reader, which learns of it when
-    it closes the transfer. `submit` and `probe` belong to one thread.
+    A block that is released before it is sent arrives with wrong content; its reader learns of that when it closes the
+    transfer. Only one thread may call `submit` and `probe`.
     """
 
     def __init__(
@@ -183,7 +179,7 @@ class GroupSender:
         layout: MessageLayout,
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        """Start the thread. `on_broken` is called there at most once; nothing is sent afterwards."""
+        """Start the thread. If sending fails, it calls `on_broken` once and sends nothing more."""
         self._group = group
         self._layout = layout
         self._packer = Packer(pool, layout.source, layout, reads=True)
@@ -195,18 +191,19 @@ class GroupSender:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-send")
 
     def submit(self, first_sequence: int, blocks: Sequence[int]) -> None:
-        """Send blocks of the pool in messages of the agreed size. Raises: LinkBroken if the sequence number
-        is wrong.
+        """Queue blocks of the pool, to be sent in messages of the agreed size.
+
+        Raises: LinkBroken if `first_sequence` is not the next sequence number, or if sending has failed.
         """
         size = self._layout.blocks_per_message
         self._enqueue(first_sequence, [blocks[start : start + size] for start in range(0, len(blocks), size)])
 
     def probe(self, first_sequence: int, messages: int) -> None:
-        """Send full messages without blocks. Raises: LinkBroken."""
+        """Queue messages of full size with arbitrary content, to measure the link. Raises: LinkBroken."""
         self._enqueue(first_sequence, [()] * messages)
 
     def close(self) -> None:
-        """Stop the thread; return when the reader has closed the group, or at the group's timeout."""
+        """Stop the thread. Returns once the reader has closed the group too, at the latest at the group's timeout."""
         self._broken = True
         self._group.close()
         self._executor.shutdown(cancel_futures=True)
@@ -218,7 +215,7 @@ class GroupSender:
         self._executor.submit(self._send_all, first_sequence, batches).add_done_callback(self._ended)
 
     def _send_all(self, first_sequence: int, batches: Sequence[Sequence[int]]) -> None:
-        """Send batches. Raises: LinkBroken."""
+        """Send each batch of blocks as one message. Raises: LinkBroken."""
         if self._broken:
             return
         for sequence, batch in enumerate(batches, first_sequence):
@@ -247,27 +244,27 @@ class GroupSender:
             self._ring.free(sequence)
 
 
-STAGING_SLOTS = 3  # one being received, one being unpacked, one ahead
+STAGING_SLOTS = 3  # one message is being received, one is being unpacked, one is posted ahead
 MAX_PROBE_MESSAGES = 64
 
 
 class SendControl(Protocol):
-    """Requests for messages of the source. Every wait is bounded.
+    """Requests to the source for messages. Every wait is bounded.
 
-    Raises: CopyRefused if no message will come; LinkBroken if some may.
+    Raises: CopyRefused if the source will send no message; LinkBroken if it may send some.
     """
 
     def send(self, first_sequence: int, transfer_id: bytes, blocks: Sequence[int]) -> None:
-        """Request logical blocks, in messages of the agreed size."""
+        """Request blocks of a transfer by their logical indices, in messages of the agreed size."""
 
     def probe(self, first_sequence: int, messages: int) -> None:
-        """Request full messages of arbitrary content."""
+        """Request messages of full size with arbitrary content, to measure the link."""
 
 
 class GroupTransport:
     """Transport that receives blocks as messages of a process group. Owns and closes `group`.
 
-    `pool` is this worker's; its first part is on the device of the messages.
+    `pool`: this worker's pool, into which blocks are copied. Messages are on the device of its first part.
     """
 
     def __init__(
@@ -305,7 +302,7 @@ class GroupTransport:
         return sum(sizes)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure the link, without the first message, which may set up connections."""
+        """Measure the link after a first message, which is not counted because it may set up connections."""
         self._probe(1)
         size = self._layout.blocks_per_message * self._layout.reader.block_bytes
         count = max(1, min(MAX_PROBE_MESSAGES, nbytes // size))
@@ -314,7 +311,7 @@ class GroupTransport:
         return LinkRate(count * size, time.monotonic() - started)
 
     def lost(self) -> None:
-        """Close the group because the other end is gone: pending calls fail. Any thread, any number of times."""
+        """Close the group because the other end is gone: pending calls fail. Any thread may call it, repeatedly."""
         self._closed = True
         self._group.close()
 
@@ -331,7 +328,7 @@ class GroupTransport:
         """Yield messages of these sizes (without header), in order. Each is valid until the next one is requested."""
         if self._broken or self._closed:
             raise LinkBroken("the process group failed earlier, or was closed")
-        first, self._broken = self._next_sequence, True  # until all messages have arrived
+        first, self._broken = self._next_sequence, True  # counts as broken until all messages have arrived
         try:
             ask(first)
             self._next_sequence += len(sizes)
@@ -350,7 +347,7 @@ class GroupTransport:
             while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
                 ahead = index + len(posted)
                 message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
-                with self._group.stream():  # not queued behind the engine's work
+                with self._group.stream():  # a stream of its own, so that messages do not wait for the engine's work
                     posted.append((message, self._group.receive(message, first + ahead)))
             message, wait = posted.popleft()
             wait()

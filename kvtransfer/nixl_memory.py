@@ -32,7 +32,7 @@ def rdma_ports(interface: str, interfaces: Path) -> list[str]:
 
 @contextmanager
 def _broken_by_nixl() -> Iterator[None]:
-    """Convert the errors of NIXL. Raises: LinkBroken."""
+    """Convert every exception of NIXL into LinkBroken."""
     try:
         yield
     except LinkBroken:
@@ -55,7 +55,7 @@ class NixlAgent:
         """Start NIXL. Raises: SharedMemoryUnavailable if it is not installed or does not start."""
         if importlib.util.find_spec("nixl") is None:
             raise SharedMemoryUnavailable("nixl is not installed")
-        # UCX listens on every interface by default. The name of the interface alone stands for TCP.
+        # By default UCX listens on every interface. In this list an interface's own name stands for TCP over it.
         environment["UCX_NET_DEVICES"] = ",".join([*rdma_ports(interface, interfaces), interface])
         nixl = importlib.import_module("nixl._api")
         self._pool = pool
@@ -85,7 +85,10 @@ class NixlAgent:
         self._agent.remove_remote_agent(peer)
 
     def read(self, peer: str, remote: NixlHandle, spans: Sequence[Span]) -> None:
-        """Read spans. Raises: LinkBroken; then the peer must be removed, which ends reads that may still be running."""
+        """Read spans of the peer's pool into this one.
+
+        Raises: LinkBroken; then remove the peer, to end reads that may still be running.
+        """
         rows = [(span, row) for span in spans for row in range(span.rows)]
         own = [
             (self._pool.data_ptr() + s.destination + row * s.destination_pitch, s.width, self._device)
@@ -96,14 +99,14 @@ class NixlAgent:
             self._transfer(peer, own, theirs, remote.memory)
 
     def measure(self, peer: str, remote: NixlHandle, nbytes: int) -> LinkRate:
-        """Measure the link with temporarily registered memory. Raises: LinkBroken."""
+        """Measure the link by reading into memory that is registered only for this. Raises: LinkBroken."""
         scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._pool.device)
         whole = [(scratch.data_ptr(), nbytes, self._device)]
         theirs = [(remote.address, nbytes, remote.device)]
         with _broken_by_nixl():
             registered = self._agent.register_memory([(*whole[0], "")], self._memory)
             try:
-                self._transfer(peer, whole, theirs, remote.memory)  # warm-up: connects
+                self._transfer(peer, whole, theirs, remote.memory)  # warm-up: the first read connects
                 started = time.monotonic()
                 self._transfer(peer, whole, theirs, remote.memory)
                 took_s = time.monotonic() - started
@@ -136,7 +139,7 @@ class NixlAgent:
 
 
 class NixlMemory:
-    """A `MappedMemory` over NIXL. One thread, except `close`."""
+    """A `MappedMemory` over NIXL. Only one thread may call it; any thread may call `close`."""
 
     def __init__(self, agent: NixlAgent, handle: NixlHandle, size_bytes: int) -> None:
         """Connect to a peer. Raises: PeerUnreachable."""

@@ -22,12 +22,12 @@ from baton.kvtransfer.transport import LinkBroken
 
 
 class KeyValues(Protocol):
-    """Key-value store for the rendezvous. Every wait is bounded. Raises: LinkBroken."""
+    """Key-value store in which two ranks find each other. Every wait is bounded. Raises: LinkBroken."""
 
     def set(self, key: str, value: bytes) -> None: ...
 
     def get(self, key: str, timeout_s: float) -> bytes:
-        """Return the value once the key is set."""
+        """Wait until the key is set; return its value."""
 
     def wait(self, keys: Sequence[str], timeout_s: float) -> None: ...
 
@@ -39,7 +39,7 @@ class KeyValues(Protocol):
 
 
 class LocalKeyValues:
-    """Key-value store in memory. Any thread."""
+    """Key-value store in the memory of this process. Any thread may call it."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -87,10 +87,10 @@ class LocalKeyValues:
 
 
 class GroupStore(Store):
-    """torch.distributed's view of the rendezvous store: rank 0 keeps the values, rank 1 requests them over gRPC.
+    """`KeyValues` as a store of torch.distributed: rank 0 keeps the values, rank 1 requests them over gRPC.
 
-    Opens no socket, unlike TCPStore, which listens on every interface. torch.distributed calls it from its own threads:
-    keep a reference while the group lives.
+    It opens no socket, unlike TCPStore, which listens on every interface. Keep a reference to it while the group lives,
+    because torch.distributed calls it from its own threads.
     """
 
     def __init__(self, values: KeyValues, timeout_s: float) -> None:
@@ -119,21 +119,21 @@ class GroupStore(Store):
 
 GroupBackend = Literal["nccl", "gloo"]
 SOURCE, READER = 0, 1
-POLL_S = 20e-6  # period of polls of a GPU
+POLL_S = 20e-6  # interval at which the GPU is polled
 
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """Options that each side chooses for itself."""
+    """Options of one rank of a process group; only the backend must be the same at both ranks."""
 
     backend: GroupBackend
     interface: str  # network interface to connect and listen on, for example eth0
     device: torch.device  # device of the messages
-    timeout_s: float  # longest wait for the other rank, per message
+    timeout_s: float  # longest wait for a message of the other rank
 
 
 class Backend(Protocol):
-    """The methods of ProcessGroupGloo and ProcessGroupNCCL that are used here; torch's stubs omit them."""
+    """Methods of ProcessGroupGloo and ProcessGroupNCCL that this module uses and torch's stubs omit."""
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
 
@@ -149,18 +149,21 @@ at the latest after the group's timeout.
 
 
 class ProcessGroup:
-    """Numbered messages between two ranks, over gloo or NCCL. Each end uses it from one thread, except `close`."""
+    """Link of numbered messages between two ranks, over gloo or NCCL.
+
+    At each end only one thread may call it; any thread may call `close`.
+    """
 
     def __init__(self, store: Store, rank: int, options: GroupOptions) -> None:
-        """Meet the other rank. Raises: LinkBroken, also if torch or the machine lacks the backend."""
+        """Wait for the other rank and connect. Raises: LinkBroken, also if torch or the machine lacks the backend."""
         self._options = options
-        self._store = store  # torch calls it while the group lives
+        self._store = store  # a reference, since torch calls the store while the group lives
         self._peer = SOURCE + READER - rank
         self._lock = threading.Lock()
         self._closed = False
         self._awaited: Future[None] | None = None
         self._waits: SimpleQueue[tuple[Work, Future[None]] | None] = SimpleQueue()
-        self._works: dict[int, Work] = {}  # works not waited for yet; a reference keeps the group's sockets open
+        self._works: dict[int, Work] = {}  # messages in flight, by sequence number; they keep the sockets open
         self._side_stream = torch.cuda.Stream(options.device) if options.device.type == "cuda" else None
         try:
             self._group: Backend | None = _OPEN[options.backend](store, rank, options)
@@ -176,17 +179,17 @@ class ProcessGroup:
         return self._start(sequence, lambda group: group.recv([message], self._peer, sequence))
 
     def stream(self) -> AbstractContextManager[object]:
-        """Return the stream for work on messages: sends and receives follow earlier work on it."""
+        """Return the CUDA stream on which to work on messages. Sends and receives wait for earlier work on it."""
         return nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream)
 
     def settle(self) -> None:
-        """Wait for the work in `stream`. Raises: LinkBroken."""
+        """Wait until all work on `stream()` has finished. Raises: LinkBroken."""
         if self._side_stream is not None:
             done = self._side_stream.record_event()
             self._poll(done.query)
 
     def close(self) -> None:
-        """Close the group, on any thread. Pending waits fail immediately."""
+        """Close the group. Any thread may call it; pending waits fail immediately."""
         with self._lock:
             self._closed = True
             if self._awaited is not None:
@@ -198,7 +201,7 @@ class ProcessGroup:
         group, self._group = self._group, None
         self._works.clear()
         if group is not None and self._options.backend == "nccl":
-            group.abort()  # for gloo, dropping the group wakes waiters
+            group.abort()  # wakes waiters; gloo wakes them when the last reference to the group goes
 
     def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Wait:
         group = self._group
@@ -219,7 +222,7 @@ class ProcessGroup:
             self._awaited = awaited
         try:
             if self._options.backend == "nccl":
-                self._poll(work.is_completed)  # NCCL's wait() only orders streams
+                self._poll(work.is_completed)  # NCCL's wait() does not wait: it only orders streams
                 work.wait(timedelta(seconds=self._options.timeout_s))
             else:
                 self._waits.put((work, awaited))
@@ -230,7 +233,7 @@ class ProcessGroup:
             raise LinkBroken(str(error)) from error
         finally:
             self._awaited = None
-            del work  # a traceback would keep the reference
+            del work  # otherwise an exception's traceback would keep the group's sockets open
 
     def _poll(self, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._options.timeout_s
@@ -241,11 +244,10 @@ class ProcessGroup:
 
 
 def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
-    """Wait for works in order, on a thread of its own: gloo does not wake a receive whose message is cut off in the
-    middle.
+    """Wait for gloo's sends and receives in order, on a thread of its own, so that callers can stop waiting.
 
-    A caller that learns of the failure elsewhere stops waiting. The message's memory, the group's listening socket and
-    this thread are kept until the timeout.
+    Gloo does not wake a receive whose message breaks off in the middle. If the caller learns of that elsewhere and
+    stops waiting, this thread, the message's memory and the group's listening socket remain until the timeout.
     """
     while (entry := waits.get()) is not None:
         work, awaited = entry
@@ -259,17 +261,17 @@ def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", option
                 awaited.set_result(None)
             else:
                 awaited.set_exception(error)
-        del entry, work, awaited  # references keep the group's sockets open
+        del entry, work, awaited  # they would keep the group's sockets open until the next message
 
 
 def prepare_environment(interface: str, timeout_s: float, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set the variables that NCCL and torch read when the first group is created. Call it once at start.
+    """Set the environment variables that NCCL and torch read when the first group is created. Call it once at start.
 
-    Without them, torch's watchdog ends the process when a peer is lost.
+    Otherwise torch's watchdog would end this process when a peer is lost.
     """
     environment.update(
         {
-            "NCCL_SOCKET_IFNAME": f"={interface}",  # exact name, not a prefix
+            "NCCL_SOCKET_IFNAME": f"={interface}",  # "=": the exact name; NCCL would otherwise match prefixes
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
             "TORCH_NCCL_ENABLE_MONITORING": "0",
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
@@ -286,7 +288,7 @@ def _gloo(store: Store, rank: int, options: GroupOptions) -> Backend:
 
 
 def _nccl(store: Store, rank: int, options: GroupOptions) -> Backend:
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # absent in CPU builds
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # CPU builds of torch lack it
 
     chosen = ProcessGroupNCCL.Options()
     chosen.config.blocking = 0  # otherwise an absent peer blocks the caller forever

@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class PullThread:
-    """Executor of copies on one thread, in order of arrival. `cores`: CPU cores of the thread; None: any."""
+    """Thread that copies KV, one transfer after another. `cores`: CPU cores on which it may run; None: any."""
 
     def __init__(
         self,
@@ -25,9 +25,10 @@ class PullThread:
         on_stuck: Callable[[CopyStuck], None] = lambda stuck: None,
         device: torch.device | None = None,
     ) -> None:
-        """Start the thread. `device`: device of the pool. `on_stuck` is called on the thread for a copy that its device
-        does not finish: until it returns, the copy's blocks are not reused. Raises: ValueError if the thread cannot run
-        on exactly these cores.
+        """Start the thread. `device`: device of the pool.
+
+        If a device does not finish a copy, the thread calls `on_stuck`; until that returns, the copy's blocks are not
+        reused. Raises: ValueError if the thread cannot run on exactly these cores.
         """
         self._on_stuck = on_stuck
         begin = None if device is None or device.type == "cpu" else partial(_make_current, device.index or 0)
@@ -40,27 +41,30 @@ class PullThread:
                 raise
 
     async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
-        """Copy blocks; return their bytes and the time on the thread. Raises: TransferError.
+        """Copy blocks; return their bytes and how long the copy took, without the time in the queue.
 
-        If cancelled, it returns only after the copy has finished: until then the destination blocks must not be
-        reassigned.
+        A cancelled call returns only after the copy has finished, because its destination blocks must not be reassigned
+        before. Raises: TransferError.
         """
         return await self._run(lambda: _timed_copy(transport, transfer_id, pairs))
 
     async def check(self, own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
-        """Compare checksums of own blocks; `logical` is the block's index in this pool. Raises: ChecksumDiffers."""
+        """Compare checksums of blocks of this pool with `wanted`, whose `logical` is the block's index in this pool.
+
+        Raises: ChecksumDiffers.
+        """
         await self._run(lambda: _compare(own, wanted))
 
     async def compare(self, compare: Callable[[], None]) -> None:
-        """Run `compare` on the thread and raise its exceptions."""
+        """Run `compare` on the thread, after the queued copies. Raises: exceptions of `compare`."""
         await self._run(compare)
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
-        """Measure a link on the thread that copies. Raises: TransferError."""
+        """Measure a transport's rate on the thread that copies. Raises: TransferError."""
         return await self._run(lambda: transport.measure(nbytes))
 
     def close(self) -> None:
-        """Wait for the running copy; queued ones are cancelled."""
+        """Cancel queued copies and wait for the running one."""
         self._executor.shutdown(cancel_futures=True)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
@@ -69,7 +73,7 @@ class PullThread:
         try:
             return await asyncio.shield(ended)
         except asyncio.CancelledError:
-            job.cancel()  # effective only before it has begun
+            job.cancel()  # has an effect only if the job has not begun
             await _wait_out(ended)
             raise
 
@@ -82,7 +86,7 @@ class PullThread:
 
 
 async def _wait_out(ended: asyncio.Future[Result]) -> None:
-    """Wait despite further cancellations. Transports bound the time of a copy."""
+    """Wait for `ended` even if cancelled again. The wait is bounded, since transports bound the time of a copy."""
     while not ended.done():
         try:
             await asyncio.wait([ended])
@@ -106,9 +110,9 @@ def _compare(own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
 
 
 def _make_current(device_index: int) -> None:
-    """Make the device's CUDA context current on this thread: UCX, below NIXL, uses the current one."""
+    """Make the device's CUDA context current on this thread, because UCX, which NIXL uses, takes the current one."""
     torch.cuda.set_device(device_index)
-    torch.cuda.current_stream().synchronize()  # forces initialisation: set_device does nothing for device 0
+    torch.cuda.current_stream().synchronize()  # creates the context, which set_device does not do for device 0
 
 
 def _pin_this_thread(cores: frozenset[int]) -> None:

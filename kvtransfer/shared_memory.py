@@ -24,18 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 def back(storage: torch.Tensor) -> None:
-    """Allocate the memory behind a pool in advance, without holding the GIL: up to 1 s per GiB.
+    """Allocate all memory pages of a pool in advance, without holding the GIL. Takes up to 1 s per GiB.
 
-    The first write to a memory page takes microseconds, and each token writes to hundreds of pages: without this,
-    decode steps would pay for it. Call it before the worker serves, because threads that map memory wait meanwhile. If
-    the kernel refuses, pages are allocated at first use. `storage`: uint8, one dimension, on the CPU; its content is
-    kept.
+    Otherwise decode steps would be slower: the first write to a page takes microseconds, and each token writes to
+    hundreds of pages. Call it before the worker serves, because other threads cannot map memory meanwhile. If the
+    kernel refuses, pages are allocated at first use. `storage`: uint8, one-dimensional, on the CPU; keeps its content.
     """
     _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
 
 
 def map_in(memory: npt.NDArray[np.uint8]) -> None:
-    """Populate this process's mapping of another process's memory before it is read: 0.1 s per GiB."""
+    """Fill this process's page table for memory of another process, before it is read. Takes 0.1 s per GiB."""
     _populate(memory.ctypes.data, memory.size, MADV_POPULATE_READ)
 
 
@@ -59,8 +58,8 @@ WRITE_SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 class SharedPool:
     """Pool in a sealed memfd: the kernel refuses further writable maps, writes and changes of size.
 
-    Other ranks of the owner, which write their parts of it, map it before `seal`: earlier maps stay writable. It has no
-    name in /dev/shm that could be left behind: the memory is freed with the last process that maps it.
+    Maps from before `seal` stay writable: the owner's other ranks map the pool before, to write their parts of it. The
+    pool has no name in /dev/shm that could be left behind: its memory is freed with the last process that maps it.
     """
 
     def __init__(self, fd: int, mapping: mmap.mmap) -> None:
@@ -70,8 +69,9 @@ class SharedPool:
 
     @classmethod
     def create(cls, nbytes: int, sealed: bool = True, pool_id: bytes = b"") -> "SharedPool":
-        """Create a pool of `nbytes` zeros, which peers identify by `pool_id`. Without `sealed`, only its size is sealed
-        until `seal`.
+        """Create a pool of `nbytes` zeros, which peers identify by `pool_id`.
+
+        `sealed`: forbid further writable maps now, instead of at `seal`. The size is sealed in either case.
 
         Raises: SharedMemoryUnavailable if the system has no memfd or cannot seal it.
         """
@@ -86,7 +86,7 @@ class SharedPool:
         try:
             os.ftruncate(fd, nbytes)
             mapping = mmap.mmap(fd, nbytes)
-            # after the map: this map stays writable, later ones are refused
+            # Sealed only after the map: this map stays writable, and later writable ones are refused.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (WRITE_SEALS if sealed else 0))
         except OSError as error:
             os.close(fd)
@@ -94,7 +94,7 @@ class SharedPool:
         return cls(fd, mapping)
 
     def seal(self) -> None:
-        """Forbid further writable maps. Raises: SharedMemoryUnavailable if the kernel cannot."""
+        """Forbid further writable maps. Raises: SharedMemoryUnavailable if the kernel refuses the seal."""
         if fcntl.fcntl(self._handle.fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SEAL:
             return
         try:
@@ -104,18 +104,18 @@ class SharedPool:
 
     @property
     def tensor(self) -> torch.Tensor:
-        """Return the complete pool: uint8, one dimension, writable. Keeps the memory alive while it is referenced."""
+        """Return the complete pool, uint8, one-dimensional, writable. The tensor keeps the memory alive."""
         if self._tensor is None:
             raise ValueError("the pool is closed")
         return self._tensor
 
     @property
     def handle(self) -> SharedMemoryHandle:
-        """Handle for a peer's `open_peer`, valid until `close`."""
+        """Handle with which a peer opens this pool by `open_peer`, valid until `close`."""
         return self._handle
 
     def close(self) -> None:
-        """Refuse new peers. The memory itself is freed with the last tensor and the last peer's map."""
+        """Make the handle invalid. The memory is freed with the last tensor and the last map of a peer."""
         if self._tensor is None:
             raise ValueError("the pool is closed already")
         # The map is dropped, not closed: torch does not prevent an unmap under a tensor in use.
@@ -126,7 +126,7 @@ class SharedPool:
 class PeerMemory:
     """Read-only map of a peer's pool; a numpy array, because torch has no read-only tensors.
 
-    It outlives the owner's process: later reads are stale, and no owner confirms them.
+    The map survives the owner's process. Blocks that are read after its death may be stale: no owner confirms them.
     """
 
     def __init__(self, array: npt.NDArray[np.uint8]) -> None:
@@ -134,16 +134,16 @@ class PeerMemory:
 
     @property
     def array(self) -> npt.NDArray[np.uint8]:
-        """Return the complete pool: uint8, one dimension, read-only. Keeps the map alive while it is referenced.
+        """Return the complete pool, uint8, one-dimensional, read-only. The array keeps the map alive.
 
-        Raises: PeerUnreachable once closed, which may happen while copies are queued.
+        Raises: PeerUnreachable after `close`, which may be called while copies are queued.
         """
         if self._array is None:
             raise PeerUnreachable("the link to the peer was closed")
         return self._array
 
     def close(self) -> None:
-        """Unmap the memory once no copy reads it."""
+        """Forbid further copies. The memory is unmapped when no copy uses its array any more."""
         if self._array is None:
             raise ValueError("the peer's memory is closed already")
         self._array = None
@@ -152,11 +152,11 @@ class PeerMemory:
 def open_peer(handle: SharedMemoryHandle, pool_id: bytes = b"") -> PeerMemory:
     """Map the pool of `handle`. Raises: PeerUnreachable; then another transport must be used.
 
-    `pool_id` distinguishes cloned machines, on which everything else is equal.
+    `pool_id` distinguishes the pools of cloned virtual machines, whose handles and host ids may be equal.
     """
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
-        # Non-blocking: opening a pipe in place of the memfd would wait for a writer.
+        # Non-blocking, since the descriptor may belong to a pipe by now: opening that would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise PeerUnreachable(f"{path}: {error.strerror}") from error
@@ -181,7 +181,7 @@ def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> Non
     """
     status = os.fstat(fd)
     name = Path(f"/proc/self/fd/{fd}").readlink().name.removeprefix("memfd:").removesuffix(" (deleted)")
-    is_named = not pool_id or name in (_name(pool_id), _name(b""))  # without id: an owner of release 0.1.0
+    is_named = not pool_id or name in (_name(pool_id), _name(b""))  # owners of release 0.1.0 have no id
     if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes) or not is_named:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the announced pool")
     # Reading past the end of a file that shrank kills this process (SIGBUS).
@@ -194,7 +194,7 @@ MAPPED_IN_BYTES = 2 << 30
 
 
 class HostMemory:
-    """A `MappedMemory` in host memory. Owns and closes `peer`. `pool`: this worker's, uint8, one dimension, on CPU.
+    """A `MappedMemory` in host memory. Owns and closes `peer`. `pool`: this worker's pool, uint8, one-dimensional.
 
     Copies use numpy: like torch it releases the GIL, but it stays on the calling thread instead of using compute
     threads.
@@ -236,5 +236,5 @@ class SharedMemoryTransport(MappedTransport):
 
 
 def _rows(memory: npt.NDArray[np.uint8], offset: int, rows: int, width: int, pitch: int) -> npt.NDArray[np.uint8]:
-    """Return a view; numpy refuses one outside `memory`."""
+    """Return a view of the rows. Raises: ValueError if they exceed `memory`."""
     return np.ndarray((rows, width), np.uint8, memory, offset, (pitch, 1))

@@ -15,11 +15,11 @@ from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, LinkRate, Tra
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Shape of a pool `[part][block][row]`: one part per rank, with an equal share of the heads of every block."""
+    """Shape of a pool `[part][block][row]`. Each rank of a worker has one part: equally many heads of every block."""
 
     num_blocks: int
-    block_bytes: int  # size of a block with the heads of all parts
-    rows: int = 1  # layers x (keys, values), or any divisor of it if both pools have the same number of parts
+    block_bytes: int  # bytes of a block, with the heads of all parts
+    rows: int = 1  # 2 x layers (keys and values); any divisor of that if both pools have equally many parts
     parts: int = 1
 
     @property
@@ -37,7 +37,7 @@ class PoolShape:
 
 
 class HeadSlice(NamedTuple):
-    """Heads that are in one part of the source and one part of the destination, as bytes of their rows."""
+    """Heads that one part of the source and one part of the destination have in common, as byte range of their rows."""
 
     source_part: int
     destination_part: int
@@ -47,8 +47,8 @@ class HeadSlice(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Copy of `rows` pieces of `width` bytes. Offsets are in bytes of either pool, pitches the distance of
-    two pieces.
+    """Copy of `rows` byte ranges of `width` bytes. `source` and `destination` are the first range's offsets in the two
+    pools, in bytes; a pitch is the distance in bytes from the start of a range to the start of the next.
     """
 
     source: int
@@ -62,7 +62,7 @@ class Span(NamedTuple):
 def plan_slices(
     source: PoolShape, destination: PoolShape, destination_parts: Sequence[int] | None = None
 ) -> tuple[HeadSlice, ...]:
-    """Return the slices that fill `destination_parts` (default: all), each byte once."""
+    """Return the slices that fill each byte of some parts once. `destination_parts`: indices of these; None: all."""
     wanted = range(destination.parts) if destination_parts is None else destination_parts
     found = []
     for own in wanted:
@@ -77,7 +77,7 @@ def plan_slices(
 
 
 class Landing(NamedTuple):
-    """Destination of consecutive bytes of a block: a range in one part of it."""
+    """Destination of consecutive bytes of a block: a byte range of the block in one part of the pool."""
 
     part: int
     offset: int
@@ -106,8 +106,9 @@ def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, 
 def plan_spans(
     pairs: Sequence[BlockPair], slices: Sequence[HeadSlice], source: PoolShape, destination: PoolShape
 ) -> Iterator[Span]:
-    """Yield the copies for `pairs`; blocks adjacent on both sides are merged. Raises: BlockOutOfRange, before the
-    first.
+    """Yield the copies for `pairs`, with blocks merged that are adjacent in both pools.
+
+    Raises: BlockOutOfRange, at the call and not while iterating.
     """
     for pair in pairs:
         if not (0 <= pair.source < source.num_blocks and 0 <= pair.destination < destination.num_blocks):
@@ -143,7 +144,7 @@ Storage = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
-    """Return a view of each part: uint8 `[part_bytes]`. Raises: ValueError for a wrong number of parts."""
+    """Return a view of each part of the pool: uint8 `[part_bytes]`. Raises: ValueError for a wrong number of parts."""
     if isinstance(storage, torch.Tensor):
         return storage[: shape.parts * shape.part_bytes].view(shape.parts, shape.part_bytes).unbind()
     if len(storage) != shape.parts:
@@ -152,20 +153,18 @@ def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:
 
 
 class EachPart:
-    """A `Transport` that consists of one per part of this pool, for parts on different devices. Owns and
-    closes them.
-    """
+    """A `Transport` into a pool whose parts are on different devices. Owns and closes one transport per part."""
 
     def __init__(self, transports: Sequence[Transport]) -> None:
         self.name = transports[0].name
         self._transports = transports
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copy with every transport; raise their exceptions, for blocks out of range before anything is copied."""
+        """Copy with every transport. Raises: their exceptions; BlockOutOfRange before anything is copied."""
         return sum(transport.copy(transfer_id, pairs) for transport in self._transports)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure the first link, to which the others are equal."""
+        """Measure the first part's transport, since those of the other parts are equally fast."""
         return self._transports[0].measure(nbytes)
 
     def close(self) -> None:
@@ -174,8 +173,9 @@ class EachPart:
 
 
 class WithCopies:
-    """A `Transport` into a pool whose blocks other ranks have copies of: updates the copies too. Owns and closes the
-    link.
+    """A `Transport` into a pool, `storage`, of which other ranks have `copies`: updates these too.
+
+    Owns and closes `transport`.
     """
 
     def __init__(
@@ -186,13 +186,13 @@ class WithCopies:
         self._blocks, *self._copies = (each.view(shape.num_blocks, shape.block_bytes) for each in (storage, *copies))
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copy blocks. Raises: exceptions of the link."""
+        """Copy blocks into the pool and into its copies. Raises: exceptions of `transport`."""
         copied = self._transport.copy(transfer_id, pairs)
         for copy in self._copies:
             for pair in pairs:
                 copy[pair.destination].copy_(self._blocks[pair.destination])
             if copy.is_cuda:
-                torch.cuda.synchronize(copy.device)  # the other rank reads it without waiting for this stream
+                torch.cuda.synchronize(copy.device)  # the other rank reads its copy without waiting for this stream
         return copied
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -203,20 +203,20 @@ class WithCopies:
 
 
 class MappedMemory(Protocol):
-    """Peer's pool in reach of direct copies into this pool. Every call blocks for a bounded time."""
+    """Peer's pool from which this process can copy directly into its own. Every call blocks for a bounded time."""
 
     def copy(self, spans: Sequence[Span]) -> None:
         """Copy spans and return when all of them have arrived. Raises: TransferError."""
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Read at most `nbytes` of the peer's bytes into scratch memory. Raises: TransferError."""
+        """Measure how fast at most `nbytes` bytes of the peer are read into scratch memory. Raises: TransferError."""
 
     def close(self) -> None:
-        """Close at any time, once; a running copy finishes first or fails."""
+        """Close the peer's pool. Call it once, at any time: a running copy finishes first or fails."""
 
 
 class MappedTransport:
-    """Transport by direct copies. Owns and closes `memory`. The two pools may have different numbers of parts."""
+    """Transport that copies directly out of `memory`, which it owns. The pools may have different numbers of parts."""
 
     name: str
 

@@ -7,8 +7,8 @@ Pure: time comes in as `now` (monotonic seconds), nothing is sent or freed here.
                             ^                  |
                             +--[lease runs] <--+ reader_lost
 
-An id that is opened before it is announced is parked. Every id is used once: until its tombstone is forgotten, all
-calls for it are refused.
+A transfer that a reader opens before it is announced is parked. Every transfer id is used once: until its tombstone is
+forgotten, all calls for it are refused.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from typing import Generic, TypeVar
 from baton.kvtransfer.checksum import BlockChecksum
 from baton.kvtransfer.transport import UnknownTransfer
 
-Owner = TypeVar("Owner")  # released when the transfer has ended; opaque
-FirstToken = TypeVar("FirstToken")  # passed on to the reader; opaque
+Owner = TypeVar("Owner")  # opaque; the caller releases it when the transfer has ended
+FirstToken = TypeVar("FirstToken")  # opaque; passed on to the reader
 
 
 class OpenVerdict(Enum):
-    OPENED = auto()  # reading may begin; finish with `close` or `reader_lost`
-    PARKED = auto()  # not announced yet: wait for at most `park_s`; finish likewise
+    OPENED = auto()  # reading may begin; `close` or `reader_lost` must end it
+    PARKED = auto()  # not announced yet: wait at most `park_s`; `close` or `reader_lost` must end it
     REFUSED = auto()  # the transfer has ended, or another reader has it
 
 
 @dataclass(frozen=True, slots=True)
 class CloseVerdict(Generic[Owner]):
-    valid: bool  # complete, and pinned from the first read until now
+    valid: bool  # all blocks were complete, and pinned from the first read until now
     owner: Owner | None  # owner to release now; None: nothing was pinned
 
 
@@ -55,7 +55,7 @@ class SourceState(Generic[FirstToken]):
 
 @dataclass(frozen=True, slots=True)
 class SourceCounters:
-    expired: int  # pins released because their lease expired
+    expired: int  # transfers whose blocks were released because the lease expired
     stale: int  # complete reads whose blocks may not be used
 
 
@@ -67,7 +67,7 @@ class _Reader(Enum):
 
 @dataclass(slots=True, eq=False)
 class _Transfer(Generic[Owner, FirstToken]):
-    owner: Owner | None  # None: parked
+    owner: Owner | None  # None: the transfer is parked
     reader: _Reader
     ends_at: float | None = None  # end of the lease, monotonic seconds; None: no lease is running
     blocks: list[int] = field(default_factory=list)
@@ -77,14 +77,14 @@ class _Transfer(Generic[Owner, FirstToken]):
 
 
 class SourceTable(Generic[Owner, FirstToken]):
-    """Transfers of one source. An expired deadline takes effect at the next `expired`."""
+    """Transfers of one source. A deadline that has passed takes effect at the next call of `expired`."""
 
     def __init__(self, lease_s: float, park_s: float, tombstone_s: float) -> None:
-        self._lease_s = lease_s  # pin time of blocks without a reader
+        self._lease_s = lease_s  # time for which blocks without a reader are pinned
         self._park_s = park_s  # longest wait of a reader for the announcement
-        self._tombstone_s = tombstone_s  # time for which a used id is remembered
+        self._tombstone_s = tombstone_s  # time for which the id of an ended transfer is remembered
         self._transfers: dict[bytes, _Transfer[Owner, FirstToken]] = {}
-        self._tombstones: dict[bytes, float] = {}  # by id, when it is forgotten
+        self._tombstones: dict[bytes, float] = {}  # time at which each ended transfer is forgotten
         self._expired = 0
         self._stale = 0
 
@@ -97,9 +97,9 @@ class SourceTable(Generic[Owner, FirstToken]):
         return SourceCounters(self._expired, self._stale)
 
     def announce(self, transfer_id: bytes, owner: Owner, now: float) -> bool:
-        """Announce a prompt that will be computed. Return False if its id was used or its reader has given up.
+        """Announce that a prompt will be computed. Return False if the id was used or the reader has given up.
 
-        The lease begins with the first blocks: a queued prompt pins nothing.
+        The lease begins with the first blocks, since a queued prompt pins nothing.
         """
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.owner is not None):
@@ -114,9 +114,9 @@ class SourceTable(Generic[Owner, FirstToken]):
     def advance(
         self, transfer_id: bytes, blocks: Sequence[int], now: float, checksums: Sequence[BlockChecksum] = ()
     ) -> None:
-        """Add complete, pinned blocks. Raises: UnknownTransfer, also for one that has ended.
+        """Add complete, pinned blocks. Raises: UnknownTransfer, also if the transfer has ended.
 
-        `checksums`: of some of these blocks, counted from the first of them.
+        `checksums`: checksums of some of these blocks, with each one's index in `blocks` as `logical`.
         """
         transfer = self._computing(transfer_id)
         first = len(transfer.blocks)
@@ -125,14 +125,14 @@ class SourceTable(Generic[Owner, FirstToken]):
         self._renew_unread(transfer, now)
 
     def finish(self, transfer_id: bytes, first_tokens: Sequence[FirstToken], now: float) -> None:
-        """Record that no more blocks will come. Raises: UnknownTransfer, also for one that has ended."""
+        """Record that no more blocks will come. Raises: UnknownTransfer, also if the transfer has ended."""
         transfer = self._computing(transfer_id)
         transfer.first_tokens = tuple(first_tokens)
         transfer.finished_at = now
         self._renew_unread(transfer, now)
 
     def open(self, transfer_id: bytes, now: float) -> OpenVerdict:
-        """Record a reader, also one that reconnects within its lease. No lease runs while it reads."""
+        """Record that a reader reads from now on, also one that reconnects. Meanwhile no lease runs."""
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.reader is _Reader.READING):
             return OpenVerdict.REFUSED
@@ -146,7 +146,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return OpenVerdict.OPENED
 
     def reader_lost(self, transfer_id: bytes, now: float) -> None:
-        """Record that an admitted reader's stream has ended: its lease begins, unless the transfer has ended."""
+        """Record that the reader's connection has ended. The lease begins, unless the transfer has ended."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None or transfer.reader is not _Reader.READING:
             return
@@ -155,8 +155,9 @@ class SourceTable(Generic[Owner, FirstToken]):
             transfer.ends_at = now + self._lease_s
 
     def close(self, transfer_id: bytes, complete: bool, now: float) -> CloseVerdict[Owner]:
-        """End the transfer for its reader, even before it is announced. `complete`: the reader has copied all
-        blocks.
+        """End the transfer because its reader closes it, perhaps before it is announced.
+
+        `complete`: whether the reader has copied all blocks.
         """
         transfer = self._end(transfer_id, now)
         valid = complete and transfer is not None and transfer.first_tokens is not None
@@ -165,17 +166,17 @@ class SourceTable(Generic[Owner, FirstToken]):
         return CloseVerdict(valid, None if transfer is None else transfer.owner)
 
     def confirm(self, transfer_id: bytes) -> CloseVerdict[Owner]:
-        """Confirm to a reader that continues. `valid`: none of the readable blocks was released so far."""
+        """Return the verdict for a reader that reads on: `valid` if none of the readable blocks has been released."""
         transfer = self._transfers.get(transfer_id)
         owner = None if transfer is None else transfer.owner
         return CloseVerdict(owner is not None, owner)
 
     def drop(self, transfer_id: bytes, now: float) -> None:
-        """Take the blocks back because the request was cancelled, failed, or memory is short: later reads are stale."""
+        """End the transfer because its request was cancelled, failed, or memory is short. Later reads are stale."""
         self._end(transfer_id, now)
 
     def expired(self, now: float) -> list[Owner]:
-        """End transfers whose time is over; return the owners to release. Call it a few times per lease."""
+        """End transfers whose lease or wait is over; return the owners to release. Call it a few times per lease."""
         overdue = [
             transfer_id
             for transfer_id, transfer in self._transfers.items()
@@ -189,7 +190,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return released
 
     def snapshot(self, transfer_id: bytes) -> SourceState[FirstToken]:
-        """Return the state of a transfer; one that has ended reads as dropped."""
+        """Return the state of a transfer. If it has ended, the state is `dropped`."""
         transfer = self._transfers.get(transfer_id)
         if transfer is None:
             return SourceState(announced=False, blocks=(), first_tokens=None, finished_at=None, dropped=True)
@@ -211,7 +212,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return transfer
 
     def _renew_unread(self, transfer: _Transfer[Owner, FirstToken], now: float) -> None:
-        """Restart the lease of an unopened transfer: blocks that are still being computed are in use anyway."""
+        """Restart the lease of a transfer that no reader has opened, so that it counts from the last computed block."""
         if transfer.reader is _Reader.NEVER:
             transfer.ends_at = now + self._lease_s
 

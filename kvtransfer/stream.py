@@ -1,7 +1,7 @@
 """KV copies as a stream of bytes over gRPC: the slowest transport, which works between any two workers.
 
-Release 0.1.0 has no other transport between hosts, nor have GPU pools without NIXL and NCCL. Independent of gRPC
-itself.
+Workers of release 0.1.0 have no other transport between hosts; nor have GPU pools without NIXL and NCCL. This module
+does not depend on gRPC itself.
 """
 
 import time
@@ -24,20 +24,20 @@ from baton.kvtransfer.transport import (
 
 
 class BlockLink(Protocol):
-    """Connection to the source, used on the pull thread. Its waits are bounded; it raises TransferError.
+    """Connection to the source for the pull thread. Every wait is bounded. Raises: TransferError.
 
-    Bytes arrive in order, in pieces of any size.
+    Bytes arrive in order, in chunks of any size.
     """
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterable[bytes]:
-        """Yield the bytes of logical blocks: of each block the source's parts, one after another."""
+        """Yield the bytes of logical blocks in order, each block as its parts in the source's pool, in order."""
 
     def probe(self, nbytes: int) -> Iterable[bytes]:
         """Yield `nbytes` arbitrary bytes."""
 
 
 class StreamTransport:
-    """Transport over a stream of bytes. `pool`: this worker's, on any devices. `link` belongs to its creator."""
+    """Transport over a stream of bytes. `pool`: this worker's pool, on any devices. The creator closes `link`."""
 
     name = "grpc"
 
@@ -54,7 +54,7 @@ class StreamTransport:
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
         for part in self._parts:
             if part.is_cuda:
-                torch.cuda.current_stream(part.device).synchronize()  # only then the copies have finished
+                torch.cuda.current_stream(part.device).synchronize()  # the copies have finished only after this
         return len(pairs) * self._own.block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -66,10 +66,10 @@ class StreamTransport:
         return LinkRate(nbytes, time.monotonic() - started)
 
     def close(self) -> None:
-        """Do nothing: the transport owns nothing of the peer."""
+        """Do nothing: the transport owns no resource of the peer."""
 
     def _fill(self, run: Sequence[BlockPair], pieces: Iterable[bytes]) -> None:
-        """Write the bytes of a run in order to their destinations. Raises: CopyBroken."""
+        """Write received bytes to the blocks of `run` in order. Raises: CopyBroken if there are too many or too few."""
         expected, received = len(run) * self._own.block_bytes, 0
         destinations = self._destinations(run)
         destination = next(destinations)
@@ -96,15 +96,15 @@ class StreamTransport:
 
 def _put(destination: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
     if destination.device.type == "cpu":
-        np.copyto(destination.numpy(), data)  # stays on this thread, unlike torch's copies
+        np.copyto(destination.numpy(), data)  # copies on this thread alone, unlike torch
     else:
-        destination.copy_(torch.from_numpy(data.copy()))  # torch has no read-only tensors
+        destination.copy_(torch.from_numpy(data.copy()))  # `data` is read-only, which torch's tensors cannot be
 
 
 def compare_beginning(
     link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape, transfer_id: bytes, pair: BlockPair
 ) -> None:
-    """Compare the beginning of a block that another transport copied with the source's first message about it.
+    """Compare the beginning of a block that another transport copied with the first bytes that `link` sends of it.
 
     Raises: ChecksumDiffers, CopyBroken.
     """

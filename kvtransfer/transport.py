@@ -4,7 +4,7 @@ TransferError
 ├── SharedMemoryUnavailable   this pool cannot be shared with peers as requested
 ├── PeerUnreachable           this transport cannot reach the peer's pool
 ├── PairingRefused            two pools store different bytes for the same tokens
-├── BlockOutOfRange           block id outside of a pool
+├── BlockOutOfRange           a block id is outside of a pool
 ├── CopyBroken                the peer sent more or fewer bytes than requested, or the link broke
 │   ├── CopyRefused           the peer refused before it sent anything
 │   ├── CopyStuck             the device did not finish in time and may still write: the process must end
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 
 class TransferError(Exception):
-    """Base of the errors that end a transfer or forbid a pairing."""
+    """Base class of the errors that end a transfer or forbid a pairing of two workers."""
 
 
 class SharedMemoryUnavailable(TransferError):
@@ -31,7 +31,7 @@ class PeerUnreachable(TransferError):
 
 
 class PairingRefused(TransferError):
-    """Error of a pairing: a field of the two pool descriptions differs."""
+    """Error: two workers cannot be paired, because a field of their pools' descriptions differs."""
 
     def __init__(self, field: str, mine: str, theirs: str) -> None:
         super().__init__(f"{field} of the two pools differ: {mine} here, {theirs} there")
@@ -69,7 +69,7 @@ class UnknownTransfer(TransferError):
 
 
 class BlockPair(NamedTuple):
-    """Block to pull. Streams request it by `logical`, shared memory finds it at `source`."""
+    """Block to copy. Transports that send requests use `logical`, those that read the peer's memory use `source`."""
 
     logical: int  # index in the prompt, from 0
     source: int  # physical block in the peer's pool
@@ -78,7 +78,7 @@ class BlockPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkRate:
-    """Bytes moved over a link and the time that they took."""
+    """Number of bytes that a link moved, and the time that this took."""
 
     bytes: int
     seconds: float
@@ -90,11 +90,11 @@ class LinkRate:
 
 
 class Transport(Protocol):
-    """Link from a peer's pool to this one. Its methods block and are called on the pull thread only."""
+    """Link from a peer's pool to this worker's. Methods block; only the pull thread calls them."""
 
     @property
     def name(self) -> str:
-        """Name in traces and metrics."""
+        """Name of the transport in traces and metrics."""
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
         """Copy blocks of one transfer into this pool; return the number of bytes.
@@ -103,28 +103,28 @@ class Transport(Protocol):
         """
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Move at most `nbytes` arbitrary bytes into scratch memory. Raises: TransferError."""
+        """Measure the link: move at most `nbytes` arbitrary bytes into scratch memory. Raises: TransferError."""
 
     def close(self) -> None:
-        """Release the peer."""
+        """Close the link and release the resources that it has at the peer."""
 
 
 def check_destinations(pairs: Sequence[BlockPair], own_blocks: int) -> None:
-    """Check that all destinations are blocks of this pool. Raises: BlockOutOfRange."""
+    """Check that all destinations of `pairs` are blocks of this pool. Raises: BlockOutOfRange."""
     for pair in pairs:
         if not 0 <= pair.destination < own_blocks:
             raise BlockOutOfRange(f"{pair}: the destination is outside of the pool's {own_blocks} blocks")
 
 
 def logical_runs(pairs: Sequence[BlockPair]) -> Iterator[Sequence[BlockPair]]:
-    """Split `pairs`, in order, into runs of consecutive logical blocks, each of which is one request."""
+    """Split `pairs`, in order, into runs of consecutive logical blocks. Each run is requested as one."""
     return split_runs(pairs, lambda left, right: right.logical == left.logical + 1)
 
 
 def split_runs(
     pairs: Sequence[BlockPair], adjacent: Callable[[BlockPair, BlockPair], bool]
 ) -> Iterator[Sequence[BlockPair]]:
-    """Split `pairs`, in order, into the longest runs whose neighbours are adjacent."""
+    """Split `pairs`, in order, into runs in which `adjacent` holds between neighbours, each as long as possible."""
     start = 0
     for end in range(1, len(pairs) + 1):
         if end == len(pairs) or not adjacent(pairs[end - 1], pairs[end]):

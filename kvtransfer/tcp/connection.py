@@ -1,4 +1,4 @@
-"""TCP connection, plain or with TLS, that sends from and receives into memory without copies."""
+"""TCP connection, plain or with TLS, that sends from memory and receives into memory without intermediate copies."""
 
 import select
 import socket
@@ -10,26 +10,26 @@ from typing import cast
 
 from baton.kvtransfer.transport import LinkBroken, PeerUnreachable
 
-MOST_PLACES = 1024  # memory ranges per system call: IOV_MAX of Linux
+MOST_PLACES = 1024  # most memory ranges of a system call: IOV_MAX of Linux
 PIECE_BYTES = 4 << 20
 PIECE_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 2.0  # detects a firewall that drops packets
-RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # bytes per system call with TLS: several records
-KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # a vanished host is detected in about 5 s
+CONNECT_TIMEOUT_S = 2.0  # ends the wait if a firewall drops all packets
+RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # bytes of a system call with TLS, which moves several records
+KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # together detect in about 5 s that the peer's host is gone
 
 Secure = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]
 """Function that creates this end of a TLS connection over two memory buffers. Raises: OSError."""
 
 
 class _Plain:
-    """Plain stream: one system call per piece, without the GIL."""
+    """Stream without TLS: moves several memory ranges in one system call, without the GIL."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
 
     def receive(self, places: list[memoryview]) -> int:
-        """Receive bytes and return their number, 0 at the end of the stream; fills all places unless that takes too
-        long.
+        """Receive bytes until all `places` are full or the timeout has passed; return their number, 0 at the end of the
+        stream.
         """
         return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
 
@@ -38,10 +38,10 @@ class _Plain:
 
 
 class _Secured:
-    """TLS stream that moves several records (16 KiB at most) per system call, unlike Python's own TLS sockets."""
+    """Stream with TLS: unlike Python's TLS sockets, moves several records of up to 16 KiB in one system call."""
 
     def __init__(self, connected: socket.socket, secure: Secure, timeout_s: float) -> None:
-        """Perform the handshake. Raises: OSError, also if the peer refuses or on timeout."""
+        """Perform the handshake. Raises: OSError, also if the peer refuses or `timeout_s` has passed."""
         deadline = time.monotonic() + timeout_s
         self._socket = connected
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -54,9 +54,9 @@ class _Secured:
                 raise TimeoutError(f"no handshake within {timeout_s:g} s")
 
     def receive(self, places: list[memoryview]) -> int | None:
-        """Receive bytes; None if no complete record has arrived."""
+        """Receive bytes into the first of `places`; return their number, or None if no complete record has arrived."""
         try:
-            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # typeshed declares bytes
+            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # an int, though typeshed declares bytes
         except ssl.SSLZeroReturnError:
             return 0
         except ssl.SSLWantReadError:
@@ -73,13 +73,13 @@ class _Secured:
         return sent
 
     def _shakes_hands(self) -> bool:
-        """Continue the handshake and return whether it must receive more."""
+        """Continue the handshake; return whether it needs more bytes from the peer."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
             return True
         finally:
-            self._flush()  # also sends the reason of a refusal
+            self._flush()  # after a failure this sends the peer the reason
         return False
 
     def _fetch(self) -> bool:
@@ -92,11 +92,15 @@ class _Secured:
 
 
 class Connection:
-    """Connection. Owns the socket. One thread, except `abort`."""
+    """Connection over which blocks are sent or received. Owns the socket.
+
+    Only one thread may use it; any thread may call `abort`.
+    """
 
     def __init__(self, connected: socket.socket, secure: Secure | None, timeout_s: float) -> None:
-        """Wrap a connected socket, which is closed on failure. `timeout_s`: bound for PIECE_BYTES. Raises:
-        LinkBroken.
+        """Wrap a connected socket, which is closed on failure. `timeout_s`: longest time to move PIECE_BYTES.
+
+        Raises: LinkBroken.
         """
         self._socket = connected
         self._timeout_s = timeout_s
@@ -108,7 +112,7 @@ class Connection:
             raise LinkBroken(f"the connection could not be secured: {error}") from error
 
     def receive(self, places: Sequence[memoryview]) -> None:
-        """Fill all places in order. Raises: LinkBroken."""
+        """Receive bytes until all `places` are full, in order. Raises: LinkBroken."""
         for piece in _pieces(places):
             self._move(piece, self._stream.receive)
 
@@ -119,25 +123,25 @@ class Connection:
         return data
 
     def send(self, places: Sequence[memoryview]) -> None:
-        """Send all places in order. Raises: LinkBroken."""
+        """Send the bytes of all `places`, in order. Raises: LinkBroken."""
         for piece in _pieces(places):
             self._move(piece, self._stream.send)
 
     def wait(self) -> None:
-        """Wait until bytes can be received or the connection ends: closed by its peer, lost, or by `abort`."""
+        """Wait until bytes have arrived, the peer has closed the connection, it is lost, or `abort` was called."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.poll()
 
     def abort(self) -> None:
-        """Abort the connection, on any thread: pending and later calls fail immediately."""
+        """Abort the connection: pending and later calls fail immediately. Any thread may call it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # closed already
+            return  # the connection is closed already
 
     def close(self) -> None:
-        """Close the connection, which no thread may be using."""
+        """Close the connection. No thread may be using it."""
         self._socket.close()
 
     def _move(self, places: list[memoryview], some: Callable[[list[memoryview]], int | None]) -> None:
@@ -165,7 +169,7 @@ def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Co
 
 
 def _set_options(connected: socket.socket, timeout_s: float) -> None:
-    """Set timeouts in the kernel: with Python's timeouts, each piece would take several system calls."""
+    """Set timeouts as socket options, because Python's own timeouts take more system calls."""
     connected.settimeout(None)
     limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -178,7 +182,7 @@ def _set_options(connected: socket.socket, timeout_s: float) -> None:
 
 
 def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yield lists of places, as few as possible, none larger than one call accepts; a place is never cut."""
+    """Split `places`, none of which is cut, into as few lists as one system call each accepts."""
     piece: list[memoryview] = []
     size = 0
     for place in places:
@@ -192,7 +196,7 @@ def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _rest(places: list[memoryview], moved: int) -> list[memoryview]:
-    """Return the places without their first `moved` bytes."""
+    """Return what is left of `places` after their first `moved` bytes."""
     for index, place in enumerate(places):
         if moved < place.nbytes:
             return [place[moved:], *places[index + 1 :]]

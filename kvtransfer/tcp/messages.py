@@ -1,6 +1,6 @@
 """Messages of a KV connection: requests of fixed size, each answered by a header and the bytes that it announces.
 
-Numbers are little-endian. The bytes of a block are those of each part of the source's pool, one part after another.
+Numbers are little-endian. A block is sent as its parts in the source's pool, one part after another.
 """
 
 import struct
@@ -10,8 +10,8 @@ from typing import NamedTuple
 MAGIC = b"BATONKV1"
 ID_BYTES = 16
 MAX_PROBE_BYTES = 64 << 20
-REQUEST = struct.Struct("<8sB16s16sQQ")  # magic, what, pool id, transfer id, first, number
-HEAD = struct.Struct("<BQ")  # verdict, number of bytes that follow
+REQUEST = struct.Struct("<8sB16s16sQQ")  # magic, and the fields of `Request`
+HEAD = struct.Struct("<BQ")  # verdict, and the number of bytes that follow
 
 
 class What(IntEnum):
@@ -20,7 +20,7 @@ class What(IntEnum):
 
 
 class Verdict(IntEnum):
-    """Result of a request. Bytes follow only after SENT."""
+    """Result of a request. Only SENT is followed by the requested bytes."""
 
     SENT = 0
     UNKNOWN_TRANSFER = 1
@@ -67,6 +67,6 @@ def write_head(head: Head) -> bytes:
 
 
 def read_head(data: bytes | bytearray) -> Head:
-    """Parse a head. Raises: ValueError."""
+    """Parse a response header. Raises: ValueError."""
     verdict, size_bytes = HEAD.unpack(data)
     return Head(Verdict(verdict), size_bytes)

@@ -22,16 +22,16 @@ from baton.kvtransfer.transport import (
 )
 
 MOST_CONNECTIONS = 4
-WORTH = 1.25  # speed-up for which the number of connections is doubled
-SHARE_BYTES = 1 << 20  # bytes for which an additional connection pays off
+WORTH = 1.25  # least speed-up for which twice as many connections are kept
+SHARE_BYTES = 1 << 20  # least bytes of a copy per connection: with fewer, another connection does not pay off
 WARM_UP_BYTES = 1 << 20
 SCRATCH_BYTES = 1 << 20
 
 
 class TcpTransport:
-    """Transport over TCP. `pool`: this worker's, in host memory; the source's pool may be cut into other parts.
+    """Transport over TCP. `pool`: this worker's pool, in host memory; the source's may have another number of parts.
 
-    Uses several connections if `measure` found that faster.
+    Copies use several connections if `measure` found that faster.
     """
 
     name = "tcp"
@@ -39,16 +39,16 @@ class TcpTransport:
     def __init__(
         self, connect: Callable[[], Connection], pool_id: bytes, pool: Storage, source: PoolShape, own: PoolShape
     ) -> None:
-        """Connect. Blocks. `pool_id`: of the source. Raises: PeerUnreachable."""
+        """Connect. Blocks. `pool_id`: id of the source's pool. Raises: PeerUnreachable."""
         self._connect = connect
         self._pool_id = pool_id
         self._own = own
         self._parts = [part.numpy().data for part in parts_of(pool, own)]
         self._places = landing_places(source, own)
-        self._lock = threading.Lock()  # guards the next three attributes
+        self._lock = threading.Lock()  # guards `_connections`, `_in_use` and `_closed`
         self._connections = [connect()]
         self._in_use = self._closed = False
-        # The helper threads start at the first copy and inherit the cores of its thread.
+        # The threads start during the first copy, so that they inherit the CPU cores of the copying thread.
         self._helpers = ThreadPoolExecutor(MOST_CONNECTIONS - 1, thread_name_prefix="kv-pull-more")
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
@@ -68,7 +68,7 @@ class TcpTransport:
         return size
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure the link with as many connections as pay off. Raises: LinkBroken, CopyRefused."""
+        """Measure the link, and open further connections while they make it faster. Raises: LinkBroken, CopyRefused."""
         with self._using() as connections:
             self._probe(connections, WARM_UP_BYTES)
             best = self._probe(connections, nbytes)
@@ -89,7 +89,7 @@ class TcpTransport:
             return best
 
     def close(self) -> None:
-        """Close at any time, on any thread, without waiting: a running copy fails immediately."""
+        """Close without waiting: a running copy fails immediately. Any thread may call it, at any time."""
         with self._lock:
             self._closed = True
             for connection in self._connections:
@@ -117,7 +117,7 @@ class TcpTransport:
         self._helpers.shutdown(wait=False)
 
     def _together(self, work: Sequence[Callable[[], object]]) -> None:
-        """Run all functions and return when all have finished. Raises: the exception of the first that failed."""
+        """Run all functions concurrently; return when all have finished. Raises: an exception of one that failed."""
         others = [self._helpers.submit(self._or_abort, each) for each in work[1:]]
         try:
             self._or_abort(work[0])
@@ -127,7 +127,7 @@ class TcpTransport:
             other.result()
 
     def _or_abort(self, work: Callable[[], object]) -> None:
-        """Run `work`; if its connection breaks, abort all others, since their blocks would be useless."""
+        """Run `work`. If its connection breaks, abort all connections, since a copy without its blocks is useless."""
         try:
             work()
         except LinkBroken:
@@ -160,7 +160,10 @@ class TcpTransport:
 
 
 def _ask(connection: Connection, request: Request, size_bytes: int) -> None:
-    """Request `size_bytes` bytes, which follow. Raises: CopyRefused if none will; LinkBroken."""
+    """Send a request for `size_bytes` bytes, which the caller then receives.
+
+    Raises: CopyRefused if the peer will send none; LinkBroken.
+    """
     connection.send([memoryview(write_request(request))])
     try:
         head = read_head(connection.receive_bytes(HEAD.size))

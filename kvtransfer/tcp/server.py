@@ -32,7 +32,7 @@ bounded. Raises: UnknownTransfer, BlockOutOfRange; TimeoutError if the source do
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen. `port` 0: any free one. Raises: SharedMemoryUnavailable."""
+    """Return a socket that listens at `host` and `port`; port 0: any free port. Raises: SharedMemoryUnavailable."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=64)
@@ -41,11 +41,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class TcpServer:
-    """Server that sends blocks of `pool`, in host memory, to readers that know `pool_id` and a transfer's id. Any
-    thread.
+    """Server that sends blocks of `pool`, in host memory, to readers that know `pool_id` and the id of a transfer.
 
-    Owns `listener`. Blocks that are released while they are sent harm only their reader, which learns of it when it
-    closes the transfer.
+    Owns `listener`. Any thread may call it. A block that is released while it is sent may arrive with wrong content;
+    its reader learns of that when it closes the transfer.
     """
 
     def __init__(
@@ -58,8 +57,9 @@ class TcpServer:
         cores: frozenset[int] | None = None,
         timeout_s: float = PIECE_TIMEOUT_S,
     ) -> None:
-        """Create a server. `cores`: CPU cores of its threads; None: any. `timeout_s`: bound for a reader to receive
-        PIECE_BYTES.
+        """Start the server. `timeout_s`: longest time in which a reader may receive PIECE_BYTES.
+
+        `cores`: CPU cores on which the threads may run; None: any.
         """
         self.port: int = listener.getsockname()[1]
         self._listener = listener
@@ -72,7 +72,7 @@ class TcpServer:
         self._parts = [part.numpy().data for part in parts_of(pool, shape)]
         self._readable: Readable | None = None
         self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards the connections, so that none is added after `close`
+        self._lock = threading.Lock()  # guards `_connections`, so that none is added after `close`
         self._connections: set[Connection] = set()
         threading.Thread(target=self._accept, name="kv-accept", daemon=True).start()
 
@@ -80,11 +80,11 @@ class TcpServer:
         return len(self._connections)
 
     def attach(self, readable: Readable) -> None:
-        """Accept requests for blocks."""
+        """Serve requests for blocks from `readable` from now on."""
         self._readable = readable
 
     def detach(self) -> None:
-        """Refuse further requests; running answers finish."""
+        """Refuse requests from now on; answers that are being sent finish."""
         self._readable = None
 
     def close(self) -> None:
@@ -96,16 +96,16 @@ class TcpServer:
         try:
             self._listener.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the accepting thread has closed it already
+            return  # the accepting thread has closed the listener already
 
     def _accept(self) -> None:
         if self._cores is not None:
-            os.sched_setaffinity(0, self._cores)  # inherited by the threads started here
+            os.sched_setaffinity(0, self._cores)  # the threads that this one starts inherit the cores
         with self._listener:
             while not self._closed.is_set():
                 try:
                     accepted, _ = self._listener.accept()
-                except OSError as error:  # also raised after `close`
+                except OSError as error:  # `close` also causes one
                     if not self._closed.wait(RETRY_S):
                         logger.warning("KV connection over TCP not accepted: %s", error)
                     continue
@@ -120,7 +120,7 @@ class TcpServer:
         try:
             if self._add(connection):
                 while self._answer(connection):
-                    connection.wait()  # idle between requests, as long as both workers live
+                    connection.wait()  # connections may be idle between requests for as long as both workers run
         except LinkBroken as error:
             logger.debug("KV connection over TCP closed: %s", error)
         finally:
@@ -136,7 +136,7 @@ class TcpServer:
             return True
 
     def _answer(self, connection: Connection) -> bool:
-        """Answer one request; return whether more will be answered. Raises: LinkBroken."""
+        """Answer one request; return whether the connection stays open for another. Raises: LinkBroken."""
         try:
             request = read_request(connection.receive_bytes(REQUEST.size))
         except ValueError as error:

@@ -1,10 +1,10 @@
 """File-system operations of the KV tier, behind an interface so that tests can inject failures.
 
-    DIRECTORY/baton-kv.id              32 hexadecimal digits, drawn once: who reads the same ones shares the directory
-    DIRECTORY/OWNER/baton-kv.lock      held (flock) while the owner lives, whichever way it dies
-    DIRECTORY/OWNER/000000000007.kv    its segments, numbered in the order of their making
+    DIRECTORY/baton-kv.id              random id in 32 hexadecimal digits: processes that read the same id share it
+    DIRECTORY/OWNER/baton-kv.lock      locked by flock(2) while the owner's process lives
+    DIRECTORY/OWNER/000000000007.kv    segment of this owner; numbers ascend in the order of creation
 
-Folders have mode 0700 and files 0600: a prompt can be read off its KV.
+Folders have mode 0700 and files 0600, because prompts can be reconstructed from their KV.
 """
 
 import errno
@@ -26,11 +26,11 @@ SEGMENT_NAME = re.compile(r"(\d{12})\.kv")
 LOCK_NAME = "baton-kv.lock"
 ID_NAME, ID_BYTES = "baton-kv.id", 16
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-MOST_BUFFERS = 512  # buffers per system call; Linux allows 1024
+MOST_BUFFERS = 512  # most buffers of a system call; Linux allows 1024
 
 
 class OwnerBusy(OSError):
-    """Error: another live process owns this folder."""
+    """Error: another live process has claimed the folder."""
 
 
 class SegmentId(NamedTuple):
@@ -44,24 +44,22 @@ class SegmentSize(NamedTuple):
 
 
 class TierFile(Protocol):
-    """File of one segment. Every method raises OSError."""
+    """File of one segment. Every method raises OSError if it fails."""
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """Fill the buffers in order; return the number of bytes read, less than requested only at the end of
-        the file.
-        """
+        """Fill the buffers in order; return the number of bytes read, which falls short only at the end of the file."""
 
     def write(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """Write all buffers, or raise OSError after any part."""
+        """Write all buffers. If this fails, any number of bytes may have been written."""
 
     def announce(self, offset: int, size_bytes: int) -> None:
         """Hint that this range will be read soon."""
 
     def truncate(self, size_bytes: int) -> None:
-        """Shorten the file to that size."""
+        """Shorten the file to `size_bytes`."""
 
     def close(self) -> None:
-        """Close the file, once."""
+        """Close the file. Call it once."""
 
 
 Release = Callable[[], None]
@@ -69,24 +67,22 @@ Release = Callable[[], None]
 
 
 class TierDisk(Protocol):
-    """Directory with folders of segments. Every method raises OSError."""
+    """Directory with one folder of segments per owner. Every method raises OSError if it fails."""
 
     def claim(self, owner: str) -> Release:
-        """Claim the owner's folder, creating it if it is missing; return its release. Raises: OwnerBusy."""
+        """Claim the owner's folder, created if missing; return the function that releases it. Raises: OwnerBusy."""
 
     def identify(self) -> bytes:
-        """Return the directory's id of ID_BYTES, creating it if it is missing: equal for all processes that can read
-        it.
-        """
+        """Return the directory's id of ID_BYTES, created at first use, which all processes that share it get."""
 
     def owners(self) -> Sequence[str]:
-        """Return the owners of folders; folders of other programs are ignored."""
+        """Return the names of all owners that have a folder; folders of other programs are ignored."""
 
     def segments(self, owner: str) -> Sequence[SegmentSize]:
-        """Return the segments in the order of their numbers."""
+        """Return the owner's segments and their sizes, by number."""
 
     def create(self, segment: SegmentId) -> TierFile:
-        """Create an empty segment for reading and writing; its folder too, if it was removed."""
+        """Create an empty segment and open it for reading and writing. Creates its folder too if that was removed."""
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         """Open an existing segment."""
@@ -96,7 +92,7 @@ class TierDisk(Protocol):
 
 
 class RealFile:
-    """An open segment of a real file system."""
+    """An open `TierFile` of a real file system."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -144,7 +140,7 @@ def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
 
 @dataclass(frozen=True, slots=True)
 class RealDisk:
-    """Directory of a real file system, created at first use."""
+    """A `TierDisk` in a directory of a real file system, which is created at first use."""
 
     directory: Path
 
@@ -170,7 +166,7 @@ class RealDisk:
         try:
             _write_once(path, drawn.hex().encode())
             text = path.read_bytes()
-        except PermissionError as error:  # directory of another user, whose folders cannot be read either
+        except PermissionError as error:  # the directory is another user's, so its folders cannot be read either
             logger.warning("KV tier not shared with other workers: %s", error)
             return drawn
         try:
@@ -228,14 +224,14 @@ def _write_once(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
-        with suppress(FileExistsError):  # another worker created it first
+        with suppress(FileExistsError):  # another worker has created the file meanwhile: keep it
             os.link(draft, path)
     finally:
         draft.unlink()
 
 
 def _size(entry: "os.DirEntry[str]") -> int:
-    """Return the size of a file, 0 if it was removed meanwhile."""
+    """Return the size of a file in bytes; 0 if it was removed since the folder was listed."""
     try:
         return entry.stat(follow_symlinks=False).st_size
     except FileNotFoundError:

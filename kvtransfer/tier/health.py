@@ -1,6 +1,6 @@
-"""Retries of a failing disk: after 1 s, then after twice the previous pause, 60 s at most. Pure.
+"""Retries of a failing disk: the first after 1 s, each later one after twice the previous pause, at most 60 s. Pure.
 
-The pause also doubles for a disk that works and soon fails again.
+The pause also doubles if the disk fails again soon after a success.
 """
 
 FIRST_PAUSE_S = 1.0
@@ -8,13 +8,13 @@ LONGEST_PAUSE_S = 60.0
 
 
 class DiskRetryState:
-    """Retry state of one kind of work, reading or writing. `now`: monotonic seconds."""
+    """Decides when reading, or writing, is tried again after a failure. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self.failures = 0
         """Number of failures since the start."""
         self._is_on = True
-        self._pause_s = 0.0  # last pause
+        self._pause_s = 0.0  # pause between the last failed try and the next try
         self._until = 0.0
 
     @property
@@ -31,7 +31,7 @@ class DiskRetryState:
         return 0.0 if self.allows(now) else self._until - now
 
     def failed(self, now: float) -> bool:
-        """Record a failed try; return whether the one before had succeeded."""
+        """Record that a try failed; return whether the try before it had succeeded."""
         was_on, is_again = self._is_on, now < self._until + self._pause_s
         self.failures += 1
         self._is_on = False
@@ -40,7 +40,7 @@ class DiskRetryState:
         return was_on
 
     def worked(self) -> bool:
-        """Record a successful try; return whether the one before had failed."""
+        """Record that a try succeeded; return whether the try before it had failed."""
         was_off = not self._is_on
         self._is_on = True
         return was_off

@@ -1,6 +1,6 @@
 """Index of stored blocks by name and segment, in memory. Pure.
 
-It keeps the first 8 bytes of a name; the complete name is compared when a block is read.
+It keeps only the first 8 bytes of each name; the reader of a block compares the complete name.
 """
 
 import sys
@@ -15,16 +15,16 @@ NO_KEY = 0
 
 
 class Place(NamedTuple):
-    segment: int  # number given by the caller
+    segment: int  # segment number that the caller chose
     slot: int
 
 
 class TierIndex:
-    """Index with one place per name, the first that was added. `find` may be called from any thread."""
+    """Index with one place per name: the first that was added. Any thread may call `find`."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._keys: dict[int, array[int]] = {}  # keys of a segment's records, by slot
+        self._keys: dict[int, array[int]] = {}  # by segment: the key of each record, by slot
 
     def __len__(self) -> int:
         """Number of blocks that can be found."""
@@ -35,7 +35,7 @@ class TierIndex:
         return None if found is None else Place(found >> SLOT_BITS, found & _SLOT_MASK)
 
     def known(self, names: Sequence[bytes]) -> int:
-        """Return how many of `names`, from the first on, can be found."""
+        """Return the number of leading `names` that can be found."""
         for count, name in enumerate(names):
             if _key(name) not in self._places:
                 return count
@@ -46,8 +46,9 @@ class TierIndex:
         return len(self._keys[segment]) if segment in self._keys else 0
 
     def names(self, segment: int, first: int, count: int) -> bytes:
-        """Return the first 8 bytes of the names of at most `count` records from slot `first` on; zeros for a damaged
-        record.
+        """Return the first 8 bytes of the name of each record, zeros if it is damaged, from slot `first` on.
+
+        `count`: largest number of records.
         """
         keys = self._keys.get(segment, array("Q"))[first : first + count]
         if sys.byteorder == "big":
@@ -55,7 +56,7 @@ class TierIndex:
         return keys.tobytes()
 
     def add(self, segment: int, name: bytes | None) -> None:
-        """Add the segment's next record. `name` None: a damaged one."""
+        """Add the next record of the segment. `name`: None if the record is damaged."""
         keys = self._keys.setdefault(segment, array("Q"))
         key = NO_KEY if name is None else _key(name)
         if name is not None:
@@ -63,7 +64,7 @@ class TierIndex:
         keys.append(key)
 
     def forget(self, name: bytes) -> None:
-        """Remove a damaged block's name from this place."""
+        """Remove the name of a damaged block, so that it can be stored again."""
         self._places.pop(_key(name), None)
 
     def drop(self, segment: int) -> int:
@@ -77,4 +78,4 @@ class TierIndex:
 
 
 def _key(name: bytes) -> int:
-    return int.from_bytes(name[:8], "little") or 1  # 0 is NO_KEY
+    return int.from_bytes(name[:8], "little") or 1  # never 0, which is NO_KEY

@@ -9,7 +9,7 @@ from baton.kvtransfer.tier.store import TierStore
 
 
 class _Run(NamedTuple):
-    """Names at [begin, end), all in one store."""
+    """Range [begin, end) of a list of names, all of whose blocks are read from one store."""
 
     store: TierStore
     begin: int
@@ -17,7 +17,7 @@ class _Run(NamedTuple):
 
 
 class TierLevels:
-    """Stores of one format, the fastest first; each has its own writer. Any thread."""
+    """Several stores of one format, the fastest first, read as one. Each has its own writer. Any thread may call it."""
 
     def __init__(self, stores: Sequence[TierStore]) -> None:
         self._stores = tuple(stores)
@@ -27,7 +27,7 @@ class TierLevels:
         return self._stores[0].format
 
     def known(self, names: Sequence[bytes]) -> int:
-        """Return how many of `names`, from the first on, can be found."""
+        """Return the number of leading `names` that can be found."""
         found = 0
         while found < len(names):
             blocks = max(store.known(names[found:]) for store in self._stores)
@@ -37,7 +37,7 @@ class TierLevels:
         return found
 
     def announce(self, names: Sequence[bytes]) -> None:
-        """Hint to the system that these blocks will be loaded soon; nothing fails."""
+        """Hint to the system that these blocks will be loaded soon. Never fails."""
         for run in self._runs(names):
             run.store.announce(names[run.begin : run.end])
 
@@ -46,7 +46,7 @@ class TierLevels:
         loaded = 0
         for run in self._runs(names[: staging.slots]):
             loaded += run.store.load(names[run.begin : run.end], staging, run.begin)
-            if loaded < run.end:  # a segment was removed meanwhile
+            if loaded < run.end:  # a segment was removed since `_runs` found it
                 break
         return loaded
 
@@ -56,7 +56,7 @@ class TierLevels:
             store.try_reading()
 
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
-        """Verify blocks as `TierStore.verify` does: a damaged block is removed at every level."""
+        """Verify blocks as `TierStore.verify` does, and remove a damaged block from every store."""
         right = self._stores[0].verify(names, staging)
         if right < len(names):
             for store in self._stores[1:]:
@@ -64,7 +64,7 @@ class TierLevels:
         return right
 
     def _runs(self, names: Sequence[bytes]) -> list[_Run]:
-        """Return runs of blocks up to a name that no store has. A run ends where a faster store continues."""
+        """Return runs of names up to the first that no store has. A run ends at a name that a faster store has."""
         runs, begin = list[_Run](), 0
         while begin < len(names):
             blocks = [store.known(names[begin:]) for store in self._stores]

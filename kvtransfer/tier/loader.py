@@ -11,8 +11,8 @@ from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
 from baton.kvtransfer.tier.store import TierStore
 
-STAGING_BYTES = 8 << 20  # per staging memory: large reads, small compared with a pool
-LANDINGS = 2  # number of concurrent verifications: verifying is about as slow as a fast disk
+STAGING_BYTES = 8 << 20  # size of one staging memory: enough for large reads, little compared with a pool
+LANDINGS = 2  # number of concurrent verifications; one verifies about as fast as a fast disk reads
 
 
 def staging_slots(block_bytes: int) -> int:
@@ -23,7 +23,7 @@ TierReader = TierStore | TierLevels
 
 
 class TierLoader:
-    """Loader of blocks. One thread at a time calls `load`."""
+    """Loads stored blocks into a pool. Only one thread at a time may call `load`."""
 
     def __init__(self, store: TierReader, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
         """Start the threads. `cores`: CPU cores of the verifying threads; None: any."""
@@ -35,9 +35,10 @@ class TierLoader:
         self._landing = ThreadPoolExecutor(LANDINGS, "kv-tier-land", lambda: run_on(cores))
 
     def load(self, names: Sequence[bytes], blocks: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> int:
-        """Load blocks; return how many of `blocks`, from the first on, now have the verified KV of `names`.
+        """Load KV of `names` into `blocks`; return the number of leading `blocks` that now have verified KV.
 
-        `goes_on` is called between reads. Raises: OSError; then the content of all `blocks` is undefined.
+        `goes_on`: called between reads; False ends the load. Raises: OSError; then the content of all `blocks` is
+        undefined.
         """
         landings: deque[_Landing] = deque()
         landed, size = _Landed(), self._stagings[0].slots
@@ -52,7 +53,7 @@ class TierLoader:
                 if read < len(wanted) or not landed.whole or not goes_on():
                     break
         finally:
-            wait([landing.right for landing in landings])  # they write to the blocks until then
+            wait([landing.right for landing in landings])  # verifications write to `blocks` until they finish
         for landing in landings:
             landed.take(landing)
         return landed.blocks
@@ -71,12 +72,12 @@ class TierLoader:
 
 class _Landing(NamedTuple):
     blocks: int
-    right: "Future[int]"  # number of verified blocks, from the first on
+    right: "Future[int]"  # number of leading blocks that passed the verification
 
 
 @dataclass(slots=True)
 class _Landed:
-    """Number of loaded blocks, from the first on up to the first damaged one."""
+    """Count of the blocks that were loaded and verified before the first damaged one."""
 
     blocks: int = 0
     whole: bool = True

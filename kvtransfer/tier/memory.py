@@ -9,13 +9,13 @@ from baton.kvtransfer.tier.files import ID_BYTES, RealFile, Release, SegmentId, 
 
 
 class MemoryDisk:
-    """A `TierDisk` in the memory of this process. A segment's memory is freed when its last reader has closed it."""
+    """A `TierDisk` in the memory of this process. Closing a segment frees its memory."""
 
     def __init__(self) -> None:
         self._id = secrets.token_bytes(ID_BYTES)
 
     def claim(self, owner: str) -> Release:
-        """Return a release that does nothing: no other process can have the folder."""
+        """Return a function that does nothing, since no other process can claim the folder."""
         return lambda: None
 
     def identify(self) -> bytes:
@@ -25,16 +25,16 @@ class MemoryDisk:
         return ()
 
     def segments(self, owner: str) -> Sequence[SegmentSize]:
-        """Return no segments: those of an earlier process are gone."""
+        """Return an empty list, since segments of an earlier process are gone."""
         return ()
 
     def create(self, segment: SegmentId) -> TierFile:
-        """Create a segment whose pages are allocated as they are written. Raises: OSError."""
+        """Create a segment. Its memory pages are allocated when they are written. Raises: OSError."""
         return RealFile(os.memfd_create(f"baton-tier-{segment.number}", os.MFD_CLOEXEC))
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
-        """Raise FileNotFoundError: memory has no name to open it by."""
+        """Raise FileNotFoundError, since memory has no name with which it could be opened."""
         raise FileNotFoundError(errno.ENOENT, "segments in memory are open already", str(segment))
 
     def remove(self, segment: SegmentId) -> None:
-        """Do nothing: the memory is freed when it is closed."""
+        """Do nothing, since closing the segment frees its memory."""

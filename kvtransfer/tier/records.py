@@ -1,10 +1,10 @@
 """Binary format of a segment. Pure.
 
-    segment  =  header of 64 bytes, record, record, ...          the first of them says whose KV it is
-    record   =  header of 64 bytes, the block's bytes            all of one length: a place is a number
+    segment  =  header of 64 bytes with the identity, then records of equal length, numbered by slot
+    record   =  header of 64 bytes with name and checksum, then the block's bytes
 
-Each header ends with its own CRC-32, begun with the segment's identity, so that a record under another identity, or
-with a flipped bit in its name or checksum, is none. The checksum of the block itself is that of kvtransfer/checksum.py.
+Each header ends with a CRC-32 over the segment's identity and the header: a record of another identity, or with a
+flipped bit in its name or checksum, counts as damaged. kvtransfer/checksum.py defines the checksum of a block.
 """
 
 import struct
@@ -15,7 +15,7 @@ from typing import NamedTuple
 HEADER_BYTES = 64
 NAME_BYTES = 32
 IDENTITY_BYTES = 32
-_HEADER = struct.Struct("<8s32sQ12x")  # magic; name or identity; checksum or bytes of a block
+_HEADER = struct.Struct("<8s32sQ12x")  # magic; then name and checksum of a record, or identity and block_bytes
 _CRC = struct.Struct("<I")
 _SEGMENT, _RECORD = b"BATONKV1", b"KVBLOCK1"
 
@@ -35,7 +35,7 @@ def _sealed(begin: bytes, seed: int) -> bytes:
 
 
 def _opened(raw: bytes, magic: bytes, seed: int) -> tuple[bytes, int] | None:
-    """Return both values of a header; None if it is not valid."""
+    """Return the two values of a header after its magic; None if the header is invalid."""
     if len(raw) != HEADER_BYTES or not raw.startswith(magic):
         return None
     begin, crc = raw[: _HEADER.size], raw[_HEADER.size :]
@@ -46,16 +46,14 @@ def _opened(raw: bytes, magic: bytes, seed: int) -> tuple[bytes, int] | None:
 
 
 def read_segment_header(raw: bytes) -> SegmentHeader | None:
-    """Parse a segment header; None if it is not a segment, or damaged."""
+    """Parse a segment header; None if the file is not a segment, or the header is damaged."""
     found = _opened(raw, _SEGMENT, 0)
     return None if found is None else SegmentHeader(*found)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFormat:
-    """Format of segments with one identity. The identity covers everything that changes the bytes of a block of a given
-    name.
-    """
+    """Format of segments with one identity: a digest of all that determines a block's bytes besides its name."""
 
     identity: bytes  # 32 bytes
     block_bytes: int
@@ -69,11 +67,11 @@ class SegmentFormat:
         return _sealed(_HEADER.pack(_SEGMENT, self.identity, self.block_bytes), 0)
 
     def offset(self, slot: int) -> int:
-        """Return the offset of the record at that slot."""
+        """Return the offset of the slot's record in the segment, in bytes."""
         return HEADER_BYTES + slot * self.record_bytes
 
     def slots(self, size_bytes: int) -> int:
-        """Return the number of complete records in a segment of that size."""
+        """Return the number of complete records in a segment of `size_bytes`."""
         return max(0, size_bytes - HEADER_BYTES) // self.record_bytes
 
     def is_ours(self, raw: bytes) -> bool:
@@ -81,11 +79,11 @@ class SegmentFormat:
         return read_segment_header(raw) == (self.identity, self.block_bytes)
 
     def record_header(self, name: bytes, checksum: int) -> bytes:
-        """Return a record header. `checksum`: of the block, [0, 2^64)."""
+        """Return a record header. `checksum`: the block's checksum, [0, 2^64)."""
         return _sealed(_HEADER.pack(_RECORD, name, checksum), self._seed)
 
     def read_record_header(self, raw: bytes) -> RecordHeader | None:
-        """Parse a record header; None if it is damaged, torn, or of another identity."""
+        """Parse a record header; None if it is damaged, incomplete, or of another identity."""
         found = _opened(raw, _RECORD, self._seed)
         return None if found is None else RecordHeader(*found)
 

@@ -1,4 +1,4 @@
-"""Open segment: its records by slot. A segment that is given up is closed when its last reader has finished."""
+"""Open segment of the KV tier. After `give_up` it is closed as soon as its last reader has finished."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from baton.kvtransfer.tier.staging import Staging
 
 
 class SegmentGone(Exception):
-    """Error: the segment was given up."""
+    """Error: `give_up` was called, so the segment cannot be read any more."""
 
 
 class Segment:
@@ -27,11 +27,11 @@ class Segment:
 
     @property
     def slots(self) -> int:
-        """Number of complete records, by the size of the file."""
+        """Number of complete records, computed from the size of the file."""
         return self._format.slots(self.size_bytes)
 
     def headers(self, first: int, last: int) -> Iterator[RecordHeader | None]:
-        """Yield headers of the records at [first, last); None for a damaged one."""
+        """Yield the headers of the records in slots [first, last); None for a damaged header."""
         raw = bytearray(HEADER_BYTES)
         view = memoryview(raw)
         with self._in_use():
@@ -40,21 +40,20 @@ class Segment:
                 yield self._format.read_record_header(bytes(raw)) if whole else None
 
     def read_end(self, number: int) -> None:
-        """Read the last bytes of a record chosen by a number. Raises: SegmentGone."""
+        """Read the last bytes of the record in slot `number` modulo `slots`, to test the file. Raises: SegmentGone."""
         end = self._format.offset(number % max(1, self.slots) + 1)
         with self._in_use():
             self._file.read([memoryview(bytearray(HEADER_BYTES))], end - HEADER_BYTES)
 
     def announce(self, first: int, count: int) -> None:
-        """Hint that `count` records will be loaded soon."""
+        """Hint to the system that `count` records from slot `first` on will be loaded soon."""
         with self._in_use():
             self._file.announce(self._format.offset(first), count * self._format.record_bytes)
 
     def load(self, first: int, count: int, staging: Staging, into: int) -> None:
-        """Load `count` records from slot `first` on into staging slots from `into` on; records beyond the file get zero
-        headers.
+        """Load `count` records from slot `first` on into staging slots from `into` on.
 
-        Raises: SegmentGone.
+        Records after the end of the file get zeros as header. Raises: SegmentGone.
         """
         buffers: list[memoryview] = []
         for slot in range(into, into + count):
@@ -62,10 +61,10 @@ class Segment:
         with self._in_use():
             whole = self._file.read(buffers, self._format.offset(first)) // self._format.record_bytes
         for slot in range(into + whole, into + count):
-            staging.header(slot)[:] = bytes(HEADER_BYTES)  # otherwise an earlier record could pass for this one
+            staging.header(slot)[:] = bytes(HEADER_BYTES)  # otherwise the slot's old record could pass for this one
 
     def append(self, headers: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
-        """Append all records; after a failure the file is cut back to its old size."""
+        """Append all records. If this fails, the file is cut to its previous size."""
         buffers: list[memoryview] = []
         for header, block in zip(headers, blocks, strict=True):
             buffers += (memoryview(header), block)
@@ -79,12 +78,12 @@ class Segment:
         self.size_bytes = begin + len(headers) * self._format.record_bytes
 
     def cut(self) -> None:
-        """Cut off an incomplete last record."""
+        """Cut off the last record if it is incomplete."""
         self.size_bytes = self._format.offset(self.slots)
         self._file.truncate(self.size_bytes)
 
     def give_up(self) -> None:
-        """Stop reading and close the file, now or when its readers are done. Call it once."""
+        """Forbid further reads, and close the file as soon as no reader uses it. Call it once."""
         with self._guard:
             self._given_up = True
             unused = not self._readers

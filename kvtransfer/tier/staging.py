@@ -1,4 +1,4 @@
-"""Host memory between segments and a pool, where blocks wait until their checksums are verified."""
+"""Host memory through which blocks are copied between segments and a pool, and where loaded blocks are verified."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from baton.kvtransfer.tier.records import HEADER_BYTES
 
 
 class Staging:
-    """Memory for `slots` records. Used by one thread at a time."""
+    """Host memory for `slots` records. Only one thread at a time may use it."""
 
     def __init__(self, slots: int, block_bytes: int, pinned: bool = False) -> None:
         """Create the memory. `pinned`: page-locked, for copies from and to a GPU."""
@@ -28,17 +28,18 @@ class Staging:
         return self._headers[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES]
 
     def checksum(self, slot: int) -> int:
-        """Return the checksum of the block in the slot: [0, 2^64)."""
+        """Compute the checksum of the block in the slot, [0, 2^64)."""
         return self._checksums.of(slot)
 
 
 class PoolBlocks:
-    """Access to complete blocks of a pool; the parts of several ranks are stored one after another. Any thread."""
+    """Copies complete blocks between a pool and staging memory, with the parts of several ranks one after another.
+
+    Any thread may call it.
+    """
 
     def __init__(self, storage: Storage, shape: PoolShape, copies: Sequence[torch.Tensor] = ()) -> None:
-        """Create access to a pool. `copies`: copies of an unpartitioned pool on other ranks, which `copy_in` updates
-        too.
-        """
+        """Prepare copies. `copies`: other ranks' copies of an undivided pool, which `copy_in` updates too."""
         parts = parts_of(storage, shape)
         self._copies = [copy.view(shape.num_blocks, shape.block_bytes) for copy in copies]
         self._parts = [part.view(shape.num_blocks, shape.part_block_bytes) for part in parts]
@@ -49,14 +50,14 @@ class PoolBlocks:
         return bool(self._streams)
 
     def copy_out(self, blocks: Sequence[int], staging: Staging, first_slot: int = 0) -> None:
-        """Copy blocks into the slots from `first_slot` on; return when all copies have finished."""
+        """Copy blocks into staging slots from `first_slot` on; return when all copies have finished."""
         for place, block in enumerate(blocks, start=first_slot):
             for part, piece in zip(self._parts, self._pieces(staging, place), strict=True):
                 self._copy(piece, part[block])
         self._settle()
 
     def copy_in(self, staging: Staging, blocks: Sequence[int], first_slot: int = 0) -> None:
-        """Copy the slots from `first_slot` on into blocks; return when all copies have finished."""
+        """Copy staging slots from `first_slot` on into blocks; return when all copies have finished."""
         for place, block in enumerate(blocks, start=first_slot):
             for part, piece in zip(self._parts, self._pieces(staging, place), strict=True):
                 self._copy(part[block], piece)
@@ -71,7 +72,7 @@ class PoolBlocks:
     def _copy(self, into: torch.Tensor, of: torch.Tensor) -> None:
         device = into.device if into.is_cuda else of.device
         if device.type == "cpu":
-            into.numpy()[:] = of.numpy()  # releases the GIL and stays on this thread
+            into.numpy()[:] = of.numpy()  # numpy copies without the GIL, and on this thread alone
             return
         with torch.cuda.stream(self._streams[device]):
             into.copy_(of, non_blocking=True)

@@ -1,8 +1,8 @@
 """Store of named blocks in the segments of a directory: find, load, verify, append, evict.
 
-The owner appends to its newest segment. If the owner's segments exceed their bound, the oldest one is removed with all
-its blocks (its cost: lab/benchmarks/results/memory-2026-11.md). Segments of other owners are read, also
-while they grow. Segments of another identity are never read; the owner's own ones are removed first.
+The owner appends to its newest segment. If its segments exceed their size limit, the oldest one is removed with all its
+blocks (lab/benchmarks/results/memory-2026-11.md reports the cost). Segments of other owners are read, also while they
+grow. Segments of another identity are never read; the owner removes its own ones of another identity before the others.
 """
 
 import logging
@@ -33,27 +33,26 @@ class NamedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class TierCounters:
-    """Counters since the start of the worker."""
+    """Counters of a store since the worker started."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
-    loaded_blocks: int = 0  # verified blocks
+    loaded_blocks: int = 0  # blocks that were read and passed the verification
     loaded_bytes: int = 0
-    corrupt_blocks: int = 0  # truncated or damaged blocks
-    foreign_segments: int = 0  # segments of other models, or unreadable ones
+    corrupt_blocks: int = 0  # blocks that were read and found damaged or truncated
+    foreign_segments: int = 0  # segments of another identity, or with a damaged header
     evicted_blocks: int = 0
 
 
 def least_bytes(format: SegmentFormat) -> int:
-    """Return the smallest bound for a store."""
+    """Return the smallest allowed `size_bytes` of a store."""
     return LEAST_BLOCKS * (HEADER_BYTES + format.record_bytes)
 
 
 class TierStore:
-    """Store of blocks in files. One thread calls `open`, `put`, `refresh` and `close`; any thread may call reading
-    methods.
+    """Store of blocks in files. Methods raise OSError if a file fails; stored blocks are kept.
 
-    Methods raise OSError if a file fails; stored blocks are kept.
+    Only one thread may call `open`, `put`, `refresh` and `close`; any thread may call the reading methods.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class TierStore:
         format: SegmentFormat,
         size_bytes: int,
     ) -> None:
-        """Create a store. `size_bytes`: bound of the owner's folder, at least `least_bytes`."""
+        """Create a store. `size_bytes`: size limit of the owner's segments, at least `least_bytes()`."""
         if size_bytes < least_bytes(format):
             raise ValueError(f"{size_bytes} bytes are less than {LEAST_BLOCKS} blocks of {format.block_bytes} bytes")
         self._disk = disk
@@ -77,7 +76,7 @@ class TierStore:
         self._tries = count()
         self._segments: dict[int, Segment] = {}
         self._by_id: dict[SegmentId, int] = {}
-        self._foreign: dict[SegmentId, int] = {}  # sizes, by segment
+        self._foreign: dict[SegmentId, int] = {}  # sizes in bytes of the segments that are never read
         self._current: int | None = None
         self._release: Release | None = None
         self.directory_id = b""
@@ -102,14 +101,14 @@ class TierStore:
         return sum(own) + sum(size for each, size in self._foreign.copy().items() if each.owner == self._owner)
 
     def open(self) -> None:
-        """Claim the owner's folder and index the segments of all folders. Raises: OwnerBusy."""
+        """Claim the owner's folder and index the segments of all owners. Raises: OwnerBusy."""
         with ExitStack() as undo:
             release = self._disk.claim(self._owner)
             undo.callback(release)
             directory_id = self._disk.identify()
             undo.callback(self._give_up_all)
             for each in self._disk.segments(self._owner):
-                if each.size_bytes < HEADER_BYTES:  # its writer was killed right after creating it
+                if each.size_bytes < HEADER_BYTES:  # the writer was killed after it had created the segment
                     self._disk.remove(each.segment)
                 else:
                     self._follow(each.segment, each.size_bytes)
@@ -119,7 +118,7 @@ class TierStore:
         self._release, self.directory_id = release, directory_id
 
     def refresh(self) -> None:
-        """Index what other owners have written since the last call, and forget what they have removed."""
+        """Index records that other owners have written since the last call; forget segments that they have removed."""
         there: set[SegmentId] = set()
         for owner in self._disk.owners():
             if owner == self._owner:
@@ -141,32 +140,33 @@ class TierStore:
             del self._foreign[segment_id]
 
     def close(self) -> None:
-        """Close the store: nothing is found any more, and another process may claim the folder."""
+        """Close the store: it finds no block any more, and another process may claim the folder."""
         if self._release is not None:
             self._give_up_all()
             self._release()
             self._release, self.directory_id = None, b""
 
     def known(self, names: Sequence[bytes]) -> int:
-        """Return how many of `names`, from the first on, can be found. Any thread."""
+        """Return the number of leading `names` that can be found. Any thread may call it."""
         return self._index.known(names)
 
     def own_slots(self) -> dict[int, int]:
-        """Return the number of records in each of the owner's segments. Any thread."""
+        """Return the number of records in each of the owner's segments, by segment number. Any thread may call it."""
         own = [(each.number, key) for each, key in self._by_id.copy().items() if each.owner == self._owner]
         with self._guard:
             return {number: self._index.slots(key) for number, key in own}
 
     def own_names(self, number: int, first: int, count: int) -> bytes:
-        """Return the names of records as `TierIndex.names` does, for an own segment; empty if it is gone. Any
-        thread.
+        """Return names of records in the owner's segment `number`, as `TierIndex.names`; empty if the segment is gone.
+
+        Any thread may call it.
         """
         key = self._by_id.get(SegmentId(self._owner, number))
         with self._guard:
             return b"" if key is None else self._index.names(key, first, count)
 
     def announce(self, names: Sequence[bytes]) -> None:
-        """Hint to the system that these blocks will be loaded soon; nothing fails."""
+        """Hint to the system that these blocks will be loaded soon. Never fails."""
         for places in _runs(self._places(names)):
             segment = self._segments.get(places[0].segment)
             if segment is not None:
@@ -176,10 +176,9 @@ class TierStore:
                     logger.debug("read-ahead hint failed: %s", error)
 
     def load(self, names: Sequence[bytes], staging: Staging, first_slot: int = 0) -> int:
-        """Read as many of the first `names` as are found and fit into the slots from `first_slot` on; return their
-        number.
+        """Read the blocks of leading `names` into staging slots from `first_slot` on; return the number of blocks.
 
-        The blocks may be used only after `verify`.
+        Stops at a name that cannot be found, or after the last slot. The blocks may be used only after `verify`.
         """
         loaded = 0
         for places in _runs(self._places(names[: staging.slots - first_slot])):
@@ -191,15 +190,16 @@ class TierStore:
             except SegmentGone:
                 break
             except OSError:
-                self._forget(names[loaded : loaded + len(places)])  # otherwise every later prompt fails on it
+                self._forget(names[loaded : loaded + len(places)])  # otherwise later prompts would fail on them too
                 raise
             loaded += len(places)
         return loaded
 
     def try_reading(self) -> None:
-        """Read the end of a record, each time of another segment: others may be cached in memory, or damaged.
+        """Read the end of a record to test the disk; if there are no segments, do nothing.
 
-        Reads nothing without segments. One thread at a time.
+        Each call takes another segment, because one that is cached in memory, or damaged, says nothing about the disk.
+        Only one thread at a time may call it.
         """
         turn, segments = next(self._tries), list(self._segments.copy().values())
         for place in range(turn, turn + len(segments)):
@@ -210,9 +210,9 @@ class TierStore:
                 continue
 
     def verify(self, names: Sequence[bytes], staging: Staging) -> int:
-        """Verify loaded blocks; return how many, from the first on, match their names and checksums.
+        """Verify loaded blocks; return the number of leading blocks that match their names and checksums.
 
-        The first other one is counted and removed from the index.
+        The first block that does not match is counted as corrupt and removed from the index.
         """
         right = 0
         for slot, name in enumerate(names):
@@ -229,11 +229,11 @@ class TierStore:
         return right
 
     def forget(self, name: bytes) -> None:
-        """Remove the name of a damaged block. Any thread."""
+        """Remove the name of a damaged block from the index. Any thread may call it."""
         self._forget([name])
 
     def put(self, blocks: Sequence[NamedBlock]) -> None:
-        """Store blocks that are not stored yet, in as few writes as possible."""
+        """Store those of `blocks` that are not stored yet, in as few writes as possible."""
         fresh = {block.name: block for block in blocks if self._index.find(block.name) is None}
         left = list(fresh.values())
         while left:
@@ -241,7 +241,7 @@ class TierStore:
             left = left[self._append(left) :]
 
     def _append(self, blocks: Sequence[NamedBlock]) -> int:
-        """Append as many blocks as fit into the current segment; return their number."""
+        """Append leading `blocks` to the current segment until it is full; return their number."""
         key, segment = self._writable()
         taken = blocks[: self._segment_slots - segment.slots]
         headers = [self._format.record_header(block.name, block.checksum) for block in taken]
@@ -254,7 +254,7 @@ class TierStore:
         return len(taken)
 
     def _writable(self) -> tuple[int, Segment]:
-        """Return the current segment, or a new one if that is full."""
+        """Return the current segment and its key; if it is full, those of a new segment."""
         if self._current is not None:
             segment = self._segments[self._current]
             if segment.slots < self._segment_slots:
@@ -263,7 +263,7 @@ class TierStore:
         segment_id = SegmentId(self._owner, max(own, default=0) + 1)
         try:
             file = self._disk.create(segment_id)
-        except FileExistsError:  # created by another process: it counts now, and is evicted before own ones
+        except FileExistsError:  # another process created it: count it as an own segment, and take the next number
             there = self._disk.segments(self._owner)
             for each in there:
                 self._follow(each.segment, each.size_bytes)
@@ -296,7 +296,7 @@ class TierStore:
         self.counters.evicted_blocks += self._forget_segment(segment_id)
 
     def _follow(self, segment_id: SegmentId, size_bytes: int) -> None:
-        """Index a segment, or the records that were added to it."""
+        """Index the records of a segment that are not indexed yet."""
         key = self._by_id.get(segment_id)
         if key is None:
             if size_bytes < HEADER_BYTES or segment_id in self._foreign:
@@ -325,14 +325,14 @@ class TierStore:
         return key
 
     def _continue_newest(self) -> None:
-        """Continue the newest segment of an earlier process, without its incomplete last record."""
+        """Append to the newest segment of an earlier process from now on; cut off its last record if incomplete."""
         own = [each for each in self._by_id if each.owner == self._owner]
         if own:
             self._current = self._by_id[max(own)]
             self._segments[self._current].cut()
 
     def _places(self, names: Sequence[bytes]) -> Iterator[Place]:
-        """Yield the places of the first of `names` that can be found."""
+        """Yield the places of `names` up to the first name that cannot be found."""
         for name in names:
             place = self._index.find(name)
             if place is None:
@@ -345,7 +345,7 @@ class TierStore:
                 self._index.forget(name)
 
     def _forget_segment(self, segment_id: SegmentId) -> int:
-        """Forget a segment; return the number of its blocks that could be found."""
+        """Remove a segment from the index; return the number of its blocks that could be found until now."""
         key = self._by_id.pop(segment_id)
         with self._guard:
             dropped = self._index.drop(key)

@@ -1,1 +1,1 @@
-"""The worker: one process, in the role of prefill or decode, which may change."""
+"""Worker: one process in the prefill or the decode role, which may change while it runs."""

@@ -1,6 +1,6 @@
 """Reports of a worker's prefix cache to routers: numbered changes to all of them, a snapshot to one that asks for it.
 
-The log follows the journal of the KV pool: it is slightly behind the pool, and exact for the changes it has numbered.
+`CacheLog` is slightly behind the KV pool, whose journal it follows, and exact up to the last numbered change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,9 @@ MESSAGE_HASHES = 2048
 
 
 class CacheLog:
-    """Changes of the prefix cache in one epoch. `digest`: XOR of the first 8 bytes, little-endian, of all hashes."""
+    """Log of a prefix cache's changes in one epoch. `digest`: XOR of the first 8 bytes, little-endian, of all cached
+    hashes.
+    """
 
     def __init__(self, message_hashes: int = MESSAGE_HASHES) -> None:
         self._message_hashes = message_hashes
@@ -39,7 +41,7 @@ class CacheLog:
         return list(self._messages(changes))
 
     def snapshot(self) -> list[cache_pb2.CacheSnapshot]:
-        """Return all hashes in at least one message, even if there are none."""
+        """Return messages with all cached hashes: at least one message, even without hashes."""
         hashes, size = list(self._hashes), self._message_hashes
         pieces = [b"".join(hashes[first : first + size]) for first in range(0, len(hashes), size)] or [b""]
         return [
@@ -48,7 +50,9 @@ class CacheLog:
         ]
 
     def _messages(self, changes: CacheChanges) -> Iterator[cache_pb2.CacheEvents]:
-        """Yield evictions first: a router never counts more blocks than the pool has."""
+        """Yield the messages of `changes`, evictions first, so that a router never counts more blocks than the pool
+        has.
+        """
         evicted, stored, size = changes.evicted, changes.stored, self._message_hashes
         while evicted or stored:
             room = size - len(evicted[:size])

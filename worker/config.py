@@ -32,7 +32,7 @@ NEED_INTERFACE = ("nixl", "nccl", "gloo")
 
 
 class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfig, LogConfig, TelemetryConfig):
-    """A worker of Baton."""
+    """Configuration of a worker of either role."""
 
     worker_id: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$", description="Stable name of this worker.")
     advertise: str | None = Field(None, description="Host at which other processes reach this worker; default: --host.")

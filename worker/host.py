@@ -41,14 +41,17 @@ def gpu_id(device: torch.device) -> str:
 
 
 def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
-    """Return the function with which the engine's thread marks in a file whether it is computing. Raises: OSError."""
+    """Return the function with which the engine's thread marks in a file whether it is computing. `core_use` None: it
+    does nothing. Raises: OSError.
+    """
     return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
 
 
 def prepare(config: WorkerConfig, step: LargestStep, nice: int = 0) -> PreparedModel:
     """Prepare the model. Blocks. With `--kv-memory auto` on a GPU, load the weights to measure the memory that is left.
 
-    `step`: largest step of this worker. `nice`: nice value of the other ranks' processes. Raises: ModelError, RankLost.
+    `step`: largest step that this worker may compute. `nice`: nice value of the other ranks' processes. Raises:
+    ModelError, RankLost.
     """
     kv_bytes = config.kv_memory_bytes
     asked = ModelOptions(
@@ -93,7 +96,7 @@ class LoadedModel:
     """Model with its weights in memory on all ranks."""
 
     runner: Runner
-    adapters: EngineAdapters | None  # None: adapters cannot be added
+    adapters: EngineAdapters | None  # None: routers cannot add adapters
     draft: DraftModel | None  # None: no draft model is configured
 
 
@@ -103,8 +106,8 @@ def _load_runner(
     """Load the model and its adapters. Blocks. Raises: ModelError, RankLost.
 
     `host_slots`: number of host-memory blocks for swapping. `nice`: nice value of the other ranks' processes.
-    `decode_rows`: maximum number of sequences in a recorded decode step. When it returns, no other process can map the
-    pool for writing.
+    `decode_rows`: maximum number of sequences in a decode step that is recorded as a CUDA graph. After the return, no
+    other process can map the pool for writing.
     """
     adapters = prepared.adapters or AdapterSet()
     runner = prepared.load(
@@ -120,7 +123,7 @@ def _load_runner(
 
 
 def start_adapters(engine: EngineAdapters, folders: Sequence[AdapterFolder], table: AdapterTable) -> None:
-    """Load the adapters of the worker's start and register its weights, before the first step. Blocks.
+    """Load the adapters of `--adapter` and register the model's own weights. Call it before the first step. Blocks.
 
     Raises: ModelError, RankLost.
     """
@@ -143,7 +146,9 @@ def _post(events: asyncio.AbstractEventLoop, function: Callable[[BaseException],
 
 
 def make_rest_checker(config: WorkerConfig, memory: PoolMemory) -> RestChecker | None:
-    """Create the checker of cached blocks. None on a GPU, where checksums would delay steps, or for a share of 0."""
+    """Create the checker of cached blocks; None on a GPU, where checksums would delay steps, or if --kv-check-share is
+    0.
+    """
     if not config.kv_check_share or not isinstance(memory.storage, torch.Tensor) or memory.storage.is_cuda:
         return None
     return RestChecker(
@@ -172,14 +177,14 @@ class EngineHost:
         """Checker of cached blocks; None: they are not checked."""
         on_sums = IGNORE_SUMS
         if self.at_rest is not None and prepared.options.tensor_parallel == 1:
-            on_sums = self.at_rest.take_sums  # not with several ranks, whose files have the parts in another order
+            on_sums = self.at_rest.take_sums  # files of several ranks order a block's parts differently
         with ExitStack() as undo:
             undo.callback(self.memory.close)
             self.tier = open_tier(config, prepared, self.memory, on_sums)
             undo.pop_all()
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
-        self.used = False  # the runner is warm; another warm-up would overwrite the pool
+        self.used = False  # True once a role has run: another warm-up would overwrite the pool
         self._config = config
         self._host_slots = host_slots
         self._nice = nice

@@ -1,4 +1,6 @@
-"""Results of other threads for tasks that may be cancelled: a result that arrives afterwards is released, not lost."""
+"""Results of other threads for tasks that may be cancelled: a result that arrives after the cancellation is
+released.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +12,8 @@ Asked = Future[Result] | asyncio.Future[Result]
 
 
 async def result_or_release(asked: Asked[Result], release: Callable[[Result], None]) -> Result:
-    """Wait for a result and raise its exception. If this is cancelled, `release` receives a result that still comes.
+    """Return the result of `asked`, or raise its exception. If the caller is cancelled, `release` receives the late
+    result.
 
     `release` runs on the thread that sets the result.
     """
@@ -32,5 +35,7 @@ def release_when_done(asked: Asked[Result], release: Callable[[Result], None]) -
 
 
 async def run_on_thread(make: Callable[[], Result], release: Callable[[Result], None]) -> Result:
-    """Run `make` on a thread and raise its exception. If this is cancelled, `release` receives its late result."""
+    """Run `make` on a thread; return its result or raise its exception. If the caller is cancelled, `release` receives
+    the late result.
+    """
     return await result_or_release(asyncio.ensure_future(asyncio.to_thread(make)), release)

@@ -21,16 +21,18 @@ class LocalKv:
     at_rest: RestChecker | None = None  # None: no checks of cached blocks
 
     def to_check(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Draw the cached blocks of a prompt that must be checked before use. Call once per prompt."""
+        """Draw at random the cached blocks that a prompt must not use before they are checked. Call it once per
+        prompt.
+        """
         return [] if self.at_rest is None else self.at_rest.drawn(hashes)
 
     async def check(self, names: Sequence[bytes]) -> None:
-        """Check blocks; corrupt ones leave the cache."""
+        """Compare blocks with their known checksums; remove corrupt ones from the cache."""
         if self.at_rest is not None and names:
             await self.at_rest.check(names)
 
     async def check_drawn(self, hashes: Sequence[bytes]) -> None:
-        """Draw cached blocks of `hashes` and check them; corrupt ones leave the cache."""
+        """Draw cached blocks of `hashes` at random and check them; remove corrupt ones from the cache."""
         await self.check(self.to_check(hashes))
 
     @property
@@ -38,7 +40,9 @@ class LocalKv:
         return RestCounters() if self.at_rest is None else self.at_rest.counters
 
     def restorer_of(self, hashes: Sequence[bytes]) -> TierRestorer | None:
-        """Return the restorer if the KV tier has more of a prompt's blocks than the pool. Call once per prompt."""
+        """Return the restorer if the KV tier has more of a prompt's blocks than the pool, else None. Call it once per
+        prompt.
+        """
         if self.tier is None or not hashes or not self.tier.restorer.has_more(hashes):
             return None
         return self.tier.restorer
@@ -52,9 +56,10 @@ class LocalKv:
         return restored
 
     async def prepare_for_reader(self, names: Sequence[bytes], restore: bool) -> None:
-        """Prepare blocks for a fetch by another worker: load missing ones if `restore`, then check.
+        """Prepare blocks for a fetch by another worker: load missing ones from the KV tier if `restore`, then check
+        some.
 
-        Bounded; loads run one after another.
+        Its duration is bounded, although loads run one after another.
         """
         if restore:
             hashes = self.groups.chain_of(names)

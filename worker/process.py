@@ -1,4 +1,4 @@
-"""Worker process of any role: prepare the model, announce the worker, report, drain, stop. Knows no protobuf."""
+"""Worker process of any role: prepare the model, announce the worker, report, drain, stop. Independent of protobuf."""
 
 import asyncio
 import logging
@@ -28,8 +28,8 @@ from baton.worker.transfer.pool import prepare_groups
 
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
-SWITCH_INTERVAL_S = 0.0005  # longest wait of the engine's thread for a busy event loop
-PROMPTS_AT_ONCE = 64  # number of prompts that finish in the step by which memory is measured
+SWITCH_INTERVAL_S = 0.0005  # longest wait of the engine's thread for the GIL while the event loop is busy
+PROMPTS_AT_ONCE = 64  # prompts that may finish in the largest step, with which free memory is measured
 
 
 class Worker(Protocol):
@@ -59,7 +59,7 @@ class Worker(Protocol):
 
 
 def end_on_error(task: "asyncio.Task[None]", on_fault: Callable[[BaseException], None]) -> None:
-    """Log an error of a task that is not awaited, and report it."""
+    """Log an error of `task`, which nothing awaits, and pass it to `on_fault`."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         fault = None if task.cancelled() else task.exception()
@@ -101,7 +101,7 @@ class WorkerProcess:
         return (self._worker.listener, health)
 
     async def start(self, running: Running) -> None:
-        host = self._config.advertised_host  # before the model is loaded: an invalid host fails immediately
+        host = self._config.advertised_host  # read before the model is loaded: an invalid host fails immediately
         endpoint = host_and_port(host, running.ports[0])
 
         def on_fault(fault: BaseException) -> None:
@@ -143,7 +143,7 @@ class WorkerProcess:
         await running.health.set_serving(True)
 
     def announce(self, epoch: Epoch) -> None:
-        """Announce the worker's present role under a new epoch, with the next renewal in Redis."""
+        """Announce the worker's present role in Redis under `epoch`, at the next renewal."""
         self._epoch = epoch
         if self._registration is not None:
             self._registration.announce_as(replace(self._registration.record, role=self._worker.role), epoch)
@@ -180,7 +180,7 @@ MakeWorker = Callable[[PreparedModel, int], Worker]
 
 
 def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int = 0) -> int:
-    """Run a worker; return the exit code. `nice`: nice value of the process."""
+    """Run a worker until it stops; return the exit code. `nice`: nice value of the process."""
     configure_logging(config.worker_id, config.log_format, config.log_level)
     log_notices(config)
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -35,7 +35,7 @@ class OpenRequest:
     attempt_id: int
     deadline: asyncio.TimerHandle | None = field(default=None, kw_only=True)
     times: RequestTimes = field(default_factory=RequestTimes, kw_only=True)
-    adapter: int = field(default=0, kw_only=True)  # number in the engine; 0: none
+    adapter: int = field(default=0, kw_only=True)  # adapter's number in the engine; 0: no adapter
 
     @property
     def key(self) -> AttemptKey:
@@ -51,7 +51,7 @@ Open = TypeVar("Open", bound=OpenRequest)
 
 
 class RequestTable(Generic[Open]):
-    """Open requests by their number on this worker and by attempt."""
+    """Open requests, found by request id or by attempt."""
 
     def __init__(self) -> None:
         self._requests: dict[int, Open] = {}
@@ -88,7 +88,7 @@ class PromptProgress:
     """Progress of a prompt that this worker computes, until its first tokens are sent to the router."""
 
     arrived: float  # monotonic seconds
-    queue_ms: float = 0.0  # time until the first chunk began
+    queue_ms: float = 0.0  # time from arrival until the first chunk began
     chunk_ms: list[float] = field(default_factory=list)
     computed_tokens: int = 0  # including cached tokens
     cached_tokens: int = 0

@@ -50,7 +50,7 @@ from baton.worker.wire import groups_to_wire
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
-TOMBSTONE_S = 60.0  # longer than any late command of a request or a fetch
+TOMBSTONE_S = 60.0  # time for which ended transfers are remembered; no command arrives later
 ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
@@ -60,14 +60,14 @@ SERVICE_NAMES = (
 
 
 def end_stuck(stuck: CopyStuck) -> None:
-    """End the process: its device may still write into blocks of the pool."""
+    """End the process because of a copy that hangs: the device may still write into blocks of the pool."""
     end_process(str(stuck), COPY_TIMEOUT_S)
 
 
 class StepFile:
     """File with one line per step for measurements: `started ended tokens`.
 
-    Times are seconds of the machine's monotonic clock; tokens are those of answers.
+    Times are seconds of the machine's monotonic clock; `tokens` counts answer tokens.
     """
 
     def __init__(self, path: Path) -> None:
@@ -102,7 +102,7 @@ class RoleContext:
     model: LoadedModel
     on_fault: FaultHandler
     change_role: ChangeRole | None = None  # None: the role is fixed
-    pulls: PullThread | None = None  # None: a thread on the configured cores
+    pulls: PullThread | None = None  # None: a new thread on the configured cores
 
 
 class ServingRole(ABC):
@@ -162,11 +162,11 @@ class ServingRole(ABC):
 
     @abstractmethod
     def _compute_tokens_per_s(self) -> float | None:
-        """Return the measured rate of prompt tokens; None if it is not measured."""
+        """Return the measured rate of prompt computation; None if it is not measured."""
 
     @abstractmethod
     async def _end_pulls(self) -> None:
-        """Cancel running copies from other workers and wait for their end."""
+        """Cancel running copies from other workers, and wait until they have ended."""
 
     def _on_fault(self, fault: BaseException) -> None:
         self.service.broken = True
@@ -186,7 +186,7 @@ class ServingRole(ABC):
         return self.drain.busy or handing_over
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Add the servicers of SERVICE_NAMES."""
+        """Add the servicers of SERVICE_NAMES to `server`."""
         timeline = TimelineServicer(self.service.log, self.loop)
         session_pb2_grpc.add_SessionServiceServicer_to_server(self.service, server)
         kv_transfer_pb2_grpc.add_KvTransferServiceServicer_to_server(self.transfers, server)
@@ -255,7 +255,7 @@ class ServingRole(ABC):
 def worker_info(
     config: WorkerConfig, context: RoleContext, role: "session_pb2.Role", total_slots: int = 0
 ) -> session_pb2.WorkerInfo:
-    """Describe the worker to routers. `total_slots`: number of batch slots; 0 for a role without answers."""
+    """Describe the worker to routers. `total_slots`: number of batch slots; 0 for a role that generates no answers."""
     prepared = context.host.prepared
     return session_pb2.WorkerInfo(
         worker_id=config.worker_id,

@@ -47,7 +47,7 @@ class ServicerSwitch(grpc.GenericRpcHandler):
         self._handlers += tuple(handlers)
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
-        """Ignore the second registration of generated code, like grpc.aio's own server."""
+        """Ignore these handlers, which generated code registers a second time, as grpc.aio's own server does."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         for handler in self._handlers:
@@ -59,7 +59,7 @@ class ServicerSwitch(grpc.GenericRpcHandler):
 
 
 class ServedWorker:
-    """A `worker.process.Worker` that owns the host and the role that serves with it."""
+    """A `worker.process.Worker` that owns the engine host and the role that serves at present."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class ServedWorker:
         self._on_fault(fault)
 
     async def _serve(self, role: WorkerRole, epoch: int, change_role: ChangeRole | None = None) -> None:
-        """Start `role`; return when it serves. After a failure nothing of it stays open."""
+        """Start `role`; return when it serves. After a failure, nothing of the role stays open."""
         model = await self.host.load(self._lost)
         context = RoleContext(epoch, self.host, model, self._on_fault, change_role, self._pulls)
         serving = self._roles[role](context)
@@ -141,7 +141,7 @@ class ServedWorker:
         self.role, self.serving = role, serving
 
     async def _end_role(self) -> None:
-        """Stop the role that serves; afterwards calls to its servicers are refused."""
+        """Stop the role that serves; afterwards, calls to the servicers are refused."""
         serving, self.serving = self.serving, None
         if serving is not None:
             await serving.stop()

@@ -42,7 +42,7 @@ from baton.worker.transfer.reader import TransferReader
 from baton.worker.wire import Limit, session_turn, worker_report
 
 logger = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 1.0  # bound on the delivery of last messages and on running copies
+CLOSE_TIMEOUT_S = 1.0  # longest wait for the delivery of last messages, and for running copies
 MAX_UNACKNOWLEDGED = 65536  # unacknowledged messages after which a router loses its link
 NOTICE_S = 0.3  # time between the report of a drain and the first refusal, for requests in flight
 ADAPTER_PROTOCOL = 2
@@ -108,8 +108,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._request_ids = itertools.count(1)
         self._telemetry = parts.telemetry
         self.log = RequestLog(on_end=self._trace)
-        self._clocks: dict[bytes, ClockEstimate] = {}  # by router
-        self._protocols: dict[bytes, int] = {}  # newest protocol, by router
+        self._clocks: dict[bytes, ClockEstimate] = {}  # by router id
+        self._protocols: dict[bytes, int] = {}  # newest protocol of each router, by router id
         self._checks = CommandCheck(worker)
         self._refusals = SeldomLog(logger)
         self.leaving = False
@@ -342,7 +342,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self._taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
 
     def _times(self, link: Link, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
-        """Create and log the times of a command that has arrived."""
+        """Create the times of a request whose command has arrived, and add them to the log."""
         times = RequestTimes(
             number,
             command.request_id,
@@ -362,7 +362,9 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     def _report_message(
         self, reader: TransferReader | None, limit: Limit, waiting: int = 0
     ) -> session_pb2.ConnectResponse:
-        """Build the report for one router, whose share is `limit`. `reader` None: the worker pulls no KV."""
+        """Build the report for one router. `limit`: blocks and slots that this router may use. `reader` None: the
+        worker pulls no KV.
+        """
         tier = None if self._kv.tier is None else self._kv.tier.state
         if tier is not None:
             tier.sequence = self._files.sequence
@@ -416,7 +418,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         request.let_go()
         self.log.end(request.times)
         if self.adapters is not None and self.adapters.awaits_last:
-            asyncio.get_running_loop().call_soon(self.adapters.free)  # after the engine has released the request
+            # called later, after the engine has released the request
+            asyncio.get_running_loop().call_soon(self.adapters.free)
 
     def _send_failed(self, link: Link, attempt_id: int, reason: "session_pb2.FailureReason", message: str) -> None:
         failed = session_pb2.Failed(attempt_id=attempt_id, reason=reason, message=message)
@@ -437,7 +440,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
 
 class Drain:
-    """Drain of one service, which may be cancelled. Lives on the event loop.
+    """Drain of one session service; it can be called off. Lives on the event loop.
 
     The worker first reports that it drains, still accepting requests in flight, and then refuses new ones.
     """

@@ -17,7 +17,7 @@ from baton.process.telemetry.spans import AttributeValue, FinishedSpan, SpanKind
 from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
 from baton.worker.times import RequestTimes
 
-SHOWN_CHUNKS = 8  # maximum number per prompt; the last one covers all later chunks
+SHOWN_CHUNKS = 8  # maximum number of chunk spans per prompt; the last one covers all later chunks
 
 
 class _Stage(NamedTuple):
@@ -37,7 +37,7 @@ class WorkerClock:
     router: ClockOffset | None  # None: unknown; this process's wall clock is used
 
     def at(self, monotonic_s: float) -> int:
-        """Return nanoseconds since the epoch, by the router's clock."""
+        """Convert a monotonic time to nanoseconds since 1970 on the router's clock."""
         if self.router is None:
             return self.wall.at(monotonic_s)
         return round((monotonic_s + self.router.offset_s) * 1e9)
@@ -54,7 +54,7 @@ class WorkerClock:
 
 
 def write_spans(telemetry: Telemetry, times: RequestTimes, worker_id: str, role: str, clock: WorkerClock) -> None:
-    """Write the spans of a finished request; none without a sampled trace of its router."""
+    """Write the spans of a finished request, unless its router sent no sampled trace context."""
     parent = parse_traceparent(times.traceparent)
     if parent is None or not parent.sampled:
         return

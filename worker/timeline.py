@@ -12,7 +12,7 @@ from baton.worker.times import RequestLog, RequestTimes
 
 
 class TimelineServicer(timeline_pb2_grpc.TimelineServiceServicer):
-    """Timeline of one role of a worker."""
+    """Servicer of TimelineService for one role of a worker."""
 
     def __init__(self, requests: RequestLog, loop: EngineLoop) -> None:
         self._requests = requests
@@ -92,5 +92,5 @@ def _named(step: StepRecord) -> dict[str, float]:
 
 
 def _us(seconds: float | None) -> int:
-    """Return microseconds, 0 for None."""
+    """Convert seconds to microseconds; 0 for None."""
     return 0 if seconds is None else round(seconds * 1e6)

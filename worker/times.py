@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 KEPT_REQUESTS = 1024
-KEPT_CHUNKS = 64  # maximum number per prompt; the last one covers all later chunks
+KEPT_CHUNKS = 64  # maximum number of chunks per prompt; the last one covers all later chunks
 
 
 class ChunkTime(NamedTuple):
@@ -29,7 +29,7 @@ class TransferTime(NamedTuple):
 
 
 class RestoreTime(NamedTuple):
-    """Load of KV from files. Monotonic seconds."""
+    """Load of KV from the KV tier. Monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -51,11 +51,11 @@ class RequestTimes:
     chunks: list[ChunkTime] = field(default_factory=list)
     restore: RestoreTime | None = None
     transfer: TransferTime | None = None
-    first_step_s: float | None = None  # time of the first token: of the prompt, or of the answer after a pull
+    first_step_s: float | None = None  # end of the step with the first token generated on this worker
     last_token_s: float | None = None
-    tokens: int = 0  # generated here
-    drafted_tokens: int = 0  # drafted in addition to the newest tokens
-    accepted_tokens: int = 0  # drafted tokens that were drawn
+    tokens: int = 0  # answer tokens generated on this worker
+    drafted_tokens: int = 0  # drafted tokens that steps computed
+    accepted_tokens: int = 0  # drafted tokens that sampling accepted
     failure: str = ""
     ended_s: float | None = None  # time when its resources were released
 
@@ -75,7 +75,7 @@ class RequestTimes:
 
 
 class RequestLog:
-    """Open requests and the newest finished ones."""
+    """Log of open requests and the newest finished ones."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class RequestLog:
         self._open[times.number] = times
 
     def end(self, times: RequestTimes) -> None:
-        """Close a request, which may be closed already."""
+        """Record the end of a request; do nothing if it is recorded already."""
         if self._open.pop(times.number, None) is None:
             return
         times.ended_s = self._now()

@@ -41,7 +41,7 @@ END_REASONS = {
 
 
 def groups_to_wire(groups: BlockGroups) -> session_pb2.BlockGroups | None:
-    """Return the message, None for a single group."""
+    """Convert block groups to their message; None for a single group."""
     if groups == ONE_GROUP:
         return None
     return session_pb2.BlockGroups(whole=groups.whole, windowed=groups.windowed, window_tokens=groups.window_tokens)
@@ -81,7 +81,9 @@ STALL_CAUSES = {
 
 
 def sampling_params(sampling: sampling_pb2.Sampling, constraint: Constraint | None = None) -> SamplingParams:
-    """Convert sampling parameters. `constraint`: compiled `structured`. Raises: ValueError, naming the field."""
+    """Convert sampling parameters. `constraint`: compiled from the field `structured`. Raises: ValueError, naming the
+    field.
+    """
     stop_token_ids, width = frozenset(sampling.stop_token_ids), sampling.beam_width
     stop = BEAM_STOPS.get(sampling.beam_stop)
     if stop is None:
@@ -153,7 +155,9 @@ def session_turn(kept: kept_session_pb2.KeptSession) -> SessionTurn:
 
 
 def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
-    """Return reason and text of a failed request. `cause`: see NonFinite; empty: the logits are not finite."""
+    """Return failure reason and message of a request that failed in the engine. `cause`: see NonFinite; empty: the
+    logits are not finite.
+    """
     if cause:
         return session_pb2.FAILURE_REASON_INVALID, cause
     return session_pb2.FAILURE_REASON_NONFINITE, "the logits of this request are not finite"
@@ -162,8 +166,8 @@ def failure_of(cause: str) -> "tuple[session_pb2.FailureReason, str]":
 def first_output(
     attempt_id: int, first: FirstToken, with_logprobs: bool, answered_tokens: int = 0
 ) -> session_pb2.SequenceOutput:
-    """Build the message of first tokens. `answered_tokens`: number of tokens of earlier attempts, which
-    precede them.
+    """Build the message with the first token of one choice. `answered_tokens`: number of tokens of earlier attempts,
+    which precede it.
     """
     output = session_pb2.SequenceOutput(
         attempt_id=attempt_id,
@@ -192,7 +196,7 @@ def gap_causes(causes: Iterable[CausePart]) -> list[session_pb2.GapCause]:
 
 
 def prompt_scores(attempt_id: int, offset: int, scores: Sequence[Drawn]) -> session_pb2.PromptScores:
-    """Build the message of prompt scores. `scores`: tokens from position `offset` on."""
+    """Build the message with the log-probabilities of prompt tokens. `scores`: tokens from position `offset` on."""
     return session_pb2.PromptScores(
         attempt_id=attempt_id,
         offset=offset,
@@ -221,7 +225,9 @@ def worker_report(
     tier: report_pb2.TierReport | None = None,
     taken_over_blocks: int = 0,
 ) -> report_pb2.Report:
-    """Build a report. `limit`: share of the receiving router. `waiting_requests`: requests not yet in the engine."""
+    """Build a report for one router. `limit`: blocks and slots that it may use. `waiting_requests`: requests not yet in
+    the engine.
+    """
     load = loop.load
     return report_pb2.Report(
         limit_blocks=limit.blocks,
@@ -273,7 +279,7 @@ KINDS = {
 
 
 async def constraint_of(grammars: Grammars | None, sampling: sampling_pb2.Sampling) -> Constraint | None:
-    """Compile the constraint, None for free text. Raises: ValueError, naming the field."""
+    """Compile the constraint of structured output; None for free text. Raises: ValueError, naming the field."""
     if not sampling.HasField("structured"):
         return None
     kind = KINDS.get(sampling.structured.kind)

@@ -1,1 +1,1 @@
-"""LoRA adapters of a worker, from its start or from routers, and replacements of the model's weights."""
+"""LoRA adapters that a worker loads at start or for routers, and replacement of the model's weights."""

@@ -1,6 +1,6 @@
-"""Adapters and replaced weights in the engine of one model, on all its ranks.
+"""LoRA adapters and replacement weights in the engine of one model, on all its ranks.
 
-They are read on any thread, and added and removed on the engine's thread.
+Any thread may read their files; the engine's thread adds and removes them.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from baton.process.registry.worker_record import WEIGHTS, weights_digest
 
 @dataclass(slots=True)
 class ReadWeights:
-    """Weights of a checkpoint: checked first, loaded later."""
+    """Replacement weights from a checkpoint whose files were checked. `model` is None until they are loaded."""
 
     checked: CheckedWeights
     model: Model | None = None
@@ -41,7 +41,7 @@ class Read:
 
 @dataclass(slots=True)
 class EngineWeights:
-    """The model whose weights may be replaced."""
+    """Model of the engine, with the sets of weights that may replace its own."""
 
     prepared: PreparedModel
     runner: Runner
@@ -49,18 +49,18 @@ class EngineWeights:
     numbers: set[int] = field(default_factory=lambda: {0})
 
     def check(self, folder: Path) -> ReadWeights:
-        """Check a checkpoint folder. Raises: ModelError."""
+        """Check that the checkpoint in `folder` can replace the weights. Raises: ModelError."""
         return ReadWeights(check_weights(self.prepared, folder))
 
 
 class EngineAdapters:
-    """Adapters in the engine of one model, with equal numbers on all ranks."""
+    """LoRA adapters in the engine of one model. Each has the same number on all ranks."""
 
     def __init__(
         self, adapters: AdapterSet, other_ranks: OtherRanks | None, weights: EngineWeights | None = None
     ) -> None:
-        """Create the adapters. `adapters`: those of the leader's part of the model. `weights` None: weights cannot be
-        replaced.
+        """Create the collection. `adapters`: adapters on the leading rank. `weights` None: the model's weights cannot
+        be replaced.
         """
         self._adapters = adapters
         self._other_ranks = other_ranks
@@ -68,7 +68,7 @@ class EngineAdapters:
 
     @property
     def started_weights(self) -> str:
-        """Return the digest of the weights at start; empty if they cannot be replaced."""
+        """Return the digest of the weights that were loaded at start; empty if weights cannot be replaced."""
         return "" if self._weights is None else weights_digest(self._weights.prepared.checkpoint)
 
     def read(self, name: str, folder: Path) -> Read:
@@ -82,7 +82,8 @@ class EngineAdapters:
         return Read(name, folder, weights_digest(weights.checked.checkpoint), weights)
 
     def load(self, read: Read, between_steps: Callable[[Callable[[], None]], None]) -> None:
-        """Load weights on a thread other than the engine's, while steps continue. Blocks. Raises: ModelError, RankLost.
+        """Load replacement weights while steps continue; do nothing for an adapter. Blocks: call it on a thread other
+        than the engine's. Raises: ModelError, RankLost.
 
         `between_steps` runs a function on the engine's thread and waits for it.
         """
@@ -103,9 +104,10 @@ class EngineAdapters:
             raise
 
     def add(self, read: Read) -> int:
-        """Add an adapter and return its number. Steps wait while the other ranks read the adapter.
+        """Add an adapter, or loaded weights, and return the number by which requests refer to them. Steps wait while
+        the other ranks read the adapter.
 
-        Raises: ModelError, after which no rank has it; RankLost.
+        Raises: ModelError, after which no rank has the adapter; RankLost.
         """
         if isinstance(read.content, Adapter):
             return self._add_adapter(read, read.content)

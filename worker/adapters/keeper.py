@@ -1,7 +1,7 @@
 """Life of the adapters that routers request: loaded before they are listed, freed when no request needs them.
 
-Replacements of the model's weights are treated alike, at most two sets at a time. Adapters are read on a thread and
-added between two steps.
+Replacement weights of the model have the same life; at most two sets of weights are loaded at a time. Adapters are read
+on a thread and added between two steps.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RouterList:
-    """State of the adapter list as a router last reported it."""
+    """Last report of a router: the rank of its adapter list, and the adapters that its requests use."""
 
     rank: ListRank
-    in_use: frozenset[str]  # digests of adapters that its requests use
+    in_use: frozenset[str]  # digests of the adapters that the router's requests use
 
 
 NO_LIST = RouterList(ListRank(), frozenset())
@@ -41,17 +41,19 @@ NO_LIST = RouterList(ListRank(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Interface of the worker's service to the keeper."""
+    """Functions of the session service that the adapter keeper calls."""
 
     in_use: Callable[[], Iterable[int]]  # adapter numbers of open requests, 0 for none
     routers: Callable[[], Iterable[Link]]  # links of routers that report which adapters they need
     answer: Callable[[Link, session_pb2.ConnectResponse], None]
-    changed: Callable[[], None]  # called after a change of the state
+    changed: Callable[[], None]  # called after each change of `AdapterKeeper.state`
     fault: Callable[[BaseException], None]
 
 
 class AdapterKeeper:
-    """Keeper of one role's adapters; `table` and `engine` outlive it. Lives on the event loop."""
+    """Loader of the adapters that routers request, for one role of a worker. `table` and `engine` outlive it. Lives on
+    the event loop.
+    """
 
     def __init__(self, table: AdapterTable, engine: EngineAdapters, loop: EngineLoop, around: Surroundings) -> None:
         self._table = table
@@ -59,7 +61,7 @@ class AdapterKeeper:
         self._loop = loop
         self._around = around
         self._lists: dict[Link, RouterList] = {}
-        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # by change; None: still being read
+        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # adapter of each change; None: still being read
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -82,7 +84,7 @@ class AdapterKeeper:
 
     @property
     def choosable(self) -> list[session_pb2.Adapter]:
-        """Return the adapters that requests of a router without adapter state may choose."""
+        """Return the adapters that requests may choose if their router's protocol has no adapter state."""
         return [
             _message(each)
             for each in self._table.adapters
@@ -91,7 +93,7 @@ class AdapterKeeper:
 
     @property
     def awaits_last(self) -> bool:
-        """Return whether an adapter waits for the end of its last request."""
+        """Return whether an unlisted adapter is still loaded because requests use it."""
         return bool(self._table.of(AdapterOrigin.RETIRED))
 
     def number(self, command: session_pb2.Prefill | session_pb2.Start) -> int:
@@ -118,7 +120,7 @@ class AdapterKeeper:
             self._begin(self._load_missing())
 
     def forget(self, link: Link) -> None:
-        """Forget a link that has closed."""
+        """Forget the list and the changes of a closed link, and free adapters that only it needed."""
         self._lists.pop(link, None)
         for change in [change for change in self._held if change[0] is link]:
             del self._held[change]
@@ -142,10 +144,10 @@ class AdapterKeeper:
         if idle:
             self._around.changed()
             if self._table.missing:
-                self._begin(self._load_missing())  # freed memory may suffice now
+                self._begin(self._load_missing())  # the freed memory may suffice for missing adapters
 
     def _has_successor(self, retired: Loaded) -> bool:
-        """Return whether other weights are loaded: the model always needs a set."""
+        """Return False for a set of weights that no loaded set has replaced: the model always needs one."""
         return retired.key.name != WEIGHTS or self._table.replaces_weights
 
     async def close(self) -> None:
@@ -185,7 +187,7 @@ class AdapterKeeper:
             except ModelError as error:
                 why = str(error)
             if self._table.rank != rank:
-                break  # a newer list has its own task
+                break  # a newer list has arrived, and has its own task
             if why:
                 logger.warning("%s is listed but could not be loaded: %s", _spoken(listed.key), why)
                 self._table.refused[listed.key.name] = why
@@ -195,7 +197,7 @@ class AdapterKeeper:
         self.free()
 
     async def _loaded(self, name: str, path: str, change: tuple[Link, int] | None = None) -> AdapterKey:
-        """Load an adapter into the engine and keep it for `change`. Raises: ModelError."""
+        """Load an adapter or weights, unless the engine has them, and keep them for `change`. Raises: ModelError."""
         async with self._turn:
             timeout_s = WEIGHTS_TIMEOUT_S if name == WEIGHTS else READ_TIMEOUT_S
             try:
@@ -212,7 +214,7 @@ class AdapterKeeper:
             if self._table.find(key) is None:
                 await self._add(key, read)
         if change is not None and change not in self._held:
-            self.free()  # the change was dropped meanwhile
+            self.free()  # the router dropped the change during the load
         return key
 
     def _check_room(self, key: AdapterKey) -> None:
@@ -232,7 +234,7 @@ class AdapterKeeper:
             )
 
     def _wait_between_steps(self, function: Callable[[], None]) -> None:
-        """Run `function` between steps, from another thread."""
+        """Run `function` between two steps and wait for it. Call it on a thread other than the engine's."""
         self._loop.between_steps(function).result()
 
     async def _add(self, key: AdapterKey, read: Read) -> None:

@@ -1,7 +1,7 @@
 """Table of a worker's adapters and sets of weights, with the reason to keep each. Pure.
 
-prepared -> listed -> retired -> gone; adapters of the start stay. Several adapters may have one name: a new one is
-listed while requests still use the previous one.
+An adapter is prepared, listed, retired and removed, in this order; adapters loaded at start stay. Several adapters may
+have one name: a new one is listed while requests still use the previous one.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from baton.process.registry.worker_record import WEIGHTS, ListRank, list_rank, n
 
 
 class AdapterOrigin(Enum):
-    """Reason to keep an adapter."""
+    """Reason to keep an adapter loaded."""
 
     STARTED = auto()
     """Loaded when the worker started."""
@@ -26,7 +26,7 @@ class AdapterOrigin(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdapterKey:
-    """Identity of an adapter: equal keys compute equal results."""
+    """Identity of an adapter: adapters with equal keys compute equal results."""
 
     name: str
     digest: str
@@ -35,17 +35,17 @@ class AdapterKey:
 @dataclass(slots=True)
 class Loaded:
     key: AdapterKey
-    number: int  # number in the engine, from 1
+    number: int  # number in the engine; 0: weights that the worker was started with
     kept: AdapterOrigin
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Entry of the list of adapters."""
+    """Entry of the routers' adapter list."""
 
     key: AdapterKey
-    path: str  # path of its folder
-    grace_s: float = 0.0  # grace for requests with the previous weights, for routers
+    path: str  # folder of the adapter
+    grace_s: float = 0.0  # time left to requests with the previous weights; enforced by routers
 
 
 def rank_of(version: int, listed: Iterable[Listed]) -> ListRank:
@@ -58,7 +58,7 @@ class AdapterTable:
     def __init__(self) -> None:
         self._loaded: dict[AdapterKey, Loaded] = {}
         self._had: dict[str, set[str]] = {}  # digests of all adapters ever loaded here, by name
-        self._own_weights: AdapterKey | None = None  # weights of the worker's start
+        self._own_weights: AdapterKey | None = None  # weights that the worker was started with
         self.rank = ListRank()
         """Rank of the newest list."""
         self.listed: tuple[Listed, ...] = ()
@@ -76,7 +76,7 @@ class AdapterTable:
 
     @property
     def version(self) -> int:
-        """Return the version of the list."""
+        """Return the version of the newest adapter list."""
         return self.rank.version
 
     @property
@@ -85,7 +85,7 @@ class AdapterTable:
 
     @property
     def replaces_weights(self) -> bool:
-        """Return whether listed weights are loaded, so that new requests need no others."""
+        """Return whether a listed set of weights is loaded; new requests use it."""
         return any(each.key.name == WEIGHTS and each.key in self._loaded for each in self.listed)
 
     @property
@@ -107,7 +107,8 @@ class AdapterTable:
         del self._loaded[loaded.key]
 
     def number(self, name: str, digest: str = "") -> int:
-        """Return the engine's number for a request; 0 for an empty name. `digest` empty: the router reports none.
+        """Return the engine's number of the adapter that a request names; 0 for an empty name. `digest` empty: the
+        router sends no digests.
 
         Raises: ValueError.
         """
@@ -124,8 +125,8 @@ class AdapterTable:
         return loaded.number
 
     def take_list(self, version: int, listed: Iterable[Listed]) -> bool:
-        """Apply a list and return whether it is new. Listed adapters that are not loaded are `missing` then. Lists
-        whose version is in the future are ignored.
+        """Apply an adapter list, after which `missing` has the listed adapters that are not loaded. Return False, and
+        ignore the list, if it is not newer than the present one or its version is in the future.
         """
         listed = tuple(listed)
         rank = rank_of(version, listed)

@@ -1,11 +1,12 @@
 """Checks of cached KV before prompts use it: a random share of the blocks is compared with earlier checksums.
 
-A share of the published blocks and of the reused ones is drawn at random and summed on a thread, so that a block that
-is used often is compared sooner or later. The first checksum of a block is the reference; a KV tier that sums every
-block it writes provides it too.
+Some of the published and of the reused blocks are drawn at random, and a thread computes their checksums, so that a
+block that is used often is compared sooner or later. The first checksum of a block is the reference; a KV tier that
+computes the checksum of every block it writes provides it too.
 
-Watches (`BlockPool.watch_each`) tell whether a block was reassigned while it was summed; they delay no eviction. A
-checksum always belongs to the watched content, because the event loop learns of evictions before later watches.
+Watches (`BlockPool.watch_each`) tell whether a block was reassigned while its checksum was computed; they delay no
+eviction. A checksum always belongs to the watched content, because the event loop learns of evictions before later
+watches.
 """
 
 import asyncio
@@ -25,19 +26,19 @@ from baton.worker.at_rest.sums import KnownSums, RestCounters
 from baton.worker.late_results import result_or_release
 
 logger = logging.getLogger(__name__)
-MOST_BLOCKS = 64  # maximum number of blocks checked per prompt, which waits for them
+MOST_BLOCKS = 64  # maximum number of blocks checked per prompt; the prompt waits for them
 QUEUED_BLOCKS = 1024  # maximum number of queued blocks that no prompt waits for
 
 
 class CachedBlocks(NamedTuple):
-    """Interface of the engine whose cache is checked."""
+    """Engine and lookup in its prefix cache, for a RestChecker."""
 
     loop: EngineLoop
     in_pool: Callable[[bytes], bool]
 
 
 class RestChecker:
-    """Checker of one worker's cached blocks. Lives on the event loop; owns the thread that sums."""
+    """Checker of one worker's cached blocks. Lives on the event loop; owns the thread that computes the checksums."""
 
     def __init__(
         self,
@@ -46,7 +47,9 @@ class RestChecker:
         cores: frozenset[int] | None = None,
         draws: random.Random | None = None,
     ) -> None:
-        """Create a checker. `share`: share of blocks, in [0, 1]. `cores`: CPU cores of the thread; None: any."""
+        """Create a checker. `share`: share of the published and of the reused blocks to check, in [0, 1]. `cores`: CPU
+        cores of the checksum thread; None: any core.
+        """
         self._checksums = checksums
         self._used, self._published = SampledPlaces(share, draws), SampledPlaces(share, draws)
         self._thread = ThreadPoolExecutor(1, "kv-at-rest", lambda: run_on(cores))
@@ -76,13 +79,13 @@ class RestChecker:
         self._thread.shutdown()
 
     def on_changes(self, changes: CacheChanges) -> None:
-        """Process a change of the cache. Call it for every change, in order."""
+        """Process a change of the prefix cache. Call it for every change, in order."""
         self._known.forget(changes.evicted)
         self._known.forget(changes.stored)
         self._compare_soon([changes.stored[place] for place in self._published.draw(len(changes.stored))])
 
     def _compare_soon(self, names: Sequence[bytes]) -> None:
-        """Queue blocks that no prompt waits for, up to the bound of the queue."""
+        """Queue blocks to compare that no prompt waits for; drop those beyond QUEUED_BLOCKS."""
         self._queue += names[: QUEUED_BLOCKS - len(self._queue)]
         if self._queue and self._working is None and self._cache is not None:
             self._working = asyncio.create_task(self._compare_queued(), name="kv-at-rest")
@@ -93,7 +96,7 @@ class RestChecker:
         Return the blocks that differ from their known checksums: they are compared again and must not be stored.
         """
         doubted = frozenset(name for name, checksum in sums if self._known.differs(name, checksum))
-        events = self._events  # one read: `detach` may clear it meanwhile
+        events = self._events  # read once, since `detach` may clear the field meanwhile
         if events is not None:
             events.call_soon_threadsafe(self._learn, [each for each in sums if each[0] not in doubted], doubted)
         return doubted
@@ -107,7 +110,9 @@ class RestChecker:
             self._compare_soon(sorted(doubted))
 
     def drawn(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Draw the cached blocks of a prompt that must be compared before it uses them. Call it once per prompt."""
+        """Draw at random the cached blocks that a prompt must not use before they are compared. Call it once per
+        prompt.
+        """
         cache = self._cache
         if cache is None:
             return []
@@ -117,7 +122,8 @@ class RestChecker:
         return [names[place] for place in self._used.draw(len(names))][:MOST_BLOCKS]
 
     async def check(self, names: Sequence[bytes]) -> None:
-        """Compare blocks; corrupt ones leave the cache before any later call to the engine is executed.
+        """Compare blocks with their known checksums; remove corrupt ones from the cache before the engine executes any
+        later call.
 
         Takes one step of the engine plus the checksums of a few blocks. Raises no errors of its own; may be cancelled.
         """

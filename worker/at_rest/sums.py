@@ -1,4 +1,4 @@
-"""First checksum of each cached block, with which later ones are compared. Pure."""
+"""First checksum of each cached block, with which later checksums are compared. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RestCounters:
-    """Comparisons since the start."""
+    """Counts of checksum comparisons since the worker's start."""
 
     checked_at_rest_blocks: int = 0
     corrupt_at_rest_blocks: int = 0  # blocks whose checksum differed
 
 
 class KnownSums:
-    """Checksums of cached blocks by name."""
+    """Known checksums of cached blocks, by block name."""
 
     def __init__(self) -> None:
         self._sums: dict[bytes, int] = {}
@@ -34,7 +34,9 @@ class KnownSums:
         return self._sums.get(name, checksum) != checksum
 
     def matches(self, name: bytes, checksum: int) -> bool:
-        """Compare a block and count it; a block without a known checksum is learned. Forget a corrupt block."""
+        """Return whether a block matches its known checksum, and count the comparison. Learn the checksum of an unknown
+        block; forget the checksum of a corrupt one.
+        """
         if name not in self._sums:
             self._sums[name] = checksum
             return True
@@ -46,10 +48,10 @@ class KnownSums:
         return False
 
     def clear(self) -> None:
-        """Forget all checksums: the cache is gone."""
+        """Forget all checksums, because the cache is gone."""
         self._sums.clear()
 
     def forget(self, names: Iterable[bytes]) -> None:
-        """Forget blocks that were evicted or published again, since their bytes may differ."""
+        """Forget the checksums of blocks that were evicted or published again, since their bytes may differ."""
         for name in names:
             self._sums.pop(name, None)

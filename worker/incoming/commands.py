@@ -33,12 +33,12 @@ from baton.text.structured.output import MAX_BYTES
 
 ROUTER_ID_BYTES = TRANSFER_ID_BYTES = SESSION_ID_BYTES = 16
 OWNER_BYTES = 8
-MOST_FORM_CHARACTERS = 16 * MAX_BYTES  # characters of escaped JSON within structured output
+MOST_FORM_CHARACTERS = 16 * MAX_BYTES  # length of a schema, regular expression or grammar, with JSON escapes
 MOST_PATH_CHARACTERS = 4096
 MOST_SESSION_BLOCKS = 1 << 17  # maximum number of KV blocks that a draining worker hands over per session
 PATH = re.compile(r"[^\x00]*")
 NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
-OWN_STOPS = 64  # stop tokens of the model, in addition to those of the request
+OWN_STOPS = 64  # maximum number of the model's stop tokens, in addition to the request's
 
 
 def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
@@ -76,7 +76,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
         "Sampling.stop_token_ids": numbers(MAX_STOP_TOKEN_IDS + OWN_STOPS, 0, most_id),
         "Sampling.allowed_token_ids": numbers(MAX_ALLOWED_TOKEN_IDS, 0, most_id),
         "Sampling.logit_bias": mapping(MAX_BIASES, token, number(BIASES.least, BIASES.most)),
-        "Sampling.bad_words": entries(4 * MAX_BAD_WORDS),  # each word with and without a leading space, and token ids
+        "Sampling.bad_words": entries(4 * MAX_BAD_WORDS),  # words, with and without a leading space, and token ids
         "BadWord.token_ids": numbers(2 * MAX_BAD_WORD_TOKENS, 0, most_id),
         "StructuredOutput.text": text(MOST_FORM_CHARACTERS),
         "Cancel.attempt_id": anything,
@@ -88,7 +88,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
         "PrepareAdapter.name": text(MAX_ID_CHARACTERS, NAME),
         "PrepareAdapter.path": text(MOST_PATH_CHARACTERS, PATH),
         "AdapterList.version": number(),
-        "AdapterList.adapters": entries(MOST_LISTED + 1),  # and weights
+        "AdapterList.adapters": entries(MOST_LISTED + 1),  # one more for the model's weights
         "AdapterList.digests_in_use": entries(16 * MOST_LISTED, text(MAX_ID_CHARACTERS, IDENTIFIER)),
         "Adapter.name": text(MAX_ID_CHARACTERS, NAME),
         "Adapter.digest": text(MAX_ID_CHARACTERS, IDENTIFIER),
@@ -106,7 +106,7 @@ class CommandCheck:
     def __init__(self, worker: session_pb2.WorkerInfo) -> None:
         self._bounds = Bounds(_rules(worker))
         self._model = worker.model
-        self._slots = worker.total_slots or MAX_CHOICES  # 0 slots: prefill worker
+        self._slots = worker.total_slots or MAX_CHOICES  # a prefill worker reports 0 slots
 
     def hello(self, hello: session_pb2.Hello) -> None:
         """Check a greeting. Raises: OutOfBounds."""

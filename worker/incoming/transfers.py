@@ -7,9 +7,9 @@ from baton.text.block_hash import HASH_BYTES
 from baton.text.sampling import MAX_CHOICES
 
 TRANSFER_ID_BYTES = POOL_ID_BYTES = GROUP_ID_BYTES = 16
-MOST_BLOCKS = 1 << 20  # blocks per prompt
-MOST_HANDLES = 64  # parts of a pool
-MOST_TOP = 1024  # alternatives of a first token: as many as beams and stop tokens
+MOST_BLOCKS = 1 << 20  # maximum number of blocks per prompt
+MOST_HANDLES = 64  # maximum number of parts of a pool; each part has a handle
+MOST_TOP = 1024  # maximum number of alternatives per first token, for many beams and stop tokens
 MOST_OPAQUE_BYTES = 1 << 20
 MOST_SLOW_DOWN = 1e6
 

@@ -1,1 +1,1 @@
-"""KV tier below a worker's pool: host memory and files, written after and read before the pool's blocks are used."""
+"""KV tier below a worker's pool: host memory and files that store copies of the pool's published blocks."""

@@ -1,7 +1,7 @@
 """Reports of a worker's own KV files to routers: numbered changes to all of them, a snapshot to one that asks for it.
 
-A segment only grows until it is removed with all its blocks. So the log keeps only the number of records of each
-segment that routers know of; the names are in the index of the files.
+A segment of a file grows until it is removed with all its blocks. So the log stores only the number of announced
+records of each segment; the block names are in the index of the files.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Protocol
 from baton.process.links.hub import LinkHub, RouterLink
 from baton.protos import cache_pb2, session_pb2
 
-NAME_BYTES = 8  # prefix of each name: all that an index of files keeps
+NAME_BYTES = 8  # prefix of each block name: an index of files stores no more
 MESSAGE_NAMES = 8192
 """Maximum number of names per message: 64 KiB, so that no token waits long behind one."""
 MESSAGES_AT_ONCE = 8
@@ -18,14 +18,14 @@ MESSAGES_AT_ONCE = 8
 
 
 class OwnFiles(Protocol):
-    """Files that this worker writes: see `TierStore`. Any thread."""
+    """Interface of the KV files that this worker writes, implemented by `TierStore`. Any thread."""
 
     def own_slots(self) -> Mapping[int, int]: ...
     def own_names(self, number: int, first: int, count: int) -> bytes: ...
 
 
 class FilesLog:
-    """Changes of a worker's own files in one epoch. Reads only the index, never a file."""
+    """Log of the changes of a worker's own KV files in one epoch. Reads only the index, never a file."""
 
     def __init__(self, message_names: int = MESSAGE_NAMES) -> None:
         self._message_names = message_names
@@ -33,7 +33,9 @@ class FilesLog:
         self.sequence = 0  # number of the last message
 
     def changes(self, files: OwnFiles, most: int = MESSAGES_AT_ONCE) -> Iterator[cache_pb2.TierEvents]:
-        """Yield at most `most` messages of changes; later calls yield the rest. A yielded change is announced."""
+        """Yield at most `most` messages of changes; later calls yield the rest. A yielded change counts as
+        announced.
+        """
         present = files.own_slots()
         removed = tuple(number for number in self._announced if number not in present)
         for number in removed:
@@ -48,7 +50,9 @@ class FilesLog:
             yield cache_pb2.TierEvents(sequence=self.sequence, removed_segments=removed)
 
     def snapshot(self, files: OwnFiles) -> list[cache_pb2.TierSnapshot]:
-        """Return all announced records in at least one message; records of removed segments are left out."""
+        """Return messages with all announced records except those of removed segments: at least one message, even
+        without records.
+        """
         announced = ((number, 0, slots) for number, slots in self._announced.items())
         parts = list(self._messages(files, announced, lambda piece: None)) or [[]]
         return [
@@ -65,7 +69,9 @@ class FilesLog:
         ranges: "Iterator[tuple[int, int, int]]",
         on_piece: Callable[[cache_pb2.TierPiece], None],
     ) -> Iterator[list[cache_pb2.TierPiece]]:
-        """Yield the records of `ranges` (segment, first, last), as many at a time as fit into a message."""
+        """Yield the records of `ranges` (segment, first, end), as many at a time as fit into a message; pass each piece
+        to `on_piece`.
+        """
         pieces: list[cache_pb2.TierPiece] = []
         room = self._message_names
         for number, first, last in ranges:
@@ -94,12 +100,14 @@ class TierPublisher:
         return self._log.sequence
 
     def send_changes(self, files: OwnFiles) -> None:
-        """Announce changes since the last call, some of them if there are many. Call it before each report."""
+        """Announce changes since the last call; if there are many, later calls announce the rest. Call it before each
+        report.
+        """
         for events in self._log.changes(files):
             for link in self._hub.links:  # one message per link, which carries that link's acknowledgement
                 link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_events=events))
 
     def send_snapshot(self, link: RouterLink[session_pb2.ConnectResponse], files: OwnFiles) -> None:
-        """Send everything that was announced, in parts, to the router that requested it."""
+        """Send all announced records, in parts, to the router that requested them."""
         for part in self._log.snapshot(files):
             link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_snapshot=part))

@@ -25,18 +25,18 @@ class LoadRate:
         self._observed = now
 
     def bytes_per_s(self, now: float) -> float | None:
-        """Return the rate; None if it is unknown or too old."""
+        """Return the measured rate of loads; None if it is unknown or older than FORGOTTEN_S."""
         return None if now - self._observed >= FORGOTTEN_S else self.last_bytes_per_s
 
     @property
     def last_bytes_per_s(self) -> float | None:
-        """Last measured rate, however old; None: never measured."""
+        """Return the last measured rate of loads, however old; None if never measured."""
         return self._bytes / self._seconds if self._seconds > 0.0 else None
 
 
 def longest_wait_s(costs: LoadCosts, blocks: int) -> float:
-    """Return how long a prompt waits for a load of `blocks` blocks: the time to compute them, within bounds. Blocks
-    loaded until then are kept.
+    """Return the longest time that a prompt waits for a load of `blocks` blocks: the time to compute them, within
+    bounds. Blocks that are loaded by then are used.
     """
     compute_s = costs.compute_s(blocks)
     return LONGEST_WAIT_S if compute_s is None else min(LONGEST_WAIT_S, max(LEAST_WAIT_S, compute_s))

@@ -1,6 +1,7 @@
 """Prefetch of expected user sessions: blocks that the pool lacks are loaded from the KV tier before the next turn.
 
-It uses only unprotected blocks and a small share of the reading thread's time, since waiting prompts come first.
+Loads replace only unprotected blocks and take a small share of the reading thread's time, since waiting prompts come
+first.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ REST = 3.0  # pause after a load, as a multiple of its duration
 
 
 class Prefetcher:
-    """Periodic prefetch. Lives on the event loop."""
+    """Periodic prefetch of expected sessions from the KV tier. Lives on the event loop."""
 
     def __init__(self, loop: EngineLoop, restorer: TierRestorer) -> None:
         self._loop = loop

@@ -27,7 +27,7 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
 """Function of the prefix and the number of its first blocks that have their KV."""
-PRICED_BLOCKS = 64  # size of the load whose cost is compared: a load has a fixed cost too
+PRICED_BLOCKS = 64  # size of the load whose cost per block is compared; part of the cost is fixed
 OVERDUE_S = 1.0  # longest wait for the running read of an overdue load
 TIMEOUT_S = 30.0  # timeout of one load
 QUEUE_S = 120.0  # longest wait of a prompt for earlier loads; then it is computed
@@ -58,7 +58,7 @@ class EngineView:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a load, possibly with zero tokens."""
+    """Result of a load for one prompt; `tokens` may be 0."""
 
     duration_ms: float
     tokens: int = 0  # tokens added to the prefix cache
@@ -70,7 +70,7 @@ NOTHING_RESTORED = Restored(0.0)
 
 class LoadResult(NamedTuple):
     blocks: int  # number of loaded blocks
-    columns: int  # number of a prompt's block-table columns that they complete
+    columns: int  # number of the prompt's block-table columns that these blocks complete
 
 
 NOTHING_LOADED = LoadResult(0, 0)
@@ -78,14 +78,14 @@ NOTHING_LOADED = LoadResult(0, 0)
 
 @dataclass(slots=True)
 class RestoreCounters:
-    """Columns of prompts' block tables since the start; one column is one block if all layers are one group."""
+    """Counts of prompts' block-table columns since the start; a column is one block if all layers are one group."""
 
-    queried_blocks: int = 0  # columns that were not in the pool
-    hit_blocks: int = 0  # columns of those that were loaded
+    queried_blocks: int = 0  # columns that the pool lacked, looked up in the tier
+    hit_blocks: int = 0  # queried columns that the tier loaded
 
 
 class TierRestorer:
-    """Loader of prompts' blocks from the KV tier. Lives on the event loop; owns the thread that reads."""
+    """Loader of prompts' blocks from the KV tier. Lives on the event loop; owns the reading thread."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class TierRestorer:
 
     @property
     def load_bytes_per_s(self) -> float | None:
-        """Last measured rate, however old; None: never measured."""
+        """Return the last measured rate of loads, however old; None if never measured."""
         return self._rate.last_bytes_per_s
 
     def attach(self, engine: EngineView) -> None:
@@ -135,7 +135,9 @@ class TierRestorer:
         self._thread.shutdown(wait=not self._loads, cancel_futures=True)
 
     def has_more(self, hashes: Sequence[bytes]) -> bool:
-        """Return whether the tier has blocks of a prompt beyond those in the pool. Call it once per prompt."""
+        """Return whether the tier has blocks of a prompt that the pool lacks. Call it once per prompt, since it counts
+        the lookup.
+        """
         engine = self._engine
         if engine is None:
             return False
@@ -146,9 +148,9 @@ class TierRestorer:
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
         """Load the blocks of `hashes` that the pool lacks and that the prompt could reuse.
 
-        A load begins after the queued prompts have begun, since these would evict earlier loaded blocks. Every wait has
-        a bound except the one for this worker's engine, for which the prompt waits anyway. Raises no errors of its own;
-        may be cancelled.
+        A load begins after the queued prompts have begun, since these would evict blocks that were loaded before. Every
+        wait has a bound except the one for this worker's engine, for which the prompt waits anyway. Raises no errors of
+        its own; may be cancelled.
         """
         began, landed = time.monotonic(), NOTHING_LOADED
         try:
@@ -172,11 +174,11 @@ class TierRestorer:
             load = engine.loop.load
             if not load.waiting_sequences and load.pages.free + load.pages.cached >= blocks:
                 return
-            await asyncio.sleep(POLL_S)  # the engine publishes its load after every step
+            await asyncio.sleep(POLL_S)  # `engine.loop.load` changes after every step
 
     @property
     def price(self) -> float:
-        """Cost of loading a block, relative to computing it; 1 if either cost is unknown."""
+        """Return the cost of loading a block relative to computing it; 1 if either cost is unknown."""
         engine = self._engine
         if engine is None:
             return 1.0
@@ -185,7 +187,7 @@ class TierRestorer:
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Load the blocks that the pool lacks of a session that is expected soon, into unprotected blocks only.
+        """Load those blocks of a session expected soon that the pool lacks; only unprotected blocks are replaced.
 
         Does nothing while a prompt is queued, loads or waits for a load. Raises: EngineStopped.
         """
@@ -206,8 +208,10 @@ class TierRestorer:
                 await self._fill(incoming, self._costs(engine), landed)
 
     async def _restore(self, hashes: Sequence[bytes]) -> LoadResult:
-        """Load blocks. Raises: EngineStopped."""
-        if self._loads:  # a read that its prompt stopped waiting for
+        """Load those blocks of `hashes` that the pool lacks, if that is faster than computing. Raises:
+        EngineStopped.
+        """
+        if self._loads:  # an earlier read still runs, although its prompt stopped waiting
             await asyncio.wait(self._loads, timeout=OVERDUE_S)
         engine = self._engine
         if engine is None or self._loads or not self.health.allows(time.monotonic()):
@@ -219,7 +223,7 @@ class TierRestorer:
         return NOTHING_LOADED if incoming is None else await self._fill(incoming, costs, engine.loop.end_fetch)
 
     async def _fill(self, incoming: IncomingPrefix, costs: LoadCosts, landed: Landed) -> LoadResult:
-        """Load blocks, which are released when the load has finished, even if that is after the timeout."""
+        """Load blocks into `incoming`, and call `landed` when the load has finished, even after the timeout."""
         cached = incoming.cached_blocks
         names, blocks = incoming.hashes[cached:], incoming.blocks[cached:]
         began = time.monotonic()
@@ -263,11 +267,13 @@ class TierRestorer:
         return LoadCosts(options.block_tokens, options.column_bytes, engine.compute_tokens_per_s(), load_rate)
 
     def _cached(self, engine: EngineView, hashes: Sequence[bytes]) -> int:
-        """Return the number of a prompt's columns in the pool."""
+        """Return the number of a prompt's first block-table columns that are in the pool."""
         return self._options.groups.known_columns(hashes, engine.in_pool)
 
     def _reachable(self, engine: EngineView, hashes: Sequence[bytes], cached: int) -> int:
-        """Return the number of columns in pool and files. `cached`: columns in the pool."""
+        """Return the number of a prompt's first block-table columns that are in the pool or the tier. `cached`: number
+        in the pool.
+        """
         if self._options.groups == ONE_GROUP:
             return cached + self._store.known(hashes[cached:])
         return self._options.groups.known_columns(

@@ -20,7 +20,7 @@ from baton.worker.tier.restorer import EngineView, RestoreOptions, TierRestorer
 from baton.worker.tier.writer import IGNORE_SUMS, Blocks, SumListener, TierWriter
 from baton.worker.transfer.pool import PoolMemory
 
-OPEN_TIMEOUT_S = 10.0  # a larger tier continues to be indexed while the worker serves
+OPEN_TIMEOUT_S = 10.0  # longest wait for the index; a larger tier is indexed while the worker serves
 FLUSH_S = 5.0
 CLOSE_S = 1.0
 
@@ -28,7 +28,9 @@ logger = logging.getLogger(__name__)
 
 
 class KvTier:
-    """KV tier. Create it on the event loop after the pool and before the engine; close it after both."""
+    """Storage levels below the KV pool: host memory and files. Create it on the event loop after the pool and before
+    the engine; close it after both.
+    """
 
     def __init__(
         self,
@@ -39,8 +41,9 @@ class KvTier:
         memory: TierStore | None = None,
         on_sums: SumListener = IGNORE_SUMS,
     ) -> None:
-        """Create a tier. `store`: the level that routers follow. `memory`: level in host memory; equal to `store` if
-        there are no files. `cores`: CPU cores of the threads; None: any. `on_sums`: see `TierWriter`.
+        """Create a tier. `store`: the level whose state is reported to routers. `memory`: the level in host memory;
+        equal to `store` if there are no files. `cores`: CPU cores of the threads; None: any. `on_sums`: see
+        `TierWriter`.
         """
         self.files = store
         self._memory = memory
@@ -53,12 +56,12 @@ class KvTier:
         self.restorer = TierRestorer(levels, self._loader, options, cores)
 
     def start(self) -> None:
-        """Start to index the files."""
+        """Start the writer threads, which first index the files."""
         for writer in self._writers:
             writer.start()
 
     async def opened(self) -> None:
-        """Wait until the files are indexed or cannot be, for OPEN_TIMEOUT_S at most."""
+        """Wait, for OPEN_TIMEOUT_S at most, until the files are indexed or cannot be read."""
         await asyncio.to_thread(self._writers[-1].opened.wait, OPEN_TIMEOUT_S)
         skipped = self.files.counters.foreign_segments
         if skipped:
@@ -73,7 +76,7 @@ class KvTier:
         self.restorer.attach(engine)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
-        """Queue blocks that have entered the prefix cache for writing."""
+        """Queue blocks for writing that have entered the prefix cache."""
         for writer in self._writers:
             writer.offer(names)
 
@@ -94,7 +97,7 @@ class KvTier:
 
     @property
     def state(self) -> report_pb2.TierReport:
-        """State as routers receive it, except the sequence of announced changes."""
+        """Return the state for reports to routers, without the sequence number of announced changes."""
         store, writer, memory, restorer = self.files, self._writers[-1], self._memory, self.restorer
         return report_pb2.TierReport(
             blocks=len(store),
@@ -117,13 +120,15 @@ class KvTier:
 
 
 def _shared_id(store: TierStore) -> bytes:
-    """Return an id of the directory and the blocks' identity: only workers of the same model have it too."""
+    """Return an id of the tier's directory and the blocks' identity, which only workers of the same model share; empty
+    without a directory.
+    """
     known = store.directory_id
     return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""
 
 
 def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory, on_sums: SumListener) -> KvTier | None:
-    """Build the configured tier without starting it. Raises: ModelError if a bound is too small for the model."""
+    """Build the configured tier without starting it. Raises: ModelError if a level is too small for the model."""
     shape = memory.description.shape
     format = SegmentFormat(tier_identity(prepared), shape.block_bytes)
     levels = list[TierStore]()
@@ -143,7 +148,7 @@ def open_tier(config: WorkerConfig, prepared: PreparedModel, memory: PoolMemory,
 
 
 def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int, format: SegmentFormat) -> TierStore:
-    """Create a store. Raises: ModelError."""
+    """Create one level of the tier. Raises: ModelError if `size_bytes` is too small for the model."""
     least = least_bytes(format)
     if size_bytes < least:
         raise ModelError(f"{flag}: {size_bytes} bytes are too few for this model; at least {least} bytes")
@@ -151,7 +156,7 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:
-    """Return the identity of stored KV, which may meet edited weights or other kernels after a restart.
+    """Return the identity of stored KV, by which KV of edited weights or of other kernels is skipped after a restart.
 
     The fingerprint of the model samples the weights, so sizes and times of the files are added. The arithmetic is added
     because KV from files must have the same bits as KV computed here.

@@ -32,7 +32,7 @@ WATCH_TIMEOUT_S = 30.0  # longest wait for the engine to set watches; usually on
 
 class QueuedName(NamedTuple):
     name: bytes
-    at: float  # monotonic seconds
+    at: float  # time of queueing, monotonic seconds
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ IGNORE_SUMS: SumListener = lambda sums: frozenset()  # noqa: E731
 
 
 class Blocks(NamedTuple):
-    """Interface of the engine that sets watches on blocks."""
+    """Functions of the engine that set and remove watches on blocks."""
 
     watch: Callable[[Sequence[bytes]], "Future[list[Watch]]"]
     unwatch: Callable[[Watch], None]
@@ -92,7 +92,9 @@ class TierWriter:
         self._thread.start()
 
     def attach(self, blocks: Blocks, settle_s: float) -> None:
-        """Connect the engine. `settle_s`: delay before a block is written, in which another worker may write it."""
+        """Connect the engine. `settle_s`: delay before a block is written, so that another worker may write it
+        first.
+        """
         with self._wake:
             self._blocks, self._settle_s = blocks, settle_s
 
@@ -110,7 +112,7 @@ class TierWriter:
             self._wake.notify_all()
 
     def detach(self, timeout_s: float) -> None:
-        """Write queued blocks within the timeout; then the engine may stop. Blocks."""
+        """Write queued blocks, for `timeout_s` at most, after which the engine may stop. Blocks the calling thread."""
         deadline = time.monotonic() + timeout_s
         with self._wake:
             self._flushing = True
@@ -125,7 +127,7 @@ class TierWriter:
     def close(self, timeout_s: float) -> bool:
         """Stop the thread after its current write and close the store; return whether it stopped in time."""
         if self._thread.ident is None:
-            return True  # never started
+            return True  # the thread was never started
         with self._wake:
             self._closing = True
             self._wake.notify_all()
@@ -151,7 +153,7 @@ class TierWriter:
         self._store.close()
 
     def _turn(self) -> bool:
-        """Scan and write; return whether the disk was used successfully. Raises: OSError."""
+        """Scan for files and write queued blocks; return whether the disk was used successfully. Raises: OSError."""
         worked = self._scan()
         while names := self._take():
             try:
@@ -191,7 +193,7 @@ class TierWriter:
         return names
 
     def _write(self, names: Sequence[bytes]) -> bool:
-        """Write blocks by name and return whether any was written. Raises: OSError."""
+        """Write the blocks with these names and return whether any was written. Raises: OSError."""
         blocks = self._blocks
         if blocks is None or not names:
             return False
@@ -205,7 +207,7 @@ class TierWriter:
             copied = [
                 NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
                 for slot, (name, watch) in enumerate(there)
-                if not watch.broken  # read after the copy: the block was not reassigned until now
+                if not watch.broken  # checked after the copy, which therefore has the block's content
             ]
             lasting = {name for name, watch in there if not watch.broken}
             damaged = self._on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])

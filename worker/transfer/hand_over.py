@@ -1,7 +1,7 @@
 """Hand-over of user sessions: a draining worker offers their KV, and other workers pull it.
 
 The draining worker sends offers to a router, which tells another worker to pull the blocks (`TransferReader.pull`).
-Only the end of the draining process waits for that, for a bounded time.
+Only the exit of the draining process waits for the pulls, for MOST_S at most.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MOST_WAITING = 256  # maximum number of queued sessions
 PULL_TIMEOUT_S = 5.0
 QUIET_S = 1.0  # time without readers after which the hand-over is complete
 POLL_S = 0.05
-MOST_S = 20.0  # bound of the hand-over; a drain lasts 30 s by default
+MOST_S = 20.0  # longest hand-over; a drain lasts at most 30 s by default
 
 
 class BlockTaker:
@@ -48,7 +48,7 @@ class BlockTaker:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Cancel all pulls and wait for the running copy, which its transport bounds."""
+        """Cancel all pulls and wait for the running copy, whose transport has a timeout."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -85,7 +85,7 @@ class BlockTaker:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Interface of a draining worker that hands its sessions over."""
+    """Functions of a draining worker that `hand_over` calls."""
 
     kept: Callable[[], "Future[list[KeptBlocks]]"]
     offer: Callable[[KeptBlocks], bool]  # sends an offer to a router; False: no router is connected
@@ -94,9 +94,9 @@ class Leaving:
 
 
 async def hand_over(leaving: Leaving) -> None:
-    """Offer sessions now and again after the last request; then wait while other workers read their blocks.
+    """Offer sessions immediately, and new ones after the last request; then wait while other workers read their blocks.
 
-    Bounded by MOST_S. Raises no errors of its own.
+    Takes MOST_S at most. Raises no errors of its own.
     """
     offered: set[bytes] = set()
     try:

@@ -97,7 +97,7 @@ class Peer:
     transport: Transport
     rate: LinkRate
     fallback: str = ""  # why no faster transport was chosen
-    compare: Callable[[bytes, BlockPair], None] | None = None  # check of the first block; None: done
+    compare: Callable[[bytes, BlockPair], None] | None = None  # comparison of the first block; None: done
     users: int = 0
     forgotten: bool = False
 
@@ -181,7 +181,7 @@ class Peers:
         self._close_if_unused(peer)
 
     def forget(self, peer: Peer) -> None:
-        """Forget a peer that is gone; the next process at its address pairs again."""
+        """Forget a peer that is gone; the next `borrow` of its endpoint pairs again."""
         if peer.forgotten:
             return
         peer.forgotten = True
@@ -201,8 +201,8 @@ class Peers:
     async def check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
     ) -> None:
-        """Compare blocks of this pool with the wanted checksums. The first block of a link in which devices copy is
-        also compared with the source's own bytes. Raises: ChecksumDiffers, PeerFailed.
+        """Compare blocks of this pool with the wanted checksums. If devices copy, the first block after the pairing is
+        also compared with the source's bytes, read over gRPC. Raises: ChecksumDiffers, PeerFailed.
         """
         if pairs and peer.compare is not None:
             try:
@@ -214,7 +214,9 @@ class Peers:
             await self._thread.check(self._checksums, wanted)
 
     def distrust(self, peer: Peer) -> None:
-        """Record a corrupt block. If it was the first of this link, the transport to that pool is not used again."""
+        """Record a corrupt block. If it was the first since the pairing, the transport is not used again for
+        that pool.
+        """
         if peer.compare is not None:
             self._unfit[peer.pool_id, peer.transport.name] = "its copies differ from the source's blocks"
             self.forget(peer)
@@ -232,7 +234,7 @@ class Peers:
     async def close(self) -> None:
         """Close all links, which ends running copies."""
         self._closed = True
-        if self._sweeping is not None:  # first, because it closes peers too
+        if self._sweeping is not None:  # ended first, because it closes peers too
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping

@@ -25,15 +25,17 @@ from baton.worker.transfer.rank import RANK_MODULE, write_handle
 from baton.worker.transfer.tcp_links import secure_accepted
 
 logger = logging.getLogger(__name__)
-SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # choices with which peers may map a pool
+SHARED: tuple[TransportChoice, ...] = ("auto", "shared_memory")  # --transport values that let peers map the pool
 
 
 @dataclass(frozen=True, slots=True)
 class PoolMemory:
-    """Memory of a KV pool and its transports. Its creator closes it after the last step."""
+    """Memory of a KV pool, and the transports over which other workers read it. Its creator closes it after the last
+    step.
+    """
 
-    storage: Storage  # on CPU one tensor, on GPUs one per rank; with `copies`, the first rank's
-    description: PoolDescription  # description for peers
+    storage: Storage  # CPU: one tensor; GPUs: one per rank, or only the first if `copies` has the others
+    description: PoolDescription  # description that peers receive
     shared: SharedPool | None  # None: other processes cannot map the pool
     groups: GroupOptions | None  # None: no process groups
     nixl: NixlAgent | None  # None: not registered with NIXL
@@ -46,13 +48,13 @@ class PoolMemory:
         return parts_of(self.storage, self.description.shape)[0]
 
     def back(self) -> None:
-        """Allocate the memory on a CPU in advance. Blocks for up to 1 s per GiB."""
+        """Make the kernel back a pool in CPU memory with pages before its first use. Blocks for up to 1 s per GiB."""
         for part in (self.storage, *self.copies):
             if isinstance(part, torch.Tensor) and part.device.type == "cpu":
                 back(part)
 
     def rank_options(self, nice: int) -> RankOptions:
-        """Return where the other ranks find their parts; valid until `seal`."""
+        """Return the options by which the other ranks find their parts of the pool; valid until `seal`."""
         if len(self.exported) > 1:
             return RankOptions(part_handles=tuple(map(write_handle, self.exported)), entry=RANK_MODULE, nice=nice)
         return RankOptions(None if self.shared is None else self.shared.handle.fd, nice=nice)
@@ -72,7 +74,7 @@ class PoolMemory:
 
 
 def prepare_groups(config: WorkerConfig) -> None:
-    """Prepare the environment of NCCL, which reads it once, before it is first used."""
+    """Set the environment variables of NCCL, which reads them once. Call it before NCCL is first used."""
     groups = _groups(torch.device(config.device), config)
     if groups is not None and groups.backend == "nccl":
         prepare_environment(groups.interface, groups.timeout_s)
@@ -128,7 +130,7 @@ def _copies_apart(whole: Storage, prepared: PreparedModel) -> tuple[Storage, tup
 
 
 def _allocate(prepared: PreparedModel) -> Storage:
-    """Allocate zeroed memory. Raises: ModelError."""
+    """Allocate zeroed memory for the pool on every rank's device. Raises: ModelError."""
     device, ranks = prepared.options.device, prepared.options.tensor_parallel
     if device.type == "cpu" or ranks == 1:
         return _zeros(prepared.pool_bytes, device)
@@ -143,7 +145,7 @@ def _zeros(size_bytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> SharedPool | None:
-    needed = prepared.options.tensor_parallel > 1  # the other ranks write their parts of it
+    needed = prepared.options.tensor_parallel > 1  # other ranks write their parts of the pool
     if prepared.options.device.type != "cpu" or (choice not in SHARED and not needed):
         return None
     try:
@@ -157,7 +159,7 @@ def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> 
 
 def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHandle, ...]:
     parts = (storage,) if isinstance(storage, torch.Tensor) else storage
-    needed = len(parts) > 1  # the other ranks open their parts
+    needed = len(parts) > 1  # other ranks open their parts of the pool
     if parts[0].device.type != "cuda" or (choice not in ("auto", "cuda_ipc") and not needed):
         return ()
     try:

@@ -1,4 +1,6 @@
-"""Process groups (NCCL, gloo) over gRPC: rendezvous of the two ranks, the source's side and the reader's side."""
+"""Process groups (NCCL, Gloo) of two workers: rendezvous of the ranks over gRPC, the source's side and the reader's
+side.
+"""
 
 import asyncio
 import logging
@@ -40,7 +42,7 @@ GROUP_ID_BYTES = 16
 MAX_GROUPS = 64
 RETRY_S = 0.5
 Stub = kv_transfer_pb2_grpc.KvTransferServiceStub
-REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # statuses before anything was sent
+REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # refused before any block was sent
 STORE_SLACK_S = 1.0
 
 
@@ -62,7 +64,8 @@ class _Hosted:
 
 
 class GroupHost:
-    """Source's side: sends blocks of `storage`, which `description` describes. Lives on the event loop.
+    """Source's side of all process groups: sends blocks of `storage`, which `description` describes. Lives on the event
+    loop.
 
     Each reader has its own group, in which this worker is rank 0. A group ends with the reader's Join call, or with the
     first message that fails.
@@ -279,16 +282,16 @@ async def join_group(
         )
     )
     try:
-        await _read(call, options.timeout_s)  # the source's store is ready
+        await _read(call, options.timeout_s)  # arrives when the source's store is ready
         with ExitStack() as undo:
             group = await meet(RemoteKeyValues(blocking_stub, group_id, options.timeout_s), READER, options)
             undo.callback(group.close)
             control = RemoteSender(blocking_stub, group_id, options.timeout_s)
             make = partial(GroupTransport, options.backend, group, control, storage, layout, call.cancel)
             transport = await run_on_thread(make, GroupTransport.lost)
-            await _read(call, options.timeout_s)  # the source has formed the group
+            await _read(call, options.timeout_s)  # arrives when the source has formed the group
             undo.pop_all()
-    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # RuntimeError: of torch and Triton
+    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # RuntimeError: torch or Triton
         call.cancel()
         raise PeerUnreachable(f"{options.backend} group not formed: {_text(error)}") from error
     except asyncio.CancelledError:

@@ -26,7 +26,7 @@ def read_handle(text: str) -> DeviceMemoryHandle:
 
 
 def _open(text: str, device: torch.device) -> torch.Tensor:
-    """Open a part of the pool. Raises: RankLost."""
+    """Open this rank's part of the pool by its handle. Raises: RankLost."""
     try:
         return open_part(read_handle(text), device)
     except PeerUnreachable as error:

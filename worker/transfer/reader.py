@@ -1,8 +1,8 @@
 """Reader side of KV transfers: pulls blocks of other workers into reserved blocks of this one.
 
-A prompt is pulled while it is being computed, blocks of another worker's cache all together. A pull is complete when
-the source has confirmed that the blocks did not change while they were read. Cancelling a pull waits for the running
-copy, so that its blocks can be released.
+Blocks of a prompt are pulled while the source computes it; cached blocks are pulled all together. A pull is complete
+when the source has confirmed that the blocks did not change while they were read. Cancelling a pull waits for the
+running copy, so that its blocks can be released.
 """
 
 import asyncio
@@ -61,25 +61,25 @@ class Destination(Protocol):
 
     @property
     def cached_blocks(self) -> int:
-        """Number of first blocks that have their KV already and are not pulled."""
+        """Number of leading blocks that have their KV already and are not pulled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Result of a pull: validated blocks."""
+    """Result of a pull whose blocks were validated."""
 
     first_tokens: tuple[FirstToken, ...]  # empty for blocks that were requested by hash
-    blocks: int  # number of blocks that the source had; the destination has KV up to there
+    blocks: int  # number of leading blocks of the destination that have KV now
     bytes: int
     copy_ms: float
-    exposed_ms: float  # ms from the first token's sampling, or from the Open if later, to the validated end
-    late_ms: float  # ms from the first token's sampling to the Open, while the request waited for blocks
+    exposed_ms: float  # from the first token's sampling, or from the Open call if later, to the validation
+    late_ms: float  # from the first token's sampling to the Open call, if the request waited for blocks
     transport: str
 
 
 @dataclass(slots=True)
 class ConfirmedBlocks:
-    """Number of first blocks of a failed pull that may still be used.
+    """Number of leading blocks of a failed pull that may still be used.
 
     A copied block is confirmed once the source reports that it was pinned throughout. That holds even if the source is
     lost later, so another attempt at the same prompt need not pull it again.
@@ -92,7 +92,7 @@ class ConfirmedBlocks:
 class Progress:
     """Progress of one pull: blocks offered and copied so far."""
 
-    opened: float  # monotonic seconds
+    opened: float  # time of the Open call, monotonic seconds
 
     source_blocks: list[int] = field(default_factory=list)  # physical blocks in logical order
     landed_blocks: int = 0  # number of blocks that were copied and whose checksums, if sent, match
@@ -103,9 +103,10 @@ class Progress:
     last_age_s: float = 0.0  # age of the first token when the last watermark was sent
 
     def timings_ms(self, validated: float) -> tuple[float, float]:
-        """Return (exposed_ms, late_ms): see `Pull`. Time before the Open does not count as transfer.
+        """Return (exposed_ms, late_ms): see `Pull`. Time before the Open call does not count as transfer.
 
-        The way of the last watermark crosses two clocks and cannot be measured: it counts as half of a round trip.
+        The travel time of the last watermark involves two clocks and cannot be measured: half of a round trip is
+        assumed.
         """
         late_s = max(0.0, self.last_age_s - (self.last_watermark - self.opened))
         exposed_s = validated - self.last_watermark + self.last_age_s - late_s + self.round_trip_s / 2
@@ -121,8 +122,8 @@ async def keep_confirming(
 ) -> None:
     """Ask the source to confirm copied blocks every `period_s`, until cancelled or denied.
 
-    A short pull needs no such call: the call that closes it confirms its end. Copies continue meanwhile; blocks that
-    arrive after the call was sent are confirmed by the next one.
+    A short pull needs no such call, because the Close call confirms all its blocks. Copies continue meanwhile; blocks
+    that arrive after a call was sent are confirmed by the next call.
     """
     request = kv_transfer_pb2.ConfirmRequest(transfer_id=transfer_id)
     while True:
@@ -141,7 +142,7 @@ async def keep_confirming(
 
 @dataclass(slots=True)
 class Integrity:
-    """Checksum comparisons since the start."""
+    """Counts of checksum comparisons since the start."""
 
     checked_blocks: int = 0
     checksum_mismatches: int = 0  # blocks that differed
@@ -158,11 +159,11 @@ class Outcome(Enum):
 
 class Arrival(NamedTuple):
     message: kv_transfer_pb2.OpenResponse
-    at: float  # monotonic seconds
+    at: float  # arrival time, monotonic seconds
 
 
 class TransferReader:
-    """Puller of blocks into the pool of `peers`."""
+    """Puller of KV blocks from other workers into this worker's pool."""
 
     def __init__(
         self,
@@ -193,20 +194,21 @@ class TransferReader:
         """Copy the blocks that `destination` lacks. Raises: TransferFailed.
 
         With `block_hashes`, one per block of the destination, copy a prefix of them (possibly empty) that the source
-        has cached; with `restore`, also those that it loads from files. Without, copy all blocks of a prompt that the
-        source computes; if the source is then lost, or this is cancelled, `confirmed` counts the blocks worth keeping.
+        has cached; with `restore`, also those that it loads from files. Without `block_hashes`, copy all blocks of a
+        prompt that the source computes; if the source is then lost, or this is cancelled, `confirmed` counts the blocks
+        worth keeping.
         """
         request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes, restore=restore)
         try:
             try:
                 return await self._pull_once(endpoint, request, destination, confirmed)
             except PoolReplaced:
-                _doubt(confirmed)  # the next try overwrites them
+                _doubt(confirmed)  # the next attempt overwrites the confirmed blocks
                 return await self._pull_once(endpoint, request, destination, confirmed)
         except SourceLost:
             raise
         except TransferFailed:
-            _doubt(confirmed)  # the source may have released them
+            _doubt(confirmed)  # the source may have released the confirmed blocks
             raise
         except OutOfBounds as refusal:
             _doubt(confirmed)
@@ -270,7 +272,9 @@ class TransferReader:
         progress: Progress,
         confirmed: ConfirmedBlocks | None,
     ) -> AsyncIterator[AsyncIterator[kv_transfer_pb2.OpenResponse]]:
-        """Open the stream of watermarks. Until its end, copied blocks are confirmed into `confirmed`, if given."""
+        """Open the stream of watermarks. While it is open, count the blocks that the source confirms in `confirmed`, if
+        given.
+        """
         stream = peer.stub.Open(request)
         confirming: asyncio.Task[None] | None = None
         if confirmed is not None:
@@ -294,7 +298,7 @@ class TransferReader:
         raise kind(f"transfer from {peer.endpoint} failed: {code.name} {error.details()}") from error
 
     async def close(self) -> None:
-        """Wait until the sources are notified of cancelled pulls; bounded by the timeout of that call."""
+        """Wait until the sources are notified of cancelled pulls; for CLOSE_TIMEOUT_S at most."""
         await asyncio.gather(*self._closing)
 
     async def _follow(
@@ -305,7 +309,9 @@ class TransferReader:
         destination: Destination,
         progress: Progress,
     ) -> kv_transfer_pb2.TransferEnd:
-        """Copy blocks as they are completed; return the end of the last watermark once all blocks have been copied."""
+        """Copy blocks as they are completed. Return the field `end` of the last watermark once all blocks have been
+        copied.
+        """
         arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
         # Messages are read ahead of the copies: the arrival time must not include the wait for a copy.
         reading = asyncio.create_task(_read(stream, arrivals))
@@ -355,8 +361,8 @@ class TransferReader:
     ) -> None:
         """Compare copied blocks with the source's checksums; see `Peers.check`.
 
-        Raises: BlocksCorrupt after notifying the source; TransferFailed if it has released the blocks; AioRpcError;
-        PeerFailed.
+        Raises: BlocksCorrupt after notifying the source; TransferFailed if the source has released the blocks;
+        AioRpcError; PeerFailed.
         """
         self.integrity.checked_blocks += len(wanted)
         try:
@@ -379,7 +385,9 @@ class TransferReader:
         return await _closed(peer, request)
 
     def _give_up(self, peer: Peer, transfer_id: bytes) -> None:
-        """Notify the source, without waiting, that there is no reader any more; if that fails, its lease expires."""
+        """Notify the source, without waiting, that there is no reader any more. If that fails, the source keeps the
+        blocks until the lease expires.
+        """
 
         async def close() -> None:
             request = kv_transfer_pb2.CloseRequest(transfer_id=transfer_id, complete=False)

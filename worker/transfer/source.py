@@ -46,7 +46,7 @@ STOPPING_RETRY_S = 0.5
 
 class WatchedCache(Protocol):
     def watch(self, hashes: Sequence[bytes]) -> "Future[Watch]":
-        """Watch cached blocks: see `BlockPool.watch`. Raises: EngineStopped, itself or by the future."""
+        """Watch cached blocks: see `BlockPool.watch`. Raises: EngineStopped, directly or through the future."""
 
     def unwatch(self, watch: Watch) -> None: ...
 
@@ -83,10 +83,10 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> None:
         """Create a source.
 
-        `cache` None: no blocks are read by hash; `prepare_cached` is awaited before cached blocks are offered.
-        `on_ended` is called with the id of a request whose blocks have no reader any more. `on_slow_down` is called
-        with a reader's GPU and the slow-down of its decode steps. `checksum_share`: share of blocks, in [0, 1], whose
-        checksums are sent along, computed when the blocks become readable.
+        `cache` None: readers cannot request blocks by hash; `prepare_cached` is awaited before cached blocks are
+        offered. `on_ended` is called with the id of a request whose blocks have no reader any more. `on_slow_down` is
+        called with a reader's GPU and the slow-down of its decode steps. `checksum_share`: share of blocks, in [0, 1],
+        whose checksums are sent along, computed when the blocks become readable.
         """
         self._table = table
         self._description = description
@@ -97,7 +97,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self._on_slow_down = on_slow_down
         self._groups = groups
         self._tcp = tcp
-        self._changes: dict[bytes, asyncio.Event] = {}  # by the id of an opened transfer
+        self._changes: dict[bytes, asyncio.Event] = {}  # wakes the Open call of a transfer, by transfer id
         self._cache = cache
         self._prepare_cached = prepare_cached
         self._closed = False
@@ -107,13 +107,17 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             tcp.attach(looked_up_on(asyncio.get_running_loop(), self._located))
 
     def announce(self, transfer_id: bytes, request_id: int) -> bool:
-        """Announce the transfer of a prompt. Return False if its reader has given up already, or the id was used."""
+        """Announce the transfer of a prompt. Return False if its reader has given up already, or the id was used
+        before.
+        """
         announced = self._table.announce(transfer_id, request_id, time.monotonic())
         self._wake(transfer_id)
         return announced
 
     def advance(self, transfer_id: bytes, blocks: Sequence[int], first: Sequence[FirstToken] | None) -> None:
-        """Make further blocks readable; `first` comes with the last ones. Raises: UnknownTransfer."""
+        """Make further blocks readable. `first`: the first tokens, given with the last blocks. Raises:
+        UnknownTransfer.
+        """
         now = time.monotonic()
         self._table.advance(transfer_id, blocks, now, self._checksums.of(blocks))
         if first is not None:
@@ -134,7 +138,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             changed.set()
 
     async def end_groups(self) -> None:
-        """Close the process groups, after `close`; bounded by their timeout."""
+        """Close the process groups. Call it after `close`; it waits for the groups' timeout at most."""
         if self._groups is not None:
             await self._groups.close()
 
@@ -145,7 +149,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             for owner in self._table.expired(time.monotonic()):
                 self._release(owner)
             for changed in self._changes.values():
-                changed.set()  # wakes parked readers, whose time may be over
+                changed.set()  # wakes waiting readers, whose leases may have expired
 
     async def Pair(
         self,
@@ -166,7 +170,8 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
     ) -> AsyncIterator[kv_transfer_pb2.OpenResponse]:
         """Stream watermarks until the transfer has ended; NOT_FOUND if it ended before its last watermark.
 
-        With `block_hashes`, a single watermark reports the cached blocks; with `restore`, after loads from files.
+        With `block_hashes`, a single watermark reports the cached blocks; with `restore`, missing ones are first loaded
+        from files.
         """
         _check(request)
         transfer_id = request.transfer_id
@@ -179,7 +184,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if request.block_hashes:
             await self._announce_cached(transfer_id, request.block_hashes, request.restore)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
-            raise NotFound("transfer", "that id")  # not the id, which grants the right to read
+            raise NotFound("transfer", "that id")  # without the id, which grants the right to read
         changed = self._changes[transfer_id] = asyncio.Event()
         sent_blocks, finished = 0, False
         try:
@@ -196,7 +201,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "that id")
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes], restore: bool) -> None:
-        """Create a finished transfer of the cached blocks of `hashes`, whose lease runs until it is opened."""
+        """Create a finished transfer of the cached blocks of `hashes`. Its lease runs until a reader opens it."""
         if self._cache is None:
             raise FailedPrecondition("block_hashes", "this worker offers no cached blocks")
         if len(hashes) > self._num_blocks:
@@ -246,7 +251,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
                     yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
 
     def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Return the positions of complete logical blocks. Raises: NotFound, InvalidArgument."""
+        """Return the physical indices of these logical blocks of a transfer. Raises: NotFound, InvalidArgument."""
         try:
             return self._located(transfer_id, wanted)
         except UnknownTransfer as error:
@@ -255,7 +260,9 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise InvalidArgument("range", str(error)) from error
 
     def _located(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Return the positions of complete logical blocks. Raises: UnknownTransfer, BlockOutOfRange."""
+        """Return the physical indices of these logical blocks of a transfer. Raises: UnknownTransfer,
+        BlockOutOfRange.
+        """
         state = self._table.snapshot(transfer_id)
         if state.dropped:
             raise UnknownTransfer(transfer_id)
@@ -340,7 +347,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
 
 
 def _check(request: Message) -> None:
-    """Check a request. Raises: InvalidArgument."""
+    """Check the bounds of a request. Raises: InvalidArgument."""
     try:
         TRANSFERS.check(request)
     except OutOfBounds as refusal:

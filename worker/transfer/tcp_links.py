@@ -21,12 +21,12 @@ LOOK_UP_TIMEOUT_S = 2.0
 
 
 def secure_accepted(tls: InternalTls | None) -> Secure | None:
-    """Return the wrapper of accepted connections; None without internal TLS. Raises: TlsError."""
+    """Return the function that wraps accepted connections in TLS; None without internal TLS. Raises: TlsError."""
     return None if tls is None else tls.streams().accepted
 
 
 def looked_up_on(loop: asyncio.AbstractEventLoop, find: Callable[[bytes, range], Sequence[int]]) -> Readable:
-    """Return a function for any thread that calls `find` on the loop. It raises the errors of `Readable`."""
+    """Return a function that calls `find` on the event loop from any thread. It raises the errors of `Readable`."""
 
     def answer(asked: "Future[Sequence[int]]", transfer_id: bytes, wanted: range) -> None:
         try:

@@ -48,12 +48,14 @@ def description_from_wire(wire: kv_transfer_pb2.PoolDescription) -> PoolDescript
 
 
 def _handle(kind: type[Handle], message: Message) -> Handle:
-    """Convert a message whose fields are those of the handle."""
+    """Convert a message to a handle of class `kind`, which has the same fields."""
     return kind(**{field.name: getattr(message, field.name) for field in fields(kind)})
 
 
 def watermark_to_wire(state: SourceState[FirstToken], sent_blocks: int, now: float) -> kv_transfer_pb2.OpenResponse:
-    """Build the message with changes since the first `sent_blocks`, at `now` (monotonic seconds)."""
+    """Build the next watermark for a reader that has received the first `sent_blocks` blocks. `now`: monotonic
+    seconds.
+    """
     response = kv_transfer_pb2.OpenResponse(
         watermark_blocks=len(state.blocks),
         blocks=state.blocks[sent_blocks:],

@@ -1,1 +1,1 @@
-"""Requests that wait for room, and the limits of their callers."""
+"""Admission of requests: the queue of requests that wait for worker capacity, and the limits of API keys."""

@@ -5,7 +5,8 @@ is the number of its served tokens, and the tenant with the lowest is next. A te
 time of the tenant that was served last, so that no tenant saves up credit. The service of two tenants that are always
 active differs by at most the largest request of each.
 
-SPARE_SHARE of the tokens goes to later classes, first to the one with the oldest request, so no request starves.
+SPARE_SHARE of the served tokens goes to lower-priority classes, first to the class with the oldest request, so that
+no request starves.
 """
 
 import heapq
@@ -22,19 +23,19 @@ Item = TypeVar("Item")
 
 @dataclass(eq=False, slots=True)
 class Entry(Generic[Item]):
-    """Request in the queue. `number` counts arrivals."""
+    """Pending request in the fair queue. `number`: number of the arrival, from 1."""
 
     item: Item
     tenant: str
     priority: int  # lower is earlier
-    tokens: int  # cost, at least 1
+    tokens: int  # cost of serving the request, at least 1
     number: int
 
 
 @dataclass(slots=True)
 class _Tenant(Generic[Item]):
-    start: float  # virtual time, in tokens
-    tokens: int = 0  # sum over pending requests
+    start: float  # virtual time at which the tenant's first pending request starts, in tokens
+    tokens: int = 0  # sum over the tenant's pending requests
     entries: deque[Entry[Item]] = field(default_factory=deque)  # oldest first, never empty
 
 
@@ -42,10 +43,10 @@ class _Class(Generic[Item]):
     """Pending requests of one priority."""
 
     def __init__(self) -> None:
-        self.tenants: dict[str, _Tenant[Item]] = {}  # active tenants
+        self.tenants: dict[str, _Tenant[Item]] = {}  # tenants with pending requests, by name
         self.tokens = 0
         self._clock = 0.0  # virtual time of the tenant that was served last
-        self._left: dict[str, float] = {}  # virtual times of inactive tenants that are ahead of the clock
+        self._left: dict[str, float] = {}  # by name: virtual times of inactive tenants, if later than the clock
 
     @property
     def oldest(self) -> int:
@@ -79,7 +80,7 @@ class _Class(Generic[Item]):
             self._left[entry.tenant] = tenant.start
 
     def order(self) -> Iterator[Entry[Item]]:
-        """Yield the pending requests in order of service. The class must not change meanwhile."""
+        """Yield the pending requests in order of service. They must not change during the iteration."""
         ahead = [(tenant.start, tenant.entries[0].number, 0, tenant.entries) for tenant in self.tenants.values()]
         heapq.heapify(ahead)
         while ahead:
@@ -94,13 +95,13 @@ class _Class(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """Fair queue. A request leaves by `take`, in any order, or by `withdraw`, which costs its tenant nothing."""
+    """Fair queue of requests. `take` removes a served request, `withdraw` an unserved one at no cost for its tenant."""
 
     def __init__(self) -> None:
-        self._classes: dict[int, _Class[Item]] = {}  # by priority, without empty ones
+        self._classes: dict[int, _Class[Item]] = {}  # non-empty classes by priority
         self._by_tenant: Counter[str] = Counter()
         self._arrivals = 0
-        self._spare = 0.0  # tokens that later classes are owed
+        self._spare = 0.0  # tokens that may be served to lower-priority classes before the first class
 
     def __len__(self) -> int:
         return self._by_tenant.total()
@@ -116,7 +117,7 @@ class FairQueue(Generic[Item]):
         return entry
 
     def take(self, entry: Entry[Item]) -> None:
-        """Remove a served request, in or out of turn. Raises: KeyError, ValueError if it is not pending."""
+        """Remove a request that is served, in turn or not. Raises: KeyError or ValueError if it is not pending."""
         if len(self._classes) == 1:
             self._spare = 0.0
         elif entry.priority == min(self._classes):
@@ -126,11 +127,11 @@ class FairQueue(Generic[Item]):
         self._remove(entry, served=True)
 
     def withdraw(self, entry: Entry[Item]) -> None:
-        """Remove a request without serving it. Raises: KeyError, ValueError if it is not pending."""
+        """Remove a request without serving it. Raises: KeyError or ValueError if it is not pending."""
         self._remove(entry, served=False)
 
     def order(self) -> Iterator[Entry[Item]]:
-        """Yield the entries in order of service. The queue must not change meanwhile."""
+        """Yield the entries in order of service. The queue must not change during the iteration."""
         due = self._due()
         if due is not None:
             yield due
@@ -138,7 +139,7 @@ class FairQueue(Generic[Item]):
             yield from (entry for entry in self._classes[priority].order() if entry is not due)
 
     def newest_of_largest(self) -> Entry[Item] | None:
-        """Return the newest request of the tenant with most pending requests."""
+        """Return the newest request of the tenant that has most pending requests; None if the queue is empty."""
         if not self._by_tenant:
             return None
         largest, _ = self._by_tenant.most_common(1)[0]
@@ -146,7 +147,10 @@ class FairQueue(Generic[Item]):
         return max((tenant.entries[-1] for tenant in waiting if tenant is not None), key=lambda entry: entry.number)
 
     def tokens_ahead(self, tenant: str, priority: int) -> float:
-        """Estimate the tokens served before a new request. Further pending requests never lower the estimate."""
+        """Estimate the tokens served before a new request of `tenant`.
+
+        Adding pending requests never lowers the estimate.
+        """
         ahead = float(sum(each.tokens for earlier, each in self._classes.items() if earlier < priority))
         own = self._classes.get(priority)
         if own is not None:
@@ -159,7 +163,7 @@ class FairQueue(Generic[Item]):
         return ahead / (1 - SPARE_SHARE) if any(later > priority for later in self._classes) else ahead
 
     def _due(self) -> Entry[Item] | None:
-        """Return the next request of a later class, if the spare tokens cover it."""
+        """Return the next request of the lower-priority classes, if the spare tokens cover it."""
         if len(self._classes) < 2:
             return None
         first = min(self._classes)

@@ -1,9 +1,9 @@
-"""Limits of each API key and their use at all routers. Pure: `now` is in monotonic seconds.
+"""Rate limits of each API key, and its use at all routers. Pure: `now` is in monotonic seconds.
 
 Requests and tokens have a token bucket each (Turner, "New directions in communications", 1986) with a capacity of one
-minute's limit, so that an idle key may use it in a burst. Tokens of an answer are charged as they are generated; no
-answer is cut off, but the next request is rejected until the debt is paid. Use at other routers is charged when their
-share arrives (router/fleet/peers.py): averaged over minutes, all routers together admit what one would.
+minute's limit, so that an idle key may use it in a burst. Tokens of an answer are charged as they are generated. No
+answer is cut off, but the next request is rejected until the debt is paid. Use at other routers is charged when they
+report it (router/fleet/peers.py): averaged over minutes, all routers together admit as much as one router alone.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ MINUTE_S = 60.0
 
 
 class _PeerUse(NamedTuple):
-    """Use that other routers admitted, and the time of their report."""
+    """Requests and tokens that another router admitted, and the time of that report."""
 
     at_s: float
     requests: int
@@ -39,7 +39,7 @@ class Bucket:
         return self._level
 
     def wait_s(self, amount: int, now: float) -> float:
-        """Return the time until the bucket has `amount`, or is full if that is less."""
+        """Return the seconds until the bucket has `amount`, or is full if its capacity is less than `amount`."""
         self._fill(now)
         missing = min(amount, self._per_minute) - self._level
         return max(0.0, missing * MINUTE_S / self._per_minute)
@@ -60,7 +60,7 @@ class Bucket:
 
 
 class KeyMeter:
-    """Use of the limits of one API key."""
+    """Meter of one API key: its use at this router and others, charged against its limits."""
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0
@@ -70,13 +70,13 @@ class KeyMeter:
         self._charged_tokens = 0
         self._tenant = tenant
         self._limits = KeyLimits()
-        self._peer_use: deque[_PeerUse] = deque()  # last minute
+        self._peer_use: deque[_PeerUse] = deque()  # use at other routers in the last minute
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self.follow(limits, now)
 
     def follow(self, limits: KeyLimits, now: float) -> None:
-        """Apply the key's present limits; earlier use stays charged."""
+        """Set the key's limits. Earlier use stays charged."""
         if limits != self._limits:
             self._forget_old(now)
             requests = sum(use.requests for use in self._peer_use)
@@ -87,11 +87,11 @@ class KeyMeter:
 
     @property
     def use(self) -> KeyUse:
-        """Use at this router alone."""
+        """The key's use at this router, without that at other routers."""
         return KeyUse(self.active, self._begun, self._charged_tokens)
 
     def taken_elsewhere(self, requests: int, tokens: int, now: float) -> None:
-        """Charge what another router admitted."""
+        """Charge requests and tokens that another router admitted."""
         for bucket, amount in ((self._requests, requests), (self._tokens, tokens)):
             if bucket is not None and amount > 0:
                 bucket.take(amount, now)
@@ -104,7 +104,7 @@ class KeyMeter:
             self._peer_use.popleft()
 
     def begin(self, now: float) -> None:
-        """Charge one request. Raises: RateLimited, without a charge."""
+        """Charge one request. Raises: RateLimited; then nothing is charged."""
         most = self._limits.concurrency
         if most is not None and self.active + self.active_on_peers >= most:
             raise self._refusal("concurrency", f"{most} concurrent requests", RETRY_AFTER_S)
@@ -119,7 +119,7 @@ class KeyMeter:
         self._begun += 1
 
     def charge_prompt(self, tokens: int, now: float) -> None:
-        """Charge a prompt; one longer than the limit needs a full bucket. Raises: RateLimited."""
+        """Charge a prompt's tokens. A prompt longer than the limit needs a full bucket. Raises: RateLimited."""
         self._check_tokens(tokens, now)
         self.charge_answer(tokens, now)
 
@@ -141,13 +141,13 @@ class KeyMeter:
 
 
 class KeyMeters:
-    """Meters of all keys with limits."""
+    """Meters of all API keys that have limits, by tenant."""
 
     def __init__(self) -> None:
         self._meters: dict[str, KeyMeter] = {}
 
     def begin(self, tenant: str, limits: KeyLimits, now: float) -> KeyMeter:
-        """Charge a new request and return its meter, whose `end` must be called later. Raises: RateLimited."""
+        """Charge a new request and return its key's meter, whose `end` must be called later. Raises: RateLimited."""
         meter = self._meters.get(tenant)
         if meter is None:
             meter = self._meters[tenant] = KeyMeter(tenant, limits, now)
@@ -156,23 +156,23 @@ class KeyMeters:
         return meter
 
     def uses(self) -> dict[str, KeyUse]:
-        """Return the use of each key at this router."""
+        """Return each API key's use at this router, by tenant."""
         return {tenant: use for tenant, meter in self._meters.items() if (use := meter.use).requests > 0}
 
     def taken_elsewhere(self, tenant: str, requests: int, tokens: int, now: float) -> None:
-        """Charge a request that another router admitted; the key may be unknown here."""
+        """Charge requests and tokens that another router admitted. The key may be unknown at this router."""
         if tenant not in self._meters:
             self._meters[tenant] = KeyMeter(tenant, KeyLimits(), now)
         self._meters[tenant].taken_elsewhere(requests, tokens, now)
 
     def active_on_peers(self, active: Mapping[str, int]) -> None:
-        """Set the number of in-flight requests at all other routers, by key."""
+        """Set the number of each key's in-flight requests at all other routers together."""
         for tenant, meter in self._meters.items():
             meter.active_on_peers = active.get(tenant, 0)
 
 
 def _changed(bucket: Bucket | None, per_minute: int | None, now: float, taken: int) -> Bucket | None:
-    """Return the bucket for a changed limit. `taken`: recent use at other routers, charged to a new bucket."""
+    """Return the bucket for a changed limit; None: no limit. `taken`: use at other routers, charged to a new bucket."""
     if per_minute is None:
         return None
     if bucket is None:

@@ -1,7 +1,7 @@
-"""Queue of requests that wait for capacity: the fair queue decides which is next, the placement whether it fits.
+"""Queue of requests that wait for capacity. The fair queue decides which one is next, the placement whether it fits.
 
 A request that cannot be served in time is rejected immediately with a retry time, before anything is computed for it.
-A placement is charged to the cluster immediately; its owner releases the charge and reports the end of the attempt.
+A placed attempt is charged to the cluster immediately; whoever submitted it releases the charge and calls `ended`.
 
 The wait is estimated from the tokens ahead and the rate at which capacity is released while requests are pending. A
 request's tokens are the uncached part of its prompt plus an answer of the usual length. Time without pending requests
@@ -39,7 +39,7 @@ RECENT_S = 10.0
 """Minimum time constant of the measured rate, in seconds with pending requests."""
 RECENT_ENDS = 4.0
 """Minimum time constant of the measured rate, in completed requests, which may take minutes each."""
-_GAP_KEPT = 0.7  # decay of the mean time between two completions, per completion
+_GAP_KEPT = 0.7  # weight of the old mean time between completions when a new one arrives
 GUESS_S = 1.0
 """Weight of the rate by Little's law, as seconds of measurement."""
 MOST_COUNTED_S = 1.0
@@ -49,11 +49,11 @@ process was stopped.
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
 RETRY_AFTER_S = 1.0
 """Retry time for clients if no better one is known."""
-_KEPT = 0.98  # decay of the mean service time, per completion
+_KEPT = 0.98  # weight of earlier service times relative to the newest one, per completion
 
 
 class WaitEstimate:
-    """Estimate of waiting times, updated with every dispatched and completed request. `now`: monotonic seconds."""
+    """Estimator of waiting times, updated by every dispatched and completed request. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self._in_flight_tokens = 0
@@ -73,7 +73,7 @@ class WaitEstimate:
         self._in_flight_tokens += tokens
 
     def ended(self, tokens: int, stayed_s: float | None, now: float) -> None:
-        """Record that a request released its capacity. `stayed_s`: service time, None if it did not complete."""
+        """Record that a request released its capacity. `stayed_s`: service time; None: it did not complete."""
         self._count(now)
         self._in_flight_tokens -= tokens
         if self._some_wait:
@@ -91,7 +91,7 @@ class WaitEstimate:
         self._some_wait = some
 
     def tokens_per_s(self, now: float) -> float | None:
-        """Return the rate at which capacity is released; None while unknown."""
+        """Return the rate at which capacity is released, in tokens per second; None while it is unknown."""
         self._count(now)
         if self._stayed_token_s > 0.0 and self._in_flight_tokens > 0:
             little = self._in_flight_tokens * self._stayed_tokens / self._stayed_token_s
@@ -101,12 +101,12 @@ class WaitEstimate:
         return None
 
     def wait_s(self, tokens: float, now: float) -> float | None:
-        """Return the time until capacity for `tokens` has been released; None while unknown."""
+        """Return the seconds until capacity for `tokens` has been released; None while unknown."""
         rate = self.tokens_per_s(now)
         return None if rate is None else tokens / rate
 
     def stay_s(self, tokens: int) -> float:
-        """Return the expected service time of a request of this size; 0 while unknown."""
+        """Return the expected service time in seconds of a request of `tokens`; 0 while unknown."""
         return tokens * self._stayed_s / self._stayed_tokens if self._stayed_tokens > 0.0 else 0.0
 
     @property
@@ -114,7 +114,7 @@ class WaitEstimate:
         return round(self._stayed_tokens / self._stays) if self._stays > 0.0 else 0
 
     def retry_after_s(self, tokens: float, now: float) -> float:
-        """Return the time after which a client should retry while `tokens` wait: never shorter for more of them."""
+        """Return the seconds after which a client should retry while `tokens` are pending. It grows with `tokens`."""
         wait_s = self.wait_s(tokens, now)
         return RETRY_AFTER_S if wait_s is None else min(max(wait_s, RETRY_LEAST_S), RETRY_MOST_S)
 
@@ -170,7 +170,7 @@ def never_fits(request: PlacementRequest, reason: NoRoom) -> InvalidArgument:
 class AdmissionLimits:
     max_waiting: int
     max_wait_s: float
-    without_workers_s: float  # wait of a new request for an absent role, while its workers restart
+    without_workers_s: float  # longest wait of a new request while a role that it needs has no workers
     max_waiting_per_tenant: int
 
 
@@ -185,7 +185,7 @@ class RequestClass:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Result of a successful admission. `route_began_s`: start of the placement, monotonic."""
+    """Result of a successful admission. `route_began_s`: time at which its placement began, monotonic seconds."""
 
     placement: Placement
     route_began_s: float
@@ -194,16 +194,16 @@ class Admitted:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """Attempt that waits for admission, or has just been settled."""
+    """Attempt that waits for admission, or was just admitted or rejected."""
 
     attempt_id: int
     request: PlacementRequest
     block_hashes: Sequence[bytes]
     request_class: RequestClass
     on_settled: Callable[[Admitted | BatonError], None]
-    overtaken_tokens: int = 0  # tokens of requests that overtook it
+    overtaken_tokens: int = 0  # tokens of later requests that were served before it
     outcome: Admitted | BatonError | None = None
-    patience: asyncio.TimerHandle | None = None  # maximum wait, while pending
+    patience: asyncio.TimerHandle | None = None  # timer that ends the wait; None: not pending
 
     def settle(self, outcome: Admitted | BatonError) -> None:
         self.outcome = outcome
@@ -214,29 +214,29 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """In-flight attempt."""
+    """Charged tokens and start time of an in-flight attempt."""
 
     tokens: int
     since_s: float
 
 
 class WaitForecast:
-    """Forecast of waiting times in one queue, by which requests that would be late are rejected."""
+    """Forecast of the waiting times in one queue. Requests that would be late are rejected by it."""
 
     def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
         self._queue = queue
         self._limits = limits
         self._clock = clock
         self._estimate = WaitEstimate()
-        self._stays: dict[int, _Stay] = {}  # by attempt id
+        self._stays: dict[int, _Stay] = {}  # in-flight attempts by attempt id
 
     def retry_after_s(self) -> float:
-        """Return the retry time for a request that is not even queued."""
+        """Return the retry time in seconds for a request that is rejected before it is queued."""
         ahead = self._queue.tokens_ahead("", 0) + self._estimate.usual_tokens
         return self._estimate.retry_after_s(ahead, self._clock())
 
     def refuse_late(self, request_class: RequestClass, tokens: int | None = None) -> None:
-        """Reject a new request that would be late. `tokens`: its charge, if known. Raises: ResourceExhausted."""
+        """Raise ResourceExhausted if a new request would be late. `tokens`: its charge; None: not known yet."""
         if not self._queue or request_class.priority == BEGUN_PRIORITY:
             return
         own = self._queue.waiting_of(request_class.tenant)
@@ -253,7 +253,10 @@ class WaitForecast:
             raise self.refusal(message, request_class, NO_TIME)
 
     def would_miss_deadline(self, entry: Entry[Ticket], now: float) -> bool:
-        """Return whether the deadline will pass before the answer is complete, while other requests are pending."""
+        """Return whether the request would miss its deadline if it started now.
+
+        False if no other request is pending.
+        """
         needed_s = SURE_SHARE * self._estimate.stay_s(entry.tokens)
         return len(self._queue) > 1 and now + needed_s > entry.item.request_class.deadline_s
 
@@ -262,17 +265,17 @@ class WaitForecast:
         return ResourceExhausted(message, self._estimate.retry_after_s(ahead, self._clock()), cause)
 
     def dispatched(self, attempt_id: int, tokens: int, now: float) -> None:
-        """Reserve the attempt's capacity."""
+        """Record that an attempt uses capacity of `tokens` from now on."""
         self._stays[attempt_id] = _Stay(tokens, now)
         self._estimate.dispatched(tokens)
 
     def ended(self, attempt_id: int, answered: bool) -> None:
-        """Release the attempt's capacity. `answered`: the attempt completed."""
+        """Record that an attempt released its capacity. `answered`: the attempt completed."""
         stay, now = self._stays.pop(attempt_id), self._clock()
         self._estimate.ended(stay.tokens, now - stay.since_s if answered else None, now)
 
     def some_wait(self, waits: bool) -> None:
-        """Record whether requests wait for capacity. Waiting for absent workers does not count."""
+        """Record whether requests wait for capacity. Requests that wait for absent workers do not count."""
         self._estimate.some_wait(waits, self._clock())
 
 
@@ -283,7 +286,7 @@ LOOK_AHEAD = 64
 
 
 class _RequestKind(NamedTuple):
-    """Kind of requests that the same workers can serve."""
+    """Properties that decide which workers can serve a request."""
 
     fingerprint: bytes
     adapter: Adapter | None
@@ -295,24 +298,24 @@ def _kind(request: PlacementRequest) -> _RequestKind:
 
 
 def _covers(request: PlacementRequest, unmet: PlacementRequest) -> bool:
-    """Return whether the request cannot fit because a smaller one of its kind did not."""
+    """Return whether `request` cannot fit because `unmet`, which is of the same kind and not larger, did not fit."""
     is_larger = request.charged_blocks >= unmet.charged_blocks and request.choices >= unmet.choices
     return is_larger and _kind(request) == _kind(unmet)
 
 
 class AdmissionPass:
-    """One pass over the pending requests: which is tried next, and which may overtake one that does not fit.
+    """One pass over the pending requests: decides which is tried next, and which may overtake others that do not fit.
 
-    Smaller requests overtake one that does not fit until their tokens are OVERTAKING times its own. From then on the
-    capacity that in-flight requests release is reserved for it. So a large request delays small ones no longer than the
-    workers need to make room for it, and waits for them no longer than for another request of its size.
+    Smaller requests overtake a large one that does not fit, until they have OVERTAKING times its tokens. From then on,
+    all released capacity is reserved for the large request. So it delays small requests only while its capacity is
+    being released, and waits for them no longer than for another request of its size.
 
-    The caller then places the entry from `next`, removes it, or reports that it does not fit.
+    The caller must place the entry from `next` (`served`), remove it, or call `without_room` or `without_workers`.
     """
 
     def __init__(self, queue: FairQueue[Ticket]) -> None:
         self._queue = queue
-        self._held: dict[int, Entry[Ticket]] = {}  # entries that do not fit, by number, in order of service
+        self._held: dict[int, Entry[Ticket]] = {}  # entries that do not fit: by number, in order of service
         self._unmet: list[PlacementRequest] = []
         self._unserved: set[_RequestKind] = set()
 
@@ -321,7 +324,7 @@ class AdmissionPass:
         return bool(self._unserved)
 
     def next(self) -> Entry[Ticket] | None:
-        is_reserved = False  # capacity of decode workers is reserved for an overtaken request
+        is_reserved = False  # True: all capacity of decode workers is reserved for an overtaken request
         for entry in islice(self._queue.order(), LOOK_AHEAD):
             request = entry.item.request
             if _kind(request) in self._unserved or (is_reserved and not request.pooled):
@@ -341,13 +344,13 @@ class AdmissionPass:
         self._unmet.append(entry.item.request)
 
     def without_workers(self, entry: Entry[Ticket]) -> None:
-        """Skip requests of a kind without workers: they delay no other request."""
+        """Skip all requests that need the same absent workers as `entry`. They delay no other request."""
         self._unserved.add(_kind(entry.item.request))
 
     def served(self, entry: Entry[Ticket]) -> None:
-        """Count a served request as overtaking the entries that do not fit.
+        """Count a served request as one that overtook the entries that do not fit.
 
-        A pooled request needs no credit, so it overtakes pooled requests only.
+        A pooled request uses no credit, so it counts only for pooled entries.
         """
         for held in self._held.values():
             if held.item.request.pooled or not entry.item.request.pooled:
@@ -355,19 +358,19 @@ class AdmissionPass:
 
 
 def charged_tokens(request: PlacementRequest, cached_tokens: int) -> int:
-    """Return the charge of a request: the uncached part of its prompt, and answers of the charged length."""
+    """Return the tokens charged for a request: uncached prompt tokens, and the charged length of each answer."""
     return request.prompt_tokens - cached_tokens + request.choices * request.charged_answer_tokens
 
 
 class Unmet(NamedTuple):
-    """Request that does not fit, and the workers as its placement saw them."""
+    """Request that does not fit, and the workers that its placement considered."""
 
     request: PlacementRequest
     workers: Sequence[WorkerView]
 
 
 class CreditRequest(NamedTuple):
-    """Credit that a pending request needs on a worker, in addition to this router's charges there."""
+    """Credit that a pending request needs on a worker, beyond what this router's other requests use there."""
 
     endpoint: str
     blocks: int
@@ -375,15 +378,15 @@ class CreditRequest(NamedTuple):
 
 
 class CreditRequester:
-    """Requests a credit loan from one decode worker if the first pending request exceeds this router's share on all."""
+    """Requests a credit loan from one decode worker if the first unmet request exceeds this router's share on all."""
 
     def __init__(self, on_credit_request: Callable[[CreditRequest], None]) -> None:
-        """Create a requester. `on_credit_request` is called with 0 blocks and 0 slots to end a loan."""
+        """Create a requester. `on_credit_request` sends a request to the worker; 0 blocks and 0 slots end a loan."""
         self._on_credit_request = on_credit_request
         self._wanted: CreditRequest | None = None
 
     def follow(self, unmet: Unmet | None) -> None:
-        """Update the loan. `unmet`: the first request that does not fit; None: all were placed."""
+        """Request, change or end the loan. `unmet`: first request that does not fit; None: no request needs credit."""
         wanted = (
             None if unmet is None else credit_request(unmet, None if self._wanted is None else self._wanted.endpoint)
         )
@@ -397,7 +400,7 @@ class CreditRequester:
 
 
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
-    """Return the loan to request; None if this router's share suffices on some worker. `asked`: the present lender."""
+    """Return the loan to request; None if this router's share suffices on some worker. `asked`: worker asked before."""
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
     workers = [worker for worker in workers if ineligible(request, worker) not in NEVER]
@@ -409,7 +412,7 @@ def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
 
 
 def _lacking(worker: WorkerView, request: PlacementRequest) -> float:
-    """Return the need beyond this router's share of the credit, relative to the worker's capacity."""
+    """Return the credit that the request needs beyond this router's limit, as a fraction of the worker's capacity."""
     blocks = (request.charged_on(worker) - worker.limit_blocks) / worker.total_blocks
     return max(blocks, (request.choices - worker.limit_slots) / worker.total_slots)
 
@@ -430,15 +433,15 @@ class AdmissionQueue:
         on_fault: Callable[[Exception], None] = _raise,
         on_credit_request: Callable[[CreditRequest], None] = lambda wanted: None,
     ) -> None:
-        """Create a queue. `on_fault` is called with a bug in `pump_soon`, after which the queue cannot continue."""
+        """Create a queue. `on_fault` gets an unexpected exception of a scheduled `pump`: the queue cannot continue."""
         self._cluster = cluster
         self._policy = policy
         self._limits = limits
         self._clock = clock or time.monotonic
         self._queue: FairQueue[Ticket] = FairQueue()
         self.forecast = WaitForecast(self._queue, limits, self._clock)
-        self._patience: asyncio.TimerHandle | None = None  # set while a role is absent
-        self._pumping: asyncio.Handle | None = None  # set while `pump` is scheduled
+        self._patience: asyncio.TimerHandle | None = None  # timer that runs while requests wait for absent workers
+        self._pumping: asyncio.Handle | None = None  # scheduled call of `pump`
         self._on_fault = on_fault
         self._credit_requests = CreditRequester(on_credit_request)
 
@@ -454,16 +457,16 @@ class AdmissionQueue:
         request_class: RequestClass,
         on_settled: Callable[[Admitted | BatonError], None],
     ) -> Entry[Ticket]:
-        """Queue a request. `on_settled` is called once, perhaps before this returns.
+        """Queue an attempt. `on_settled` is called once with the outcome, perhaps before this method returns.
 
-        The attempt is then charged on its workers, or rejected with ResourceExhausted (no capacity in time),
-        Unavailable (no workers), or InvalidArgument (never fits). Raises: ResourceExhausted if it cannot be queued.
+        Outcome: Admitted, with the attempt charged on its workers; ResourceExhausted (no capacity in time); Unavailable
+        (no workers); or InvalidArgument (never fits). Raises: ResourceExhausted if the attempt cannot be queued.
         """
         views = self._cluster.snapshot(block_hashes, request.turn)
         tokens = charged_tokens(request, max((known_tokens(request, view) for view in views), default=0))
         self.forecast.refuse_late(request_class, tokens)
         if self._pumping is not None and len(self._queue) >= self._limits.max_waiting:
-            self.pump()  # capacity may have been released in this event-loop iteration
+            self.pump()  # a pump is scheduled: capacity may have been released in this event-loop iteration
             views = self._cluster.snapshot(block_hashes, request.turn)
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(request_class)
@@ -497,17 +500,17 @@ class AdmissionQueue:
         self.forecast.dispatched(attempt_id, tokens, self._clock())
 
     def ended(self, attempt_id: int, answered: bool) -> None:
-        """Record that an admitted attempt released its capacity. `answered`: it completed."""
+        """Record that an admitted attempt released its capacity. `answered`: the attempt completed."""
         self.forecast.ended(attempt_id, answered)
 
     def pump(self) -> None:
-        """Place requests in turn until the next one must wait."""
+        """Place all pending requests that fit, in order of service."""
         self._pump()
 
     def pump_soon(self) -> None:
         """Schedule one `pump` at the end of the current event-loop iteration.
 
-        If many requests are abandoned together, none of them is placed in the capacity of the others.
+        So if many requests are abandoned together, none of them is first placed in capacity that another one released.
         """
         if self._pumping is None:
             self._pumping = asyncio.get_running_loop().call_soon(self._pump_now)
@@ -520,7 +523,7 @@ class AdmissionQueue:
             self._on_fault(error)
 
     def _pump(self, newest: Ticket | None = None, seen: Sequence[WorkerView] | None = None) -> None:
-        """Place requests in turn. `seen`: snapshot for the newest request, valid until another one is placed."""
+        """Place requests in turn. `seen`: snapshot for `newest`, used if no other request is placed before it."""
         admission_pass, unmet = AdmissionPass(self._queue), None
         while (entry := admission_pass.next()) is not None:
             ticket, began_s = entry.item, self._clock()
@@ -553,7 +556,10 @@ class AdmissionQueue:
     def _place(
         self, ticket: Ticket, views: Sequence[WorkerView] | None
     ) -> tuple[Sequence[WorkerView], Decision | NoRoom]:
-        """Return the considered workers and the decision; all workers are considered if the shortlist has no room."""
+        """Return the considered workers and the decision.
+
+        If nothing fits on the shortlist, all workers are considered.
+        """
         request, hashes = ticket.request, ticket.block_hashes
         views = self._cluster.snapshot(hashes, request.turn) if views is None else views
         outcome = decide(request, views, self._policy)
@@ -563,7 +569,7 @@ class AdmissionQueue:
         return views, outcome
 
     def close(self) -> None:
-        """Fail all pending requests, since the router drains."""
+        """Fail all pending requests because the router drains."""
         self._be_patient(False)
         for entry in tuple(self._queue.order()):
             self._settle(entry, Unavailable("the router is draining; retry", "DRAINING", RETRY_AFTER_S), served=False)
@@ -583,7 +589,10 @@ class AdmissionQueue:
         entry.item.settle(outcome)
 
     def _make_place(self, request_class: RequestClass) -> None:
-        """Make room in a full queue: the tenant with most pending requests loses one, unless the new one is its own."""
+        """Make space in a full queue by rejecting the newest request of the tenant with most pending requests.
+
+        Raises: ResourceExhausted if the new request's tenant would then have most.
+        """
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are pending, the maximum; retry later"
         if newest is None or self._queue.waiting_of(newest.tenant) <= self._queue.waiting_of(request_class.tenant) + 1:
@@ -591,7 +600,7 @@ class AdmissionQueue:
         self._settle(newest, self.forecast.refusal(message, newest.item.request_class, QUEUE_FULL), served=False)
 
     def _be_patient(self, some_without_workers: bool) -> None:
-        """Run a timer while requests wait for absent workers."""
+        """Start the timer for absent workers, or stop it if no request waits for them."""
         if some_without_workers and self._patience is None:
             self._patience = asyncio.get_running_loop().call_later(self._limits.without_workers_s, self._give_up)
         elif not some_without_workers and self._patience is not None:
@@ -599,7 +608,7 @@ class AdmissionQueue:
             self._patience = None
 
     def _give_up(self) -> None:
-        """Reject requests that still have no workers, except retried ones."""
+        """Reject requests that still have no workers. Retried requests stay in the queue."""
         self._patience = None
         for entry in tuple(self._queue.order()):
             if entry.item.request_class.priority != BEGUN_PRIORITY and (absent := self._absent(entry.item)) is not None:

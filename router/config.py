@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
-    """Return the risk that needs --insecure; empty without one."""
+    """Return a description of the risk that needs --insecure; empty if there is none."""
     if not is_loopback(admin_host):
         return f"--admin-host {admin_host}: the admin port has no TLS, so hosts on the path can read and use it"
     beyond = [host for host in public_hosts if not is_loopback(host)]
@@ -41,7 +41,7 @@ def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> st
 
 
 def warnings(public_hosts: Iterable[str], admin_host: str, has_keys: bool, has_tls: bool) -> list[str]:
-    """Return the warnings that the router logs at its start."""
+    """Return the security warnings that the router logs at its start."""
     hosts = tuple(public_hosts)
     found = []
     if (risk := too_open(hosts, admin_host, has_keys)) != "":
@@ -139,8 +139,8 @@ class RouterConfig(
         description="Requests without a prefill worker: they stay pending, decode workers compute the "
         "prompts, or they are rejected.",
     )
-    # Measured on two CPU cores: up to 128 tokens are faster than on a prefill worker with the same prefix, and do not
-    # lengthen the token gaps of another answer. The default is half of that, since all answers share the steps.
+    # Measured on two CPU cores: up to 128 tokens are computed faster than on a prefill worker with the same cached
+    # prefix, and do not lengthen another answer's token gaps. The default is half of it: all answers share the steps.
     local_prefill_tokens: int = Field(
         64, ge=0, description="Maximum number of uncached prompt tokens that a decode worker computes itself."
     )
@@ -263,7 +263,7 @@ class RouterConfig(
 
     @property
     def tls(self) -> "TlsFiles | None":
-        from baton.process.security.tls import TlsFiles  # imports gRPC
+        from baton.process.security.tls import TlsFiles  # imported here because it imports gRPC
 
         return TlsFiles(self.tls_cert, self.tls_key) if self.tls_cert is not None and self.tls_key is not None else None
 

@@ -1,7 +1,7 @@
-"""Entry of all requests, whatever the transport: validate, tokenise, hash, generate, and write the trace.
+"""Entry point of all requests, from every transport: validates, tokenises, hashes, generates, and writes the trace.
 
-Every request is counted while it runs, and traced when it has completed. The started requests are always the running
-and the completed ones together.
+Every request is counted while it runs, and traced when it has completed. The number of started requests is always the
+number of running requests plus that of completed ones.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ from baton.router.types.worker import Adapter
 
 
 class RequestCounts:
-    """Counts of requests by outcome, and of tokens by model, which include running requests."""
+    """Counts of requests by outcome, and of tokens by model. Tokens of running requests are included."""
 
     def __init__(self) -> None:
         self.started = 0
@@ -84,7 +84,7 @@ class RequestCounts:
         self._running[record] = None
 
     def end(self, record: RequestRecord, end: RequestEnd) -> None:
-        """Count the end of a request. Raises: KeyError if it is not running."""
+        """Count a completed request. Raises: KeyError if it is not running."""
         del self._running[record]
         self._ended[end.outcome, end.reason] += 1
         self._prompt_tokens[record.model] += record.prompt_tokens
@@ -115,12 +115,12 @@ class RequestCounts:
 
     @property
     def prompt_tokens(self) -> Counter[str]:
-        """Dispatched prompt tokens by model. A resumed stream adds none: its prompt was counted when it began."""
+        """Dispatched prompt tokens by model. A resumed stream adds none, since the original request counted them."""
         return self._prompt_tokens + _sum({record: record.prompt_tokens for record in self._running})
 
     @property
     def generated_tokens(self) -> Counter[str]:
-        """Delivered tokens by model; for a best-of answer, generated tokens."""
+        """Tokens delivered to clients, by model. A best-of answer counts all generated tokens."""
         return self._generated_tokens + _sum({record: record.completion_tokens for record in self._running})
 
 
@@ -141,12 +141,15 @@ class Accounts:
     def __init__(self, tracer: Tracer, counts: RequestCounts | None = None) -> None:
         self._tracer = tracer
         self.counts = counts or RequestCounts()
-        self._stopping = False  # True once running requests are cancelled
+        self._stopping = False  # True: the router stops and cancels running requests
         self._idle = asyncio.Event()
         self._idle.set()
 
     async def idle(self) -> None:
-        """Wait until all requests have completed. A cancellation means that they will be cancelled, too."""
+        """Wait until all requests have completed.
+
+        If this is cancelled, running requests count as stopped by the router.
+        """
         try:
             await self._idle.wait()
         except asyncio.CancelledError:
@@ -157,7 +160,7 @@ class Accounts:
     def request(
         self, record: RequestRecord, deadline_s: float, reader: CallReader, life: asyncio.Timeout | None
     ) -> Iterator[None]:
-        """Follow one request for the duration of the context, whose exception shows how it ended.
+        """Count one request for the duration of the context. An exception of the context decides the request's outcome.
 
         `deadline_s`: monotonic seconds. `life`: see Dispatcher.answer.
         """
@@ -169,7 +172,7 @@ class Accounts:
         except (asyncio.CancelledError, GeneratorExit):
             end = self._left(record, deadline_s, reader, life)
             raise
-        except BaseException as error:  # every end is counted
+        except BaseException as error:  # requests that end with any exception are counted
             end = end_of(error, record.timeline.attempts > 0)
             raise
         finally:
@@ -182,8 +185,8 @@ class Accounts:
         self._end(record, end)
 
     def newest(self, count: int) -> list[RequestReport]:
-        """Return running requests, then completed ones, newest first; each kind gets at least half of `count` if it has
-        as many. Running requests have no stalls yet.
+        """Return up to `count` requests: running ones, then completed ones, each newest first. Each kind gets at least
+        half of `count`, if it has as many. Reports of running requests have no stalls yet.
         """
         now = time.monotonic()
         ended = list(islice(self._tracer.recent.newest(), count))
@@ -194,7 +197,7 @@ class Accounts:
         return [*running, *ended[: count - len(running)]]
 
     def find(self, given: str) -> RequestReport | None:
-        """Return the request that an id names, by the rules of `named`; None if there is none."""
+        """Return the report of the request with this id, full or abbreviated (`is_named`); None if there is none."""
         for record in self.counts.newest_running:
             request_id = record.prepared.request_id if record.prepared is not None else ""
             if is_named(request_id, record.identity.trace_id, given):
@@ -202,7 +205,7 @@ class Accounts:
         return self._tracer.recent.find(given)
 
     def running_ids(self, tenant: str) -> set[str]:
-        """Return the known ids of a tenant's running requests."""
+        """Return the ids of a tenant's running requests, without those that are not prepared yet."""
         running = (record.prepared for record in self.counts.newest_running)
         return {each.request_id for each in running if each is not None and each.tenant == tenant}
 
@@ -220,7 +223,7 @@ class Accounts:
     def _left(
         self, record: RequestRecord, deadline_s: float, reader: CallReader, life: asyncio.Timeout | None
     ) -> RequestEnd:
-        """Return the end of a request whose stream was closed by its reader."""
+        """Return the outcome of a request whose stream was closed or cancelled."""
         if record.summary is not None:
             return ANSWERED
         if life is not None and life.expired():
@@ -232,14 +235,14 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherLimits:
-    """Limits of the dispatcher."""
+    """Limits of every request: its default and maximum deadline, and the number of requests in flight."""
 
     default_deadline_s: float
     max_active: int
 
 
 class Dispatcher:
-    """Dispatcher of concurrent requests."""
+    """Dispatcher that admits, prepares and runs concurrent requests."""
 
     def __init__(
         self,
@@ -251,7 +254,10 @@ class Dispatcher:
         meters: KeyMeters | None = None,
         counts: RequestCounts | None = None,
     ) -> None:
-        """Create a dispatcher. `meters`: of API keys, whose use other routers share. `counts`: of requests."""
+        """Create a dispatcher.
+
+        `meters`, `counts`: meters of API keys and counts of requests; None: new ones are created.
+        """
         self._readiness = readiness
         self._scheduling = scheduling
         self._limits = limits
@@ -260,12 +266,12 @@ class Dispatcher:
         self.accounts = Accounts(tracer, counts)
         self.draining = False
         self._stopped = False
-        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # requests that cannot be resumed
+        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # fail requests that cannot be resumed
 
     async def drain(self) -> None:
         """Reject new requests and wait until the accepted ones have completed.
 
-        When this is cancelled, requests that cannot be resumed at another router fail with an error.
+        If this call is cancelled, requests that cannot be resumed at another router fail with an error.
         """
         self.draining = True
         try:
@@ -291,7 +297,7 @@ class Dispatcher:
         return self.accounts.counts.running
 
     async def models(self) -> tuple[ChosenModel, ...]:
-        """Return the served model, and with each of its adapters. Raises: Unavailable."""
+        """Return the served model, then the model with each of its adapters. Raises: Unavailable."""
         served = await self._readiness.gate.model()
         return (
             ChosenModel(served, self._weights),
@@ -299,7 +305,10 @@ class Dispatcher:
         )
 
     async def choose(self, model: str) -> ChosenModel:
-        """Return the model or adapter of that name; the model for an empty name. Raises: NotFound, Unavailable."""
+        """Return the model or adapter named `model`; the model if the name is empty.
+
+        Raises: NotFound, Unavailable, InvalidArgument.
+        """
         served = await self._readiness.gate.model()
         if model in ("", served.name):
             return ChosenModel(served, self._weights)
@@ -313,7 +322,7 @@ class Dispatcher:
         return await self._scheduling.fleet.adapters.load(name, path, replaces, served.name, served.fingerprint)
 
     async def unload_adapter(self, name: str, wait_s: float) -> list[str]:
-        """See ClusterAdapters.unload. Raises: BatonError."""
+        """Unload an adapter on all workers of the model; see ClusterAdapters.unload. Raises: BatonError."""
         return await self._scheduling.fleet.adapters.unload(name, wait_s)
 
     async def reload(self, path: str, grace_s: float) -> tuple[ChosenModel, list[str]]:
@@ -328,7 +337,7 @@ class Dispatcher:
 
     @property
     def version(self) -> str:
-        """Version of the weights of new requests; empty before a model is known."""
+        """Version of the weights that new requests use; empty until a model is loaded."""
         served = self._readiness.gate.served
         return "" if served is None else ChosenModel(served, self._weights).version
 
@@ -338,7 +347,7 @@ class Dispatcher:
 
     def _adapters(self, served: ServedModel) -> tuple[Adapter, ...]:
         if self._weights is not None:
-            return ()  # adapters belong to the weights that workers were started with
+            return ()  # adapters fit only the weights that workers were started with, which were replaced
         listed = self._scheduling.fleet.adapters.listed
         return served_adapters(self._scheduling.cluster.workers, served.fingerprint, self._readiness.needed, listed)
 
@@ -350,16 +359,16 @@ class Dispatcher:
         life: asyncio.Timeout | None = None,
         reader: CallReader | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """Yield one Started, PromptParts, Deltas, and one Finished per choice; for a resumed stream, the rest of them.
+        """Yield one Started, PromptParts, Deltas, and one Finished per choice; for a resumed stream, the unsent ones.
 
         Closing the iterator cancels the request. `life` expires when another stream of the same request begins; None:
-        the stream cannot be resumed. `reader`: reader of several requests of one call. Raises: BatonError.
+        the stream cannot be resumed. `reader`: reader of a call with several requests. Raises: BatonError.
         """
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
         record.is_streamed = asked is None or asked.is_streamed
         record.tenant = request.tenant
-        current_trace.set(record.identity)  # log lines of router and workers have the same trace id
+        current_trace.set(record.identity)  # so that log lines of router and workers have the same trace id
         limit_s = self._limits.default_deadline_s
         deadline_s = record.timeline.arrived_s + (limit_s if time_left_s is None else min(limit_s, time_left_s))
         with self.accounts.request(record, deadline_s, reader or CallReader(), life), ExitStack() as held:
@@ -378,7 +387,7 @@ class Dispatcher:
                 held.callback(self._ending.pop, record)
                 if self._stopped:
                     generation.supersede(_router_stopped())
-            # Started is sent with the first token: before it, a client may safely retry.
+            # Started is withheld until the first event: a client that has not received it may safely retry.
             started: Started | None = _started(beginning)
             async with aclosing(generation.events(entry)) as events:
                 async for event in events:
@@ -395,13 +404,13 @@ class Dispatcher:
                         yield event
 
     def _admit(self, asked: GenerationRequest | None, record: RequestRecord) -> KeyMeter | None:
-        """Charge the request to its API key and return the meter, None without limits. Raises: BatonError."""
+        """Charge the request to its API key and return the key's meter; None without limits. Raises: BatonError."""
         if self.active > self._limits.max_active:
             message = f"{self._limits.max_active} requests are in flight, the maximum; retry later"
             raise ResourceExhausted(message, self._scheduling.queue.forecast.retry_after_s(), "max_active")
         if self.draining:
             raise Unavailable("the router is draining; retry", "DRAINING", RETRY_AFTER_S)
-        # A request resumed by its record alone was charged when it began.
+        # A request that is resumed from its journal record alone was charged when it was first sent.
         if asked is None or asked.limits == UNLIMITED:
             return None
         return self._meters.begin(asked.tenant, asked.limits, record.timeline.arrived_s)
@@ -422,17 +431,17 @@ class Dispatcher:
         return beginning
 
     async def _begin(self, request: GenerationRequest | ResumeRequest, deadline_s: float) -> Beginning:
-        """Return the request to be answered. Raises: BatonError."""
+        """Prepare a new or resumed request. Raises: BatonError."""
         if isinstance(request, ResumeRequest):
             return await self._begin_again(request)
-        # A late request is rejected before any work is done for it.
+        # A request that would miss its deadline is rejected before it is tokenised.
         self._scheduling.queue.forecast.refuse_late(RequestClass(request.tenant, request.priority, deadline_s))
         chosen, prepared = await self._chosen(request)
         token = resume_token(chosen.version)
         return Beginning(prepared, chosen, request.tenant, token, shown_tokens=request.shown_tokens)
 
     async def _chosen(self, request: GenerationRequest) -> tuple[ChosenModel, PreparedRequest]:
-        """Prepare a request, again if the weights were replaced meanwhile. Raises: BatonError."""
+        """Prepare a request; repeat this if the weights were replaced meanwhile. Raises: BatonError."""
         while True:
             weights = self._weights
             chosen = await self.choose(request.model)
@@ -461,19 +470,22 @@ class Dispatcher:
         return Finished(choice, record.summary)
 
     async def _begin_again(self, asked: ResumeRequest) -> Beginning:
-        """Prepare a resumed request from the journal's record, or from the request itself. Raises: BatonError."""
+        """Prepare a resumed request from its journal record, or from the original request that the client sent again.
+
+        Raises: BatonError.
+        """
         check_names(asked)
         current_request_id.set(asked.request_id)
         served = await self._readiness.gate.model()
         record = await self._streams.find(asked, served.block_tokens, served.groups)
         chosen: ChosenModel | None = None
         if record is not None:
-            adapter = record.request.adapter  # may be unlisted by now
+            adapter = record.request.adapter  # may have been unloaded since
             adapters = self._scheduling.fleet.adapters
             if (gone := adapters.open_requests.gone(adapter)) is not None:
                 raise gone
             if record.request.fingerprint != served.fingerprint or not adapters.can_compute(adapter):
-                record = None  # the model has changed
+                record = None  # the model has changed: the record is useless
             else:
                 chosen = ChosenModel(served, adapter)
         if record is not None and chosen is not None:
@@ -496,7 +508,7 @@ class Dispatcher:
         )
 
     def _check_version(self, asked: ResumeRequest, chosen: ChosenModel) -> None:
-        """Check that the weights are those that generated the beginning of the answer. Raises: Aborted."""
+        """Check that the beginning of the answer was generated by the same weights. Raises: Aborted."""
         if self._weights is not None and asked.choices and not is_of_version(asked.resume_token, chosen.version):
             message = "the weights of this request were replaced and its record has expired; send it again"
             raise Aborted(message, "MODEL_REPLACED")
@@ -505,7 +517,7 @@ class Dispatcher:
         served = chosen.served
         drawn = DrawnValues(request_id=f"req-{secrets.token_hex(8)}", seed=secrets.randbits(63))
         given = "" if identifier_fault(request.request_id) else request.request_id
-        current_request_id.set(given or drawn.request_id)  # set early, for the log lines of rejected requests
+        current_request_id.set(given or drawn.request_id)  # set before validation, for log lines of rejected requests
         allowed_tokens = request.limits.max_context_tokens
         max_context = served.max_context(allowed_tokens)
         if request.pooling is None:

@@ -1,4 +1,4 @@
-"""Router process: builds every part once from the configuration, and closes them in reverse order."""
+"""Router process: builds all components from the configuration, and closes them in reverse order."""
 
 import asyncio
 import itertools
@@ -63,7 +63,7 @@ SWITCH_INTERVAL_S = 0.0005  # GIL switch interval: by default a tokenizer thread
 
 
 def run_router(command: str, make: "Callable[[RouterConfig, Telemetry], RouterProcess]") -> int:
-    """Run the router until a signal stops it. Return the exit code."""
+    """Run the router until a signal stops it, and return the exit code."""
     config = read_config_or_exit(RouterConfig, command)
     configure_logging("router", config.log_format, config.log_level)
     log_notices(config)
@@ -85,7 +85,7 @@ class _Runnable(Protocol):
 
 
 class RouterProcess:
-    """A `process.serving.server.Process`. Construct it within a running event loop."""
+    """The router as a `process.serving.server.Process`. Construct it within a running event loop."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class RouterProcess:
         observers: Sequence[RecordObserver] = (),
         late_observers: Sequence[RecordObserver] = (),
     ) -> None:
-        """Build all parts. `counts`, `observers`, `late_observers`: of requests, see Dispatcher and Tracer."""
+        """Build all components. `counts`: see Dispatcher. `observers`, `late_observers`: see Tracer."""
         self._config = config
         self._telemetry = telemetry
         self._tasks: list[asyncio.Task[None]] = []
@@ -174,7 +174,7 @@ class RouterProcess:
 
     @property
     def loop_busy_s(self) -> float:
-        """Time for which this process's event loop was too busy to process events, in seconds since the start."""
+        """Seconds since the start in which this process's event loop was busy and events had to wait."""
         return self._lag.busy_s
 
     @property
@@ -183,7 +183,7 @@ class RouterProcess:
 
     @property
     def registry_problem(self) -> str:
-        """Reason why Redis rejects writes of this router and its workers; empty if it does not."""
+        """Reason why Redis is not available or rejects writes; empty if all is well or Redis is not used."""
         parts = (self._membership, self._peer_routers, self.journal)
         return next((part.problem for part in parts if part is not None and part.problem), "")
 
@@ -315,7 +315,7 @@ class RouterProcess:
             await self._running.health.set_serving(ready)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        """Exit if a task ends without being cancelled: the router serves no request without it."""
+        """Stop the process if a task ends without being cancelled, because the router needs all its tasks."""
         was_cancelled = task.cancelled() or (task.cancelling() > 0 and task.exception() is None)
         if not was_cancelled:
             self._exit(f"task {task.get_name()} ended", task.exception())
@@ -343,12 +343,12 @@ def _host(config: RouterConfig) -> str:
 
 
 def address_of(config: RouterConfig) -> str:
-    """Return this router's host:port, as other routers and operators see it."""
+    """Return this router's host:port, by which other routers and operators reach it."""
     return host_and_port(_host(config), config.port)
 
 
 class _RedisStores(NamedTuple):
-    """Records that this router writes to Redis."""
+    """The router's stores in Redis."""
 
     shares: RedisShares
     journal: RedisJournal
@@ -373,7 +373,7 @@ def _planning(
         return None
 
     async def may_act() -> bool:
-        """Return whether this router's planner may act: with Redis, only one router at a time has the lease."""
+        """Return whether this router may change roles: with Redis, only the router that has the lease may."""
         if stores is None:
             return True
         try:

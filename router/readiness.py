@@ -1,9 +1,9 @@
-"""Readiness of this router: workers of each needed role are connected, their model is loaded, a probe was answered.
+"""Readiness of this router: each needed role has a worker, the model's tokenizer is loaded, and a probe was answered.
 
 waiting for workers -> loading the tokenizer -> probe -> ready -> (a needed role has no worker) -> waiting for workers
 
-An answer needs a decode worker, and a prefill worker unless decode workers may compute prompts. In that case the first
-prefill worker may connect later: another probe then goes through it, while requests are served.
+An answer needs a decode worker, and a prefill worker unless decode workers may compute prompts. If they may, the first
+prefill worker can connect later: it is then tested by another probe, while requests are served.
 """
 
 import asyncio
@@ -27,22 +27,22 @@ from baton.router.types.worker import WorkerDescription
 
 logger = logging.getLogger(__name__)
 
-_TOKENS = 2  # answer length of a probe: one token from prefill, one from decode
-_PROBE_S = 30.0  # deadline of a probe, whose workers may have to warm up
+_TOKENS = 2  # tokens of a probe's answer: one from the prefill worker, one from the decode worker
+_PROBE_S = 30.0  # deadline of a probe: long, because workers may have to warm up
 _RETRY_S = 0.5
 
 
 class ProbeFailed(Exception):
-    """Error: the probe was answered incorrectly."""
+    """Error: the readiness probe was answered incorrectly."""
 
 
 async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float) -> Placement:
-    """Send one short greedy request through prefill, transfer and decode, or a decode worker alone.
+    """Send one short greedy request through a prefill worker, a transfer and a decode worker, or a decode worker alone.
 
-    Return its placement. Raises: ProbeFailed, BatonError.
+    Return the request's placement. Raises: ProbeFailed, BatonError.
     """
     pooling = served.pooled_alone()
-    # One complete block and one token, so that the KV of a block is transferred.
+    # The prompt has one complete block and one token, so that a block's KV is transferred.
     prompt_tokens = max(1, min(served.block_tokens + 1, served.max_model_len - _TOKENS))
     token_ids = tuple(itertools.islice(itertools.cycle(range(served.vocab_size)), prompt_tokens))
     valid = ValidRequest(
@@ -61,7 +61,7 @@ async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float
         timeline,
         served.tokenizer.detokenizer,
         deadline_s=now + time_left_s,
-        is_usual=False,  # its duration predicts nothing
+        is_usual=False,  # the duration of a probe predicts nothing about requests
     )
     tokens = 0
     async for event in generation.events():
@@ -77,7 +77,7 @@ async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float
 
 
 class Readiness:
-    """Readiness of this router. `on_change` is awaited at every change."""
+    """State machine of this router's readiness. `on_change` is awaited at every change of it."""
 
     def __init__(
         self,
@@ -87,12 +87,12 @@ class Readiness:
         wait_s: float,
         on_change: Callable[[bool], Awaitable[None]],
     ) -> None:
-        """Create the readiness of a router. `wait_s`: maximum time that a request waits for it."""
+        """Create the state machine. `wait_s`: maximum time that a request waits until the router is ready."""
         self._scheduling = scheduling
         self._answers_need = frozenset({WorkerRole.DECODE} if decode_may_prefill else WorkerRole)
         self._prefill_probed = False
-        self._serving: WorkerDescription | None = None  # a worker of the served model
-        self._logged: frozenset[str] = frozenset()  # refusals that were logged
+        self._serving: WorkerDescription | None = None  # description of a worker that has the served model
+        self._logged: frozenset[str] = frozenset()  # refusals that were logged already
         self._source = source
         self._on_change = on_change
         self._changed = asyncio.Event()
@@ -100,12 +100,12 @@ class Readiness:
 
     @property
     def needed(self) -> Set[WorkerRole]:
-        """Roles without which no request can be served."""
+        """Roles that must have a worker so that requests can be served."""
         serving = self._serving
         return self._answers_need if serving is None or serving.model.makes_answers else {WorkerRole.PREFILL}
 
     def notice(self) -> None:
-        """Handle a possible change of the cluster."""
+        """Check the readiness again soon, because the cluster may have changed."""
         self._changed.set()
 
     @property
@@ -114,14 +114,14 @@ class Readiness:
 
     @property
     def detail(self) -> str:
-        """Reason why the router is not ready, or is less than it should be; empty if all is well."""
+        """Reason why the router is not ready, or ready with restrictions; empty if all is well."""
         if self.ready and not self.gate.detail and self._prefill_untried:
             return "a prefill worker awaits its readiness probe"
         return self.gate.detail
 
     @property
     def refused(self) -> dict[str, str]:
-        """Reasons why connected workers get no requests, by endpoint."""
+        """Reason why each unsuitable worker gets no requests, by endpoint."""
         found = dict[str, str]()
         for worker in self._scheduling.cluster.workers:
             if worker.held and worker.description is not None and self._serving is not None:
@@ -132,12 +132,12 @@ class Readiness:
         return {endpoint: why for endpoint, why in found.items() if why}
 
     def _refusals(self) -> list[str]:
-        """Return the refusals as sentences for logs and errors."""
+        """Return a sentence for each worker that gets no requests, for logs and errors."""
         name_of = self._scheduling.cluster.name_of
         return [f"{name_of(endpoint)} is refused: {why}" for endpoint, why in self.refused.items()]
 
     def _log_refusals(self) -> None:
-        """Log new refusals."""
+        """Log each worker that newly gets no requests."""
         refusals = self._refusals()
         for refusal in refusals:
             if refusal not in self._logged:
@@ -145,7 +145,7 @@ class Readiness:
         self._logged = frozenset(refusals)
 
     async def run(self) -> None:
-        """Keep the router ready, until cancelled."""
+        """Report the router as ready while it can answer, until cancelled."""
         try:
             while True:
                 if await self._prepare():
@@ -189,14 +189,14 @@ class Readiness:
 
     @property
     def _prefill_untried(self) -> bool:
-        """True if a prefill worker is connected, but no probe went through one."""
+        """True if a prefill worker is connected, but no probe was answered through a prefill worker."""
         served = self.gate.served
         if served is None or self._prefill_probed:
             return False
         return _has_prefill(self._scheduling.cluster, served.fingerprint)
 
     async def _try_prefill(self) -> None:
-        """Probe the first prefill worker that connected, until no worker can answer any more."""
+        """Probe the first connected prefill worker. The probe is cancelled if no worker can answer any more."""
         if self.gate.served is None or not _has_prefill(self._scheduling.cluster, self.gate.served.fingerprint):
             self._prefill_probed, self.gate.detail = False, ""
             return
@@ -209,17 +209,17 @@ class Readiness:
                 await self._change()
             if probing.done():
                 await probing
-                if self._prefill_untried:  # a decode worker answered the probe alone
+                if self._prefill_untried:  # a decode worker answered the probe alone: retry after a pause
                     await asyncio.sleep(_RETRY_S)
         except (BatonError, ProbeFailed) as error:
             await self._failed(f"the readiness probe through a prefill worker failed: {error}")
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)
-            self.notice()  # changes during the probe must be handled
+            self.notice()  # the caller checks changes that happened during the probe
 
     async def _failed(self, detail: str) -> None:
-        """Log a failure once, and retry after _RETRY_S."""
+        """Log a failure, unless it was just logged, and request another check after _RETRY_S."""
         if self.gate.detail != detail:
             logger.warning("%s: %s", "degraded" if self.ready else "not ready", detail)
         self.gate.detail = detail
@@ -246,7 +246,7 @@ class Readiness:
         await self._on_change(ready)
 
     def _can_answer(self) -> bool:
-        """Return whether workers that serve the model can answer."""
+        """Return whether the connected workers can answer requests to the loaded model."""
         description = self._answering()
         served = self.gate.served
         return description is not None and served is not None and description.fingerprint == served.fingerprint
@@ -257,10 +257,10 @@ class Readiness:
 
 
 def answering(cluster: Cluster, preferred: bytes | None, needed: Set[WorkerRole]) -> WorkerDescription | None:
-    """Return a decode worker of a model that has workers of all needed roles, or a prefill worker of a model without
-    answers.
+    """Return a decode worker of a model whose needed roles all have workers, or a prefill worker of a model that only
+    computes vectors; None if there is none.
 
-    Workers of the preferred fingerprint come first, then those with a prefill worker.
+    Workers with the preferred fingerprint come first, then those whose model has a prefill worker.
     """
     decode = [
         (description.fingerprint != preferred, not paired, description)

@@ -1,8 +1,8 @@
-"""Role planning of one router: measures the pressures of both roles, and carries out the planner's verdicts.
+"""Role planning of one router: measures the load pressure of both roles and carries out the planner's verdicts.
 
 The pressures also give the desired number of workers of each role, for an autoscaler.
 
-Pressure of prefill: the maximum of the workers' busy share (by this router's requests, and by the tokens of all
+Pressure of prefill: the maximum of the workers' utilisation (by this router's requests, or by the tokens of all
 routers), the queueing time of prompts, and the TTFT on the workers, each relative to its allowed value.
 
 Pressure of decode: the maximum of used slots, used blocks, and the time between tokens, each relative to its allowed
@@ -30,16 +30,16 @@ from baton.router.trace.record import RequestRecord
 logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 WINDOW_S = 10.0
-PREFILL_SHARE = 0.8  # maximum busy share of prefill workers: beyond it prompts queue up
-RECOVER_S = 60.0  # time in which the desired workers must clear the backlog
-DECODE_SHARE = 0.9  # maximum share of used slots and blocks
+PREFILL_SHARE = 0.8  # maximum utilisation of prefill workers, above which prompts queue up
+RECOVER_S = 60.0  # time in which the desired number of workers must clear the backlog
+DECODE_SHARE = 0.9  # maximum utilisation of decode workers' batch slots and blocks
 LEAST_SAMPLES = 4
 _MAX_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class SloTargets:
-    """Objectives of the planner."""
+    """Latency objectives that the planner compares with measured latencies."""
 
     ttft_ms: float
     tbt_ms: float
@@ -49,15 +49,15 @@ class SloTargets:
 class _Ended:
     """Measured times of one completed request."""
 
-    at_s: float  # completion, monotonic
+    at_s: float  # time of completion, monotonic seconds
     computed_tokens: int
     prefill_ms: float
-    waited_ms: float  # queueing on a prefill worker
+    waited_ms: float  # time in which the prompt was not computed on its worker
     tbt_ms: float | None
 
 
 class TokenFlow:
-    """Rate of uncached prompt tokens at all prefill workers within WINDOW_S, by their reports."""
+    """Rate of uncached prompt tokens at all prefill workers over the last WINDOW_S, from worker reports."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, Mapping[str, int]]] = deque()
@@ -74,7 +74,7 @@ class TokenFlow:
 
     @property
     def tokens_per_s(self) -> float:
-        """Rate between the first and the last report; 0 with fewer than two. New and restarted workers do not count."""
+        """Tokens per second in the window; 0 with fewer than two samples. New and restarted workers do not count."""
         if len(self._seen) < 2:
             return 0.0
         (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
@@ -83,7 +83,7 @@ class TokenFlow:
 
 
 class RolePlanning:
-    """Role planning of one router. `may_act`: return whether this router may change roles now."""
+    """Role planning of one router. `may_act` returns whether this router may change roles now."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class RolePlanning:
         self._ended: deque[_Ended] = deque(maxlen=_MAX_SAMPLES)
 
     def observe(self, record: RequestRecord) -> None:
-        """Add a completed request. Only prompts of prefill workers count for prefill."""
+        """Add the measured times of a completed request. A prompt that a decode worker computed has no prefill time."""
         timeline = record.timeline
         prefill, gaps = timeline.prefill, record.gaps
         if prefill is None or timeline.placement is None or record.prepared is None:
@@ -126,7 +126,7 @@ class RolePlanning:
 
     @property
     def desired(self) -> Mapping[WorkerRole, int]:
-        """Desired number of workers by role, without roles that no worker has had."""
+        """Desired number of workers by role, without roles that no worker has had so far."""
         return self._replicas.desired
 
     async def run(self) -> None:
@@ -135,7 +135,7 @@ class RolePlanning:
             await self.look()
 
     async def look(self) -> None:
-        """Observe the cluster once, and act."""
+        """Measure the cluster once, and change a worker's role if the planner says so."""
         now = self._clock()
         situation = self.situation()
         self._replicas.look(situation, now)
@@ -157,7 +157,7 @@ class RolePlanning:
         self._planner.changed(now)
 
     def situation(self) -> Situation:
-        """Return the present situation."""
+        """Measure the present number of workers and the pressure of both roles."""
         now = self._clock()
         while self._ended and now - self._ended[0].at_s > WINDOW_S:
             self._ended.popleft()
@@ -198,11 +198,11 @@ class RolePlanning:
         if len(gaps) < LEAST_SAMPLES:
             return Pressure(taken, shared=taken)
         level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
-        # More workers do not shorten a step below the shortest one seen.
+        # The floor is the shortest token gap seen: more workers do not make steps shorter than that.
         return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms, taken)
 
     def _to_change(self, to: WorkerRole) -> str | None:
-        """Return the least loaded worker of the other role that can change; None if there is none."""
+        """Return the id of the least loaded worker that can change its role to `to`; None if there is none."""
         available = [
             worker
             for worker in self._cluster.workers

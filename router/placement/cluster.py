@@ -30,11 +30,11 @@ _NO_FILES: Mapping[str, int] = {}
 
 
 def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
-    """Return the workers that a decision considers, which bounds its cost in a large cluster.
+    """Return the workers that a placement decision considers. Their bounded number bounds the cost of a decision.
 
-    Up to ALL_UP_TO workers are all considered. Of more, the decision considers some that have much of the prompt
-    cached, and the next OTHERS in turn: the least busy one of a few dozen is nearly the least busy of all
-    (Mitzenmacher, The Power of Two Choices, 2001). `found`: cached blocks of the prompt by worker, without zeros.
+    Up to ALL_UP_TO workers are all considered. In a larger cluster, the decision considers some workers that have much
+    of the prompt cached, and the next OTHERS in turn: the least busy worker of a few dozen is nearly the least busy of
+    all (Mitzenmacher, The Power of Two Choices, 2001). `found`: cached blocks of the prompt by worker, without zeros.
     """
     if len(workers) <= ALL_UP_TO:
         return workers
@@ -58,11 +58,11 @@ class AttemptCharge:
     blocks: int = 0
     slots: int = 0
     prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute
-    load_ms: float = 0.0  # time to load blocks from files
+    load_ms: float = 0.0  # time in which the worker loads blocks of the prompt from files
 
 
 class Charges:
-    """Charges of this router's attempts on one worker, by attempt id, and their sums."""
+    """Charges of this router's attempts on one worker, by attempt id, with the sums over all attempts."""
 
     __slots__ = ("_charges", "blocks", "load_ms", "prompt_tokens", "slots", "tokens")
 
@@ -78,7 +78,7 @@ class Charges:
         return iter(self._charges)
 
     def add(self, attempt_id: int, charge: AttemptCharge) -> None:
-        """Add an attempt's charge, replacing its earlier one."""
+        """Add an attempt's charge. It replaces an earlier charge of the same attempt."""
         self.release(attempt_id)
         self._charges[attempt_id] = charge
         self.tokens += charge.tokens
@@ -88,7 +88,7 @@ class Charges:
         self.load_ms += charge.load_ms
 
     def prompt_computed(self, attempt_id: int) -> None:
-        """Remove the prompt's part of a charge, which may have been released already."""
+        """Set a charge's prompt tokens and loading time to zero. The charge may have been released already."""
         charge = self._charges.get(attempt_id)
         if charge is not None:
             self._charges[attempt_id] = replace(charge, prompt_tokens=0, load_ms=0.0)
@@ -96,7 +96,7 @@ class Charges:
             self._loaded(charge)
 
     def release(self, attempt_id: int) -> None:
-        """Release a charge, which may have been released already."""
+        """Release a charge. It may have been released already."""
         charge = self._charges.pop(attempt_id, None)
         if charge is not None:
             self.tokens -= charge.tokens
@@ -115,7 +115,7 @@ class Charges:
 
 
 class LinkEnd(Enum):
-    """Fate of the process behind a lost link, as far as known."""
+    """What is known about the process behind a lost link."""
 
     NONE = auto()  # no link was lost
     ANNOUNCED = auto()  # the process drained, or changed its role
@@ -127,13 +127,13 @@ class LinkEnd(Enum):
 class Departures:
     """Counts of a worker's lost links by cause, since the router's start."""
 
-    deaths: int = 0  # processes that ended without a complete drain
-    drains: int = 0  # processes that ended after a drain
+    deaths: int = 0  # number of processes that ended without a complete drain
+    drains: int = 0  # number of processes that ended after a complete drain
     role_changes: int = 0
-    lost_sessions: int = 0  # links to processes that may live: silent, or not reconnected in time
+    lost_sessions: int = 0  # number of links lost by silence or a late reconnect, whose processes may live
 
     def lost(self, end: LinkEnd, drained: bool) -> LinkEnd:
-        """Count a lost link and return the fate of its process. `drained`: the worker had drained."""
+        """Count a lost link and return what is known about its process. `drained`: the worker had drained."""
         if end is LinkEnd.GONE:
             self._gone(drained)
         elif drained:
@@ -143,7 +143,7 @@ class Departures:
         return end
 
     def follow(self, end: LinkEnd, before: WorkerDescription, now: WorkerDescription) -> None:
-        """Count the end of the previous process, once a link with a later epoch opens."""
+        """Count a role change, or the end of the previous process, when a link with a later epoch opens."""
         if before.is_same_process(now):
             self.role_changes += before.role is not now.role
         elif end is not LinkEnd.GONE:
@@ -167,11 +167,11 @@ class _RecentTokens:
 
 
 class RecentWork:
-    """Distribution of recent work among workers. It decays with assigned work, not with time."""
+    """Recently assigned work of each worker. It decays as more work is assigned, not with time."""
 
     def __init__(self) -> None:
         self._shares: dict[str, _RecentTokens] = {}
-        self.age = 0.0  # assigned work since the start, in multiples of WINDOW_S
+        self.age = 0.0  # work assigned to all workers since the start, in multiples of WINDOW_S
 
     def add(self, worker: str, tokens: int, tokens_per_s: float) -> None:
         """Add tokens that the worker must compute. `tokens_per_s`: rate of all workers together."""
@@ -193,7 +193,7 @@ STALLED_S = 15.0
 
 
 class StallDetector:
-    """Detector of a worker that has work and takes no step. Such a worker gets no more requests."""
+    """Detects that a worker has work but takes no steps. Such a worker gets no new requests."""
 
     __slots__ = ("_since_s", "_steps")
 
@@ -216,17 +216,17 @@ FIRST_S, LAST_S = 5.0, 80.0
 
 @dataclass(slots=True)
 class _Trouble:
-    failures: int = 0  # consecutive
-    successes: int = 0  # consecutive
+    failures: int = 0  # number of consecutive failed transfers
+    successes: int = 0  # number of consecutive successful transfers
     aside_s: float = 0.0  # duration of the last suspension
-    until_s: float = 0.0  # end of the last suspension
+    until_s: float = 0.0  # end of the last suspension, monotonic seconds
 
 
 class PairCircuitBreaker:
-    """Circuit breaker that suspends pairs of workers whose transfers fail; each may serve well with other workers.
+    """Circuit breaker that suspends pairs of workers whose transfers fail. Both may work well in other pairs.
 
-    A pair that fails again after its suspension is suspended for twice as long. SUCCESSES consecutive transfers clear
-    it. Pairs without failures take no memory.
+    A pair that fails again after its suspension is suspended for twice as long. SUCCESSES consecutive successful
+    transfers reset it. Pairs without failures take no memory.
     """
 
     def __init__(self) -> None:
@@ -250,12 +250,12 @@ class PairCircuitBreaker:
             del self._troubles[pair]
 
     def forget(self, endpoint: str) -> None:
-        """Clear all pairs of a worker whose process is gone."""
+        """Reset all pairs of a worker whose process is gone."""
         for pair in [pair for pair in self._troubles if endpoint in pair]:
             del self._troubles[pair]
 
     def broken(self, now: float) -> frozenset[Pair]:
-        """Return the suspended pairs."""
+        """Return the pairs that are suspended at `now`."""
         if not self._troubles:
             return _NONE
         return frozenset(pair for pair, trouble in self._troubles.items() if now < trouble.until_s)
@@ -276,15 +276,15 @@ class Worker:
     endpoint: str
     role: WorkerRole
     connected: bool = False
-    held: bool = False  # link open, or in its reconnect grace: requests on the worker may continue
+    held: bool = False  # the link is open or may still reconnect: requests on the worker may continue
     description: WorkerDescription | None = None
     epoch: int = 0
     report: WorkerReport | None = None
     charges: Charges = field(default_factory=Charges)
-    end: LinkEnd = LinkEnd.NONE  # fate of its last process
-    died_s: float | None = None  # monotonic time at which its process was last found gone
+    end: LinkEnd = LinkEnd.NONE  # what is known about the worker's last process
+    died_s: float | None = None  # monotonic time at which the worker's process was last found gone
     progress: StallDetector = field(default_factory=StallDetector)
-    stalled: bool = False  # has work and takes no steps
+    stalled: bool = False  # the worker has work but takes no steps
     view: WorkerView | None = None  # cached view for a prompt without hits; immutable
     hit_view: WorkerView | None = None  # cached view for the last prompt with hits; immutable
     name: str = ""  # worker id in membership
@@ -309,7 +309,7 @@ class AvailableWorkers:
     by_role: Mapping[WorkerRole, tuple[str, ...]]
 
     def shortlist(self, found: Mapping[str, int], turn: int) -> Collection[Worker]:
-        """Return the shortlists of both roles."""
+        """Return the workers of both roles that a placement decision considers; see `shortlist`."""
         if len(self.workers) <= ALL_UP_TO:
             return self.workers.values()
         listed: list[Worker] = []
@@ -338,12 +338,12 @@ class Cluster:
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
         """Counts of lost links by worker name."""
         self._peer_loads: Mapping[str, WorkerLoad] = {}
-        self._names: dict[str, str] = {}  # worker id by endpoint, also of workers that are gone
+        self._names: dict[str, str] = {}  # worker id by endpoint, including workers that are gone
         self.rates = RateLedger()
         """Measured rates of all workers."""
         self._available: AvailableWorkers | None = None  # None: must be computed again
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
-        self._seen_rates, self._seen_age = 0, 0.0  # rates.version and _recent.age of the oldest cached view
+        self._seen_rates, self._seen_age = 0, 0.0  # rates.version and _recent.age for which the cached views are valid
         self.predictions = RecentPredictions()
         """Placements to be announced to other routers."""
 
@@ -353,7 +353,7 @@ class Cluster:
 
     @property
     def roles_seen(self) -> frozenset[WorkerRole]:
-        """Roles that membership has ever had."""
+        """Roles that any worker in membership has had since the start."""
         return frozenset(self._roles_seen)
 
     def add(self, endpoint: str, role: WorkerRole, name: str = "") -> None:
@@ -393,7 +393,10 @@ class Cluster:
             worker.changed()
 
     def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
-        """Record that the process there must not be used, until it connects. Return whether the reason is new."""
+        """Record that the process at `endpoint` must not be used before it connects.
+
+        Return whether the reason is new.
+        """
         worker, refused = self._workers[endpoint], RefusedProcess(why, description)
         if worker.refused is not None and worker.refused.why == why:
             return False
@@ -409,7 +412,7 @@ class Cluster:
             self.tiers.disconnected(endpoint)
 
     def lost(self, endpoint: str, end: LinkEnd = LinkEnd.CUT, now: float = 0.0) -> None:
-        """Record a lost link: unanswered commands will never be answered. `now`: monotonic seconds."""
+        """Record a lost link, and drop all charges of the worker. `now`: monotonic seconds."""
         worker = self._workers.get(endpoint)
         if worker is not None:
             worker.died_s = now if end is LinkEnd.GONE else worker.died_s
@@ -442,7 +445,9 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """Return the worker's id, even if it is gone; its endpoint if the id is unknown or forgotten."""
+        """Return the id of the worker at `endpoint`, even if it is gone; `endpoint` itself if the id is unknown or
+        forgotten.
+        """
         worker = self._workers.get(endpoint)
         if worker is not None and worker.description is not None:
             return worker.description.worker_id
@@ -452,7 +457,7 @@ class Cluster:
         return self._workers.get(endpoint)
 
     def snapshot(self, block_hashes: Sequence[bytes], turn: int | None = None) -> tuple[WorkerView, ...]:
-        """Return the available workers as a placement of this prompt sees them.
+        """Return the available workers, with the cached blocks of this prompt, for a placement decision.
 
         `turn`: number of the request, which selects a shortlist; None: all workers.
         """
@@ -474,9 +479,9 @@ class Cluster:
         return tuple(views)
 
     def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
-        """Limit the hits of models with sliding windows to blocks whose window is cached too.
+        """Limit the hits of models with sliding-window layers to blocks whose window is cached, too.
 
-        Blocks expected of a prompt in flight count with their windows.
+        For blocks that a prompt in flight will leave, the window is taken as cached.
         """
         windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
         if not windowed:
@@ -497,7 +502,7 @@ class Cluster:
         return ONE_GROUP if worker is None or worker.description is None else worker.description.model.groups
 
     def _with_files(self, found: Mapping[str, int], block_hashes: Sequence[bytes]) -> Mapping[str, int]:
-        """Return the blocks of the prompt by worker, in its pool or in files that it reads."""
+        """Return the number of the prompt's blocks that each worker has in its pool or in files that it can read."""
         if not self.tiers.directories:
             return found
         readers = self.tiers.readers(block_hashes)
@@ -506,7 +511,7 @@ class Cluster:
     def _in_files(
         self, workers: Iterable[Worker], found: Mapping[str, int], block_hashes: Sequence[bytes]
     ) -> Mapping[str, int]:
-        """Return the blocks in files behind those of the pool, by worker that loads files now."""
+        """Return, for workers that load files now, the number of blocks in files that follow the blocks in the pool."""
         loading = [worker for worker in workers if worker.report is not None and worker.report.loads_files]
         return self.tiers.behind(block_hashes, {each.endpoint: found.get(each.endpoint, 0) for each in loading})
 
@@ -537,7 +542,7 @@ class Cluster:
         self._charge(placement.decode, attempt_id, decode)
 
     def own_loads(self) -> dict[str, WorkerLoad]:
-        """Return this router's charges by worker, as they are sent to the other routers."""
+        """Return the sums of this router's charges by worker, which are sent to the other routers."""
         return {
             worker.endpoint: WorkerLoad(
                 requests=len(worker.charges),
@@ -550,20 +555,20 @@ class Cluster:
         }
 
     def others_have(self, loads: Mapping[str, WorkerLoad]) -> None:
-        """Replace the other routers' charges, by worker."""
+        """Set the sums of the other routers' charges by worker."""
         if loads != self._peer_loads:
             self._peer_loads = loads
             self._forget_views()
 
     def predicted_elsewhere(self, endpoint: str, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """Record another router's placement. The worker may be unknown here."""
+        """Record another router's placement of a prompt. The worker may be unknown to this router."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.held and worker.description is not None:
             self._computes(endpoint, computed_tokens)
             self.caches.index.expect_elsewhere(endpoint, block_hashes)
 
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
-        """Assume the blocks of a complete answer, prompt included, in the cache of a worker that reports no cache.
+        """Assume the blocks of a complete answer and its prompt in the cache of a worker that does not report it.
 
         The worker may be gone.
         """
@@ -580,7 +585,10 @@ class Cluster:
             worker.changed()
 
     def release(self, attempt_id: int, endpoint: str) -> None:
-        """Release an attempt's charge on a worker. The worker may be gone, and the charge released already."""
+        """Release an attempt's charge on a worker.
+
+        The worker may be gone, or the charge may have been released already.
+        """
         worker = self._workers.get(endpoint)
         if worker is None:
             return
@@ -591,7 +599,7 @@ class Cluster:
             self.caches.assume(endpoint, missing, worker.description.total_blocks)
 
     def _forget(self, endpoint: str) -> None:
-        """Forget a worker whose process is gone."""
+        """Forget the cache, files, rates and recent work of a worker whose process is gone."""
         self.caches.forget(endpoint)
         self.tiers.forget(endpoint)
         self.rates.forget(endpoint)
@@ -609,7 +617,7 @@ class Cluster:
         worker.changed()
 
     def _expect(self, endpoint: str, attempt_id: int, block_hashes: Sequence[bytes], computed_tokens: int) -> None:
-        """Expect the prompt's blocks at the worker that computes it, so that equal prompts are placed there."""
+        """Expect the prompt's blocks at the worker that will compute them, so that equal prompts are placed there."""
         self.caches.index.expect(endpoint, attempt_id, block_hashes)
         self.predictions.add(endpoint, block_hashes, computed_tokens)
 
@@ -621,7 +629,7 @@ class Cluster:
         return self._available
 
     def _forget_old_views(self) -> None:
-        """Drop cached views if the rates have changed or recent work has decayed since."""
+        """Drop the cached views if the rates have changed or recent work has decayed since they were created."""
         if self.rates.version != self._seen_rates or self._recent.age - self._seen_age > LATEST_AGE:
             self._seen_rates, self._seen_age = self.rates.version, self._recent.age
             self._forget_views()
@@ -637,7 +645,10 @@ class Cluster:
     def _view_with_hits(
         self, worker: Worker, hits: Hits, in_files: Mapping[str, int], block_hashes: Sequence[bytes]
     ) -> WorkerView:
-        """Return the cached view if it still fits: prompts of one conversation or document often follow each other."""
+        """Return the worker's view for this prompt.
+
+        The last view is reused if equal: similar prompts often follow each other.
+        """
         endpoint, view = worker.endpoint, worker.hit_view
         hit_blocks, ready_blocks = hits.found.get(endpoint, 0), hits.ready.get(endpoint, 0)
         tier_blocks = in_files.get(endpoint, 0)
@@ -650,7 +661,7 @@ class Cluster:
     def _make_view(
         self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0, tier_blocks: int = 0
     ) -> WorkerView:
-        """Return the worker as a placement sees it, with its hits of a prompt."""
+        """Create the worker's view for a placement decision. The counts are those of one prompt's blocks."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
             raise RuntimeError(f"{endpoint} has not described itself")
@@ -672,7 +683,7 @@ class Cluster:
             ready_blocks=ready_blocks,
             elsewhere_slots=peers.slots,
             elsewhere_blocks=peers.blocks,
-            # A report lacks prompts that were just sent; this router's charges lack prompts of other routers.
+            # The larger count: a report lacks prompts that were just sent, and the charges lack those of other routers.
             pending_prompt_tokens=max(report.pending_tokens, charges.prompt_tokens),
             recent_tokens=self._recent.of(endpoint),
             rates=self.rates.of(endpoint),

@@ -1,4 +1,4 @@
-"""Predicted time of a prompt that its decode worker computes itself, and the accuracy of such predictions. Pure."""
+"""Predicted TTFT of a prompt that its decode worker computes itself, and the accuracy of such predictions. Pure."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ ALIKE_FACTOR = 4.0
 
 
 class Basis(StrEnum):
-    """Basis of a predicted rate."""
+    """Measurements from which a prompt rate is predicted."""
 
-    MEASURED = auto()  # on this worker, with running answers if it has any now
-    ASSUMED = auto()  # on other workers, or without running answers
+    MEASURED = auto()  # measured on this worker, and while answers ran if the worker has any now
+    ASSUMED = auto()  # measured on other workers only, or only without running answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class LocalPrediction:
     """Predicted times of a prompt on its decode worker, counted from the dispatch."""
 
     basis: Basis
-    wait_ms: float  # queueing behind other prompts
+    wait_ms: float  # time in the queue behind other prompts
     compute_ms: float
-    prompt_tokens: int  # uncached tokens
-    answers: int  # running answers of the worker
+    prompt_tokens: int  # uncached tokens of the prompt
+    answers: int  # number of the worker's running answers
     answers_gap_ms: float  # expected time between tokens of those answers
 
     @property
@@ -38,7 +38,7 @@ class LocalPrediction:
 
 
 def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> LocalPrediction | None:
-    """Predict the prefill at this decode worker; None if no prompt rate was ever measured."""
+    """Predict the times of a prompt at this decode worker; None if no prompt rate was ever measured."""
     basis = _basis(decode.rates, has_answers(decode))
     if basis is None:
         return None
@@ -54,7 +54,7 @@ def colocated_prefill(request: PlacementRequest, decode: WorkerView) -> LocalPre
 
 
 def _basis(rates: WorkerRates, beside: bool) -> Basis | None:
-    """Return the basis of the prompt rate. `beside`: answers run on the worker. None: the rate was never measured."""
+    """Return the basis of the prompt rate; None if it was never measured. `beside`: answers run on the worker."""
     if beside and rates.beside_tokens_per_s is not None:
         return Basis.MEASURED
     if rates.prefill_measured is Measured.NOWHERE:
@@ -63,12 +63,12 @@ def _basis(rates: WorkerRates, beside: bool) -> Basis | None:
 
 
 class PredictionError(NamedTuple):
-    """Error of the predictions for similar prompts that decode workers computed."""
+    """Error of the TTFT predictions for a group of prompts that decode workers computed."""
 
     requests: int
-    median_tokens: int  # uncached tokens
-    median_error: float  # |predicted - measured| over measured
-    median_ratio: float  # measured / predicted
+    median_tokens: int  # median number of uncached prompt tokens
+    median_error: float  # median of |predicted - measured| / measured
+    median_ratio: float  # median of measured / predicted
 
 
 class _Measured(NamedTuple):
@@ -84,14 +84,17 @@ class LocalPrefills:
         self._measured: deque[_Measured] = deque(maxlen=kept)
 
     def take(self, prompt_tokens: int, predicted_ms: float, measured_ms: float) -> None:
-        """Add a prompt: its uncached tokens, and its TTFT from the dispatch. Non-positive times are ignored."""
+        """Add a prompt.
+
+        `prompt_tokens`: uncached tokens; times: TTFT from the dispatch, ignored unless both are positive.
+        """
         if predicted_ms > 0.0 and measured_ms > 0.0:
             self._measured.append(_Measured(prompt_tokens, predicted_ms, measured_ms))
 
     def error(self, prompt_tokens: int) -> PredictionError | None:
-        """Return the error for prompts of similar length, or for all if there is none; None without any prompt.
+        """Return the error for prompts of similar length, or for all prompts if none is similar; None without prompts.
 
-        The length matters: a few uncached tokens take little more than a round trip.
+        Errors depend on the length, because a few uncached tokens take little more than a round trip.
         """
         low, high = prompt_tokens / ALIKE_FACTOR, prompt_tokens * ALIKE_FACTOR
         similar = [each for each in self._measured if low <= each.prompt_tokens <= high] or self._measured

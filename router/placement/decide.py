@@ -32,22 +32,22 @@ class LocalPrefill(StrEnum):
     """Reason why a decode worker computes the prompt itself."""
 
     NO_PREFILL_WORKER = auto()
-    PREFILL_WORKERS_FAILED = auto()  # all of them failed this request before
-    SHORT_SUFFIX = auto()  # nearly all of the prompt is cached there
-    PREFILL_WORKERS_BUSY = auto()  # their first token would come much later
+    PREFILL_WORKERS_FAILED = auto()  # all prefill workers have failed this request before
+    SHORT_SUFFIX = auto()  # nearly all of the prompt is cached at the decode worker
+    PREFILL_WORKERS_BUSY = auto()  # the first token would come much later from a prefill worker
     POOLED = auto()  # no answer to generate: `Decision.decode` is the prefill worker that computes the vector
 
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes three times as long, for every request
 class Weighed:
-    """Candidates for one part of the work, the cost of each, and the cheapest worker."""
+    """Candidates for the prompt or for the answer, the cost of each, and the cheapest one."""
 
     workers: Sequence[WorkerView]
     costs: Costs
     worker: WorkerView
 
     def terms(self) -> Mapping[str, Mapping[str, float]]:
-        """Return the cost terms of each endpoint, by name."""
+        """Return each candidate's cost terms: by endpoint, then by the term's name."""
         columns = self.costs.terms.items()
         return {
             worker.endpoint: {name: column[index] for name, column in columns}
@@ -55,11 +55,11 @@ class Weighed:
         }
 
     def totals(self) -> Mapping[str, float]:
-        """Return the total cost of each endpoint."""
+        """Return each candidate's total cost, by endpoint."""
         return {worker.endpoint: total for worker, total in zip(self.workers, self.costs.totals, strict=True)}
 
     def only(self, endpoints: Set[str]) -> "Weighed":
-        """Return the candidates at these endpoints."""
+        """Return a copy with only the candidates at these endpoints."""
         kept = [worker.endpoint in endpoints for worker in self.workers]
         terms = {name: list(compress(column, kept)) for name, column in self.costs.terms.items()}
         costs = Costs(list(compress(self.costs.totals, kept)), terms)
@@ -68,9 +68,12 @@ class Weighed:
 
 @dataclass(slots=True)
 class Decision:
-    """Decision with its costs. `prefill` is weighed even if `local` says that the decode worker computes the prompt."""
+    """Placement decision with its costs.
 
-    workers: Sequence[WorkerView]  # all that were considered
+    `prefill` has costs even if `local` says that a decode worker computes the prompt.
+    """
+
+    workers: Sequence[WorkerView]  # all workers that were considered
     suited: Sequence[WorkerView]  # workers with the request's model
     prefill: Weighed | None
     decode: Weighed
@@ -78,7 +81,7 @@ class Decision:
     soonest_prefill_ms: float = 0.0  # TTFT of the best prefill worker, if `local` depended on it
 
     def kept(self, most: int) -> "Decision":
-        """Return the decision with at most `most` workers: the chosen ones and the first of the others."""
+        """Return a copy with at most `most` workers: the chosen workers, then the first of the others."""
         if len(self.workers) <= most:
             return self
         chosen = [each.worker for each in (self.prefill, self.decode) if each is not None]
@@ -91,9 +94,9 @@ class Decision:
 class NoPrefillWorker(StrEnum):
     """Handling of a prompt that no prefill worker can compute."""
 
-    QUEUE = auto()  # wait for one, with a bound
-    LOCAL = auto()  # a decode worker computes it
-    REJECT = auto()  # fail with UNAVAILABLE immediately
+    QUEUE = auto()  # the request waits for a prefill worker, for a bounded time
+    LOCAL = auto()  # a decode worker computes the prompt
+    REJECT = auto()  # the request fails with UNAVAILABLE immediately
 
 
 _LOCAL, _DECODE = NoPrefillWorker.LOCAL, WorkerRole.DECODE  # looking up an enum member is slow in a hot path
@@ -101,7 +104,7 @@ _LOCAL, _DECODE = NoPrefillWorker.LOCAL, WorkerRole.DECODE  # looking up an enum
 
 @dataclass(frozen=True, slots=True)
 class PlacementPolicy:
-    """Settings of placement."""
+    """Settings of placement: the policy, and when decode workers compute prompts."""
 
     no_prefill_worker: NoPrefillWorker
     local_prefill_tokens: int  # maximum number of uncached prompt tokens that a decode worker computes itself
@@ -123,18 +126,18 @@ class Placement(NamedTuple):
     decode_tokens_in_flight: int
     prefill_candidates: int
     decode_candidates: int
-    local_prefill: LocalPrefill | None = None  # reason, if there is no prefill worker
-    fetch_from: str | None = None  # worker with a longer cached prefix than the prefill worker
-    fetch_tokens: int = 0  # length of that prefix
-    expected_ttft_ms: float = 0.0  # from dispatch to first token, as far as rates are known
+    local_prefill: LocalPrefill | None = None  # why `prefill` is None
+    fetch_from: str | None = None  # worker with a longer prefix than the prefill worker, which fetches it
+    fetch_tokens: int = 0  # length of the prefix to fetch
+    expected_ttft_ms: float = 0.0  # from dispatch to first token
     expected_token_gap_ms: float = 0.0
     policy: str = ""
     prefill_ready_tokens: int = (
-        0  # part of prefill_hit_tokens that is cached already, not expected of prompts in flight
+        0  # part of prefill_hit_tokens that is cached now; prompts in flight will leave the rest
     )
-    loaded_tokens: int = 0  # tokens behind the hits that the computing worker loads from files
-    load_ms: float = 0.0  # loading time; expected_ttft_ms has the part that exceeds the wait
-    fetch_loaded_tokens: int = 0  # last part of fetch_tokens, which fetch_from loads from files first
+    loaded_tokens: int = 0  # tokens after the hits, which the computing worker loads from files
+    load_ms: float = 0.0  # loading time of loaded_tokens, which overlaps with the wait
+    fetch_loaded_tokens: int = 0  # last part of fetch_tokens, which fetch_from must first load from files
     fetch_load_bytes_per_s: float = 0.0  # loading rate of fetch_from
 
     @property
@@ -157,10 +160,10 @@ class NoRoom(Enum):
 
     NO_PREFILL_WORKER = auto()
     NO_DECODE_WORKER = auto()
-    NO_CREDIT = auto()  # the request waits
+    NO_CREDIT = auto()  # no worker has enough credit now: the request waits
     TOO_LONG = auto()  # the longest possible choice exceeds the pool of every decode worker
-    TOO_MANY_CHOICES = auto()  # more sequences than the batch of any decode worker has slots
-    NO_POOLING_WORKER = auto()  # the release of every prefill worker computes no vectors
+    TOO_MANY_CHOICES = auto()  # the request has more sequences than any decode worker has batch slots
+    NO_POOLING_WORKER = auto()  # all prefill workers are of releases that compute no vectors
 
 
 _NO_ROOM = {  # in order of precedence
@@ -175,7 +178,7 @@ _CANNOT_POOL = frozenset({Reason.OTHER_MODEL, Reason.NO_VECTORS})
 
 
 def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Placement | NoRoom:
-    """Place a request. `workers`: the available ones (connected, not draining)."""
+    """Place a request, or return why it cannot be placed. `workers`: available workers (connected, not draining)."""
     decision = decide(request, workers, policy)
     return decision if isinstance(decision, NoRoom) else placement_of(request, decision, policy)
 
@@ -183,7 +186,7 @@ def place(request: PlacementRequest, workers: Sequence[WorkerView], policy: Plac
 def placement_of(request: PlacementRequest, decision: Decision, policy: PlacementPolicy) -> Placement:
     computing, decode, local = decision.prefill, decision.decode.worker, decision.local
     prefill = computing.worker if computing is not None and local is None else None
-    first = prefill or decode  # generates the first token
+    first = prefill or decode  # worker that generates the first token
     expected, hit_tokens, ready_tokens = expected_here(request, first), request.hit_tokens, request.ready_tokens
     source = _fetch_source(request, decision.suited, decode, prefill) if prefill else None
     loaded = loading(request, first) if first.tier_blocks else NOTHING_LOADED
@@ -191,7 +194,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,
         prefill_hit_tokens=hit_tokens(prefill) if prefill else 0,
-        # A transferred prompt uses only blocks that are cached now; a local one waits for equal prompts in flight.
+        # With a transfer, only blocks that are cached now count; a local prompt can wait for equal prompts in flight.
         decode_hit_tokens=ready_tokens(decode) if prefill else hit_tokens(decode),
         prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
         decode_tokens_in_flight=decode.tokens_in_flight,
@@ -212,7 +215,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
 
 
 def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: PlacementPolicy) -> Decision | NoRoom:
-    """Return the chosen workers with the costs of all candidates, or why there is no placement."""
+    """Return the chosen workers with the costs of all candidates, or why the request cannot be placed."""
     reasons = [ineligible(request, worker) for worker in workers]
     suited = [worker for worker, reason in zip(workers, reasons, strict=True) if reason is not Reason.OTHER_MODEL]
     if request.pooled:
@@ -241,9 +244,9 @@ def decide(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
 def _untried_prefill(
     request: PlacementRequest, prefill: Sequence[WorkerView], decode: Sequence[WorkerView]
 ) -> Sequence[WorkerView]:
-    """Return the prefill workers that have not failed this request and can transfer to a decode worker.
+    """Return the prefill workers that have not failed this request and have a working transfer to some decode worker.
 
-    If there is none, all prefill workers are candidates.
+    If it returns none, the caller considers all prefill workers.
     """
     if not (request.avoided_prefill or request.broken_pairs):
         return prefill
@@ -253,8 +256,8 @@ def _untried_prefill(
 def _preferred_decode(
     request: PlacementRequest, decode: Sequence[WorkerView], source: WorkerView | None
 ) -> Sequence[WorkerView]:
-    """Return the first group that is not empty: the worker that had this request, if transfers from `source` to it
-    work; workers to which they work; all.
+    """Return the preferred decode workers: the one that had this request; else all to which transfers from `source`
+    work; else all. The first must have a working transfer, too.
     """
     reachable = decode
     if request.broken_pairs:
@@ -264,7 +267,7 @@ def _preferred_decode(
 
 
 def _no_room(reasons: Iterable[Reason | None], otherwise: NoRoom) -> NoRoom:
-    """Return the reason that will disappear soonest, of the workers' reasons."""
+    """Return the most important of the workers' reasons, by the order of _NO_ROOM: the one that may end soonest."""
     found = set(reasons)
     return next((no_room for reason, no_room in _NO_ROOM.items() if reason in found), otherwise)
 
@@ -276,7 +279,7 @@ def _without_busy(
     with_credit: Sequence[WorkerView],
     policy: PlacementPolicy,
 ) -> Decision:
-    """Let a decode worker compute the prompt if the prefill workers are too busy."""
+    """Return the decision, changed to a decode worker that computes the prompt if the prefill workers are too busy."""
     weighing, chosen_ms = policy.weighing, expected_ttft_ms(request, computing.worker)
     if policy.no_prefill_worker is not _LOCAL or weighing.local_limit_ms(chosen_ms) is None:
         return decision
@@ -298,7 +301,9 @@ def _decide_pooled(
     reasons: Sequence[Reason | None],
     policy: PlacementPolicy,
 ) -> Decision | NoRoom:
-    """Choose a prefill worker; a decode worker if no prefill worker can pool and decode workers may compute prompts."""
+    """Choose the worker that computes a vector: a decode worker only if no prefill worker can, and it may compute
+    prompts.
+    """
     by_role: dict[WorkerRole, list[tuple[WorkerView, Reason | None]]] = {role: [] for role in WorkerRole}
     for worker, reason in zip(workers, reasons, strict=True):
         by_role[worker.role].append((worker, reason))
@@ -331,7 +336,9 @@ def _weigh_decode(
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> FetchSource | None:
-    """Return the worker with the longest prefix, in its pool or in files, if it is longer than the prefill worker's."""
+    """Return the worker from which the prefill worker should fetch a longer prefix, in a pool or in files; None:
+    nowhere.
+    """
     in_pool = _pool_source(request, suited, decode, prefill)
     if not max([worker.tier_blocks for worker in suited]):
         return in_pool
@@ -357,9 +364,9 @@ def _pool_source(
 def _is_short(
     request: PlacementRequest, decode: WorkerView, prefill: Sequence[WorkerView], policy: PlacementPolicy
 ) -> bool:
-    """Return whether nearly all of the prompt is cached at the decode worker, and a prefill worker would be no faster.
+    """Return whether the decode worker has nearly all of the prompt cached, and no prefill worker would be faster.
 
-    An idle decode worker computes the rest in any case.
+    A decode worker without answers is not compared with prefill workers.
     """
     its_tokens = known_tokens(request, decode)
     if not its_tokens or request.prompt_tokens - its_tokens > policy.local_prefill_tokens:
@@ -372,7 +379,7 @@ def _soonest_ms(request: PlacementRequest, workers: Sequence[WorkerView]) -> flo
 
 
 def excluded(request: PlacementRequest, decision: Decision, worker: WorkerView) -> Reason | None:
-    """Return why the worker was no candidate; None for a candidate."""
+    """Return why the worker was not a candidate in this decision; None for a candidate."""
     computing = decision.prefill
     weighed = computing if worker.role is WorkerRole.PREFILL and not request.pooled else decision.decode
     if weighed is not None and any(worker is each for each in weighed.workers):

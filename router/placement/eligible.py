@@ -1,4 +1,4 @@
-"""Reasons why a worker cannot take a request, or only if no other worker can.
+"""Reasons why a worker cannot take a request, or may take it only if no other worker can.
 
 decide.py filters workers by these functions, and `baton why` shows the reasons that they return.
 """
@@ -19,7 +19,7 @@ Longer queues form in the router, where tenants take turns, so that prompts with
 
 
 class Reason(StrEnum):
-    """Reason why a worker is no candidate, as operators read it."""
+    """Reason why a worker is not a candidate. Operators read the values in `baton why`."""
 
     OTHER_MODEL = "it has another model, other weights, or not this adapter"
     TOO_FEW_SLOTS = "its batch has fewer slots than the request has choices"
@@ -42,7 +42,7 @@ _DECODE = WorkerRole.DECODE  # looking up an enum member is slow in a hot path
 
 
 def ineligible(request: PlacementRequest, worker: WorkerView) -> Reason | None:
-    """Return why the worker cannot take its part of the request now; None if it can."""
+    """Return why the worker cannot serve the request in its role now; None if it can."""
     has_weights = worker.has_own_weights if request.adapter is None else request.adapter in worker.adapters
     if worker.fingerprint != request.fingerprint or not has_weights:
         return Reason.OTHER_MODEL
@@ -52,7 +52,10 @@ def ineligible(request: PlacementRequest, worker: WorkerView) -> Reason | None:
 
 
 def _cannot_pool(request: PlacementRequest, worker: WorkerView) -> Reason | None:
-    """Return why the worker cannot compute a vector now. A vector needs no credit, since no answer keeps the blocks."""
+    """Return why the worker cannot compute a vector now; None if it can.
+
+    Credit is not needed, since no blocks are kept.
+    """
     if worker.protocol < POOLING_PROTOCOL:
         return Reason.NO_VECTORS
     if request.longest_blocks > worker.total_blocks:
@@ -65,10 +68,10 @@ def _cannot_pool(request: PlacementRequest, worker: WorkerView) -> Reason | None
 
 
 def _without_credit(request: PlacementRequest, worker: WorkerView) -> Reason | None:
-    """Return why this router's credit on a decode worker does not cover the request.
+    """Return why this router's credit on a decode worker does not cover the request; None if it does.
 
-    A request whose charge exceeds the worker's total blocks needs credit for all blocks, and no other request of this
-    router there. A charge above this router's share is lent (router/admission/queue.py).
+    A request whose charge exceeds the worker's total blocks needs credit for all blocks, while this router has no
+    other request there. Credit beyond this router's share can be borrowed (router/admission/queue.py).
     """
     choices, used_blocks, limit_blocks = request.choices, worker.used_blocks, worker.limit_blocks
     if choices > worker.total_slots:
@@ -83,9 +86,9 @@ def _without_credit(request: PlacementRequest, worker: WorkerView) -> Reason | N
 
 
 def deferred_prefill(request: PlacementRequest, worker: WorkerView, decode: Sequence[WorkerView] = ()) -> Reason | None:
-    """Return why a prefill worker is a candidate only if all others are deferred too; None if it is not deferred.
+    """Return why a prefill worker is deferred, that is, used only if all others are deferred, too; None if it is not.
 
-    `decode`: candidates for the answer; empty for a pooled request.
+    `decode`: candidate decode workers; empty for a pooled request.
     """
     if worker.endpoint in request.avoided_prefill:
         return Reason.FAILED_BEFORE
@@ -96,6 +99,6 @@ def deferred_prefill(request: PlacementRequest, worker: WorkerView, decode: Sequ
 
 
 def deferred_decode(request: PlacementRequest, worker: WorkerView, prefill: WorkerView | None) -> Reason | None:
-    """Return why a decode worker receives KV from `prefill` only if all others are deferred too; None if it is not."""
+    """Return why a decode worker is deferred: transfers from `prefill` to it fail; None if it is not deferred."""
     is_broken = prefill is not None and (prefill.endpoint, worker.endpoint) in request.broken_pairs
     return Reason.BROKEN_PAIR if is_broken else None

@@ -1,6 +1,6 @@
-"""Decision whether a prefill worker fetches blocks from files of a directory that it cannot read. Pure.
+"""Decision whether a prefill worker fetches blocks that are in files of a directory that it cannot read. Pure.
 
-A worker that can read the directory loads the blocks into its pool, from which they are fetched.
+Another worker, which can read the directory, loads the blocks into its pool; the prefill worker fetches them there.
 """
 
 from collections.abc import Sequence
@@ -15,16 +15,16 @@ class FetchSource(NamedTuple):
 
     worker: WorkerView
     blocks: int
-    loaded_blocks: int = 0  # last part of `blocks`, which the worker loads from files first
+    loaded_blocks: int = 0  # last part of `blocks`, which the worker must first load from files
     load_bytes_per_s: float = 0.0
 
 
 def files_source(
     request: PlacementRequest, suited: Sequence[WorkerView], prefill: WorkerView, more_than_blocks: int
 ) -> FetchSource | None:
-    """Return the worker with most blocks, if loading and fetching them is faster than computing them.
+    """Return the worker with the longest prefix including files, if loading and fetching are faster than computing.
 
-    Workers that expect blocks of a prompt in flight are skipped: those blocks may not be in files.
+    Workers whose hits include blocks of a prompt in flight are skipped, because those blocks may not be in files.
     """
     best, reusable = None, request.reusable_blocks
     had_blocks = known_tokens(request, prefill) // request.block_tokens

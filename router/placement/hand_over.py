@@ -1,4 +1,4 @@
-"""Choice of the worker that receives the blocks that a leaving worker keeps for a session. Pure."""
+"""Choice of the worker that receives a session's kept blocks from a worker that leaves. Pure."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,9 +6,11 @@ from baton.router.placement.cluster import Worker
 
 
 def taker(workers: Iterable[Worker], leaving: Worker, blocks: int, handed: Mapping[str, int]) -> str | None:
-    """Return the worker of the same role and model with most unprotected blocks; None if none has `blocks` of them.
+    """Return the endpoint of the worker with the same role and model that has most unprotected blocks.
 
-    `handed`: blocks handed to each worker since its last report.
+    None if no such worker has `blocks` of them.
+
+    `handed`: number of blocks handed to each worker since the worker's last report.
     """
     description = leaving.description
     spare: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Load of the other routers on the workers, and their placements, as their shares report them. Pure.
+"""Load that the other routers put on the workers, and their placements, from the messages (shares) they publish. Pure.
 
-The age of a share is measured on this router's clock from its arrival. A share that has not changed for MAX_AGE_S
-belongs to a router that is gone, and no longer counts.
+The age of a share is measured from its arrival by this router's clock. If no newer share arrives for MAX_AGE_S, the
+other router counts as gone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,9 +15,9 @@ from baton.versions import OWN, Versions
 class KeyUse:
     """Use of an API key at one router."""
 
-    active: int  # requests in flight
-    requests: int  # started since the router started
-    tokens: int  # charged since the router started
+    active: int  # number of requests in flight
+    requests: int  # number of requests started since the router's start
+    tokens: int  # number of tokens charged since the router's start
 
 
 MAX_AGE_S = 1.0
@@ -25,7 +25,7 @@ MAX_AGE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """Charges of a router's requests on one worker."""
+    """Sums of a router's charges on one worker."""
 
     requests: int = 0
     tokens: int = 0
@@ -46,7 +46,7 @@ NOTHING = WorkerLoad()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Placement of a prompt, whose blocks are or soon will be in a cache. Numbers count within one router."""
+    """Placement of a prompt whose blocks will soon be cached at a worker. `number`: counts one router's placements."""
 
     number: int
     endpoint: str
@@ -56,7 +56,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Takeover:
-    """Stream of `router_id`, by its number there, that continues at another router."""
+    """Notice that stream number `stream` of router `router_id` continues at another router."""
 
     router_id: bytes
     stream: int
@@ -64,21 +64,21 @@ class Takeover:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """State that one router shares with the others at one time."""
+    """Message by which one router tells the others its load, new placements and use of API keys."""
 
     router_id: bytes
     number: int
-    loads: Mapping[str, WorkerLoad]  # by endpoint
+    loads: Mapping[str, WorkerLoad]  # this router's load on each worker, by endpoint
     predictions: Sequence[Prediction]
     takeovers: Sequence[Takeover] = ()
-    keys: Mapping[str, KeyUse] = field(default_factory=dict)  # keys with limits, by name
-    address: str = ""  # host:port of its public gRPC port
+    keys: Mapping[str, KeyUse] = field(default_factory=dict)  # use of API keys with limits, by key name
+    address: str = ""  # host:port of the router's public gRPC port
     uptime_s: float = 0.0
     versions: Versions = OWN
 
     @property
     def tokens(self) -> int:
-        """Tokens of the router's dispatched requests."""
+        """Sum of the router's tokens in flight on all workers."""
         return sum(load.tokens for load in self.loads.values())
 
 
@@ -91,7 +91,7 @@ class _Other:
 
 @dataclass(slots=True)
 class PeerRouterLoads:
-    """Loads of all other routers. Call `take` with each share, and `forget_old` regularly."""
+    """Newest shares of all other routers. Call `take` with each share that arrives, and `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -101,7 +101,7 @@ class PeerRouterLoads:
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Newest share of each router."""
+        """Newest share of each other router."""
         return tuple(other.share for other in self._others.values())
 
     @property
@@ -109,7 +109,7 @@ class PeerRouterLoads:
         return tuple(self._others)
 
     def take(self, share: Share, now: float) -> Iterator[Prediction]:
-        """Apply a share and yield its new predictions."""
+        """Record a share, and yield its predictions that earlier shares did not have."""
         other = self._others.get(share.router_id)
         if other is None:
             other = self._others[share.router_id] = _Other(share, now)
@@ -127,7 +127,7 @@ class PeerRouterLoads:
                 del self._others[router_id]
 
     def loads(self) -> dict[str, WorkerLoad]:
-        """Return the sum of all loads, by endpoint."""
+        """Return the sum of all other routers' loads, by the worker's endpoint."""
         total: dict[str, WorkerLoad] = {}
         for other in self._others.values():
             for endpoint, load in other.share.loads.items():
@@ -139,16 +139,19 @@ News = TypeVar("News")
 
 
 class Announcements(Generic[News]):
-    """News for the other routers. Each item goes into a few shares, so that a router may miss one of them.
+    """Items to announce to the other routers. Each item is in several shares, so that a router may miss one of them.
 
-    Bounded in number and size: under a burst the oldest items are sent less often, or not at all.
+    The number and size of the items are bounded: in a burst, the oldest items are in fewer shares, or in none.
     """
 
     def __init__(self, shares: int = 3, most: int = 4096, most_size: int = 0) -> None:
-        """Create an empty list. `most_size`: maximum sum of the sizes."""
+        """Create an empty list.
+
+        `shares`: number of shares that have each item; `most_size`: maximum sum of item sizes.
+        """
         self._shares = shares
         self._most, self._most_size = most, most_size
-        self._kept: list[tuple[News, int, int]] = []  # with size and number of remaining shares
+        self._kept: list[tuple[News, int, int]] = []  # item, its size, and the number of further shares for it
         self._size = 0
 
     def add(self, item: News, size: int = 0) -> None:
@@ -161,7 +164,7 @@ class Announcements(Generic[News]):
         del self._kept[:first]
 
     def take(self) -> tuple[News, ...]:
-        """Return the items for one share, oldest first."""
+        """Return the items for the next share, oldest first."""
         announced = tuple(item for item, _, _ in self._kept)
         self._kept = [(item, size, left - 1) for item, size, left in self._kept if left > 1]
         self._size = sum(size for _, size, _ in self._kept)
@@ -169,7 +172,7 @@ class Announcements(Generic[News]):
 
 
 class RecentPredictions:
-    """Placements of this router to be announced, numbered from 1."""
+    """This router's placements that the other routers have yet to learn, numbered from 1."""
 
     def __init__(self, shares: int = 3, max_blocks: int = 8192, max_predictions: int = 4096) -> None:
         self._next = 1
@@ -181,5 +184,5 @@ class RecentPredictions:
         self._next += 1
 
     def take(self) -> tuple[Prediction, ...]:
-        """Return the predictions for one share, oldest first."""
+        """Return the placements for the next share, oldest first."""
         return self._announced.take()

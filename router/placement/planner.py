@@ -1,10 +1,11 @@
-"""Decision whether a worker should change its role, by the load of both roles against the SLOs. Pure.
+"""Decision whether a worker should change its role, by comparing the load of both roles with the SLOs. Pure.
 
-A pressure of 1 is what the SLOs allow. Moving a worker divides the load of its old role by fewer workers, and that of
-its new role by more; the part that more workers would not shorten (a prompt's own computation, a step of one sequence)
-stays. A change is worthwhile if the higher pressure is above 1, would fall, and is at least GAIN above the pressure
-that the old role would have: under the same load the reverse change is then never worthwhile, so roles do not
-oscillate. This must hold for `hold_s`, and two changes are `cool_down_s` apart.
+A pressure of 1 is the most that the SLOs allow. If a worker changes its role, the load of the old role is divided by
+fewer workers, and that of the new role by more. The part of the pressure that more workers would not reduce (a
+prompt's own computation, a step of one sequence) stays. A change is worthwhile if the higher pressure is above 1,
+would fall, and is at least GAIN above the pressure that the old role would have. Under the same load the reverse
+change is then never worthwhile, so roles do not oscillate. This must hold for `hold_s`, and two changes are at least
+`cool_down_s` apart.
 """
 
 from collections.abc import Sequence
@@ -16,12 +17,15 @@ from baton.router.placement.cluster import Worker
 
 
 def serves(worker: Worker) -> bool:
-    """Return whether the worker takes work in its role now."""
+    """Return whether the worker accepts work in its present role."""
     return worker.connected and worker.report is not None and not worker.report.draining
 
 
 def endpoint_to_change(workers: Sequence[Worker], worker_id: str, role: WorkerRole) -> str | None:
-    """Return the worker's endpoint; None if it has that role already. Raises: NotFound, FailedPrecondition."""
+    """Return the endpoint of a worker that can change to `role`; None if it already has `role`.
+
+    Raises: NotFound, FailedPrecondition.
+    """
     worker = next((each for each in workers if each.description and each.description.worker_id == worker_id), None)
     if worker is None or worker.description is None:
         raise NotFound("worker", worker_id)
@@ -55,9 +59,9 @@ LEAST_HELP = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Pressure of a role. `level`: now; `floor`: the part of it that more workers would not reduce.
+    """Load pressure of a role. `level`: present pressure; `floor`: part of it that more workers would not reduce.
 
-    `shared`: level of the incoming load, which more workers divide exactly, with the backlog spread over RECOVER_S.
+    `shared`: pressure of the incoming load and of the backlog, spread over RECOVER_S; more workers divide it exactly.
     """
 
     level: float
@@ -65,14 +69,14 @@ class Pressure:
     shared: float = 0.0
 
     def over(self, workers: int, instead_of: int) -> float:
-        """Return the level if `workers` shared the load of the present `instead_of` workers."""
+        """Return the level that the role would have with `workers` workers instead of the present `instead_of`."""
         fixed = min(self.floor, self.level)
         return fixed + (self.level - fixed) * instead_of / workers
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Serving workers and pressure of both roles. `moving`: a worker drains, so present measurements will not last."""
+    """Number of serving workers and pressure of both roles. `moving`: a worker drains, so the pressure will change."""
 
     prefill_workers: int
     decode_workers: int
@@ -83,13 +87,13 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class PlannerTiming:
-    hold_s: float = 5.0  # time for which a change must be worthwhile
+    hold_s: float = 5.0  # time for which a change must have been worthwhile
     cool_down_s: float = 30.0  # minimum time between changes
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerVerdict:
-    """Verdict of the planner. `to`: role that one worker of the other role should take; None: no change."""
+    """Verdict of the planner. `to`: role to which one worker of the other role should change; None: no change."""
 
     to: WorkerRole | None
     why: str
@@ -98,7 +102,7 @@ class PlannerVerdict:
 
 
 class Planner:
-    """Planner that judges one situation after another. Call `changed` when a verdict was carried out."""
+    """Planner of role changes. Call `look` with each new situation, and `changed` after carrying out a verdict."""
 
     def __init__(self, timing: PlannerTiming = PlannerTiming()) -> None:
         self._timing = timing
@@ -125,7 +129,7 @@ class Planner:
 
 
 def _worth_it(situation: Situation) -> tuple[WorkerRole | None, str]:
-    """Return the role to strengthen and why; None and why not."""
+    """Return the role that needs one more worker, and the reason; None and the reason if a change is not worthwhile."""
     if situation.moving:
         return None, "a worker is draining"
     prefill, decode = situation.prefill, situation.decode

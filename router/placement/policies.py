@@ -1,4 +1,4 @@
-"""Placement policies: the cost of each candidate worker, of which decide.py chooses the cheapest. Pure."""
+"""Placement policies, which compute the cost of each candidate worker; decide.py chooses the cheapest one. Pure."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -22,18 +22,22 @@ MAX_AFFINITY_MS = 10_000.0
 RECENT_LOAD_WEIGHT = 0.2
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """A decode worker computes a prompt, although that slows its answers down, if its first token comes at least twice as
-soon, and 1 s sooner, as from the best prefill worker."""
+soon, and 1 s sooner, as from the best prefill worker.
+"""
 
 
 class Costs(NamedTuple):
-    """Cost of each worker, in the order of the workers. A total is the sum of its terms, which `baton why` shows."""
+    """Costs of workers, in the order of the workers.
+
+    A total is the sum of a worker's terms, which `baton why` shows.
+    """
 
     totals: Sequence[float]
-    terms: Mapping[str, Sequence[float]]  # by name with the unit; a term that is 0 for all workers may be absent
+    terms: Mapping[str, Sequence[float]]  # by name, with the unit in it; a term that is 0 for all workers may be absent
 
 
 class Policy(ABC):
-    """Policy that computes costs. `workers` are never empty; the costs of one call have one unit."""
+    """Policy that computes the workers' costs. `workers` is never empty; all costs of one call have the same unit."""
 
     @abstractmethod
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
@@ -42,7 +46,10 @@ class Policy(ABC):
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
     ) -> Costs:
-        """Return the cost of the answer at each worker. `prefill` computes the prompt; None: the decode worker does."""
+        """Return the cost of the answer at each worker.
+
+        `prefill`: worker that computes the prompt; None: the decode worker computes it.
+        """
         return self.prefill_costs(request, workers)
 
     def local_limit_ms(self, prefill_ms: float) -> float | None:
@@ -63,10 +70,10 @@ def cheapest(costs: Sequence[float], turn: int) -> int:
 
 
 def home_of(key: bytes, workers: Sequence[WorkerView]) -> WorkerView:
-    """Return the home of a key by rendezvous hashing, independent of the order of the workers.
+    """Return the worker to which rendezvous hashing assigns a key, independent of the order of the workers.
 
-    If a worker leaves, only its keys move; if one joins, it takes an equal share from all others (Thaler and
-    Ravishankar, 1998).
+    If a worker leaves, only its keys move; a new worker takes an equal number of keys from each other worker (Thaler
+    and Ravishankar, 1998).
     """
     return max(workers, key=lambda worker: _weight(key, worker.endpoint))
 
@@ -95,8 +102,8 @@ class PrefixHash(Policy):
     """Policy that sends prompts with the same prefix to the same worker, whatever its cache has.
 
     The hash covers the first PREFIX_TOKENS, so that prompts that share only a short instruction go to different
-    workers. It ignores load, so a popular prefix overloads its worker. Prompts shorter than a block, and answers, go
-    to the worker with the fewest tokens in flight.
+    workers. The policy ignores load, so a popular prefix overloads its worker. Prompts shorter than a block, and
+    answers, go to the worker with the fewest tokens in flight.
     """
 
     def __init__(self) -> None:
@@ -119,15 +126,15 @@ class PrefixHash(Policy):
 class CacheAware(Policy):
     """Policy whose costs are expected milliseconds, plus terms for later requests.
 
-    By expected time alone, a conversation leaves its cache whenever another worker is slightly less busy, and its next
-    turns are computed again too: hits fall by a sixth to a third (docs/routing.md). So recomputing a token that some
-    worker has cached costs REUSE_PREMIUM times its time. MAX_AFFINITY_MS bounds the premium, so that a prefix with more
-    requests than one worker can serve is computed on a second one, and then on a third. The shortest wait is added to
-    the bound, since computing twice gains nothing under overload. Tokens that a worker loads from files sooner than it
-    computes them count as cached, and cost their loading time.
+    By expected time alone, a conversation leaves its cached blocks whenever another worker is slightly less busy, and
+    hits fall by a sixth to a third (docs/routing.md). So recomputing a token that some worker has cached costs
+    REUSE_PREMIUM times its time. MAX_AFFINITY_MS bounds this premium, so that a prefix with more requests than one
+    worker can serve is computed on a second worker, and then on a third. The shortest wait is added to the bound, since
+    computing twice gains nothing under overload. Tokens that a worker can load from files faster than compute count as
+    cached, and cost their loading time.
 
-    Recent work counts with RECENT_LOAD_WEIGHT: of idle workers, the one with the least recent work is next, which also
-    keeps evictions equally old on all workers.
+    Recent work is weighted by RECENT_LOAD_WEIGHT: of idle workers, the one with the least recent work is next. This
+    also evens out the age of evicted blocks among workers.
     """
 
     def prefill_costs(self, request: PlacementRequest, workers: Sequence[WorkerView]) -> Costs:
@@ -137,7 +144,7 @@ class CacheAware(Policy):
     def decode_costs(
         self, request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView | None
     ) -> Costs:
-        """Return the costs of an answer of the charged length."""
+        """Return the costs of an answer of the charged length, and of the prompt if decode workers compute it."""
         if prefill is not None:
             return _remote_costs(request, workers, prefill)
         paces = [1e3 / prompt_tokens_per_s(worker) for worker in workers]
@@ -153,11 +160,14 @@ class CacheAware(Policy):
 def _prompt_costs(
     request: PlacementRequest, workers: Sequence[WorkerView], paces: Sequence[float], waiting_tokens: Sequence[int]
 ) -> Costs:
-    """Return the costs of the prompt. `paces`: milliseconds per token. One loop without calls, as a hot path."""
+    """Return the costs of the prompt.
+
+    `paces`: milliseconds per token of each worker. All in one loop, because this is a hot path.
+    """
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
     totals: list[float] = []
     waits, computes, balances, hits = [], [], [], []
-    loads: dict[int, float] = {}  # loading time in ms by the worker's index, without zeros
+    loads: dict[int, float] = {}  # by the worker's index: loading time in ms that the wait does not hide
     for worker, pace, waiting in zip(workers, paces, waiting_tokens, strict=True):
         blocks = worker.hit_blocks
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens
@@ -189,7 +199,10 @@ def _prompt_costs(
 
 
 def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView) -> Costs:
-    """Return the costs at decode workers that pull the KV from `prefill`. One loop without calls, as a hot path."""
+    """Return the costs at decode workers that pull the KV from `prefill`.
+
+    One loop without calls: this is a hot path.
+    """
     expected, source = expected_here(request, prefill), prefill.endpoint
     first_ms, hidden_ms = expected.ttft_ms, expected.compute_ms
     prompt_tokens, answer_tokens = request.prompt_tokens, request.charged_answer_tokens
@@ -217,13 +230,16 @@ def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]]
 
 
 def _reuse_premium(workers: Sequence[WorkerView]) -> float:
-    """Return the cost factor of recomputed tokens: lower, the more prompts diverge behind the cached prefix."""
+    """Return the cost factor of recomputed tokens.
+
+    The more prompts diverged after the cached prefix, the lower it is.
+    """
     best = max(workers, key=lambda worker: worker.hit_blocks + worker.tier_blocks)
     return max(SHARED_REUSE_PREMIUM, REUSE_PREMIUM / (1 + best.branches))
 
 
 def _session_costs(session: str, cost_ms: float, workers: Sequence[WorkerView]) -> list[float]:
-    """Affinity cost of each worker: 0 for the session's home worker, `cost_ms` otherwise."""
+    """Return the affinity cost of each worker: 0 for the session's home worker, `cost_ms` otherwise."""
     home = home_of(session.encode(), workers)
     return [0.0 if worker is home else cost_ms for worker in workers]
 

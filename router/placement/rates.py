@@ -1,7 +1,7 @@
-"""Rates of each worker, learned from its reports, and the latency that a request may expect. Pure, no clock.
+"""Rates of each worker, learned from its reports, and the latency expected for a request. Pure; reads no clock.
 
-Each measurement reduces the weight of all earlier ones by a tenth. A worker without enough recent measurements is
-assumed to be as fast as the others.
+Each measurement reduces the weight of all earlier measurements by a tenth. A worker without enough recent measurements
+is assumed to be as fast as the others.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ class _ReportedPrefill:
 
 @dataclass(slots=True)
 class Ratio:
-    """Ratio of two decaying sums."""
+    """Ratio of two decaying sums: `above` / `below`."""
 
     above: float = 0.0
     below: float = 0.0
@@ -62,7 +62,7 @@ class Ratio:
         return self.above > 0 and self.below > 0
 
     def value(self, unknown: float, prior: float = 0.0) -> float:
-        """Return the value. `prior`: weight of `unknown` in units of `below`."""
+        """Return the ratio; `unknown` before any measurement. `prior`: weight of `unknown`, in units of `below`."""
         return (self.above + prior * unknown) / (self.below + prior) if self.is_known else unknown
 
     def age(self) -> None:
@@ -71,7 +71,10 @@ class Ratio:
 
 @dataclass(slots=True)
 class DecayingLine:
-    """Least-squares line y = base + slope * x over decaying measurements; base and slope are never negative."""
+    """Least-squares line y = base + slope * x over measurements of decaying weight.
+
+    Base and slope are never negative.
+    """
 
     count: float = 0.0
     x: float = 0.0
@@ -85,7 +88,9 @@ class DecayingLine:
         self.xx, self.xy = self.xx * DECAY + x * x, self.xy * DECAY + x * y
 
     def fit(self, base: float, slope: float) -> tuple[float, float]:
-        """Return base and slope; the given ones without measurements, the given slope if x hardly varied."""
+        """Return base and slope of the line. Without measurements, return the given values; `slope` is also kept if x
+        hardly varied.
+        """
         if self.count == 0:
             return base, slope
         mean_x, mean_y = self.x / self.count, self.y / self.count
@@ -100,13 +105,13 @@ class RateLedger:
     """Measured rates of all workers. Workers are named by endpoint."""
 
     def __init__(self) -> None:
-        self._prefill: dict[str, Ratio] = {}  # tokens / ms; the worker that was measured last is the last entry
-        self._gaps: dict[str, DecayingLine] = {}  # token gap in ms over tokens in flight
+        self._prefill: dict[str, Ratio] = {}  # tokens / ms by worker; the last entry was measured last
+        self._gaps: dict[str, DecayingLine] = {}  # each worker's token gap in ms, by its tokens in flight
         self._steps: dict[str, _Steps] = {}
         self._reported_prefill: dict[str, _ReportedPrefill] = {}
         self._links: dict[str, Mapping[str, float]] = {}
         self._any_prefill, self._any_gap = Ratio(), DecayingLine()
-        self._kv = Ratio()  # KV bytes per token, equal on all workers of a model
+        self._kv = Ratio()  # KV bytes / tokens, equal on all workers of a model
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
         self.version = 0
@@ -116,7 +121,7 @@ class RateLedger:
         return self._known.get(worker, self._typical)
 
     def computed(self, worker: str, tokens: int, chunks_ms: float) -> None:
-        """Record a prompt's computed tokens and the computing time of its chunks."""
+        """Record the number of computed tokens of a prompt and the compute time of its chunks."""
         if tokens > 0 and chunks_ms > 0:
             own = self._prefill.pop(worker, None) or Ratio()
             self._prefill[worker] = own
@@ -135,21 +140,21 @@ class RateLedger:
     def reported_prefill(
         self, worker: str, alone_tokens_per_s: float | None, beside_tokens_per_s: float | None
     ) -> None:
-        """Record a decode worker's prompt rates, without and with running answers."""
+        """Record the prompt rates that a decode worker reported: without and with running answers."""
         reported = _ReportedPrefill(alone_tokens_per_s, beside_tokens_per_s)
         if not reported.is_like(self._reported_prefill.get(worker, _ReportedPrefill())):
             self._reported_prefill[worker] = reported
             self._renew(worker)
 
     def stepped(self, worker: str, tokens_in_flight: int, gap_ms: float) -> None:
-        """Record the token gap of the worker's answers at this number of tokens in flight."""
+        """Record a measured token gap of the worker's answers, and the number of tokens in flight at that time."""
         if gap_ms > 0:
             for line in (self._gaps.setdefault(worker, DecayingLine()), self._any_gap):
                 line.add(tokens_in_flight, gap_ms)
             self._renew(worker)
 
     def reported(self, worker: str, steps: int, is_running: bool, tokens_in_flight: int, now: float) -> None:
-        """Record the step count of a decode worker's report, from which the token gap is computed."""
+        """Record a decode worker's step count; compute the token gap from it and the last one."""
         before = self._steps.get(worker)
         if not is_running:
             self._steps.pop(worker, None)
@@ -164,7 +169,7 @@ class RateLedger:
             self._renew(None)
 
     def linked(self, worker: str, links_gb_per_s: Mapping[str, float]) -> None:
-        """Record the worker's read rates, by the endpoint that it reads from."""
+        """Record the rates at which the worker reads KV from others, by the other worker's endpoint."""
         if links_gb_per_s != self._links.get(worker, {}):
             self._links[worker] = dict(links_gb_per_s)
             self._renew(worker)
@@ -223,11 +228,11 @@ CAUTION = 0.1
 
 
 class Expected(NamedTuple):
-    """Expected TTFT of a prompt at one worker."""
+    """Expected TTFT of a prompt at one worker, as the sum of three times."""
 
-    wait_ms: float  # queueing behind other prompts
-    compute_ms: float  # computation of tokens that are neither cached nor loaded
-    load_ms: float = 0.0  # loading time beyond wait_ms: blocks are loaded while other prompts are computed
+    wait_ms: float  # time in the queue behind other prompts
+    compute_ms: float  # compute time of tokens that are neither cached nor loaded
+    load_ms: float = 0.0  # loading time after wait_ms: blocks are loaded while other prompts are computed
 
     @property
     def ttft_ms(self) -> float:
@@ -249,7 +254,7 @@ NOTHING_LOADED = Loading(0, 0.0)
 
 
 def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
-    """Return what the worker loads, by its own rule: nothing if computing is faster."""
+    """Return the blocks that the worker would load from files by its own rule: none if computing is faster."""
     reusable = request.reusable_blocks
     blocks = min(worker.tier_blocks, reusable - min(worker.hit_blocks, reusable))
     if blocks <= 0:
@@ -260,7 +265,7 @@ def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
 
 
 def exposed_load_ms(loaded: Loading, worker: WorkerView, wait_ms: float) -> float:
-    """Return the loading time that remains after the prompts ahead are computed."""
+    """Return the loading time in ms that remains when all earlier prompts are computed."""
     return max(0.0, worker.loading_ms + loaded.ms - wait_ms) if loaded.blocks else 0.0
 
 
@@ -270,13 +275,13 @@ def load_costs(request: PlacementRequest, worker: WorkerView, compute_tokens_per
 
 
 def known_tokens(request: PlacementRequest, worker: WorkerView) -> int:
-    """Return the length of the prefix that the worker need not compute."""
+    """Return the number of leading prompt tokens that the worker need not compute."""
     hit_tokens = request.hit_tokens(worker)
     return hit_tokens + request.block_tokens * loading(request, worker).blocks if worker.tier_blocks else hit_tokens
 
 
 def prompt_tokens_per_s(worker: WorkerView) -> float:
-    """Return the worker's present prompt rate, which answers limit on a decode worker."""
+    """Return the worker's present prompt rate; a decode worker's is lower while answers run."""
     rates = worker.rates
     if worker.role is _PREFILL or not has_answers(worker):
         return rates.prefill_tokens_per_s
@@ -285,12 +290,12 @@ def prompt_tokens_per_s(worker: WorkerView) -> float:
 
 
 def has_answers(worker: WorkerView) -> bool:
-    """Return whether a decode worker has answers, or prompts that will become answers."""
+    """Return whether a decode worker has running answers, or prompts whose answers will run."""
     return bool(worker.tokens_in_flight or worker.used_slots or worker.elsewhere_slots or worker.pending_prompt_tokens)
 
 
 def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
-    """Return the expected TTFT of the request at the worker."""
+    """Return the expected TTFT of the request if this worker computes the prompt."""
     blocks, reusable = worker.hit_blocks, request.reusable_blocks
     own_tokens = request.prompt_tokens - request.block_tokens * (blocks if blocks < reusable else reusable)
     loaded = NOTHING_LOADED
@@ -311,6 +316,6 @@ def expected_ttft_ms(request: PlacementRequest, worker: WorkerView) -> float:
 
 
 def token_gap_ms(request: PlacementRequest, worker: WorkerView) -> float:
-    """Return the expected time between tokens of an answer at the worker, with this request included."""
+    """Return the expected time between tokens of an answer at the worker when this request runs there, too."""
     tokens = worker.tokens_in_flight + request.prompt_tokens
     return worker.rates.token_gap_ms + worker.rates.token_gap_ms_per_token * tokens

@@ -1,8 +1,8 @@
-"""Desired number of workers of a role by its pressure, stable enough for an autoscaler. Pure.
+"""Desired number of workers of each role, computed from the role's pressure, and stable enough for an autoscaler. Pure.
 
-The momentary need is the number of workers that brings the pressure to TARGET. The desired number rises when the need
-was higher throughout `up_s`, at most to twice the serving workers. It falls by one when the need was lower throughout
-`down_s` with SPARE to spare, at most once per `step_s`. So short peaks, short lulls and noise change nothing.
+The momentary need is the number of workers that brings the pressure to TARGET. The desired number rises if the need
+was higher throughout `up_s`, at most to twice the number of serving workers. It falls by one, at most once per
+`step_s`, if the need was lower by the margin SPARE throughout `down_s`. So short peaks and lulls change nothing.
 """
 
 import math
@@ -31,9 +31,9 @@ class ReplicaTiming:
 
 
 def wanted(pressure: Pressure, workers: int) -> float:
-    """Return the number of workers that brings the pressure to TARGET, not rounded.
+    """Return the number of workers, not rounded, that brings the pressure to TARGET.
 
-    The part of the pressure that more workers would not reduce is left out.
+    The part of the pressure that more workers would not reduce is ignored.
     """
     floor = min(pressure.floor, pressure.level)
     waiting = (pressure.level - floor) / max(LEAST_ROOM, TARGET - floor)
@@ -41,7 +41,7 @@ def wanted(pressure: Pressure, workers: int) -> float:
 
 
 class _Extremes:
-    """Lowest or highest value of the last `window_s`, in amortised constant time."""
+    """Lowest or highest value of the last `window_s`. Calls take amortised constant time."""
 
     def __init__(self, window_s: float, is_highest: bool) -> None:
         self._window_s = window_s
@@ -65,18 +65,21 @@ class _Extremes:
 
 
 class RoleReplicas:
-    """Desired replicas of one role. It starts with the present workers, so that a starting router changes nothing."""
+    """Desired replicas of one role.
+
+    The first value is the present number of workers, so that a new router changes nothing.
+    """
 
     def __init__(self, timing: ReplicaTiming = ReplicaTiming()) -> None:
         self._timing = timing
         self._lowest, self._highest = _Extremes(timing.up_s, False), _Extremes(timing.down_s, True)
         self._changed_s = -math.inf
-        self.number = 0  # 0 until a worker of this role was seen
+        self.number = 0  # desired number; 0 until a worker of this role was seen
 
     def look(self, pressure: Pressure, workers: int, now: float) -> int:
-        """Update with the present pressure and the number of serving workers. Return the desired number."""
+        """Record the present pressure and number of serving workers, and return the desired number."""
         if workers == 0:
-            return self.number  # no measurement; requested workers may be starting
+            return self.number  # no pressure can be measured; requested workers may be starting
         self.number = self.number or workers
         number = wanted(pressure, workers)
         self._lowest.add(number, now)
@@ -88,7 +91,7 @@ class RoleReplicas:
     def _up(self, workers: int, now: float) -> None:
         lowest = self._lowest.value(now)
         if lowest is not None and lowest > self.number:
-            # Twice the serving workers, not twice the requested ones: no more are requested until some have started.
+            # Twice the serving workers, not twice the requested ones: more are requested only after some have started.
             most = min(MOST_WORKERS, max(self.number, 2 * workers))
             self._change(min(math.ceil(lowest), most), now)
 
@@ -117,5 +120,5 @@ class Replicas:
 
     @property
     def desired(self) -> dict[WorkerRole, int]:
-        """Return the desired numbers, without roles that no worker has had: a cluster without prefill stays so."""
+        """Desired number by role, without roles that no worker has had: a cluster without prefill workers gets none."""
         return {role: each.number for role, each in self._roles.items() if each.number}

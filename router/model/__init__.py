@@ -1,1 +1,1 @@
-"""Served model: tokenizer, chat template, and validation of requests."""
+"""Served model of a router: its tokenizer and chat template, and the validation of requests for it."""

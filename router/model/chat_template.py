@@ -17,15 +17,15 @@ from baton.text.host.files import read_file, reading, reads
 from baton.text.output.thoughts import thoughts_of
 
 MODULE = "baton.router.model.template_process"
-PROCESSES = 2  # a slow prompt must not delay another caller's
-WALL_S = 20.0  # maximum wall time of one prompt; its CPU time is limited separately
+PROCESSES = 2  # with one process, a slow prompt would delay the prompts of other callers
+WALL_S = 20.0  # maximum wall time of rendering one prompt; CPU time is limited separately
 MOST_ENDINGS = 64
-"""Maximum number of remembered prompt endings, by combination of options."""
+"""Maximum number of remembered prompt endings. There is one for each combination of template options."""
 ENDING_CHARACTERS = 256
 
 
 class UnreadOption(Exception):
-    """Error: an option has no effect, since the template does not read it or gets it from the request itself."""
+    """Error: an option in the request has no effect: the template does not read it, or the router sets it itself."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -33,15 +33,16 @@ class UnreadOption(Exception):
 
 
 class ChatTemplate:
-    """Chat template, compiled and rendered in helper processes. Call `close` at the end."""
+    """Chat template of the model, compiled and rendered in helper processes. Call `close` at the end."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], tool_format: str = "", cpu_s: float = CPU_S
     ) -> None:
-        """Compile the template. `special_tokens`: names such as `bos_token` that templates refer to. `tool_format`:
-        format of calls, instead of detecting it. `cpu_s`: CPU time of one prompt. Blocks.
+        """Compile the template. Blocks.
 
-        Raises: ModelFolderError for a template that does not compile within the bounds.
+        `special_tokens`: text of each token that templates refer to by a name such as `bos_token`. `tool_format`:
+        format of tool calls; empty: it is detected. `cpu_s`: maximum CPU time of rendering one prompt.
+        Raises: ModelFolderError for a template that does not compile within the limits.
         """
         self.source = source
         self.tool_format = tool_format
@@ -50,10 +51,10 @@ class ChatTemplate:
         self._cpu_s = cpu_s
         self._helper = Helper(MODULE, str(cpu_s), processes=PROCESSES, limit_s=WALL_S)
         self._turns = Turns(PROCESSES)
-        # gpt-oss's name for reasoning differs from that of all other templates.
+        # gpt-oss's template calls the reasoning of a message "thinking"; all others call it "reasoning_content".
         self._thoughts = "thinking" if "message.thinking" in source else "reasoning_content"
-        self._endings: dict[str, str] = {}  # prompt endings by options
-        self._traces: Traces | None = None  # None until they are needed
+        self._endings: dict[str, str] = {}  # prompt endings by template options
+        self._traces: Traces | None = None  # None until a message needs them
         try:
             self.variables = frozenset[str](json.loads(_text(self._helper.ask_here([self._setup]))))
             """Variables that the template reads and does not set itself."""
@@ -66,11 +67,11 @@ class ChatTemplate:
         self._helper.close()
 
     def writes(self, token: str) -> bool:
-        """Return whether the template contains the token, or may contain it by its name."""
+        """Return whether the template contains the token's text, or could write it by a name such as `bos_token`."""
         return token in self.source or token in self._special_tokens.values()
 
     async def ending(self, options: Mapping[str, Any], add_generation_prompt: bool, tenant: str = "") -> str:
-        """Return the last characters of a prompt with one user message; empty if the template rejects it.
+        """Return the last characters of a rendered prompt with one user message; empty if the template rejects it.
 
         Raises: Unavailable.
         """
@@ -91,7 +92,7 @@ class ChatTemplate:
         return rendered[-ENDING_CHARACTERS:]
 
     async def shown(self, messages: Sequence[Message], tenant: str = "") -> Sequence[Message]:
-        """Return the messages for the template. Raises: NotShown if the template would silently drop a part."""
+        """Return the messages to render. Raises: NotShown if the template would silently drop a part of one."""
         if all(map(is_plain, messages)):
             return messages
         if self._traces is None:
@@ -102,7 +103,7 @@ class ChatTemplate:
             except (HelperFailed, TemplateRefused) as error:
                 if isinstance(error, HelperFailed) and not error.failure.is_of_question:
                     return messages
-                self._traces = Traces()  # too costly to compute: assume that nothing is dropped
+                self._traces = Traces()  # detection is too costly: assume that nothing is dropped
             except HelperBusy:
                 return messages
         thinks = thoughts_of(self.source, "") is not None or "<|channel|>" in self.source
@@ -117,7 +118,10 @@ class ChatTemplate:
         most_characters: int | None = None,
         tenant: str = "",
     ) -> str:
-        """Render a prompt. Raises: TemplateRefused, UnreadOption, Unavailable."""
+        """Render messages to a prompt. Raises: TemplateRefused, UnreadOption, Unavailable.
+
+        `most_characters`: longer prompts are rejected. `tenant`: the caller whose turn is used.
+        """
         for name in options or ():
             if name not in self.variables or name in self._special_tokens or name in _OWN_NAMES:
                 raise UnreadOption(name)
@@ -156,7 +160,7 @@ _OWN_NAMES = ("messages", "add_generation_prompt", "tools", "documents")
 
 
 def _text(answer: bytearray) -> str:
-    """Return the text of an answer. Raises: TemplateRefused."""
+    """Return the text of a helper process's answer. Raises: TemplateRefused if the answer is a rejection."""
     text = answer[1:].decode(errors="surrogatepass")
     if answer[:1] != DONE:
         raise TemplateRefused(text)
@@ -164,9 +168,9 @@ def _text(answer: bytearray) -> str:
 
 
 def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
-    """Return a message as transformers gives it to templates, without absent fields; arguments of calls are text.
+    """Return a message as transformers gives it to templates, but with the arguments of tool calls as text.
 
-    `thoughts`: the template's name for reasoning.
+    Absent fields are left out. `thoughts`: the template's name for the field with the reasoning.
     """
     entry: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
@@ -185,7 +189,7 @@ def conversation_entry(message: Message, thoughts: str) -> dict[str, Any]:
 
 @reads(ModelFolderError, "tokenizer_config.json")
 def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | None:
-    """Read the checkpoint's chat template; None without one. Blocks. Raises: ModelFolderError."""
+    """Read and compile the checkpoint's chat template; None if it has none. Blocks. Raises: ModelFolderError."""
     config_path = folder / "tokenizer_config.json"
     config = read_json(config_path) if config_path.exists() else {}
     path, source = _source(folder, config)
@@ -201,13 +205,13 @@ def read_chat_template(folder: Path, tool_format: str = "") -> ChatTemplate | No
 
 
 def _source(folder: Path, config: Mapping[str, Any]) -> tuple[Path, str | None]:
-    """Return the template's file and its source; None without a template."""
+    """Return the file that contains the template, and the template's source; source None without a template."""
     path = folder / "chat_template.jinja"
     if path.exists():
         with reading(path, ModelFolderError):
             return path, read_file(path).decode()
     stated = config.get("chat_template")
-    if isinstance(stated, list):  # several templates by name
+    if isinstance(stated, list):  # the checkpoint has several named templates
         named = {entry["name"]: entry["template"] for entry in stated}
         stated = named.get("default")
     return folder / "tokenizer_config.json", stated if isinstance(stated, str) else None

@@ -1,4 +1,4 @@
-"""Sampling defaults of a model: generation_config.json, and config.json for the end-of-sequence tokens."""
+"""Sampling defaults of a model, from generation_config.json; its end-of-sequence tokens may be in config.json."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class ModelFolderError(files.FileRefused):
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults(SamplingNumbers):
-    """Defaults of sampling fields that a client omits."""
+    """A model's values of sampling fields that a client omits, and its end-of-sequence tokens."""
 
     eos_token_ids: frozenset[int] = frozenset()
 
@@ -25,7 +25,7 @@ class GenerationDefaults(SamplingNumbers):
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
     """Read the defaults of the checkpoint in `folder`. Raises: ModelFolderError.
 
-    As in transformers, sampling is greedy unless `do_sample` is true; a repetition penalty always applies.
+    As in transformers, sampling is greedy unless `do_sample` is true, but a repetition penalty applies in both cases.
     """
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     eos = generation.get("eos_token_id")
@@ -40,7 +40,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 
 @reads(ModelFolderError, "config.json")
 def read_family(folder: Path) -> str:
-    """Return `model_type`; empty if the checkpoint does not state it. Raises: ModelFolderError."""
+    """Return `model_type` of config.json; empty if it is absent. Raises: ModelFolderError."""
     path = folder / "config.json"
     family = read_json(path).get("model_type") if path.exists() else None
     return family if isinstance(family, str) else ""
@@ -62,7 +62,7 @@ def _numbers(generation: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises: ModelFolderError."""
+    """Read a file with a JSON object. Raises: ModelFolderError."""
     return files.read_json(path, ModelFolderError, dict)
 
 

@@ -1,4 +1,7 @@
-"""Trial compilation of structured output in helper processes, within limits of time and memory."""
+"""Check of requested structured output: a trial compilation in helper processes with limits of time and memory.
+
+A *form* is the JSON schema, regular expression or grammar that a request demands of its answer.
+"""
 
 import hashlib
 import json
@@ -15,34 +18,34 @@ from baton.text.structured.output import StructuredOutput
 MODULE = "baton.router.model.form_process"
 REMEMBERED = 4096  # maximum number of remembered verdicts
 PROCESSES = 2
-WALL_S = 20.0  # maximum wall time of one form; its CPU time is limited separately
-MAX_WAITING = 64  # maximum number of pending forms
+WALL_S = 20.0  # maximum wall time of checking one form; CPU time is limited separately
+MAX_WAITING = 64  # maximum number of forms that are checked or wait for it
 
 
 class FormChecker:
-    """Checker of forms for the served model's vocabulary, which remembers its verdicts. Call `close` at the end.
+    """Checks forms against the served model's vocabulary and remembers the verdicts. Call `close` at the end.
 
-    A form that exceeds the limits of CPU time or memory is rejected. A timeout of a busy machine is no verdict: the
-    client may retry.
+    A form that exceeds the limits of CPU time or memory is rejected. A timeout on a busy machine is not remembered as
+    a verdict: the client may retry.
     """
 
     def __init__(self, setup: Setup, processes: int = PROCESSES, wall_s: float = WALL_S) -> None:
-        """Create a checker. `wall_s`: maximum wall time of one form, without the start of a process at first use."""
+        """Create a checker. `wall_s`: maximum wall time of one check, not counting the first start of a process."""
         self._setup = setup
         self._helper = Helper(MODULE, json.dumps(asdict(setup)), processes=processes, limit_s=wall_s)
         self._turns = Turns(processes)
         self._waiting = 0
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
-        self.checked = 0  # number of forms checked in a process
+        self.checked = 0  # number of forms checked in a process, not from memory
 
     async def check(self, asked: StructuredOutput, tenant: str = "") -> None:
-        """Check a form. Raises: InvalidArgument, ResourceExhausted, Unavailable."""
+        """Check a form. Raises: InvalidArgument if it is rejected, ResourceExhausted, Unavailable."""
         fault = await self.fault(asked, tenant)
         if fault is not None:
             raise InvalidArgument(asked.field, fault)
 
     async def fault(self, asked: StructuredOutput, tenant: str = "") -> str | None:
-        """Return the error in the form; None if it is valid. Raises: ResourceExhausted, Unavailable."""
+        """Return why the form is rejected; None if it is valid. Raises: ResourceExhausted, Unavailable."""
         key = hashlib.sha256(f"{asked.kind.value}\n{asked.text}".encode(errors="surrogatepass")).digest()
         if key in self._verdicts:
             self._verdicts.move_to_end(key)
@@ -69,11 +72,11 @@ class FormChecker:
         return found
 
     def close(self) -> None:
-        """Stop the processes; running checks fail."""
+        """Stop the helper processes; running checks fail."""
         self._helper.close()
 
     async def _ask(self, asked: StructuredOutput) -> str | None:
-        """Check a form in a process. Raises: HelperFailed if the form is not the cause."""
+        """Check a form in a helper process. Raises: HelperFailed for failures that the form did not cause."""
         try:
             return (await self._helper.ask([json.dumps([asked.kind.value, asked.text]).encode()])).decode() or None
         except HelperFailed as error:

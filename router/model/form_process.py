@@ -1,6 +1,7 @@
-"""Helper process that checks structured output: it compiles clients' forms and walks a few tokens along them.
+"""Helper process that checks a client's form (JSON schema, regular expression or grammar of the answer).
 
-It can be killed, and imports little, since a client waits for its start.
+It compiles the form and follows a few random answers. It can be killed, and imports little, since a client waits for
+its start.
 """
 
 import json
@@ -32,17 +33,17 @@ WALK_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Settings of a checker, which are sent as JSON."""
+    """Settings of a checker process, which it gets as JSON on its command line."""
 
     folder: str  # folder of the checkpoint
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    cpu_s: float = 2.0  # maximum CPU time of one form
-    memory_bytes: int = 1 << 30  # maximum address space in addition to the vocabulary's
+    cpu_s: float = 2.0  # maximum CPU time of checking one form
+    memory_bytes: int = 1 << 30  # maximum address space, in addition to the vocabulary
 
 
 def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
-    """Return why no answer can follow this form; None if random beginnings of answers can."""
+    """Return why no answer can satisfy this form; None if some random beginnings of answers satisfy it."""
     chance = random.Random(0)
     try:
         form = compile_form(output, vocabulary)
@@ -56,7 +57,7 @@ def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
 
 
 def _walk(matcher: "LLMatcher", vocabulary: Vocabulary, chance: random.Random) -> None:
-    """Follow one random answer. Raises: GrammarFailed."""
+    """Follow the grammar along the first WALK_TOKENS tokens of a random answer. Raises: GrammarFailed."""
     for _ in range(WALK_TOKENS):
         texts = int.from_bytes(next_tokens(matcher), "little") & vocabulary.text_bits
         if not texts:
@@ -67,7 +68,7 @@ def _walk(matcher: "LLMatcher", vocabulary: Vocabulary, chance: random.Random) -
 
 
 def _some_bit(bits: int, start: int) -> int:
-    """Return the index of the first set bit from `start` on, cyclically, without a loop over the vocabulary."""
+    """Return the index of the first set bit from index `start` on, cyclically, without a loop over the bits."""
     later = bits >> start
     return start + _lowest_bit(later) if later else _lowest_bit(bits)
 
@@ -87,7 +88,7 @@ def main(setup: Setup) -> int:
         found = fault(StructuredOutput(StructuredKind(kind), text), vocabulary) or ""
         return [found.encode(errors="replace")]
 
-    # A client waits for the verdict, so the process keeps its priority.
+    # A client waits for the verdict, so the process does not lower its priority (niceness 0).
     return answer_frames(verdict, niceness=0, cpu_s=setup.cpu_s, memory_bytes=setup.memory_bytes)
 
 

@@ -1,8 +1,8 @@
-"""Cache of the tokens and block hashes of known prompt prefixes. Pure.
+"""Cache of the tokens and block hashes of prompt prefixes that were tokenised before. Pure state.
 
-A prompt is kept in parts. The key of a part is the SHA-256 of its text and the previous key; the first key covers
-everything that block hashes cover, salts included. So equal prefixes are kept once, and a request finds only prefixes
-whose blocks it could find in a prefix cache, too.
+A prompt is kept in parts. The key of a part is the SHA-256 of the previous part's key and its text; the first key also
+covers everything that block hashes cover, including salts. So equal prefixes are kept once, and a request finds only
+prefixes whose blocks it could also find in a prefix cache.
 """
 
 import hashlib
@@ -10,13 +10,13 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-PART_BYTES = 512  # memory of a part in addition to its tokens and hashes
-TOKEN_BYTES = 8  # memory of a reference to a token id; the id objects are shared
-NAME_BYTES = 73  # memory of a block hash and its reference
+PART_BYTES = 512  # bytes of a part, in addition to its tokens and hashes
+TOKEN_BYTES = 8  # bytes of a reference to a token id; the int objects are shared
+NAME_BYTES = 73  # bytes of a block hash and the reference to it
 
 
 class Kept(NamedTuple):
-    """Tokens and block hashes of one part of a text."""
+    """Cached tokens and block hashes of one part of a prompt."""
 
     token_ids: tuple[int, ...]
     block_hashes: tuple[bytes, ...]  # hashes of the blocks that end in this part
@@ -29,7 +29,7 @@ class Kept(NamedTuple):
 
 
 def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> list[bytes]:
-    """Return the keys of a prompt's parts. `root`: parent of its first block hash (`root_hash`), 32 bytes."""
+    """Return the cache keys of a prompt's parts. `root`: parent of the first block hash (`root_hash`), 32 bytes."""
     keys, key = list[bytes](), root + bytes((add_special_tokens,))
     for part in parts:
         key = hashlib.sha256(key + part.encode(errors="surrogatepass")).digest()
@@ -38,7 +38,7 @@ def part_keys(root: bytes, add_special_tokens: bool, parts: Iterable[str]) -> li
 
 
 class KnownPrompts:
-    """LRU cache of prompt parts within `most_bytes` of memory. The end of a prompt is evicted before its beginning."""
+    """LRU cache of prompt parts in at most `most_bytes`. The last parts of a prompt are evicted before the first."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -46,7 +46,7 @@ class KnownPrompts:
         self.memory_bytes = 0
 
     def find(self, keys: Sequence[bytes]) -> list[Kept]:
-        """Return the known first parts of a prompt."""
+        """Return the first parts of a prompt, up to the first that is not cached."""
         found = list[Kept]()
         for key in keys:
             kept = self._kept.get(key)
@@ -56,7 +56,7 @@ class KnownPrompts:
         return found
 
     def keep(self, keys: Sequence[bytes], read: Sequence[Kept]) -> None:
-        """Store a prompt. `keys`: of all its parts; `read`: its last parts, which were not known."""
+        """Store a prompt. `keys`: keys of all its parts. `read`: its last parts, which were not cached."""
         for key, kept in zip(keys[len(keys) - len(read) :], read, strict=True):
             if key not in self._kept:
                 self._kept[key] = kept

@@ -1,9 +1,9 @@
-"""Positions at which a text can be cut so that its parts, tokenised separately, have the tokens of the complete text.
+"""Positions at which a text can be cut: its parts, tokenised separately, have the same tokens as the complete text.
 
-A tokenizer first extracts added tokens with `normalized` false; the text between two of them is normalised, split into
-words and merged independently. A *mark* is such a token that is recognised in any context, for example a chat
-template's turn marker. A text may be cut behind a mark. The next part is tokenised with the mark in front of it, whose
-token is then dropped, so that everything that depends on the preceding text is as in the complete text.
+A tokenizer first extracts added tokens with `normalized` false. The text between two of them is normalised, split into
+words and merged independently of other text. A *mark* is such a token that is recognised in any context, for example a
+chat template's turn marker. A text may be cut behind a mark. The next part is tokenised with the mark in front, so that
+it has the same context as in the complete text; the token of the mark is then dropped.
 
 A long text without marks is cut between words, if the tokenizer always splits there: before a single space between two
 letters, and before a letter at the beginning of a line. Few texts have neither.
@@ -20,15 +20,15 @@ from tokenizers import AddedToken, Tokenizer
 from baton.router.model.chat_template import ChatTemplate
 
 PART_CHARACTERS = 1 << 10
-"""Minimum size of a part: shorter parts cost more lookups, longer ones more tokenisation behind the last known cut."""
+"""Minimum size of a part. Shorter parts cost more lookups; longer parts leave more text behind the last cached part."""
 WINDOW_CHARACTERS = 1 << 13
-"""Distance without a mark after which a text is cut between words, which bounds the time of one turn."""
+"""Size of a text without a mark from which it is cut between words. It bounds the time of one tokenisation step."""
 MOST_MARKS = 16
-"""Maximum number of marks: some tokenizers have thousands of candidates, which are tried one by one."""
+"""Maximum number of marks. Some tokenizers have thousands of candidates, each of which takes a trial."""
 
 
 class TextPart(NamedTuple):
-    """Part of a text from `begin` to `end`. It is tokenised from `start`, where the mark before it begins."""
+    """Part of a text from `begin` to `end`. It is tokenised from `start`, the position of the mark before it."""
 
     start: int
     begin: int
@@ -36,13 +36,16 @@ class TextPart(NamedTuple):
 
     @property
     def has_mark(self) -> bool:
-        """True if the first token is that of the mark."""
+        """Whether the first token of the tokenised part is that of the mark, and must be dropped."""
         return self.begin > self.start
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Marks of a tokenizer. `before`, `after`: special tokens that it adds around a text."""
+    """Marks of a tokenizer. `before`, `after`: special tokens that the tokenizer adds around a text.
+
+    `cuts_words`: long texts without a mark can be cut between words.
+    """
 
     pattern: re.Pattern[str]
     before: tuple[int, ...]
@@ -52,7 +55,7 @@ class Marks:
     cuts_words: bool = False
 
     def parts(self, text: str) -> list[TextPart]:
-        """Return the parts of a text. All but the last are equal in all texts with the same beginning."""
+        """Split a text into parts. Texts with the same beginning have the same parts there, except the last part."""
         parts, start, begin = list[TextPart](), 0, 0
         while (cut := self._cut(text, begin + self.part_characters)) is not None:
             parts.append(TextPart(start, begin, cut.end()))
@@ -60,7 +63,7 @@ class Marks:
         return [*parts, TextPart(start, begin, len(text))]
 
     def _cut(self, text: str, position: int) -> re.Match[str] | None:
-        """Return the first cut from `position` on, in the first window only behind a mark; None if there is none."""
+        """Return the first cut from `position` on; None if no cut follows. The first window is only cut at a mark."""
         is_first = True
         while position < len(text):
             end = position + self.window_characters
@@ -78,17 +81,17 @@ class Marks:
 _LETTER = r"[^\W\d_]"
 _BETWEEN_WORDS = re.compile(rf"(?<={_LETTER})(?= {_LETTER})|(?<=\S\n)(?={_LETTER})")
 _SPLIT_TOKEN = re.compile(rf"{_LETTER} |\n{_LETTER}")
-"""Pattern of a token across which such a cut could be."""
+"""Pattern of an added token that a cut between words could split."""
 
 
 UNCUT = Marks(re.compile(r"(?!)"), (), ())
-"""Marks by which every text is one part."""
+"""No marks: every text is one part."""
 
 
 def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
-    """Return the marks of a tokenizer without truncation and padding; UNCUT without marks, or with random merges.
+    """Return the marks of a tokenizer, which must not truncate or pad. UNCUT: it has no marks, or merges at random.
 
-    If there are too many, marks of the template come first.
+    Of more than MOST_MARKS marks, those in the chat template are preferred.
     """
     if getattr(tokenizer.model, "dropout", None):
         return UNCUT
@@ -108,7 +111,7 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
             break
     for content in (*marks, *(_LONE_LETTERS if cuts_words else ())):
         own, whole = _ids(tokenizer, content, False), _ids(tokenizer, content, True)
-        if len(own) == 1 and whole.count(own[0]) == 1:  # otherwise the special tokens cannot be told apart
+        if len(own) == 1 and whole.count(own[0]) == 1:  # otherwise the special tokens around it cannot be identified
             place = whole.index(own[0])
             pattern = re.compile("|".join(map(re.escape, marks)) or "(?!)")
             return Marks(pattern, tuple(whole[:place]), tuple(whole[place + 1 :]), cuts_words=cuts_words)
@@ -117,17 +120,17 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
 
 _LONE_LETTERS = "aex"
 _WORD_MODELS = frozenset({"BPE", "WordPiece", "WordLevel"})  # models that tokenise each word independently
-_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # no effect across a cut
+_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # not affected by text across a cut
 _SPLITTERS = frozenset(
     {"Split", "ByteLevel", "Digits", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation"}
 )
 _LOOKS_AROUND = re.compile(r"\(\?<|\\[AGKbBzZ]|(?<![\[\\])\^|(?<!\\)\$")
-"""Parts of a tokenizer's pattern that may depend on the beginning or end of a part."""
+"""Regex constructs (look-around, anchors) whose matches may differ at the beginning or end of a part."""
 _PROBES = ("The quick brown", "it's 42 o'clock, isn't it", "x)\nHello", "«Ünï» çode", "I'LL GO ON\nand on", "a1 b2 c d")
 
 
 def _splits_words(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> bool:
-    """Return whether all texts can be cut between words, by the kinds of steps and by a trial on some texts."""
+    """Return whether texts can be cut between words: by the tokenizer's kinds of steps, and by trial on some texts."""
     if type(tokenizer.model).__name__ not in _WORD_MODELS or tokenizer.pre_tokenizer is None:
         return False
     normalizers = _steps(tokenizer.normalizer, "normalizers")
@@ -156,7 +159,7 @@ def _split(tokenizer: Tokenizer, text: str) -> list[tuple[str, tuple[int, int]]]
 
 
 def _steps(component: Any, name: str) -> list[dict[str, Any]]:
-    """Return the steps of a normalizer or pre-tokenizer."""
+    """Return the steps of a normalizer or pre-tokenizer as JSON objects. `name`: key of the steps in a sequence."""
     if component is None:
         return []
     state = json.loads(component.__getstate__())
@@ -164,7 +167,7 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:
-    """Return whether the token cannot overlap any added token, itself included."""
+    """Return whether no occurrence of the token in a text can overlap one of any added token, including itself."""
     return (
         not token.single_word
         and not _overlap(token.content, token.content)
@@ -175,7 +178,7 @@ def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:
 
 
 def _overlap(one: str, other: str) -> bool:
-    """Return whether the end of one can be the beginning of the other."""
+    """Return whether the end of either text is a beginning of the other."""
     sizes = range(1, min(len(one), len(other)))
     return any(one.endswith(other[:size]) or other.endswith(one[:size]) for size in sizes)
 

@@ -1,7 +1,7 @@
-"""Tokenisation and hashing of prompts, without repeating the work for known prefixes.
+"""Tokenisation and hashing of prompts. The work for prefixes of earlier prompts is not repeated.
 
-The result always equals tokenising and hashing the complete text. Prompts take turns on the tokenizer's thread. A long
-part without a position to cut is tokenised on another thread.
+The result is always the same as for the complete text. Prompts take turns on the tokenizer's thread. A long part that
+cannot be cut is tokenised on another thread.
 """
 
 import sys
@@ -18,15 +18,15 @@ from baton.text.packed_tokens import TokenPacker
 
 AT_ONCE_CHARACTERS = 1 << 14
 LONG_BYTES = 1 << 16
-"""Minimum size of a long part, which takes tens of milliseconds."""
+"""Size above which a part of a text is long: tokenising it takes tens of milliseconds."""
 SLICE_BYTES = 1 << 14
 COUNTED_TOKENS = 1 << 14
-"""Tokens that are always counted: up to this number, and to twice the limit, an error has the exact count."""
-CUT_TOKENS = 16  # maximum number of tokens that a cut adds to a slice
+"""Number of tokens up to which a too long text is counted exactly, as it is up to twice the limit."""
+CUT_TOKENS = 16  # maximum number of tokens by which cutting a text raises the count of a slice
 
 
 class TextTooLong(Exception):
-    """Error: the text has more tokens than allowed; at least `least_tokens`."""
+    """Error: the text has more tokens than allowed, namely at least `least_tokens`."""
 
     def __init__(self, least_tokens: int, counted: bool = False) -> None:
         """Create the error. `counted`: `least_tokens` is the exact number."""
@@ -37,12 +37,12 @@ class TextTooLong(Exception):
 
 class ReadPrompt(NamedTuple):
     token_ids: tuple[int, ...]
-    block_hashes: tuple[bytes, ...]  # one per complete block
+    block_hashes: tuple[bytes, ...]  # hashes of all complete blocks
     packed_tokens: bytes  # token_ids in protobuf's packed encoding
 
 
 class LongPart(NamedTuple):
-    """Text that must be tokenised by `encode` on a thread for long work."""
+    """Long part of a text. The caller must tokenise it with `encode`, on a thread for long texts."""
 
     text: str
     add_special_tokens: bool
@@ -50,15 +50,19 @@ class LongPart(NamedTuple):
 
 
 Reading: TypeAlias = Generator["ReadPrompt | LongPart | None", "Encoding | None"]
-"""Generator of reading steps. None: other prompts may have a turn; LongPart: send its Encoding; ReadPrompt: the result.
+"""Generator that reads a prompt in steps. It yields None when other prompts may have a turn, a LongPart for which its
+Encoding must be sent, and finally the ReadPrompt.
 """
 
 
 class PromptReader:
-    """Reader with one tokenizer and a cache. `known_tokens`, `read_tokens`: tokens of all prompts."""
+    """Tokenises and hashes prompts with a cache of prefixes.
+
+    Totals over all prompts: `known_tokens` came from the cache, `read_tokens` were tokenised.
+    """
 
     def __init__(self, tokenizer: Tokenizer, marks: Marks, most_bytes: int) -> None:
-        """Create a reader. `most_bytes`: memory of the cache."""
+        """Create a reader. `most_bytes`: maximum memory of the cache."""
         self._tokenizer = tokenizer
         self._marks = marks
         self._known = KnownPrompts(most_bytes)
@@ -77,10 +81,10 @@ class PromptReader:
         *,
         is_kept: bool = True,
     ) -> Reading:
-        """Read a prompt in steps: a turn per AT_ONCE_CHARACTERS of new text, and turns for finding and joining known
-        parts.
+        """Read a prompt in steps: one per AT_ONCE_CHARACTERS of new text, and two more for cached parts.
 
-        `root`: parent of the first block hash. Raises: TextTooLong for more than `most_tokens`.
+        `root`: parent of the first block hash. `is_kept`: store the result in the cache.
+        Raises: TextTooLong for more than `most_tokens`.
         """
         *parts, rest = self._marks.parts(text)
         keys = part_keys(root, add_special_tokens, (text[part.begin : part.end] for part in parts))
@@ -98,11 +102,11 @@ class PromptReader:
             token_ids += before
         ends, counted, at_once = list[int](), len(token_ids) + len(after), 0
         for part in (*parts[len(known) :], rest):
-            # The tokenizer itself adds special tokens around a text in one part.
+            # If the text is a single part, the tokenizer itself adds the special tokens.
             piece, adds = text[part.start : part.end], add_special_tokens and not parts
             encoding = yield from self._encoded(piece, adds, counted, most_tokens)
             counted += len(encoding) - part.has_mark
-            if most_tokens is None or counted <= most_tokens:  # converting token ids holds the GIL
+            if most_tokens is None or counted <= most_tokens:  # converting ids would hold the GIL for nothing
                 fresh = encoding.ids[part.has_mark :]
                 begin = ends[-1] if ends else known_tokens
                 token_ids += map(self._numbers.setdefault, fresh, fresh)
@@ -129,11 +133,14 @@ class PromptReader:
         yield ReadPrompt(tuple(token_ids), tuple(names), b"".join(packed))
 
     def tokens(self, text: str, add_special_tokens: bool, most_tokens: int | None = None) -> Reading:
-        """Tokenise a text without hashing and caching. Raises: TextTooLong."""
+        """Tokenise a text without storing it in the cache; block hashes are empty. Raises: TextTooLong."""
         return self.read(text, add_special_tokens, b"", sys.maxsize, most_tokens, is_kept=False)
 
     def count(self, text: str, most_tokens: int, counted: int = 0) -> Generator[None, object]:
-        """Count the tokens of a possibly too long text slice by slice, behind `counted` others. Raises: TextTooLong."""
+        """Count a text's tokens slice by slice, until there are more than `most_tokens`. Raises: TextTooLong.
+
+        `counted`: tokens before this text. A text that is short enough by its bytes is not counted.
+        """
         if counted + _size_bytes(text) <= most_tokens:
             return
         step = SLICE_BYTES if text.isascii() else SLICE_BYTES // 4
@@ -146,7 +153,7 @@ class PromptReader:
     def _encoded(
         self, text: str, add_special_tokens: bool, counted: int, most_tokens: int | None
     ) -> Generator[LongPart | None, Encoding | None, Encoding]:
-        """Encode a text. Raises: TextTooLong."""
+        """Encode a text, or yield it as a LongPart if it is long. Raises: TextTooLong."""
         if len(text) <= LONG_BYTES // 4 or (size_bytes := _size_bytes(text)) <= LONG_BYTES:
             return self._encode(text, add_special_tokens)
         if most_tokens is not None:
@@ -161,8 +168,8 @@ class PromptReader:
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> Encoding:
-    """Encode a text by `encode_batch_fast`, since `Tokenizer.encode` holds the GIL: a text of 240 000 characters blocks
-    the event loop for 6 ms instead of 26 ms.
+    """Encode a text by `encode_batch_fast`. `Tokenizer.encode` would hold the GIL longer: 240 000 characters would
+    block the event loop for 26 ms instead of 6 ms.
     """
     return tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
 
@@ -174,7 +181,7 @@ def _size_bytes(text: str) -> int:
 def _cut(
     token_ids: Sequence[int], names: Sequence[bytes], packed: Sequence[bytes], places: Sequence[int], block_tokens: int
 ) -> list[Kept]:
-    """Cut tokens and hashes at `places`, counted in tokens. `packed` has the packed tokens of at least these parts."""
+    """Cut tokens and block hashes into parts at `places`, counted in tokens. `packed`: packed tokens of each part."""
     return [
         Kept(tuple(token_ids[begin:end]), tuple(names[begin // block_tokens : end // block_tokens]), part)
         for (begin, end), part in zip(pairwise(places), packed, strict=False)

@@ -1,4 +1,4 @@
-"""Served model: description, tokenizer and adapters. It prepares requests for placement.
+"""Served model: its description, tokenizer and adapters, and the preparation of requests for placement.
 
 The tokenizer runs on a thread, so that the event loop never computes.
 """
@@ -76,21 +76,22 @@ _SPACE = "▁"
 
 
 class TokenBytes:
-    """Exact bytes of each token, also of tokens that are part of a character.
+    """Exact bytes of each token, including tokens that contain only some bytes of a character.
 
-    Decoding a single token would turn half a character into U+FFFD and may drop a leading space. Results are cached.
+    Decoding a single token would turn an incomplete character into U+FFFD and may drop a leading space. Results are
+    cached.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._added = {token_id: token.content for token_id, token in tokenizer.get_added_tokens_decoder().items()}
-        # The decoder's state alone: `Tokenizer.to_str()` would serialise the complete vocabulary.
+        # Only the decoder is serialised: `Tokenizer.to_str()` would serialise the complete vocabulary.
         decoder = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder is not None else {}
         self._letters = _byte_letters() if _mentions(decoder, "ByteLevel") else None
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Return the bytes of a token; empty for padding of the vocabulary."""
+        """Return the bytes of a token; empty for an id that only pads the vocabulary."""
         found = self._known.get(token_id)
         if found is None:
             found = self._known[token_id] = self._spell(token_id)
@@ -110,14 +111,14 @@ class TokenBytes:
 
 
 def _mentions(decoder: object, kind: str) -> bool:
-    """Return whether a decoder, or one of its steps, has the type `kind`."""
+    """Return whether the decoder's serialised state, or a step in it, has the type `kind`."""
     if isinstance(decoder, Mapping):
         return decoder.get("type") == kind or any(_mentions(step, kind) for step in decoder.get("decoders", ()))
     return False
 
 
 def _byte_letters() -> dict[str, int]:
-    """Return the byte of each character of byte-level vocabularies, the inverse of GPT-2's `bytes_to_unicode`."""
+    """Return the byte for each character of byte-level vocabularies: the inverse of GPT-2's `bytes_to_unicode`."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     letters = {chr(byte): byte for byte in printable}
     others = (byte for byte in range(256) if byte not in set(printable))
@@ -129,19 +130,19 @@ Result = TypeVar("Result")
 
 
 MAX_NAME_CHARACTERS = 64  # maximum length of an option's name in an error
-MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # maximum length of a rendered prompt, whose messages have MAX_TEXT_BYTES
+MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # limit of a rendered prompt; its messages have MAX_TEXT_BYTES
 LONG_THREADS = 2
-LONG_NICENESS = 10  # lower priority of long texts than of running streams
+LONG_NICENESS = 10  # niceness of threads for long texts: streams have priority
 
 
 class TokenizerWorker:
-    """Tokenizer whose callers take turns on its thread; long texts are tokenised on other threads.
+    """Tokenizer on a thread of its own, on which callers take turns. Long texts are tokenised on other threads.
 
-    `tenant`: the caller whose turn a method uses; empty: a turn of its own for each call.
+    `tenant`: name of the caller, for fair turns; empty: each call counts as another caller.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None, known_bytes: int = 0) -> None:
-        """Start the thread. `known_bytes`: memory for known prompt prefixes."""
+        """Create the tokenizer's threads. `known_bytes`: memory for the cache of prompt prefixes."""
         self._tokenizer = tokenizer
         self._silent = silent_token_ids(tokenizer)
         self._special = special_token_ids(tokenizer)
@@ -160,13 +161,16 @@ class TokenizerWorker:
     async def encode(
         self, text: str, add_special_tokens: bool, most_tokens: int | None = None, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Encode a text. Raises: TextTooLong, early, for far more tokens than `most_tokens`."""
+        """Encode a text. Raises: TextTooLong for more than `most_tokens`, without encoding all of a far longer text."""
         return (await self._read(self.reader.tokens(text, add_special_tokens, most_tokens), tenant)).token_ids
 
     async def encode_pair(
         self, pair: PairPrompt, most_tokens: int | None, tenant: str = ""
     ) -> tuple[tuple[int, ...], int | None]:
-        """Encode a pair by the tokenizer's template, with the position of the second text. Raises: TextTooLong."""
+        """Encode a pair of texts by the tokenizer's own template. Raises: TextTooLong.
+
+        Return the token ids and the position of the second text's first token, as `second_text` does.
+        """
         name = self._turns.name(tenant)
         if most_tokens is not None:
             for text in (pair.query, pair.document):
@@ -184,9 +188,9 @@ class TokenizerWorker:
     async def prompt_tokens(
         self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the tokens of a prompt. `vocab_size`: check the ids of a long token prompt, which was not checked yet.
+        """Return the token ids of a prompt. `vocab_size`: check a long prompt of token ids; None: it was checked.
 
-        Raises: InvalidArgument for messages that the template rejects, and for invalid ids; TextTooLong.
+        Raises: InvalidArgument for messages that the template rejects and for invalid token ids, TextTooLong.
         """
         if isinstance(prompt, PairPrompt):
             return (await self.encode_pair(prompt, most_tokens, tenant))[0]
@@ -199,7 +203,7 @@ class TokenizerWorker:
     async def read(
         self, prompt: Prompt, root: bytes, block_tokens: int, most_tokens: int, vocab_size: int, tenant: str = ""
     ) -> ReadPrompt:
-        """Return tokens and block hashes of a prompt, reusing known prefixes under the same `root`.
+        """Return tokens and block hashes of a prompt. Cached prefixes with the same `root` are reused.
 
         Raises: InvalidArgument, TextTooLong, Unavailable.
         """
@@ -211,11 +215,11 @@ class TokenizerWorker:
         return await self._read(self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens), tenant)
 
     async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-        """Check any number of token ids on the thread. Raises: InvalidArgument naming the first invalid one."""
+        """Check token ids of any number on the tokenizer's thread. Raises: InvalidArgument naming the first invalid."""
         return await self._on_thread("", check_long_prompt, field, token_ids, vocab_size)
 
     async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the token sequences of forbidden texts: each as it is, and as a word after a space.
+        """Return the token sequences of forbidden texts: of each text as it is, and of each after a space.
 
         Raises: InvalidArgument for a text without tokens.
         """
@@ -224,7 +228,7 @@ class TokenizerWorker:
         return await self._on_thread("", self._words, texts)
 
     def detokenizer(self, shown: Set[str] = frozenset()) -> Detokenizer:
-        """Return a detokenizer. `shown`: special tokens that stay in the text."""
+        """Create a detokenizer. `shown`: special tokens that it keeps in the text."""
         if shown.isdisjoint(self._special):
             return Detokenizer(self._tokenizer, self._silent)
         left_out = frozenset(token_id for text, token_id in self._special.items() if text not in shown)
@@ -237,7 +241,7 @@ class TokenizerWorker:
             self.chat_template.close()
 
     def _encode_pair(self, pair: PairPrompt, most_tokens: int | None) -> tuple[tuple[int, ...], int | None]:
-        """Encode a pair. Raises: TextTooLong."""
+        """Encode a pair of texts on the calling thread. Raises: TextTooLong."""
         encoding = self._tokenizer.encode(pair.query, pair.document)
         if most_tokens is not None and len(encoding) > most_tokens:
             raise TextTooLong(len(encoding), counted=True)
@@ -248,7 +252,7 @@ class TokenizerWorker:
         return bad_word_tokens(texts, lambda each: encode(self._tokenizer, each, False).ids)
 
     async def _text(self, prompt: TextPrompt | ChatPrompt, tenant: str) -> tuple[str, bool]:
-        """Return the prompt's text, and whether the tokenizer must add special tokens (templates contain them).
+        """Return a prompt's text, and whether the tokenizer must add special tokens: a rendered chat contains them.
 
         Raises: InvalidArgument, Unavailable.
         """
@@ -257,7 +261,7 @@ class TokenizerWorker:
         return await self._render(prompt, tenant), False
 
     async def _render(self, prompt: ChatPrompt, tenant: str) -> str:
-        """Render a chat. Raises: InvalidArgument, Unavailable."""
+        """Render a chat with the model's template. Raises: InvalidArgument, Unavailable."""
         if self.chat_template is None:
             raise InvalidArgument("messages", "this model has no chat template; use Generate")
         try:
@@ -278,7 +282,7 @@ class TokenizerWorker:
             raise InvalidArgument("messages", f"the model's chat template rejects them: {refusal}") from refusal
 
     async def _read(self, reading: Reading, tenant: str) -> ReadPrompt:
-        """Read a prompt in turns. Raises: TextTooLong."""
+        """Run a prompt's reading steps on the threads, in fair turns with other prompts. Raises: TextTooLong."""
         name, encoding = self._turns.name(tenant), None
         while not isinstance(step := await self._on_thread(name, _go_on, reading, encoding), ReadPrompt):
             encoding = None
@@ -299,13 +303,13 @@ class TokenizerWorker:
 
 
 def _be_nice() -> None:
-    """Lower the priority of the calling thread; only Linux has priorities per thread."""
+    """Lower the priority of the calling thread. Only on Linux: elsewhere it would affect the complete process."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LONG_NICENESS)
 
 
 def _has_next(counting: Generator[None, object]) -> bool:
-    """Perform a step of counting and return whether another one follows. Raises: TextTooLong."""
+    """Perform one step of counting, and return whether another step follows. Raises: TextTooLong."""
     return next(counting, _END) is None
 
 
@@ -313,7 +317,7 @@ _END = object()
 
 
 def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart | None:
-    """Perform the next step of reading. The last one frees the generator's memory on this thread, which takes time."""
+    """Perform the next step of reading. After the last step, free the generator's memory here, since it takes time."""
     step = reading.send(encoding)
     if isinstance(step, ReadPrompt):
         reading.close()
@@ -322,9 +326,9 @@ def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart
 
 @reads(ModelFolderError, "tokenizer.json")
 def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") -> TokenizerWorker:
-    """Read tokenizer.json and the chat template of a checkpoint. Raises: ModelFolderError.
+    """Read tokenizer.json and the chat template of the checkpoint in `folder`. Raises: ModelFolderError.
 
-    `tool_format`: as in ChatTemplate.
+    `known_bytes`: memory for the cache of prompt prefixes. `tool_format`: format of tool calls; empty: it is detected.
     """
     path = folder / "tokenizer.json"
     if not path.exists():
@@ -339,10 +343,10 @@ def load_tokenizer(folder: Path, known_bytes: int = 0, tool_format: str = "") ->
 def served_adapters(
     workers: Sequence[Worker], fingerprint: bytes, needed: Set[WorkerRole], listed: Set[Adapter] = frozenset()
 ) -> tuple[Adapter, ...]:
-    """Return the adapters that requests can choose, sorted by name: workers of every needed role have them.
+    """Return the adapters that requests can choose, sorted by name: at least one worker of every needed role has them.
 
-    They were loaded at runtime (`listed`), or at the worker's start. If workers have different adapters of one name, as
-    during a replacement, the one on most workers counts.
+    They were loaded at runtime (`listed`) or at a worker's start. If workers have different adapters of the same name,
+    as during a replacement, the one on most workers is returned.
     """
     holders: dict[Adapter, list[WorkerRole]] = {}
     for worker in workers:
@@ -358,7 +362,7 @@ def served_adapters(
 
 
 def choose_adapter(name: str, adapters: Sequence[Adapter]) -> Adapter:
-    """Return the adapter of that name. Raises: NotFound."""
+    """Return the adapter named `name`. Raises: NotFound."""
     for adapter in adapters:
         if adapter.name == name:
             return adapter
@@ -366,26 +370,26 @@ def choose_adapter(name: str, adapters: Sequence[Adapter]) -> Adapter:
 
 
 LAST_TOKEN_POOLER = Pooler()
-MOST_TOKENIZED = 1 << 16  # maximum tokens of a Tokenize call, unless the model's context is longer
+MOST_TOKENIZED = 1 << 16  # minimum of the limit on a Tokenize call; the other is the model's context
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """Model that this router serves."""
+    """The model that this router serves. It checks and prepares requests."""
 
     name: str
     fingerprint: bytes
-    max_model_len: int  # maximum tokens of prompt and answer
+    max_model_len: int  # maximum number of tokens of prompt and answer together
     vocab_size: int
     dtype: str
     block_tokens: int
     tokenizer: TokenizerWorker
     defaults: GenerationDefaults
     forms: FormChecker
-    family: str = ""  # `model_type` of its configuration; empty if absent
+    family: str = ""  # `model_type` of the model's config.json; empty if absent
     pooler: Pooler | PoolingRefused = LAST_TOKEN_POOLER
     groups: BlockGroups = ONE_GROUP
-    weights: str = ""  # digest of the weights that its workers were started with
+    weights: str = ""  # digest of the weights that the workers were started with
 
     def check_answers(self) -> None:
         """Check that the model generates answers. Raises: InvalidArgument."""
@@ -393,14 +397,14 @@ class ServedModel:
             raise InvalidArgument("model", f"{self.name} ({self.family}) has no answers: it is {self.pooler.kind}")
 
     def pooled_alone(self) -> Pooling | None:
-        """Return the pooling of a model that generates no answers."""
+        """Return the pooling of a model that cannot generate text; None for a language model."""
         pooler = self.pooler
         if isinstance(pooler, PoolingRefused) or pooler.kind is ModelKind.LANGUAGE_MODEL:
             return None
         return pooler.pooling if pooler.score is None else pooler.score.pooling
 
     def vectors(self) -> Pooler:
-        """Return how vectors are computed. Raises: InvalidArgument if the checkpoint's pooling is not supported."""
+        """Return the pooler, which defines the vectors. Raises: InvalidArgument for unsupported pooling."""
         if isinstance(self.pooler, PoolingRefused):
             raise InvalidArgument("model", f"its pooling is not supported: {self.pooler}")
         return self.pooler
@@ -408,7 +412,11 @@ class ServedModel:
     async def prepare(
         self, valid: ValidRequest, adapter: Adapter | None = None, max_context_tokens: int | None = None
     ) -> PreparedRequest:
-        """Tokenise and hash the prompt, off the event loop. Raises: InvalidArgument."""
+        """Check the request's forms and its length; tokenise and hash the prompt on other threads.
+
+        `max_context_tokens`: the client's limit of prompt and answer. Raises: InvalidArgument, ResourceExhausted,
+        Unavailable.
+        """
         for form in (valid.own_form, form_of(valid.sampling.structured)):
             if form is not None:
                 await self.forms.check(form, valid.tenant)
@@ -446,7 +454,10 @@ class ServedModel:
         )
 
     async def _joined(self, valid: ValidRequest, most_tokens: int) -> tuple[ValidRequest, Prompt]:
-        """Return the tokens of a pair of texts; any other prompt unchanged. Raises: TextTooLong."""
+        """If the prompt is a pair of texts, replace it by its tokens. Return the request and its prompt.
+
+        Raises: TextTooLong.
+        """
         pair = valid.prompt
         if not isinstance(pair, PairPrompt):
             return valid, pair
@@ -455,12 +466,12 @@ class ServedModel:
         return replace(valid, pooling=pooling), TokenPrompt(token_ids)
 
     async def tokenize(self, text: str, add_special_tokens: bool, tenant: str = "") -> tuple[int, ...]:
-        """Tokenise a text for a client that requests tokens alone. Raises: InvalidArgument."""
+        """Tokenise a text for a client that only requests its tokens. Raises: InvalidArgument."""
         check_text("text", text)
         return await self._tokens("text", self.tokenizer.encode(text, add_special_tokens, self._most_tokenized, tenant))
 
     async def tokenize_chat(self, prompt: ChatPrompt, tenant: str = "") -> tuple[int, ...]:
-        """Tokenise a chat for a client that requests tokens alone. Raises: InvalidArgument, Unavailable."""
+        """Tokenise a chat for a client that only requests its tokens. Raises: InvalidArgument, Unavailable."""
         checked = check_chat(prompt, MAX_TEXT_BYTES)
         tokens = self.tokenizer.prompt_tokens(checked, self._most_tokenized, tenant=tenant)
         return await self._tokens("messages", tokens)
@@ -470,14 +481,14 @@ class ServedModel:
         return max(self.max_model_len, MOST_TOKENIZED)
 
     async def _tokens(self, field: str, tokens: Awaitable[tuple[int, ...]]) -> tuple[int, ...]:
-        """Check token ids. Raises: InvalidArgument."""
+        """Await token ids. Raises: InvalidArgument for `field` instead of TextTooLong."""
         try:
             return await tokens
         except TextTooLong as error:
             raise InvalidArgument(field, f"{error}; at most {self._most_tokenized} are allowed") from None
 
     def max_context(self, allowed_tokens: int | None) -> int:
-        """Return the maximum tokens of prompt and answer for a client with that limit; None: the model's."""
+        """Return the maximum number of tokens of prompt and answer for a client whose own limit is `allowed_tokens`."""
         return self.max_model_len if allowed_tokens is None else min(allowed_tokens, self.max_model_len)
 
     def close(self) -> None:
@@ -485,15 +496,15 @@ class ServedModel:
         self.forms.close()
 
     async def _text(self, prompt: Prompt, token_ids: tuple[int, ...]) -> str:
-        """Return the text of a prompt, as given or decoded from its tokens."""
+        """Return the text of a prompt: as given, or decoded from its tokens."""
         return prompt.text if isinstance(prompt, TextPrompt) else await self.tokenizer.decode(token_ids, True)
 
 
 class ModelGate:
-    """Gate at which requests wait for the served model until the router is ready."""
+    """Gate at which requests wait until the router is ready and its model is known."""
 
     def __init__(self, wait_s: float) -> None:
-        """Create a gate. `wait_s`: maximum wait of a request."""
+        """Create a closed gate. `wait_s`: maximum time that a request waits at it."""
         self.served: ServedModel | None = None
         self.detail = "waiting for workers"
         self._wait_s = wait_s
@@ -510,7 +521,7 @@ class ModelGate:
         self._is_open.clear()
 
     async def model(self) -> ServedModel:
-        """Return the model. Raises: Unavailable after `wait_s`."""
+        """Wait for the open gate and return the model. Raises: Unavailable after `wait_s`."""
         if not self.is_open:
             try:
                 async with asyncio.timeout(self._wait_s):
@@ -524,7 +535,7 @@ class ModelGate:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """Model that a request names, perhaps with an adapter, or with weights that replace its own."""
+    """Model that a request names. `adapter`: a LoRA adapter, or the weights that replaced its own; None: neither."""
 
     served: ServedModel
     adapter: Adapter | None = None
@@ -539,16 +550,17 @@ class ChosenModel:
 
     @property
     def version(self) -> str:
-        """Return the version of the weights, and of the adapter after a plus sign. Equal versions compute the same."""
+        """Version of the weights, followed by `+` and the version of an adapter. Equal versions compute the same."""
         if self.lora is not None:
             return f"{version_of(self.served.weights)}+{version_of(self.lora.digest)}"
         return version_of(self.served.weights if self.adapter is None else self.adapter.digest)
 
 
 class ModelSource(NamedTuple):
-    """Settings of the served model. `folder`, `name`: instead of those that the workers report.
+    """Settings of the served model. `folder`, `name`: replace those that the workers report; None: they do not.
 
-    `known_prompt_bytes`: memory for the tokens of known prompts. `tool_format`: empty to detect it.
+    `known_prompt_bytes`: memory for the cache of prompt prefixes. `tool_format`: format of tool calls; empty: it is
+    detected.
     """
 
     folder: Path | None
@@ -558,7 +570,7 @@ class ModelSource(NamedTuple):
 
 
 def load_served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
-    """Read the tokenizer and defaults of the workers' model. Blocks. Raises: ModelFolderError."""
+    """Read the tokenizer and defaults of the model that a worker describes. Blocks. Raises: ModelFolderError."""
     model = description.model
     path = source.folder or Path(model.path)
     defaults = read_generation_defaults(path)
@@ -580,7 +592,7 @@ def load_served_model(description: WorkerDescription, source: ModelSource) -> Se
 
 
 def _pooler(folder: Path) -> Pooler | PoolingRefused:
-    """Return the pooler, or its refusal: that is an error only once a request asks for a vector."""
+    """Return the checkpoint's pooler, or why it is unsupported: only requests for vectors must fail for that."""
     try:
         return read_pooler(folder)
     except PoolingRefused as refused:

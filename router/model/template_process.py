@@ -19,24 +19,24 @@ from baton.process.helper import Buffer, answer_frames
 from baton.router.model.template_traces import find_traces
 from baton.text.structured.json_text import read_arguments
 
-CPU_S = 2.0  # maximum CPU time of one prompt
-MEMORY_BYTES = 1 << 30  # maximum address space in addition to that at the start
+CPU_S = 2.0  # maximum CPU time of rendering one prompt
+MEMORY_BYTES = 1 << 30  # maximum address space, in addition to that of the started process
 REASON_CHARACTERS = 1000
 TOO_LARGE = f"it takes more than {MEMORY_BYTES >> 20} MiB"
 COMPILED = 4  # maximum number of cached templates
 DONE, REFUSED = b"\0", b"\1"
-"""First byte of an answer, before the rendered text or the reason of the rejection."""
+"""First byte of an answer. The rendered text, or the reason of the rejection, follows."""
 
 
 class TemplateRefused(Exception):
-    """Error: the template does not compile or rejects the messages; its text is the template's own."""
+    """Error: the template does not compile, or rejects the messages. The text is usually the template's own."""
 
 
 class CompiledTemplate:
-    """Compiled template. `special_tokens`: names such as `bos_token` that templates refer to."""
+    """Chat template compiled by Jinja. `special_tokens`: text of each token that has a name such as `bos_token`."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile a template. Raises: TemplateRefused, MemoryError."""
+        """Compile the template. Raises: TemplateRefused, MemoryError."""
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
         )
@@ -60,7 +60,7 @@ class CompiledTemplate:
         add_generation_prompt: bool = True,
         most_characters: int | None = None,
     ) -> str:
-        """Render a prompt. Raises: TemplateRefused, MemoryError."""
+        """Render messages to a prompt of at most `most_characters`. Raises: TemplateRefused, MemoryError."""
         names = {
             **(options or {}),
             **self._special_tokens,
@@ -85,7 +85,7 @@ class CompiledTemplate:
         return "".join(pieces)
 
     def attempt(self, messages: Iterable[Mapping[str, Any]]) -> str | None:
-        """Render messages alone; None if the template rejects them. Raises: MemoryError."""
+        """Render messages without tools and options; None if the template rejects them. Raises: MemoryError."""
         try:
             return self.render(messages)
         except TemplateRefused:
@@ -93,16 +93,16 @@ class CompiledTemplate:
 
 
 TRACES = b"traces"
-"""Question which parts of conversations a template drops, in place of a prompt's input."""
+"""Request for the parts of conversations that a template drops. It takes the place of a prompt's input."""
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of a template's error."""
+    """Return the text of an error that a template caused, cut to REASON_CHARACTERS."""
     return (str(error) or type(error).__name__)[:REASON_CHARACTERS]
 
 
 def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the message with its calls' arguments as objects, as transformers gives them to templates."""
+    """Return the message with the arguments of tool calls as objects, as transformers gives them to templates."""
     if "tool_calls" not in message:
         return message
     calls = [
@@ -113,13 +113,13 @@ def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _arguments(text: str) -> dict[str, Any] | str:
-    """Return the arguments as an object, or their text if they are no JSON object."""
+    """Parse the arguments of a tool call; return `text` itself if it is not a JSON object."""
     arguments = read_arguments(text.strip() or "{}")
     return text if arguments is None else arguments
 
 
 class _GenerationBlock(Extension):
-    """Extension for `{% generation %}`, which marks the assistant's words for training; the content is rendered."""
+    """Jinja extension for `{% generation %}`, which marks assistant text for training; only its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
@@ -129,7 +129,7 @@ class _GenerationBlock(Extension):
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Serialise to JSON without escaping HTML characters, as Jinja's own filter does."""
+    """Serialise to JSON. HTML characters are not escaped, in contrast to Jinja's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
@@ -139,7 +139,7 @@ def _strftime_now(format: str) -> str:
 
 
 class _Refusal(jinja2.TemplateError):
-    """Error that a template raised by `raise_exception`."""
+    """Error: the template rejects the messages by calling `raise_exception`."""
 
 
 def _raise_exception(message: str) -> NoReturn:
@@ -147,8 +147,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Renderer:
-    """Renderer of questions: a template and a newline, followed by a prompt's input, by TRACES, or by nothing to get
-    the template's variables.
+    """Answers requests of the router. A request is a template, a newline, and what is wanted of the template: the input
+    of a prompt to render, TRACES for the parts that it drops, or nothing for its variables.
     """
 
     def __init__(self) -> None:
@@ -165,12 +165,12 @@ class _Renderer:
                 text = template.render(**json.loads(given)) if given else json.dumps(sorted(template.variables))
         except TemplateRefused as refused:
             return [REFUSED, str(refused).encode(errors="surrogatepass")]
-        except MemoryError:  # the memory is free again, so the process can continue
+        except MemoryError:  # the failed rendering has freed its memory, so the process continues
             return [REFUSED, TOO_LARGE.encode()]
         return [DONE, text.encode(errors="surrogatepass")]
 
     def _template(self, setup: bytes) -> CompiledTemplate:
-        """Return the compiled template. Raises: TemplateRefused."""
+        """Return the compiled template, from the cache or by compiling it. Raises: TemplateRefused."""
         found = self._compiled.get(setup)
         if found is None:
             if len(self._compiled) >= COMPILED:
@@ -180,5 +180,5 @@ class _Renderer:
 
 
 if __name__ == "__main__":
-    # A client waits for its first token, so the process keeps its priority.
+    # A client waits for its first token, so the process does not lower its priority (niceness 0).
     sys.exit(answer_frames(_Renderer().answer, niceness=0, cpu_s=float(sys.argv[1]), memory_bytes=MEMORY_BYTES))

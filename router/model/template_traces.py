@@ -1,7 +1,7 @@
-"""Detection of the parts of a conversation that a chat template silently drops: roles, calls, names and reasoning.
+"""Detection of message parts that a chat template silently drops: roles, tool calls, names and reasoning.
 
-Small conversations are rendered once for each template. A template that rejects what it does not show reports so
-itself.
+For each template, small conversations with a marked text are rendered once: a part is dropped if the prompt lacks the
+mark. A template that rejects a part is no problem: the client gets its error.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 Render = Callable[[Sequence[Entry]], str | None]
-"""Function that renders a conversation; None if the template rejects it."""
+"""Function that renders a conversation; it returns None if the template rejects the conversation."""
 MARK = "zqxmark"
 OTHER = "zqxrole"
-"""Role that no template knows."""
+"""Name of a role that no template knows."""
 _PLAIN_ROLES = ("user", "assistant", "system")
 _USER: Entry = {"role": "user", "content": "a"}
 _ANSWER: Entry = {"role": "assistant", "content": "b"}
@@ -26,7 +26,7 @@ _RESULT: Entry = {"role": "tool", "content": "c", "name": "f", "tool_call_id": "
 
 
 class NotShown(Exception):
-    """Error: the template silently drops this field of a message."""
+    """Error: the chat template would silently drop `field` of a message."""
 
     def __init__(self, field: str, what: str) -> None:
         super().__init__(f"this model's chat template does not show {what}")
@@ -42,7 +42,7 @@ class Traces:
 
 
 def find_traces(render: Render) -> Traces:
-    """Return the traces: roles by name; other parts as `tool_calls`, `name` and `reasoning`. Blocks."""
+    """Return what a template drops and refuses: names of roles, and `tool_calls`, `name` and `reasoning`. Blocks."""
     found = {part: _state(render, conversations) for part, conversations in _conversations()}
     return Traces(
         frozenset(part for part, state in found.items() if state is False),
@@ -51,7 +51,7 @@ def find_traces(render: Render) -> Traces:
 
 
 def _state(render: Render, conversations: Sequence[Sequence[Entry]]) -> bool | None:
-    """Return whether any prompt contains the mark; None if all conversations are refused."""
+    """Return whether any rendered conversation contains MARK; None if the template rejects all of them."""
     prompts = [prompt for each in conversations if (prompt := render(each)) is not None]
     return any(MARK in prompt for prompt in prompts) if prompts else None
 
@@ -74,15 +74,15 @@ def _conversations() -> Iterator[tuple[str, Sequence[Sequence[Entry]]]]:
 
 
 def is_plain(message: "Message") -> bool:
-    """Return whether no part of the message could be dropped."""
+    """Return whether the message has only parts that every template shows."""
     return message.role in _PLAIN_ROLES and not (message.tool_calls or message.name or message.reasoning)
 
 
 def shown(messages: "Sequence[Message]", traces: Traces, source: str, thinks: bool) -> "list[Message]":
-    """Return the messages for the template; `developer` becomes `system` if it knows only that. Raises: NotShown.
+    """Return the messages to render. Raises: NotShown. Role `developer` becomes `system` if only that is known.
 
-    Names of tool messages repeat those of their calls and may be dropped. A template of a model that `thinks` drops
-    earlier reasoning on purpose.
+    Names of tool messages may be dropped, since they repeat those of the calls. `thinks`: the model reasons, and its
+    template drops earlier reasoning on purpose.
     """
     return [_shown(place, message, traces, source, thinks) for place, message in enumerate(messages)]
 

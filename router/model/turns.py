@@ -1,4 +1,4 @@
-"""Fair slots for costly work, so that no caller's work waits behind all of another's."""
+"""Fair slots for costly work: a caller's work does not wait until all queued work of another caller is done."""
 
 import asyncio
 import itertools
@@ -10,25 +10,25 @@ from baton.router.admission.fair_queue import Entry, FairQueue
 
 
 class Turns:
-    """Slots that callers share by the cost of their work, for use on one event loop.
+    """Slots that callers share fairly by the cost of their work. For use on one event loop.
 
-    One caller never has all of several slots.
+    If there are several slots, one caller never has all of them.
     """
 
     def __init__(self, slots: int) -> None:
         self._free = slots
-        self._most = max(1, slots - 1)  # maximum slots of one caller
+        self._most = max(1, slots - 1)  # maximum number of slots of one caller
         self._queue = FairQueue[asyncio.Future[None]]()
         self._held = Counter[str]()
         self._unnamed = itertools.count()
 
     def name(self, tenant: str) -> str:
-        """Return a caller's name for the turns of one request; a request without a tenant is a caller of its own."""
+        """Return the caller's name for all turns of one request. Without a tenant, each request is its own caller."""
         return tenant or f"request {next(self._unnamed)}"
 
     @asynccontextmanager
     async def turn(self, tenant: str, cost: int) -> AsyncIterator[None]:
-        """Wait for a slot and hold it for the duration of the context. `cost`: in the same unit for all callers."""
+        """Wait for a slot and hold it for the duration of the context. `cost`: cost of the work, in any common unit."""
         name = tenant or self.name(tenant)
         begun = asyncio.get_running_loop().create_future()
         entry = self._queue.add(begun, name, 0, cost)

@@ -1,4 +1,4 @@
-"""Validation of requests of all transports: errors name the field. Pure.
+"""Validation of requests from gRPC and HTTP. Errors name the invalid field. Pure.
 
 Lengths of repeated fields are checked before their elements are read, so that a million elements cost nothing.
 """
@@ -62,7 +62,7 @@ MAX_MESSAGES = 4096
 MAX_ROLE_CHARACTERS = 64
 MAX_TOOLS = 128
 MAX_TOOL_NAME_CHARACTERS = 64
-TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # OpenAI's characters, and `.` and `:` for names with a server's
+TOOL_NAME = re.compile(r"[\w.:-]+", re.ASCII)  # OpenAI's characters, and `.` and `:` for prefixed names
 MAX_STOPS = 16
 MAX_STOP_BYTES = 256
 MAX_BAD_WORD_BYTES = 256
@@ -73,12 +73,12 @@ class DrawnValues:
     """Random values for omitted fields, drawn by the caller so that validation is deterministic."""
 
     request_id: str
-    seed: int  # 64 bits
+    seed: int  # random, 64 bits
 
 
 @contextmanager
 def sampling_fields() -> Iterator[None]:
-    """Raise refusals of shared rules as InvalidArgument for a field of `sampling`."""
+    """Convert FieldRefused, raised in the context, to InvalidArgument for a field of `sampling`."""
     try:
         yield
     except FieldRefused as refusal:
@@ -89,7 +89,7 @@ def sampling_fields() -> Iterator[None]:
 def validate(
     request: GenerationRequest, defaults: GenerationDefaults, vocab_size: int, max_model_len: int, drawn: DrawnValues
 ) -> ValidRequest:
-    """Check everything that needs no tokenizer, and fill in the defaults. Raises: InvalidArgument."""
+    """Check everything that needs no tokenizer, and fill in the values of omitted fields. Raises: InvalidArgument."""
     sampling = request.sampling
     n = 1 if sampling.n is None else check_choices("n", sampling.n, 1, MAX_CHOICES)
     resolved, rules = _numbers(sampling, defaults), _logit_rules(sampling, vocab_size)
@@ -97,7 +97,7 @@ def validate(
     stop_token_ids = _stop_token_ids(sampling, defaults, vocab_size)
     prompt_logprobs = _logprobs("prompt_logprobs", sampling.prompt_logprobs)
     if prompt_logprobs is None and request.echo:
-        prompt_logprobs = logprobs  # an echoed prompt has log-probabilities if the answer has
+        prompt_logprobs = logprobs  # an echoed prompt gets log-probabilities if the answer gets them
     _check_fields(request)
     best_of = n if sampling.best_of is None else check_choices("best_of", sampling.best_of, n, MAX_CHOICES)
     numbers = resolved if beams is None else replace(resolved, temperature=0.0)
@@ -112,7 +112,7 @@ def validate(
             stop_token_ids=stop_token_ids,
             n=best_of,
             rules=rules,
-            logprobs=0 if logprobs is None and best_of > n else logprobs,  # the best are chosen by them
+            logprobs=0 if logprobs is None and best_of > n else logprobs,  # best_of ranks answers by them
             prompt_logprobs=prompt_logprobs,
             beams=beams,
             structured=_structured_output(sampling, stop_token_ids),
@@ -136,7 +136,10 @@ def validate(
 
 
 def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
-    """Return max_tokens per choice: as requested, or the rest of the context. Raises: InvalidArgument."""
+    """Return max_tokens per choice: as requested, or else what the prompt leaves of the context.
+
+    Raises: InvalidArgument if prompt and answer do not fit into the context.
+    """
     prompt_field, sampling = valid.prompt_field, valid.sampling
     if prompt_tokens == 0:
         raise InvalidArgument(prompt_field, "the prompt has no tokens")
@@ -145,7 +148,7 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
     if room < (not pooled):
         raise prompt_too_long(prompt_field, prompt_tokens, max_model_len, pooled=pooled)
     if pooled:
-        return 1  # not generated
+        return 1  # placeholder: nothing is generated
     if valid.is_bounded and sampling.max_tokens > room:
         raise InvalidArgument(
             "sampling.max_tokens",
@@ -160,8 +163,7 @@ def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) 
 def prompt_too_long(
     prompt_field: str, prompt_tokens: int, max_model_len: int, or_more: bool = False, pooled: bool = False
 ) -> InvalidArgument:
-    """Return the error for a prompt that exceeds the context, which must include one token of an answer unless
-    `pooled`.
+    """Return the error for a prompt that exceeds the context. One token is reserved for an answer unless `pooled`.
 
     `or_more`: `prompt_tokens` is a lower bound.
     """
@@ -174,9 +176,9 @@ def prompt_too_long(
 
 
 def check_something_is_left(sampling: Sampling) -> None:
-    """Check that some allowed token is not forbidden elsewhere. Raises: InvalidArgument.
+    """Check that bad_words and min_tokens do not forbid all of allowed_token_ids. Raises: InvalidArgument.
 
-    As in transformers, a stop token alone is no bad word.
+    As in transformers, a bad word that is only a stop token is ignored.
     """
     rules = sampling.rules
     forbidden = {word[0] for word in rules.bad_words if len(word) == 1}.difference(sampling.stop_token_ids)
@@ -187,18 +189,21 @@ def check_something_is_left(sampling: Sampling) -> None:
 
 
 def _min_tokens_too_many(min_tokens: int, max_tokens: int) -> InvalidArgument:
-    """Return the error for min_tokens over max_tokens."""
+    """Return the error for min_tokens that exceeds max_tokens."""
     return InvalidArgument("sampling.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
 
 
 def check_text(field: str, text: str) -> None:
-    """Check the size of a text. Raises: InvalidArgument over MAX_TEXT_BYTES."""
+    """Check the size of a text. Raises: InvalidArgument for more than MAX_TEXT_BYTES."""
     if len(text) > MAX_TEXT_BYTES or len(text.encode()) > MAX_TEXT_BYTES:
         raise InvalidArgument(field, f"exceeds {MAX_TEXT_BYTES} bytes of text")
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, first: int = 0) -> tuple[int, ...]:
-    """Return the ids as a tuple. Raises: InvalidArgument naming the first invalid one by its index from `first`."""
+    """Return the ids as a tuple. Raises: InvalidArgument naming the first invalid id by its index.
+
+    `first`: index of the first id in the field.
+    """
     checked = tuple(token_ids)
     if checked and not 0 <= min(checked) <= max(checked) < vocab_size:
         index = next(i for i, token_id in enumerate(checked) if not 0 <= token_id < vocab_size)
@@ -209,7 +214,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, first
 
 
 def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Check token ids in pieces of under 1 ms, for a thread next to the event loop. Raises: InvalidArgument."""
+    """Check token ids on another thread, in pieces of under 1 ms for the event loop's sake. Raises: InvalidArgument."""
     checked: list[int] = []
     for begin in range(0, len(token_ids), PIECE_TOKENS):
         checked += check_token_ids(field, token_ids[begin : begin + PIECE_TOKENS], vocab_size, begin)
@@ -217,7 +222,7 @@ def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def _check_fields(request: GenerationRequest) -> None:
-    """Check single-valued fields except sampling numbers. Raises: InvalidArgument."""
+    """Check salt, ids, sessions, priority and max_tokens. Raises: InvalidArgument."""
     if len(request.cache_salt) > MAX_SALT_CHARACTERS:
         raise InvalidArgument("cache_salt", f"at most {MAX_SALT_CHARACTERS} characters, not {len(request.cache_salt)}")
     for field, text, characters in (
@@ -234,9 +239,9 @@ def _check_fields(request: GenerationRequest) -> None:
 
 
 def _kept_session(request: GenerationRequest) -> KeptSession | None:
-    """Return the session's retention. Raises: InvalidArgument."""
+    """Return how long the session's KV is retained; None without session_id. Raises: InvalidArgument."""
     keep_for_s = request.keep_for_s
-    if keep_for_s is not None and not 0 <= keep_for_s <= MOST_KEEP_FOR_S:  # NaN is in no range
+    if keep_for_s is not None and not 0 <= keep_for_s <= MOST_KEEP_FOR_S:  # rejects NaN, too
         raise InvalidArgument("keep_for_s", f"must be from 0 to {MOST_KEEP_FOR_S} seconds, not {keep_for_s:g}")
     if not request.session_id:
         for field, given in (("keep_for_s", keep_for_s is not None), ("done", request.done)):
@@ -261,7 +266,7 @@ def _prompt(prompt: AnyPrompt | None, vocab_size: int, max_model_len: int, poole
             if len(token_ids) >= max_model_len + pooled:
                 raise prompt_too_long("token_ids", len(token_ids), max_model_len, pooled=pooled)
             if len(token_ids) > PIECE_TOKENS:
-                return prompt  # its ids are checked on a thread, by ServedModel.prepare
+                return prompt  # ServedModel.prepare checks the ids of a long prompt, on a thread
             return TokenPrompt(check_token_ids(TOKEN_IDS, token_ids, vocab_size))
         case ChatPrompt():
             return check_chat(prompt, MAX_TEXT_BYTES)
@@ -276,7 +281,7 @@ def _prompt(prompt: AnyPrompt | None, vocab_size: int, max_model_len: int, poole
 def check_chat(prompt: ChatPrompt, max_text_bytes: int) -> ChatPrompt:
     """Return the chat with checked messages and tools. Raises: InvalidArgument.
 
-    `max_text_bytes`: maximum text of all messages together, and of all tools together.
+    `max_text_bytes`: maximum size of all messages together, and of all tools together.
     """
     return replace(
         prompt, messages=_messages(prompt.messages, max_text_bytes), tools=_tools(prompt.tools, max_text_bytes)
@@ -327,7 +332,7 @@ def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Map
 
 
 def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> SamplingNumbers:
-    """Return the requested numbers, with the model's defaults for the others. Raises: InvalidArgument."""
+    """Return the requested sampling numbers, and the model's defaults for omitted ones. Raises: InvalidArgument."""
     asked = dict(sampling.numbers)
     for name, value in asked.items():
         NUMBERS[name].range.check(name, value)
@@ -338,7 +343,7 @@ def _numbers(sampling: RequestedSampling, defaults: SamplingNumbers) -> Sampling
 
 
 def _logit_rules(sampling: RequestedSampling, vocab_size: int) -> LogitRules:
-    """Return the rules that need no tokenizer. Raises: InvalidArgument."""
+    """Return the logit rules, except bad words that need the tokenizer. Raises: InvalidArgument."""
     return LogitRules(
         logit_bias=_biases(sampling.logit_bias, vocab_size),
         allowed_token_ids=_token_ids(
@@ -372,9 +377,10 @@ def _bad_words(asked: Sequence[Sequence[int]], vocab_size: int) -> tuple[tuple[i
 def _beam_search(
     sampling: RequestedSampling, n: int, resolved: SamplingNumbers, rules: LogitRules
 ) -> BeamParams | None:
-    """Return the checked beam search; None without one. Raises: InvalidArgument for fields that need or exclude it.
+    """Return the checked parameters of a beam search; None without beam_width.
 
-    `resolved`: numbers in effect, with the model's own repetition penalty.
+    `resolved`: sampling numbers, including the model's defaults. Raises: InvalidArgument for fields that require or
+    exclude a beam search.
     """
     if sampling.beam_width is None:
         if sampling.length_penalty is not None:
@@ -404,7 +410,10 @@ def _beam_search(
 
 
 def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
-    """Return the form as grammars enforce it, checked as far as possible without compiling. Raises: InvalidArgument."""
+    """Return the requested structured output, converted to an enforceable form. Raises: InvalidArgument.
+
+    It is checked here only as far as that needs no compilation.
+    """
     whole = sampling.structured
     try:
         asked = form_of(whole)
@@ -424,7 +433,7 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
         held = enforceable_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
-    return held if asked is whole else whole  # a form behind reasoning was converted when both were joined
+    return held if asked is whole else whole  # a form after reasoning was converted when the two were joined
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:
@@ -440,7 +449,7 @@ def _logprobs(name: str, asked: int | None) -> int | None:
 
 
 def _texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> tuple[str, ...]:
-    """Return the checked texts of a sampling field, none empty. Raises: InvalidArgument."""
+    """Return the texts of a sampling field. Raises: InvalidArgument for too many, empty or too long texts."""
     _check_count(name, texts, most)
     checked = tuple(texts)
     for index, text in enumerate(checked):
@@ -452,7 +461,7 @@ def _texts(name: str, texts: Sequence[str], most: int, most_bytes: int) -> tuple
 
 
 def _token_ids(name: str, asked: Sequence[int], most: int, vocab_size: int) -> tuple[int, ...]:
-    """Check token ids of a sampling field. Raises: InvalidArgument."""
+    """Check the number and values of the token ids of a sampling field. Raises: InvalidArgument."""
     _check_count(name, asked, most)
     return check_token_ids(f"sampling.{name}", asked, vocab_size)
 

@@ -1,1 +1,1 @@
-"""Public gRPC service."""
+"""Public gRPC service of the router, and rules that it shares with the HTTP API."""

@@ -1,4 +1,4 @@
-"""Access rules for gRPC and HTTP. Callers with the same API key are one tenant. Pure."""
+"""Access rules for gRPC and HTTP. All callers with the same API key are one tenant. Pure."""
 
 import hashlib
 import hmac
@@ -16,13 +16,13 @@ _DIGITS = 32
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Return a digest of the key in `authorization: Bearer KEY`; "" without one."""
+    """Return the tenant of the API key in a call's metadata; empty without a key."""
     key = bearer_of(metadata)
     return tenant_of_key(key) if key else ""
 
 
 def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Return the API key in the metadata; empty without one. Anthropic's clients send it as `x-api-key`."""
+    """Return the API key in a call's metadata (`authorization: Bearer KEY` or Anthropic's `x-api-key`), or ""."""
     for name, value in metadata:
         if name == "x-api-key" and isinstance(value, str) and value.strip():
             return value.strip()
@@ -34,7 +34,7 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def tenant_of_key(api_key: str) -> str:
-    """Return the tenant of a key."""
+    """Return the tenant that an API key identifies if no keys are configured: the beginning of the key's digest."""
     return hashlib.sha256(api_key.encode()).hexdigest()[:_DIGITS]
 
 
@@ -44,33 +44,33 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """Permission that a route or method requires of its caller. Unlisted ones need a key."""
+    """Permission that an HTTP route or gRPC method requires of its caller; by default a key."""
 
     NOTHING = "nothing"
     KEY = "key"
-    ADMIN = "admin"  # an admin key, which may see all tenants
+    ADMIN = "admin"  # an admin key, whose holder may see all tenants
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Sender of a call. `tenant`: name of its key; without configured keys, a digest of the given key."""
+    """Sender of a call. `tenant`: name of its API key; if no keys are configured, a digest of the key that it sent."""
 
     tenant: str = ""
     limits: KeyLimits = UNLIMITED
-    key_salt: bytes = b""  # salt of cached prompts; empty: shared with all callers without a salt
+    key_salt: bytes = b""  # salt of block hashes; empty: cached prompts are shared with other callers
 
     def asks(self, request: GenerationRequest) -> GenerationRequest:
-        """Return the request with this caller's tenant, limits and salt."""
+        """Return a copy of the request with this caller's tenant, limits and salt."""
         return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.key_salt)
 
     def resumes(self, asked: ResumeRequest) -> ResumeRequest:
-        """Return the resume request with this caller's tenant."""
+        """Return a copy of the resume request with this caller's tenant, limits and salt."""
         request = self.asks(asked.request) if asked.request is not None else None
         return replace(asked, tenant=self.tenant, request=request)
 
 
 class Access:
-    """Access by the present API keys. `ring` None: there are no keys, and every caller may do everything."""
+    """Access control by API keys. `ring` returns the current keys; None: every caller may do everything."""
 
     def __init__(self, ring: Callable[[], KeyRing] | None = None) -> None:
         self._ring = ring
@@ -81,11 +81,14 @@ class Access:
 
     @property
     def limits(self) -> Mapping[str, KeyLimits]:
-        """Limits of all valid keys, by name."""
+        """Limits of all valid API keys, by name of the key."""
         return {} if self._ring is None else {key.name: key.limits for key in self._ring()}
 
     def caller(self, need: Need, metadata: Metadata) -> Caller:
-        """Identify the caller from `authorization: Bearer KEY`. Raises: Unauthenticated, PermissionDenied."""
+        """Identify the caller by the API key in the metadata. Raises: Unauthenticated, PermissionDenied.
+
+        `need`: permission that the call requires.
+        """
         if self._ring is None:
             return Caller(tenant_of(metadata))
         if need is Need.NOTHING:
@@ -101,15 +104,15 @@ class Access:
         return Caller(key.name, key.limits, key.key_salt)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
-        """Identify the caller of a gRPC method. Raises: Unauthenticated."""
+        """Identify the caller of a gRPC method; the health service needs no key. Raises: Unauthenticated."""
         return self.caller(Need.NOTHING if method.startswith(_HEALTH) else Need.KEY, metadata)
 
 
 class AdminAccess:
-    """Access to the admin port: holders of its token or of an admin key, and everybody if neither exists."""
+    """Access control of the admin port: by its token or an admin key. Without both, every caller has access."""
 
     def __init__(self, access: Access, token: Callable[[], str] | None) -> None:
-        """Create the rules. `token`: derived from the cluster's secret and the bound port; None without a secret."""
+        """Create the control. `token` derives the port's token from the cluster secret; None without a secret."""
         self._access = access
         self._token = token
 
@@ -118,7 +121,7 @@ class AdminAccess:
         return self._token is not None or self._access.is_guarded
 
     def authorise(self, method: str, metadata: Metadata) -> None:
-        """Check the caller of a method. Raises: Unauthenticated, PermissionDenied."""
+        """Check that the caller may call the gRPC method. Raises: Unauthenticated, PermissionDenied."""
         if method.startswith(_HEALTH):
             return
         given = tuple(metadata)

@@ -1,6 +1,6 @@
-"""Options of a chat, whatever the transport: tools, reasoning, and the parser of its answer.
+"""Options of a chat from gRPC or HTTP: tools, reasoning, and the parser of its answer.
 
-Errors use the field names of OpenAI's chat API, which all transports share.
+Errors name fields as OpenAI's chat API does, for gRPC and HTTP alike.
 """
 
 from collections.abc import Mapping
@@ -18,36 +18,36 @@ from baton.text.structured.output import FormRefused, StructuredKind, Structured
 
 BUDGET = "thinking_budget"
 THINKING, EFFORT = "enable_thinking", "reasoning_effort"
-"""Names of these options in templates."""
+"""Names of the options in chat templates that switch reasoning and set its effort."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAsked:
-    """Options of a chat in addition to messages and sampling. `has_parts` False: the answer is plain text."""
+    """Options of a chat besides messages and sampling. `has_parts` False: the answer is sent as plain text."""
 
     tools: ToolsAsked = field(default_factory=ToolsAsked)
     template_options: Mapping[str, Any] = field(default_factory=dict)
     enable_thinking: bool | None = None
     effort: str | None = None
-    budget: int | None = None  # maximum tokens of reasoning
+    budget: int | None = None  # maximum number of reasoning tokens
     shows_thoughts: bool = True
     has_parts: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ReadChat:
-    """Request of a chat, and the factory of a parser for each choice; None: the answer is plain text."""
+    """Request of a chat with its options applied. `parser` creates a choice's parser; None: it is plain text."""
 
     request: GenerationRequest
     parser: MakeParser | None
-    tool_forms: frozenset[str] = frozenset()  # fields of a form that was derived from the tools
+    tool_forms: frozenset[str] = frozenset()  # fields of structured output that was derived from the tools
 
     def reader(self) -> OutputParser:
         return self.parser() if self.parser is not None else OutputParser(None, None)
 
 
 async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: TokenizerWorker) -> ReadChat:
-    """Apply the options `asked` to a chat. Raises: InvalidArgument, Unavailable."""
+    """Apply the options `asked` to a chat request. Raises: InvalidArgument, Unavailable."""
     template, prompt, sampling = tokenizer.chat_template, request.prompt, request.sampling
     if not isinstance(prompt, ChatPrompt):
         raise TypeError("a chat has messages")
@@ -68,7 +68,7 @@ async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tok
 
 
 def _held(form: StructuredOutput | None) -> StructuredOutput | None:
-    """Return the form as a grammar enforces it. Raises: InvalidArgument."""
+    """Return the requested structured output, converted to what a grammar can enforce. Raises: InvalidArgument."""
     if form is None:
         return None
     try:
@@ -78,16 +78,17 @@ def _held(form: StructuredOutput | None) -> StructuredOutput | None:
 
 
 def thinks(template: ChatTemplate | None) -> bool:
-    """Return whether the model reasons before it answers, by its template."""
+    """Return whether the model reasons before it answers, judging by its chat template."""
     return template is not None and (thoughts_of(template.source, "") is not None or channels_of(template) is not None)
 
 
 def asked_to_think(
     asked: bool | None, otherwise: bool | None, field: str, template: ChatTemplate | None
 ) -> bool | None:
-    """Return the value of the template's option: the client's in `field`, or `otherwise`; None without such an option.
+    """Return the value for the template's option to reason; None if the template has no such option.
 
-    Raises: InvalidArgument if the model cannot do it.
+    `asked`: the client's value, from `field`; None: `otherwise` is used. Raises: InvalidArgument if the model cannot
+    do what was asked.
     """
     if template is not None and THINKING in template.variables:
         return otherwise if asked is None else asked
@@ -99,7 +100,10 @@ def asked_to_think(
 
 
 def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str, Any]:
-    """Return the template's options, without disabled reasoning for a model that has none. Raises: InvalidArgument."""
+    """Return the options for the chat template, from all fields that set one. Raises: InvalidArgument.
+
+    Reasoning that a client disables is left out for a model that does not reason.
+    """
     options = dict(asked.template_options)
     _set(options, THINKING, asked.enable_thinking, THINKING)
     reads = template.variables if template is not None else frozenset[str]()
@@ -113,7 +117,7 @@ def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str
 
 
 def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
-    """Set an option. Raises: InvalidArgument if another field has set it differently."""
+    """Set template option `name`. Raises: InvalidArgument for `field` if another field has set a different value."""
     if value is not None and options.setdefault(name, value) != value:
         raise InvalidArgument(field, f"another field sets {name} of the chat template to a different value")
 
@@ -121,9 +125,9 @@ def _set(options: dict[str, Any], name: str, value: object, field: str) -> None:
 def _bounded(
     request: GenerationRequest, asked: ChatAsked, tools: ToolUse, template: ChatTemplate | None, ending: str
 ) -> GenerationRequest:
-    """Return the request with the budget of reasoning. `ending`: last characters of the prompt.
+    """Return the request with structured output that limits reasoning to the budget.
 
-    Raises: InvalidArgument.
+    `ending`: last characters of the rendered prompt. Raises: InvalidArgument.
     """
     form, budget, channels = request.sampling.structured, asked.budget, channels_of(template)
     if channels is not None and tools.has_calls:
@@ -146,7 +150,7 @@ def _bounded(
 def _parser(
     request: GenerationRequest, asked: ChatAsked, tools: ToolUse, template: ChatTemplate | None, ending: str
 ) -> MakeParser | None:
-    """Return the factory of the answer's parser; None if the answer is plain text."""
+    """Return a function that creates the parser of a choice; None if the answer is plain text."""
     thoughts, structured = None, request.sampling.structured
     has_thoughts = structured is None or structured.kind is StructuredKind.THOUGHTS
     if template is not None and has_thoughts:

@@ -1,4 +1,4 @@
-"""Chats over gRPC: options of a chat from protobuf, and the parts of its answer to protobuf."""
+"""Chats over gRPC: conversion of a chat's options from protobuf, and of its answer's parts to protobuf."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -21,22 +21,22 @@ _CALLS = {
     baton_pb2.CALLS_REQUIRED: ToolChoice.REQUIRED,
 }
 _PLAIN = ("messages", "request_id", "model", "sampling", "cache_salt", "priority", "session_id", "keep_for_s", "done")
-"""Fields of a chat that need no parser of the answer and no template option."""
+"""Fields of a ChatRequest that require no parser of the answer and no template option."""
 
 
 def is_plain(message: baton_pb2.ChatRequest) -> bool:
-    """Return whether the answer is plain text, and the template gets the messages alone."""
+    """Return whether the answer is plain text and the template gets only the messages."""
     return all(field.name in _PLAIN for field, _ in message.ListFields())
 
 
 def chat_messages(message: baton_pb2.ChatRequest) -> list[Message]:
-    # One message more than the maximum suffices for the validator to reject them.
+    # Only one message more than the maximum is read: it suffices for the validator to reject the request.
     return [
         Message(
             each.role,
             each.content,
             each.name,
-            # Few messages of long conversations have calls.
+            # Most messages have no tool calls: for them no generator is created.
             tuple(ToolCall(call.id, call.name, call.arguments) for call in each.tool_calls) if each.tool_calls else (),
             each.tool_call_id,
             each.reasoning,
@@ -46,7 +46,7 @@ def chat_messages(message: baton_pb2.ChatRequest) -> list[Message]:
 
 
 def chat_asked(message: baton_pb2.ChatRequest) -> ChatAsked:
-    """Read the options of a chat. Raises: InvalidArgument."""
+    """Convert the options of a chat. Raises: InvalidArgument."""
     tools = [_tool(f"tools[{place}]", each) for place, each in enumerate(message.tools[: MAX_TOOLS + 1])]
     one_call = message.HasField("parallel_tool_calls") and not message.parallel_tool_calls
     budget = message.thinking_budget if message.HasField("thinking_budget") else None
@@ -63,20 +63,20 @@ def chat_asked(message: baton_pb2.ChatRequest) -> ChatAsked:
 
 
 def _tool(path: str, tool: baton_pb2.Tool) -> Mapping[str, Any]:
-    """Return a tool as templates get it. Raises: InvalidArgument."""
+    """Convert a tool to the JSON object that templates get. `path`: its field. Raises: InvalidArgument."""
     if tool.WhichOneof("tool") is None:
         raise InvalidArgument(path, "function is required")
     given, function = tool.function, dict[str, Any](name=tool.function.name)
     if given.description:
         function["description"] = given.description
     if given.parameters:
-        as_object = {"true": "{}"}.get(given.parameters.strip(), given.parameters)  # `true` is a valid schema
+        as_object = {"true": "{}"}.get(given.parameters.strip(), given.parameters)  # schema `true` means `{}`
         function["parameters"] = _json_object(f"{path}.function.parameters", as_object)
     return {"type": "function", "function": function}
 
 
 def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
-    """Read the tool choice. Raises: InvalidArgument."""
+    """Convert the tool choice. Raises: InvalidArgument."""
     if choice.WhichOneof("choice") == "function":
         return Function(choice.function)
     if choice.calls not in _CALLS:
@@ -85,7 +85,7 @@ def _choice(choice: baton_pb2.ToolChoice) -> ToolChoice | Function:
 
 
 def _json_object(path: str, text: str) -> dict[str, Any]:
-    """Parse a JSON object. Raises: InvalidArgument."""
+    """Parse a JSON object in the field `path`. Raises: InvalidArgument."""
     try:
         read = read_json(text)
     except JsonRefused as refusal:
@@ -96,7 +96,10 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
 
 
 def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgument:
-    """Return the error with the name of the chat's field that caused it."""
+    """Return the error with the name of the field in the client's chat that caused it.
+
+    `tool_forms`: fields of structured output that was derived from the tools.
+    """
     if error.field in tool_forms:
         return InvalidArgument("tools", error.description, error.reason, error.metadata)
     given = error.field.removeprefix("template_options.")
@@ -108,16 +111,16 @@ def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgumen
 
 @dataclass(slots=True)
 class _ReadChoice:
-    """State of one choice. `calls`, `text_bytes`: part that the client of a resumed stream already has."""
+    """State of one choice. `calls`, `text_bytes`: what the client of a resumed stream has, and must be skipped."""
 
     reader: OutputParser
-    tokens: int = 0  # delivered tokens, those that the client already had included
+    tokens: int = 0  # delivered tokens, including those that the client already had
     calls: int = 0
     text_bytes: int = 0
     is_ended: bool = False  # the client has the complete choice
 
     def lacks(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
-        """Yield the pieces that the client lacks. Texts of all kinds count together; their order never changes."""
+        """Yield the pieces that the client lacks: `calls` call starts and `text_bytes` of any text are skipped."""
         for piece in pieces:
             if isinstance(piece, CallStart):
                 if not self.calls:
@@ -149,7 +152,10 @@ def _with_text(piece: str | Thought | CallArguments, text: str) -> OutputPiece:
 
 
 class Parts:
-    """Writer of a chat's answer in parts. `received`: what the client of a resumed stream already has."""
+    """Splits a chat's answer into parts: text, reasoning and tool calls.
+
+    `received`: choices, or beginnings of them, that the client of a resumed stream already has.
+    """
 
     def __init__(self, chat: ReadChat, received: Sequence[baton_pb2.ReceivedChoice] = ()) -> None:
         self.tool_forms = chat.tool_forms
@@ -161,7 +167,7 @@ class Parts:
         }
 
     def of(self, delta: Delta) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """Yield a delta with the choice's tokens and first text, then the other parts."""
+        """Yield the parts of a delta: first one with all of its tokens and the leading text, then the others."""
         choice = self._choice(delta.index)
         if choice.is_ended:
             return
@@ -173,12 +179,12 @@ class Parts:
         yield from self._parts(delta.index, choice, pieces)
 
     def rest(self, index: int) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """Yield the withheld parts at the end of a choice."""
+        """Yield the parts that the parser withheld until the end of the choice."""
         choice = self._choice(index)
         yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
 
     def end(self, finished: baton_pb2.Finished, reason: FinishReason) -> None:
-        """Set the finish reason of a choice with calls, and the reasoning tokens of the last choice."""
+        """Complete a choice's Finished message: the reason if it has tool calls, and the usage's reasoning tokens."""
         if reason is FinishReason.STOP and self._choice(finished.index).reader.calls:
             finished.reason = baton_pb2.FINISH_REASON_TOOL_CALLS
         readers = [choice.reader for choice in self._choices.values()]

@@ -1,4 +1,4 @@
-"""Checks of large or malformed gRPC messages before they are parsed, with errors that name the field.
+"""Checks of large or malformed gRPC requests before they are parsed. Errors name the field.
 
 gRPC parses a request before any handler is called, and a parser that raises ends the call with INTERNAL. So the parser
 here never raises: it returns unparsed bytes, which the handler rejects with INVALID_ARGUMENT.
@@ -23,27 +23,27 @@ from baton.protos import baton_pb2
 from baton.router.admission.queue import RETRY_AFTER_S
 from baton.router.model.validation import MAX_TEXT_BYTES
 
-SMALL_BYTES = 1 << 16  # maximum size parsed without a check; takes 1 to 2 ms if it has only empty messages
+SMALL_BYTES = 1 << 16  # maximum size parsed without a check; the worst case, only empty messages, takes 1 to 2 ms
 MAX_PARTS = 1 << 14
-"""Maximum number of texts and messages, which take 1 ms."""
+"""Maximum number of texts and messages in a request. Parsing them takes 1 ms."""
 MAX_NUMBERS = 1 << 18
-"""Maximum number of numbers, such as a prompt of 128 Ki token ids and answers to be continued; they take 1 to 2 ms."""
+"""Maximum number of numbers in a request, such as the token ids of a prompt. Parsing them takes 1 to 2 ms."""
 _FAULT, _SOUND = b"\1", b"\0"
-"""First byte of the helper's answer, before an error as JSON, or the message without unknown fields."""
+"""First byte of the helper's answer. An error as JSON follows _FAULT, the message without unknown fields _SOUND."""
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
-_MAX_FIELDS = 1 << 14  # maximum number of searched fields
+_MAX_FIELDS = 1 << 14  # maximum number of fields that are searched for invalid UTF-8
 
 
 @dataclass(frozen=True, slots=True)
 class Unparsed:
-    """Request that has not been parsed yet."""
+    """Bytes of a request that has not been parsed yet. `message_class`: the request's type."""
 
     message_class: type[Message]
     data: bytes
 
     def parse(self) -> Message:
-        """Parse the message. Raises: InvalidArgument for invalid bytes."""
+        """Parse the bytes. Raises: InvalidArgument naming the field that is invalid, if it is found."""
         try:
             return self.message_class.FromString(self.data)
         except DecodeError:
@@ -55,19 +55,19 @@ class Unparsed:
 
 
 Prevalidator = Callable[[Unparsed], Awaitable[Message]]
-"""Function that checks and parses a message. Raises: InvalidArgument for invalid bytes, or too many parts."""
+"""Function that checks and parses a request. Raises: InvalidArgument if it is invalid or has too many parts."""
 
 
 class Prevalidation:
     """`Prevalidator` that uses a helper process. Call `close` at the end."""
 
     def __init__(self, helper: Asks) -> None:
-        """Create a prevalidator. `helper` runs this module."""
+        """Create a prevalidator. `helper`: process that runs this module."""
         self._helper = helper
         self.prevalidated = 0
 
     async def __call__(self, message: Unparsed) -> Message:
-        """Parse a message. Raises: InvalidArgument, ResourceExhausted, Unavailable."""
+        """Check a request in the helper, then parse it. Raises: InvalidArgument, ResourceExhausted, Unavailable."""
         self.prevalidated += 1
         message_class = message.message_class
         try:
@@ -88,7 +88,7 @@ class Prevalidation:
 
 
 def verdict(asked: memoryview) -> Sequence[Buffer]:
-    """Check a question: full name of a message type, newline, message bytes. Return the answer's parts."""
+    """Check a request. `asked`: its full message type, a newline and its bytes. Return the parts of the answer."""
     name, _, data = bytes(asked).partition(b"\n")
     descriptor = baton_pb2.DESCRIPTOR.pool.FindMessageTypeByName(name.decode())
     try:
@@ -101,7 +101,7 @@ def verdict(asked: memoryview) -> Sequence[Buffer]:
 
 
 class _Count:
-    """Counter of a message's contents. Its methods raise InvalidArgument naming the field over a limit."""
+    """Counter of a request's parts and numbers. Its methods raise InvalidArgument naming a field over a limit."""
 
     def __init__(self) -> None:
         self._parts = 0
@@ -134,8 +134,8 @@ class _Count:
 
 
 def invalid_text_field(data: bytes, descriptor: Any) -> str | None:
-    """Return the path of the first string field that is not UTF-8; None if none was found, or the wire format is
-    broken.
+    """Return the path of the first string field that is not UTF-8; None without such a field, for too many fields, or
+    for a broken wire format.
     """
     try:
         return _search(memoryview(data), descriptor, iter(range(_MAX_FIELDS)))
@@ -162,7 +162,7 @@ def _search(data: memoryview, descriptor: Any, left: Iterator[int]) -> str | Non
 
 
 def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]) -> str | None:
-    """Return the rest of the path, empty for this field itself; None if it is valid."""
+    """Return the path of invalid text inside this field's value, empty if it is the value itself; None if valid."""
     if field.message_type is not None:
         inner = _search(value, field.message_type, left)
         return None if inner is None else f".{inner}"
@@ -176,7 +176,7 @@ def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]
 
 
 def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
-    """Return begin and end of the value at `position`. Raises: ValueError, IndexError for a broken wire format."""
+    """Return begin and end of a field's value at `position`. Raises: ValueError, IndexError for a broken format."""
     if wire_type == _VARINT:
         return position, _varint(data, position)[1]
     if wire_type == _LENGTH:
@@ -191,7 +191,7 @@ def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return the value and the position behind it. Raises: ValueError, IndexError for a broken wire format."""
+    """Return the varint at `position` and the position behind it. Raises: ValueError, IndexError for a broken one."""
     value = 0
     for shift in range(_MAX_VARINT_BYTES):
         byte = data[position]

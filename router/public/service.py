@@ -1,6 +1,6 @@
-"""Public servicer: converts protobuf to plain requests, and the dispatcher's events to protobuf.
+"""Servicer of the public gRPC API: converts protobuf to plain requests, and the dispatcher's events to protobuf.
 
-Repeated fields of a request are not read here: the validator counts them first.
+Repeated fields of a request are not read here, since the validator must count their values first.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
 
 
 def _input(index: int, message: baton_pb2.EmbedInput) -> Prompt:
-    """Read a prompt. Raises: InvalidArgument."""
+    """Convert an input of Embed to a prompt. Raises: InvalidArgument."""
     match message.WhichOneof("input"):
         case "text":
             return TextPrompt(message.text)
@@ -120,7 +120,7 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
 
 
 def resume_request(message: baton_pb2.ResumeRequest, in_parts: bool = False) -> ResumeRequest:
-    """Read a resume request. `in_parts`: the text of the answer is generated again, and `Parts` leaves out what the
+    """Convert a resume request. `in_parts`: the answer's complete text is delivered, from which `Parts` skips what the
     client has.
     """
     request: GenerationRequest | None = None
@@ -142,18 +142,18 @@ def resume_request(message: baton_pb2.ResumeRequest, in_parts: bool = False) -> 
 
 
 class Responses:
-    """Responses of one stream. A response is valid until the next one is requested."""
+    """Converts the events of one stream to response messages. A message is valid until the next one is requested."""
 
     def __init__(self, kind: type[Response], parts: Parts | None = None) -> None:
-        """Create a writer. `parts`: splits the answer; None: it is plain text."""
+        """Create a converter to messages of type `kind`. `parts`: splits the answer; None: it is plain text."""
         self._kind = kind
         self._parts = parts
         self._response = kind()
-        self._delta = self._response.delta  # one message for all deltas: creating one takes longer than filling it
+        self._delta = self._response.delta  # reused for all deltas: creating a message takes longer than filling it
         self._delta.SetInParent()
 
     def all_of(self, event: ResponseEvent) -> Iterator[Response]:
-        """Yield the messages of an event; each must be written before the next is requested."""
+        """Yield the messages for an event. Each must be written before the next is requested."""
         parts = self._parts
         match event:
             case Delta() if parts is not None:
@@ -170,7 +170,7 @@ class Responses:
         if isinstance(part, Delta):
             return self.of(part)
         response = self._kind()
-        response.MergeFromString(part.SerializeToString())  # the numbers of these fields are the same in all kinds
+        response.MergeFromString(part.SerializeToString())  # field numbers are the same in all response types
         return response
 
     def of(self, event: ResponseEvent) -> Response:
@@ -187,7 +187,7 @@ class Responses:
 
 
 def _fill(response: Response, event: Started | PromptPart | Finished) -> Response:
-    """Fill an empty response with an event, and return it."""
+    """Fill an empty response message with an event, and return the message."""
     match event:
         case Started():
             started = response.started
@@ -259,7 +259,7 @@ def _structured(message: baton_pb2.SamplingParams) -> StructuredOutput | None:
         case "json_object":
             return StructuredOutput(StructuredKind.JSON_OBJECT) if message.json_object else None
         case "choice":
-            # One text more than the maximum suffices for the validator to reject them.
+            # Only one text more than the maximum is read: it suffices for the validator to reject the request.
             return StructuredOutput.choice(message.choice.texts[: MAX_CHOICES + 1])
         case kind:
             return StructuredOutput(StructuredKind(kind), getattr(message, kind))
@@ -319,9 +319,10 @@ def service_handler(
     prevalidator: Prevalidator | None = None,
     refused: RefusedCall = lambda method, error: None,
 ) -> grpc.GenericRpcHandler:
-    """Return the handlers of all methods of a service, with parsers that never raise.
+    """Return the gRPC handlers of all methods of a service. Their parsers never raise.
 
-    Without a `prevalidator`, large messages are parsed on the event loop.
+    `prevalidator`: checks large requests; None: they are parsed on the event loop. `refused`: called with each method
+    and error of a request that cannot be parsed.
     """
     return grpc.method_handlers_generic_handler(
         service.full_name,
@@ -335,14 +336,14 @@ def service_handler(
 
 
 def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Unparsed]:
-    """Return a parser that returns large and malformed messages unparsed."""
+    """Create a parser that parses only small, valid messages, and returns all others unparsed."""
 
     def parse(data: bytes) -> Message | Unparsed:
         if len(data) > SMALL_BYTES:
             return Unparsed(message_class, data)
         try:
             return message_class.FromString(data)
-        except DecodeError:  # finding the invalid field takes time
+        except DecodeError:  # the handler finds the invalid field, since that takes time
             return Unparsed(message_class, data)
 
     return parse
@@ -377,14 +378,14 @@ def _method_handler(
 
 
 class BatonServicer:
-    """Servicer of the public port. Methods are named as in baton.proto.
+    """gRPC servicer of the public port. Its methods are those of BatonService in baton.proto.
 
-    Streams are written, not yielded, so that a cancellation interrupts the waiting code and releases the request's
-    resources immediately.
+    Streams call `context.write()` instead of yielding: a cancellation then interrupts the waiting code, and the
+    request's resources are released immediately.
     """
 
     def __init__(self, dispatcher: Dispatcher, access: Access, prevalidator: Prevalidator | None = None) -> None:
-        """Create the servicer. `prevalidator` checks large messages before they are parsed; None: no check."""
+        """Create the servicer. `prevalidator`: checks large messages before they are parsed; None: no check."""
         self._prevalidator = prevalidator
         self._dispatcher = dispatcher
         self._access = access
@@ -394,13 +395,13 @@ class BatonServicer:
         server.add_generic_rpc_handlers((service_handler(service, self, self._prevalidator, self.refused),))
 
     def refused(self, method: str, error: BatonError) -> None:
-        """Count a call that failed before it became a request."""
+        """Count a call of `method` that failed before it became a request."""
         operation = GENERATING.get(method)
         if operation is not None:
             self._dispatcher.accounts.refuse(operation, current_trace.get(), end_of(error, dispatched=False))
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
-        """Identify the caller as `Access.authorise` does, and count refusals."""
+        """Identify the caller, as `Access.authorise` does. A refused caller's request is counted as rejected."""
         try:
             return self._access.authorise(method, metadata)
         except BatonError as error:
@@ -428,7 +429,7 @@ class BatonServicer:
         await self._write(asked, context, baton_pb2.ResumeResponse, parts)
 
     async def Embed(self, message: baton_pb2.EmbedRequest, context: Context) -> baton_pb2.EmbedResponse:
-        # One input more than the maximum suffices to reject them.
+        # Only one input more than the maximum is read: it suffices to reject the call.
         inputs = [_input(index, each) for index, each in enumerate(message.inputs[: MAX_INPUTS + 1])]
         dimensions = message.dimensions if message.HasField("dimensions") else None
         prompt_name = message.prompt_name if message.HasField("prompt_name") else None
@@ -506,7 +507,7 @@ class BatonServicer:
         await self._write(asked, context, kind, Parts(chat) if chat is not None and chat.parser is not None else None)
 
     async def _read(self, message: baton_pb2.ChatRequest, request: GenerationRequest, method: str) -> ReadChat:
-        """Read a chat. Raises: BatonError, which is counted as a rejected request."""
+        """Convert a chat and apply its options. Raises: BatonError, after counting the request as rejected."""
         try:
             tokenizer = (await self._dispatcher.choose(message.model)).served.tokenizer
             return await read_chat(request, chat_asked(message), tokenizer)
@@ -528,7 +529,7 @@ class BatonServicer:
                 async with aclosing(events):
                     async for event in events:
                         for response in responses.all_of(event):
-                            await context.write(response)  # the message is serialised when this returns
+                            await context.write(response)  # serialises at once, so the message can be reused
         except InvalidArgument as error:
             raise in_own_words(error, parts.tool_forms if parts is not None else frozenset()) from error
         except TimeoutError:

@@ -1,6 +1,6 @@
-"""Tools of a chat: the template's view of them, the form of forced calls, and the parser of calls.
+"""Tools of a chat: what the template shows of them, structured output for forced calls, and the parser of calls.
 
-Errors use the field names of OpenAI's chat API.
+A *form* is structured output: the grammar that an answer must follow. Errors name fields as OpenAI's chat API does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,37 +24,36 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 
 class ToolChoice(Enum):
-    """Rule for calling a function."""
+    """Rule whether the model calls functions. Which one it must call is said by `Function`."""
 
-    AUTO = "auto"  # the model decides
+    AUTO = "auto"  # the model decides whether it calls functions
     NONE = "none"
     REQUIRED = "required"
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Function that must be called."""
+    """Tool choice: the function that the model must call."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolsAsked:
-    """Tools of a request. `tools` are JSON objects in OpenAI's format, as templates get them."""
+    """Tools of a request: JSON objects in OpenAI's format, as templates get them. `one_call`: at most one call."""
 
     tools: Sequence[Mapping[str, Any]] = ()
     choice: ToolChoice | Function = ToolChoice.AUTO
     one_call: bool = False
 
     def schemas(self) -> Schemas:
-        """Return the schemas of the arguments, by function. Raises: InvalidArgument."""
+        """Return the JSON schemas of the functions' arguments, by function name. Raises: InvalidArgument."""
         return {tool["function"]["name"]: _arguments(place, tool["function"]) for place, tool in enumerate(self.tools)}
 
     def held(self, schemas: Schemas, has_to: bool) -> Schemas:
-        """Return the schemas as a grammar enforces them. A schema that it cannot enforce is rejected if calls are
-        forced (`has_to`), else any arguments are allowed.
+        """Convert the schemas to what a grammar can enforce. Raises: InvalidArgument.
 
-        Raises: InvalidArgument.
+        A schema that no grammar can enforce is rejected if `has_to`; otherwise any arguments are allowed.
         """
         places = {tool["function"]["name"]: place for place, tool in enumerate(self.tools)}
         made: dict[str, Mapping[str, Any]] = {}
@@ -69,7 +68,7 @@ class ToolsAsked:
 
 
 def _arguments(place: int, function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a function's arguments; no arguments without parameters. Raises: InvalidArgument."""
+    """Return the schema of a function's arguments. Without `parameters`, none are allowed. Raises: InvalidArgument."""
     schema = function.get("parameters")
     if schema is None:
         return _NO_ARGUMENTS
@@ -85,19 +84,19 @@ def _field(place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Handling of a request's tools. `shown`: tools for the template; `form`: form of the answer; `has_calls`: the form
-    allows calls; `parser`: factory of a parser for each choice, None for plain text.
+    """How a request's tools are handled. `shown`: tools for the template. `form`: form of the answer. `has_calls`: the
+    form contains calls. `parser`: creates a choice's parser; None: the answer is plain text.
     """
 
     shown: Sequence[Mapping[str, Any]] = ()
     form: StructuredOutput | None = None
     has_calls: bool = False
     parser: Callable[[], ToolParser] | None = None
-    shown_tokens: frozenset[str] = frozenset()  # special tokens that the parser needs in the text
+    shown_tokens: frozenset[str] = frozenset()  # special tokens that must stay in the text for the parser
 
 
 def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: TokenizerWorker) -> ToolUse:
-    """Decide how tools are handled. `form`: form of an answer without calls. Raises: InvalidArgument."""
+    """Decide how tools are handled. `form`: requested form of an answer without calls. Raises: InvalidArgument."""
     tools, choice, template = asked.tools, asked.choice, tokenizer.chat_template
     taught, schemas = format_of(template), asked.schemas()
     if not tools and choice not in (ToolChoice.AUTO, ToolChoice.NONE):
@@ -134,7 +133,10 @@ def tool_use(asked: ToolsAsked, form: StructuredOutput | None, tokenizer: Tokeni
 def _call_or_form(
     asked: ToolsAsked, form: StructuredOutput, tokenizer: TokenizerWorker, taught: Format | None
 ) -> ToolUse:
-    """Handle tools together with a form. Raises: InvalidArgument."""
+    """Decide for a request with tools and a form: the answer is either calls or has the form.
+
+    Raises: InvalidArgument.
+    """
     template, held = tokenizer.chat_template, asked.held(asked.schemas(), has_to=False)
     source = template.source if template is not None else ""
     forced = ForcedCalls(held, not asked.one_call, source, tokenizer.added_tokens, form)
@@ -149,14 +151,17 @@ def _call_or_form(
 
 
 def check_shown(template: ChatTemplate | None) -> None:
-    """Check that the chat template shows tools. Raises: InvalidArgument."""
+    """Check that the chat template shows tools to the model. Raises: InvalidArgument."""
     if template is not None and "tools" not in template.variables:
         message = "this model's chat template does not show tools; tool_choice can still force a call"
         raise InvalidArgument("tools", message)
 
 
 def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
-    """Return one schema for all calls, for a model without a format for calls, or whose format has no schemas."""
+    """Return a schema for an array of calls, if the model's own format of calls is unknown or cannot be enforced.
+
+    `most`: maximum number of calls; None: unlimited.
+    """
     calls = []
     for place, (name, schema) in enumerate(schemas.items()):
         call = call_schema(name, "parameters", {})
@@ -167,7 +172,7 @@ def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
 
 
 def _moved(schema: Any, pointer: str) -> Any:
-    """Return a schema as part of a larger one at `pointer`, with its references adapted."""
+    """Return a schema whose references are adapted to its position `pointer` in a larger schema."""
     if isinstance(schema, list):
         return [_moved(each, pointer) for each in schema]
     if not isinstance(schema, Mapping):

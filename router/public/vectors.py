@@ -1,4 +1,4 @@
-"""Vectors and scores of one call, whatever the transport. Each prompt is a request of its own.
+"""Vectors and scores for one call, over gRPC or HTTP. Each prompt of the call is a request of its own.
 
 At most AT_ONCE prompts of a call run concurrently, and fewer if the API key's limit is lower, so that a large call does
 not delay other callers.
@@ -37,7 +37,7 @@ _PROMPT_FIELDS = ("text", "token_ids", "messages", "prompt")
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """Vectors, one for each input, in order."""
+    """Result of a call for vectors: one vector per input, in order."""
 
     model: str
     numbers: list[list[float]]
@@ -47,17 +47,17 @@ class Vectors:
 
 @dataclass(frozen=True, slots=True)
 class ScoredDocuments:
-    """Scores, one for each document, in order."""
+    """Result of a call for scores: one score per document, in order."""
 
     model: str
     scores: list[float]
     usage: Usage
-    version: str = ""  # version of the weights, equal for all scores
+    version: str = ""  # version of the weights that computed all scores
 
 
 @dataclass(frozen=True, slots=True)
 class VectorCall:
-    """Call for vectors or scores. `time_left_s` None: the router's default deadline."""
+    """One client call for vectors or scores. `time_left_s` None: the router's default deadline applies."""
 
     dispatcher: Dispatcher
     caller: Caller
@@ -73,7 +73,7 @@ class VectorCall:
     async def embed(
         self, inputs: Sequence[Prompt], dimensions: int | None = None, prompt_name: str | None = None
     ) -> Vectors:
-        """Compute vectors. Raises: BatonError."""
+        """Compute one vector per input. `prompt_name`: the model's prompt for text inputs. Raises: BatonError."""
         _check_count(INPUTS, len(inputs))
         chosen = await self.dispatcher.choose(self.model)
         pooler = chosen.served.vectors()
@@ -88,7 +88,7 @@ class VectorCall:
         return Vectors(chosen.name, numbers, _usage(summaries), one_version(each.version for each in summaries))
 
     async def score(self, queries: Sequence[str], documents: Sequence[str]) -> ScoredDocuments:
-        """Compute scores of one query for all documents, or one for each. Raises: BatonError."""
+        """Score each document for its query, or for the only query. Raises: BatonError."""
         _check_count(DOCUMENTS, len(documents))
         if len(queries) not in (1, len(documents)):
             allowed = f"must be 1, or one per document ({len(documents)}), not {len(queries)}"
@@ -111,7 +111,7 @@ class VectorCall:
         return ScoredDocuments(model, scores, _usage(summaries), one_version(each.version for each in summaries))
 
     async def _pooled(self, prompts: Sequence[AnyPrompt], pooling: Pooling, name: str) -> list[Summary]:
-        """Compute pooled prompts. `name`: field of the call that has them. The first failure cancels the others.
+        """Compute all prompts concurrently; the first failure cancels the others. `name`: field that has the prompts.
 
         Raises: BatonError.
         """
@@ -132,7 +132,7 @@ class VectorCall:
         tasks = [asyncio.ensure_future(one(place, prompt)) for place, prompt in enumerate(prompts)]
         try:
             return list(await asyncio.gather(*tasks))
-        except Exception:  # any failure cancels the others; a leaving client raises CancelledError, which is none
+        except Exception:  # not CancelledError, which means that the client left
             self.reader.leaves = Leave.SIBLING
             raise
         finally:
@@ -141,7 +141,7 @@ class VectorCall:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _summary(self, prompt: AnyPrompt, pooling: Pooling, until_s: float | None) -> Summary:
-        """Compute one pooled prompt. Raises: BatonError."""
+        """Compute one prompt by `until_s` (monotonic; None: no deadline of the call). Raises: BatonError."""
         left_s = None if until_s is None else until_s - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise DeadlineExceeded
@@ -167,7 +167,7 @@ class VectorCall:
 
 
 def prompted(inputs: Iterable[Prompt], pooler: Pooler, name: str | None = None) -> list[Prompt]:
-    """Return texts with the model's prompt before them; token ids unchanged. Raises: InvalidArgument."""
+    """Put the model's prompt `name` before each text; token ids stay unchanged. Raises: InvalidArgument."""
     return [_behind(each, pooler, name) for each in inputs]
 
 
@@ -193,7 +193,7 @@ def _check_count(name: str, given: int) -> None:
 
 
 def _check_dimensions(pooler: Pooler, dimensions: int, size: int | None) -> None:
-    """Check the number of dimensions. Raises: InvalidArgument."""
+    """Check that the model's vectors of `size` numbers can be cut to `dimensions`. Raises: InvalidArgument."""
     try:
         pooler.check_dimensions(dimensions, size)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Record of each request: times, outcome, trace, report."""
+"""Observation of requests: record of times and outcome, trace, report, causes of stalls, recent latency."""

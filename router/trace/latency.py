@@ -1,4 +1,4 @@
-"""Latency of recently completed requests: of this router, and time between tokens of each decode worker."""
+"""Latency of recently completed requests: TTFT and TBT of the router, and TBT of each decode worker."""
 
 from array import array
 from collections import OrderedDict, deque
@@ -10,13 +10,13 @@ from baton.router.trace.record import RequestRecord
 
 WINDOW_S = 60.0
 LATENCY_REQUESTS = 256
-KEPT_GAPS = 1024  # newest token gaps per request, and per worker
-COUNTED_GAPS = 8192  # newest token gaps of all requests; sorting them takes 1 ms
+KEPT_GAPS = 1024  # maximum number of newest token gaps per request, and per worker
+COUNTED_GAPS = 8192  # maximum number of newest token gaps over all requests; sorting them takes 1 ms
 KEPT_WORKERS = 1024
 
 
 class LatencyQuantiles(NamedTuple):
-    """Median and 99th percentile."""
+    """Median and 99th percentile of TTFT or TBT."""
 
     p50_ms: float
     p99_ms: float
@@ -25,7 +25,7 @@ class LatencyQuantiles(NamedTuple):
 class RecentFigures(NamedTuple):
     requests: int
     ttft: LatencyQuantiles
-    tbt: LatencyQuantiles | None  # None: no answer had a token after those of its first step
+    tbt: LatencyQuantiles | None  # None: no answer had tokens after its first step
 
 
 class _Completed(NamedTuple):
@@ -35,13 +35,13 @@ class _Completed(NamedTuple):
 
 
 class RecentLatency:
-    """TTFT and TBT of the requests that completed within WINDOW_S; requests without a first token do not count."""
+    """TTFT and TBT of requests that completed in the last WINDOW_S. Requests without a first token do not count."""
 
     def __init__(self) -> None:
         self._completed: deque[_Completed] = deque(maxlen=LATENCY_REQUESTS)
 
     def observe(self, record: RequestRecord) -> None:
-        """Add a completed request."""
+        """Add the TTFT and token gaps of a completed request."""
         timeline = record.timeline
         if timeline.first_token_s is None:
             return
@@ -50,7 +50,7 @@ class RecentLatency:
         self._completed.append(_Completed(at_s, ttft_ms, timeline.gaps.newest_ms(KEPT_GAPS)))
 
     def figures(self, now: float) -> RecentFigures | None:
-        """Return the quantiles at `now` (monotonic seconds), None without a request in the window."""
+        """Return the quantiles of the window that ends at `now` (monotonic seconds); None without requests in it."""
         recent = [each for each in self._completed if now - each.at_s <= WINDOW_S]
         if not recent:
             return None
@@ -64,24 +64,24 @@ class RecentLatency:
 
 
 def quantiles(values_ms: Iterable[float]) -> LatencyQuantiles:
-    """Return the quantiles of one or more values."""
+    """Return the median and 99th percentile of at least one value."""
     ordered = sorted(values_ms)
     return LatencyQuantiles(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100])
 
 
 class WorkerTokenTimes:
-    """Newest token gaps of each decode worker."""
+    """Newest gaps between tokens (TBT) of each decode worker."""
 
     def __init__(self) -> None:
         self._gaps_ms: OrderedDict[str, array[float]] = OrderedDict()
 
     def observe(self, record: RequestRecord) -> None:
-        """Add the gaps of a completed request to its decode worker."""
+        """Add the token gaps of a completed request to those of its decode worker."""
         if record.timeline.placement is not None:
             self._add(record.timeline.placement.decode, record.timeline.gaps.newest_ms(KEPT_GAPS))
 
     def quantiles(self, endpoint: str) -> LatencyQuantiles | None:
-        """Return the quantiles of a decode worker, None where no answer of it had a gap."""
+        """Return the TBT quantiles of a decode worker; None if it has generated no token gaps."""
         gaps_ms = self._gaps_ms.get(endpoint)
         return quantiles(gaps_ms) if gaps_ms else None
 

@@ -1,9 +1,10 @@
-"""Record of one request: attempts, times of events, the stages between them, and the outcome. Pure.
+"""Record of one request: its attempts, times of events, stages between them, and outcome. Pure state.
 
 TTFT            = router queue + route + prefill fetch + prefill queue + chunks + return
 token 1 to 2    = recovery + exposed transfer + decode admission + first step
 
-If decode's message overtakes prefill's, both tokens arrive together and the time between them is part of the return.
+If the decode worker's message overtakes the prefill worker's, both tokens arrive together, and the time between them is
+part of the return.
 """
 
 import asyncio
@@ -37,64 +38,64 @@ from baton.router.types.request import Operation, PreparedRequest
 from baton.router.types.response import AnswerEvent, Stages, Summary
 from baton.text.causes import CausePart, StallCause
 
-KEPT_CANDIDATES = 128  # per attempt; a placement rarely considers more
+KEPT_CANDIDATES = 128  # maximum number of workers recorded per attempt; placements rarely consider more
 
 
 @dataclass(slots=True)
 class AttemptNote:
-    """Attempt of a request, filled in as it proceeds. Times are monotonic seconds."""
+    """Record of one attempt of a request, filled in as it proceeds. Times are monotonic seconds."""
 
     request: PlacementRequest
     placement: Placement
-    decision: Decision | None  # None: adopted
+    decision: Decision | None  # None: another router placed the attempt
     began_s: float
     placed_s: float
-    first_step_s: float | None = None  # arrival of its first token
+    first_step_s: float | None = None  # arrival of the attempt's first token
     prefill: PrefillTimings | None = None
     kv_received: KvReceived | None = None
     failed: Failed | None = None
     failed_s: float | None = None
-    stood_still_ms: float | None = None  # client's wait for the next token, if tokens were delivered before
+    stood_still_ms: float | None = None  # client's wait for this attempt's first token; None: no token before
     attempt_id: int = 0
-    choice: int | None = None  # the choice that it continues; None: all
-    answered_tokens: int = 0  # delivered before it began
-    look: CacheLook | None = None  # at the cache of the worker that computes the prompt; None: unused
+    choice: int | None = None  # choice that the attempt continues; None: it generates all choices
+    answered_tokens: int = 0  # tokens of the answer that were delivered before the attempt
+    look: CacheLook | None = None  # cache of the computing worker; None: the request excludes cached blocks
 
     @property
     def is_adopted(self) -> bool:
-        """True if another router placed it: its worker has the answer already, and sends no first token."""
+        """Whether another router placed the attempt: its worker already has the answer, and sends no first token."""
         return self.decision is None
 
 
-KEPT_LONG_GAPS = 1024  # per request
+KEPT_LONG_GAPS = 1024  # maximum number of long gaps recorded per request
 MIN_LONG_GAP_MS = 5.0
-KEPT_WAITS = 4096  # per attempt
+KEPT_WAITS = 4096  # maximum number of worker delays recorded per attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Long gap between two tokens of one choice: the sum of `usual_ms` and the causes."""
+    """Long gap between two tokens of one choice. `gap_ms` is the sum of `usual_ms` and the times of the causes."""
 
     at_s: float  # end of the gap
     gap_ms: float
     choice: int = 0
     usual_ms: float = 0.0
-    causes: tuple[CausePart, ...] = ()  # longest first
+    causes: tuple[CausePart, ...] = ()  # ordered by time, longest first
 
 
 @dataclass(frozen=True, slots=True)
 class GapSummary:
-    """Time between tokens (TBT) at the router, from the second token on."""
+    """Summary of a request's gaps between tokens (TBT) at the router, from its second token on."""
 
     p50_ms: float
     p99_ms: float
     max_ms: float
-    stalls: tuple[Stall, ...]  # the longest, in order of time
+    stalls: tuple[Stall, ...]  # longest stalls, in chronological order; `stall_count` counts all
     stall_count: int
 
 
 class _Wait(NamedTuple):
-    """Delay on a worker, in seconds of its clock."""
+    """Delay on a worker and its causes, in seconds of the worker's clock."""
 
     began_s: float
     ended_s: float
@@ -102,18 +103,18 @@ class _Wait(NamedTuple):
 
 
 class WorkerWaits:
-    """Periods in which an attempt's worker was delayed, as its tokens report afterwards.
+    """Periods in which an attempt's worker was delayed. They are reported afterwards, with the tokens.
 
-    The fastest message defines the offset of the worker's clock; every other one took longer by its wait.
+    The message with the fastest transit defines the offset of the worker's clock.
     """
 
     def __init__(self) -> None:
-        self._offset_s = math.inf  # offset from the worker's clock to this one, fastest transit included
+        self._offset_s = math.inf  # from the worker's clock to this clock, including the fastest transit
         self._waits: list[_Wait] = []
-        self._last: tuple[float, float] | None = None  # generation and sending of the newest token
+        self._last: tuple[float, float] | None = None  # times at which the newest token was generated and sent
 
     def add(self, made: Made, now: float) -> None:
-        """Add what a token reports on arrival."""
+        """Add the delays that a token reports. `now`: its arrival."""
         made_s, sent_s = made.at_us / 1e6, (made.at_us + made.held_us) / 1e6
         self._offset_s = min(self._offset_s, now - sent_s)
         if self._last is not None and len(self._waits) < KEPT_WAITS:
@@ -128,7 +129,7 @@ class WorkerWaits:
             self._waits.append(_Wait(began_s, ended_s, parts))
 
     def between(self, began_s: float, ended_s: float) -> Iterator[CausePart]:
-        """Yield the delays between two times of this clock, each in proportion to its overlap."""
+        """Yield causes of delays between two times of this clock. A delay counts by its overlap with that period."""
         for wait in self._waits:
             first_s, last_s = wait.began_s + self._offset_s, wait.ended_s + self._offset_s
             overlap_s = min(last_s, ended_s) - max(first_s, began_s)
@@ -138,30 +139,30 @@ class WorkerWaits:
 
 
 def _of_process(causes: tuple[CausePart, ...]) -> tuple[CausePart, ...]:
-    """Return the causes that delayed everything that the worker had to send."""
+    """Return those causes that delayed the complete worker process, not only one token."""
     return tuple(part for part in causes if part.cause in (StallCause.STOPPED, StallCause.LOCK)) if causes else ()
 
 
 class LongGap(NamedTuple):
-    """Gap between the arrivals of two tokens, or of groups that arrived together. Monotonic seconds."""
+    """Gap between the arrivals of two tokens, or of groups of tokens that arrived together. Monotonic seconds."""
 
     began_s: float
     ended_s: float
     choice: int
     gap_ms: float
-    on_worker_ms: float | None  # None: unknown
-    held_more_ms: float  # delay in the worker's event loop beyond that of the token before
+    on_worker_ms: float | None  # length of the gap on the worker; None: unknown
+    held_more_ms: float  # delay in the worker's event loop, less that of the previous token
     gap: WorkerGap | None
-    held: tuple[CausePart, ...]  # causes of a long delay there
+    held: tuple[CausePart, ...]  # causes of a long delay in the worker's event loop
     waits: WorkerWaits
-    lost_worker: str | None  # the worker that another one replaced
+    lost_worker: str | None  # None: no worker was replaced in this gap
 
 
 class TokenGaps:
-    """Time between consecutive tokens of each choice, on arrival from decode."""
+    """Gaps between consecutive tokens of each choice, by their arrivals from the decode worker."""
 
     def __init__(self, least_ms: float = MIN_LONG_GAP_MS) -> None:
-        """Keep the causes of gaps above `least_ms`."""
+        """Begin without gaps. Causes are recorded only for gaps above `least_ms`."""
         self._least_ms = least_ms
         self._last_s: dict[int, float] = {}
         self._last_made: dict[int, Made] = {}
@@ -169,34 +170,34 @@ class TokenGaps:
         self._pauses_ms = array("d")
         self._waits = WorkerWaits()
         self.long: list[LongGap] = []
-        """Gaps above `least_ms`; the longest if there are too many."""
+        """Gaps above `least_ms`. If there are more than KEPT_LONG_GAPS, only the longest ones."""
 
     def add(self, choice: int, tokens: int, now: float, made: Made | None = None) -> None:
-        """Add tokens that arrived. Those that arrive together, such as accepted drafts, share the pause before."""
+        """Add tokens that arrived together, such as accepted drafts. The pause before them is divided among them."""
         self._add(choice, tokens, now, made, None)
 
     def last_s(self, choice: int) -> float | None:
-        """Return the arrival of a choice's last token."""
+        """Return the arrival time of a choice's last token; None without tokens."""
         return self._last_s.get(choice)
 
     def resume(self, choice: int, last_s: float, now: float, lost_worker: str = "") -> None:
-        """Add the first token of another attempt, which the worker that computed the prompt sends."""
+        """Add the first token of a retry. `last_s`: arrival of the last token before. `lost_worker`: the failed one."""
         self._last_s[choice] = last_s
         self._waits = WorkerWaits()
         self._add(choice, 1, now, None, lost_worker)
 
     @property
     def each_ms(self) -> list[float]:
-        """Gaps in order of time."""
+        """All gaps, in chronological order, in milliseconds."""
         return list(self._gaps_ms)
 
     @property
     def pauses_ms(self) -> list[float]:
-        """Pauses without a token of a choice, in order of time; fewer than gaps if tokens arrived together."""
+        """Pauses without a token of a choice, in chronological order. Tokens that arrive together end one pause."""
         return list(self._pauses_ms)
 
     def newest_ms(self, count: int) -> "array[float]":
-        """Return the last `count` gaps."""
+        """Return the newest `count` gaps, oldest first."""
         return self._gaps_ms[-count:]
 
     def _add(self, choice: int, tokens: int, now: float, made: Made | None, lost_worker: str | None) -> None:
@@ -226,7 +227,7 @@ class TokenGaps:
 
 
 def _on_worker(last: Made | None, made: Made | None) -> tuple[float | None, float]:
-    """Return a gap's length on the worker, and how much longer its token was held there than the one before, ms."""
+    """Return the gap on the worker (None: unknown) and the growth of the delay in its event loop, in milliseconds."""
     if last is None or made is None:
         return None, 0.0
     return (made.at_us - last.at_us) / 1e3, (made.held_us - last.held_us) / 1e3
@@ -237,30 +238,30 @@ class Resume:
     """Continuation of a choice by another attempt after tokens were delivered."""
 
     at_s: float
-    gap_ms: float  # time since the choice's last token
+    gap_ms: float  # time since the choice's previous token
     choice: int
-    offset: int  # position of the attempt's first token
+    offset: int  # position in the answer of the attempt's first token
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Times of a request, filled in as it proceeds. Monotonic seconds.
+    """Times of events of a request in monotonic seconds, filled in as the request proceeds.
 
-    A retry replaces the times of the attempt before, except for stages up to a token that was delivered. Time to
-    generate the first or second token again counts as recovery; later gaps of that kind are `resumes`.
+    A retry replaces the times of the previous attempt, except for stages before a token that was delivered. The time of
+    a retry before the first or second token counts as recovery; retries after later tokens are listed in `resumes`.
     """
 
     arrived_s: float
-    streams: bool = True  # else the first token counts as delivered on arrival
+    streams: bool = True  # False: the first token counts as delivered when it arrives
     tokenised_s: float | None = None
-    route_began_s: float | None = None  # head of the queue
+    route_began_s: float | None = None  # when the request reached the head of the queue
     sent_s: float | None = None
     first_step_s: float | None = None
     prefill: PrefillTimings | None = None
     kv_received: KvReceived | None = None
     first_token_s: float | None = None  # delivery of the first token
-    resumed_step_s: float | None = None  # first step of another attempt after the first token's delivery
-    second_token_s: float | None = None  # arrival of decode's first output
+    resumed_step_s: float | None = None  # first step of a retry after the first token was delivered
+    second_token_s: float | None = None  # arrival of the decode worker's first new token
     last_token_s: float | None = None
     ended_s: float | None = None
     detokenise_ms: float = 0.0
@@ -270,13 +271,13 @@ class Timeline:
     decode_pid: int = 0
     gaps: TokenGaps = field(default_factory=TokenGaps)
     drafts: Drafts = NO_DRAFTS
-    notes: list[AttemptNote] = field(default_factory=list)  # all attempts
+    notes: list[AttemptNote] = field(default_factory=list)  # notes on all attempts, in order
     resumes: list[Resume] = field(default_factory=list)
-    pooled: tuple[float, ...] = ()  # vector of an embedding
-    _staged: int = 0  # attempt whose KvReceived counts between the first and second token
+    pooled: tuple[float, ...] = ()  # vector of a request for a vector or a score
+    _staged: int = 0  # id of the attempt whose transfer is between first and second token
 
     def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:
-        """Begin an attempt. Before the first token, the time of a failed attempt counts as queueing."""
+        """Begin an attempt. If no token was delivered, the time of failed attempts counts as router queue."""
         self.notes.append(note)
         self.placement = note.placement
         self.attempts += 1
@@ -289,12 +290,12 @@ class Timeline:
             self._staged = note.attempt_id
 
     def dispatched(self, now: float) -> None:
-        """Record the dispatch to workers."""
+        """Record that the attempt's commands were sent to its workers."""
         if self.first_token_s is None:
             self.sent_s = now
 
     def take_first_step(self, first_step: FirstStep, now: float) -> None:
-        """Record an attempt's first step."""
+        """Record the arrival of an attempt's first step."""
         note = self._attempt(first_step.attempt_id)
         self.pooled = first_step.pooled
         self._first_token_arrived(note, now)
@@ -304,7 +305,7 @@ class Timeline:
                 self.prefill = first_step.timings
 
     def take_kv_received(self, kv_received: KvReceived) -> None:
-        """Record the end of an attempt's transfer."""
+        """Record that the decode worker of an attempt has received the KV of the prompt."""
         if kv_received.attempt_id == self._staged:
             self.kv_received = kv_received
         note = self._attempt(kv_received.attempt_id)
@@ -312,7 +313,7 @@ class Timeline:
             note.kv_received = kv_received
 
     def take_failure(self, failed: Failed, now: float) -> AttemptNote | None:
-        """Record an attempt's failure and return its note."""
+        """Record an attempt's failure. Return the note on the attempt."""
         note = self._attempt(failed.attempt_id)
         if note is not None:
             note.failed, note.failed_s = failed, now
@@ -320,19 +321,19 @@ class Timeline:
 
     @property
     def is_overtaken(self) -> bool:
-        """True if decode's message overtook prefill's, so that first and second token arrived together."""
+        """Whether first and second token arrived together, since decode's message overtook that of prefill."""
         return self.second_token_s is not None and self.second_token_s == (self.resumed_step_s or self.first_step_s)
 
     @property
     def last_kv_received(self) -> KvReceived | None:
-        """End of the newest transfer that was reported."""
+        """Timings of the newest KV transfer that was reported; None: none was."""
         return next((note.kv_received for note in reversed(self.notes) if note.kv_received is not None), None)
 
     def _attempt(self, attempt_id: int) -> AttemptNote | None:
         return next((note for note in reversed(self.notes) if note.attempt_id == attempt_id), None)
 
     def _first_token_arrived(self, note: AttemptNote | None, now: float) -> None:
-        """Record an attempt's first token once, though decode repeats it and may overtake prefill."""
+        """Record an attempt's first token, once: prefill and decode send it, and either message may arrive first."""
         if note is None or note.is_adopted or note.first_step_s is not None:
             return
         note.first_step_s = now
@@ -348,7 +349,7 @@ class Timeline:
                 self.second_token_s = now
 
     def _take_resumed(self, note: AttemptNote, now: float) -> None:
-        """Record that an answer continues, and the gap that its reader saw."""
+        """Record that a retry continues an answer after delivered tokens, and the gap that the client saw."""
         choice = note.choice or 0
         last_s = self.gaps.last_s(choice) or self.first_step_s or now
         note.stood_still_ms = (now - last_s) * 1e3
@@ -359,7 +360,7 @@ class Timeline:
     def take_decode_output(
         self, attempt_id: int, choice: int, offset: int, tokens: int, now: float, made: Made | None = None
     ) -> None:
-        """Record decode's tokens, of which token 0 repeats prefill's. `offset`: from the attempt's first token."""
+        """Record tokens from decode. `offset`: position of the first one in the attempt; token 0 repeats prefill's."""
         if offset <= 0 < offset + tokens:
             self._first_token_arrived(self._attempt(attempt_id), now)
         if made is not None and made.drafts is not NO_DRAFTS:
@@ -372,7 +373,7 @@ class Timeline:
 
 
 def stages(timeline: Timeline, now: float) -> Stages:
-    """Return the stages up to the end, or `now` while the request runs."""
+    """Return the durations of all stages. `now`: end of a request that is still running."""
     prefill, kv_received = timeline.prefill, None if timeline.is_overtaken else timeline.kv_received
     return Stages(
         ttft_ms=_between_ms(timeline.arrived_s, timeline.first_token_s),
@@ -380,7 +381,7 @@ def stages(timeline: Timeline, now: float) -> Stages:
         router_queue_ms=_between_ms(timeline.arrived_s, timeline.route_began_s),
         route_ms=_between_ms(timeline.route_began_s, timeline.sent_s),
         prefill_fetch_ms=prefill.fetch_ms if prefill else 0.0,
-        # Includes waits between chunks while other requests are computed.
+        # Includes waits between chunks, while the worker computes other requests.
         prefill_queue_ms=_prefill_queue_ms(prefill) if prefill else 0.0,
         prefill_ms=sum(prefill.chunk_ms) if prefill else 0.0,
         return_ms=_return_ms(timeline),
@@ -397,20 +398,20 @@ def _prefill_queue_ms(prefill: PrefillTimings) -> float:
 
 
 def _local_first_step_ms(timeline: Timeline) -> float:
-    """Return the second step's time if the decode worker computed the prompt, else 0."""
+    """Return the time between first and second token if the decode worker computed the prompt, otherwise 0."""
     if timeline.placement is None or timeline.placement.prefill is not None:
         return 0.0
     return _between_ms(timeline.resumed_step_s or timeline.first_step_s, timeline.second_token_s)
 
 
 def _return_ms(timeline: Timeline) -> float:
-    """Return the time in transit; all of it if prefill sent no timings."""
+    """Return the time from dispatch to first token, less the time on the worker if the worker has sent timings."""
     on_worker_ms = 0.0 if timeline.prefill is None else timeline.prefill.total_ms
     return _between_ms(timeline.sent_s, timeline.first_token_s or timeline.first_step_s) - on_worker_ms
 
 
 def transit_ms(timeline: Timeline) -> float:
-    """Return the time to the worker that computed the prompt and back."""
+    """Return the time of messages to and from the worker that computed the prompt; 0 if it sent no timings."""
     if timeline.prefill is None:
         return 0.0
     return _between_ms(timeline.sent_s, timeline.first_step_s) - timeline.prefill.total_ms
@@ -421,7 +422,7 @@ def _between_ms(begin_s: float | None, end_s: float | None) -> float:
 
 
 class AnswerInProgress(Protocol):
-    """Answer, or a wrapper of one."""
+    """Interface of an answer in progress, or of a wrapper around one."""
 
     @property
     def done(self) -> bool: ...
@@ -437,42 +438,42 @@ _POISON = "poison"
 
 class RequestOutcome(StrEnum):
     ANSWERED = "answered"
-    CANCELLED = "cancelled"  # the reader left
-    REFUSED = "refused"  # rejected before it was dispatched
+    CANCELLED = "cancelled"  # for a cause in `Leave`, such as a client that disconnected
+    REFUSED = "refused"  # rejected before dispatch to a worker
     FAILED = "failed"
 
 
 class Leave(StrEnum):
-    """Cause of a cancellation."""
+    """Cause of a request's cancellation."""
 
-    CLIENT = "client"  # cancelled the call or closed the connection
-    STALLED = "client_stalled"  # read nothing for too long
-    SUPERSEDED = "superseded"  # another stream of the same request continues
-    SIBLING = "sibling_failed"  # another prompt of the same call
+    CLIENT = "client"  # the client cancelled the call or closed the connection
+    STALLED = "client_stalled"  # the client read nothing for too long
+    SUPERSEDED = "superseded"  # another stream continues the same request
+    SIBLING = "sibling_failed"  # another prompt of the same call failed
     STOPPING = "router_stopped"
 
 
 @dataclass(slots=True)
 class CallReader:
-    """Reader of the answers to one call."""
+    """State of a client call that several requests may serve."""
 
     requests: int = 0
-    """Requests begun for it; a call that ends earlier is counted with none."""
+    """Number of requests that were begun for the call."""
     leaves: Leave = Leave.CLIENT
-    """Cause if it leaves early, set by whoever disconnects it."""
+    """Cause of a cancellation of its requests. Code that disconnects the client sets it first."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """End of a request."""
+    """How a request ended: outcome, reason and gRPC status."""
 
     outcome: RequestOutcome
-    reason: str = ""  # one lower-case word; empty if answered
+    reason: str = ""  # lower-case identifier; empty if the request was answered
     status: str = "OK"  # name of the gRPC status
 
     @property
     def error(self) -> str | None:
-        """Name of the gRPC status; None if answered."""
+        """Name of the gRPC status; None if the request was answered."""
         return None if self.outcome is RequestOutcome.ANSWERED else self.status
 
 
@@ -480,12 +481,15 @@ ANSWERED = RequestEnd(RequestOutcome.ANSWERED)
 
 
 def left(leaves: Leave) -> RequestEnd:
-    """Return the end of a cancelled request."""
+    """Return the end of a request that was cancelled for the cause `leaves`."""
     return RequestEnd(RequestOutcome.CANCELLED, leaves.value, "CANCELLED")
 
 
 def end_of(error: BaseException, dispatched: bool) -> RequestEnd:
-    """Return the end for an error; anything but a BatonError is a fault of the router. `dispatched`: to a worker."""
+    """Return the end of a request that raised `error`. An error that is not a BatonError is a fault of the router.
+
+    `dispatched`: whether the request was sent to a worker.
+    """
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return left(Leave.CLIENT)
     if not isinstance(error, BatonError):
@@ -500,7 +504,7 @@ def end_of(error: BaseException, dispatched: bool) -> RequestEnd:
 
 @dataclass(slots=True, eq=False)
 class RequestRecord:
-    """Record of a request, filled in as it proceeds. `identity`: of the trace's root span."""
+    """Record of a request, filled in as it proceeds. `identity`: trace and span id of the trace's root span."""
 
     operation: Operation
     parent: TraceContext | None
@@ -508,40 +512,40 @@ class RequestRecord:
     clock: WallClock
     timeline: Timeline
     model: str = ""
-    version: str = ""  # version of the weights
+    version: str = ""  # version of the weights that answer
     tenant: str = ""  # name of the caller's API key
     prepared: PreparedRequest | None = None
     finish_reasons: list[str] = field(default_factory=list)
-    ended_choices: list[int] = field(default_factory=list)  # choices in the order of finish_reasons
+    ended_choices: list[int] = field(default_factory=list)  # completed choices, in the order of finish_reasons
     is_streamed: bool = True
     summary: Summary | None = None
-    is_resumed: bool = False  # continues another stream
+    is_resumed: bool = False  # whether it continues an earlier stream of the same request
     answer: AnswerInProgress | None = None
     delivered_tokens: int = 0
-    end: RequestEnd | None = None  # None: running
-    gaps: GapSummary | None = None  # once completed, if decode sent two tokens
+    end: RequestEnd | None = None  # None: the request is running
+    gaps: GapSummary | None = None  # set when the request has completed, if it had a second token
 
-    salted: Held = NOWHERE  # blocks cached under another salt, once it has completed
+    salted: Held = NOWHERE  # prefix cached under another salt; set when the request has completed
 
     @property
     def name(self) -> str:
-        """Name of the trace's root, such as `chat tiny`."""
+        """Name of the trace's root span, such as `chat tiny`: operation and model."""
         return f"{self.operation.value} {self.model}".rstrip()
 
     @property
     def error(self) -> str | None:
-        """Name of the final status, None for OK."""
+        """Name of the final gRPC status; None for OK, and while the request runs."""
         return self.end.error if self.end is not None else None
 
     @property
     def prompt_tokens(self) -> int:
-        """Number of prompt tokens dispatched for this request, 0 for a resumed one."""
+        """Number of prompt tokens sent to workers for this request; 0 if it resumes another."""
         given = self.prepared is not None and self.timeline.attempts and not self.is_resumed
         return len(self.prepared.token_ids) if self.prepared is not None and given else 0
 
     @property
     def completion_tokens(self) -> int:
-        """Number of delivered tokens (generated ones if not streaming), without those before a resume."""
+        """Number of delivered tokens, or of generated tokens if not streaming. Tokens before a resume do not count."""
         non_streaming = self.prepared is not None and not self.prepared.streams
         return self.answer.completion_tokens if non_streaming and self.answer is not None else self.delivered_tokens
 

@@ -1,6 +1,6 @@
-"""Report of one request, from which `why`, `top`, the page and timelines are drawn, and the newest reports.
+"""Report of one request, the source of `why`, `top`, the web page and timelines; and the list of the newest reports.
 
-A report has no prompt and no answer.
+A report does not contain the prompt or the answer.
 """
 
 from collections import deque
@@ -16,23 +16,23 @@ from baton.router.trace.record import AttemptNote, GapSummary, RequestRecord, St
 from baton.router.types.events import NO_DRAFTS, Drafts
 from baton.router.types.response import Stages, bare_id
 
-KEPT_REPORTS = 512  # about 18 KiB each
-RUNNING_GAPS = 256  # newest token gaps of a running request
+KEPT_REPORTS = 512  # maximum number of reports of completed requests, about 18 KiB each
+RUNNING_GAPS = 256  # number of a running request's newest token gaps that its report counts
 SHOWN_STALLS = 8
 SHOWN_CAUSES = 6
 SHORTEST_PREFIX = 4
 
 
 class Phase(StrEnum):
-    """Phase of a running request. A completed one has an Outcome instead."""
+    """Phase of a running request. A completed request has a RequestOutcome instead."""
 
     QUEUED = "queued"
-    PREFILL = "prefill"  # dispatched to a worker
-    DECODE = "decode"  # first token received
+    PREFILL = "prefill"  # the request was sent to a worker
+    DECODE = "decode"  # the first token was received
 
 
 class StageTime(NamedTuple):
-    """Stage of a trace, nanoseconds since 1970."""
+    """Begin and end of a stage of a request, in nanoseconds since 1970."""
 
     name: str
     began_ns: int
@@ -41,31 +41,31 @@ class StageTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestReport:
-    """Report of a request, running or completed."""
+    """Report of a running or completed request."""
 
-    request_id: str  # empty: rejected before it had one
+    request_id: str  # empty: the request was rejected before it had an id
     trace_id: str
-    name: str  # name of the trace's root, such as "chat tiny"
+    name: str  # name of the trace's root span, such as "chat tiny"
     model: str
-    phase: str  # a Phase or an Outcome
-    reason: str  # one word, where it was not answered
-    status: str  # OK, or the name of the gRPC status
+    phase: str  # value of a Phase or a RequestOutcome
+    reason: str  # identifier of why it was not answered; empty if it was or is running
+    status: str  # name of the gRPC status; OK while the request runs
     arrived_s: float  # monotonic
-    ended_s: float | None  # None: running
+    ended_s: float | None  # None: the request is running
     attempts: int
-    prefill: str  # endpoint; empty where decode computed the prompt
-    decode: str  # endpoint; empty where no worker was chosen
-    prompt_tokens: int | None  # None: not counted yet
+    prefill: str  # endpoint of the prefill worker; empty: decode computed the prompt
+    decode: str  # endpoint of the decode worker; empty: no worker was chosen
+    prompt_tokens: int | None  # None: the prompt is not tokenised yet
     cached_tokens: int
-    generated_tokens: int | None  # delivered; None: rejected before any
+    generated_tokens: int | None  # delivered tokens; None: the prompt is not tokenised yet
     stages: Stages
     gaps: GapSummary | None
     clock: WallClock
     drafts: Drafts = NO_DRAFTS
     session_id: str = ""
     notes: tuple[AttemptNote, ...] = ()
-    salted: Held = NOWHERE  # blocks cached under another salt when it completed
-    stage_times: tuple[StageTime, ...] = ()  # once it has completed
+    salted: Held = NOWHERE  # prefix that was cached under another salt when the request completed
+    stage_times: tuple[StageTime, ...] = ()  # empty while the request runs
 
     @property
     def began_ns(self) -> int:
@@ -83,10 +83,10 @@ def report_of(
     fallback_id: str = "",
     spans: Sequence[FinishedSpan] = (),
 ) -> RequestReport:
-    """Return the report of a request at `now`, monotonic seconds.
+    """Return the report of a request as of `now`, in monotonic seconds.
 
-    `gaps`: between its tokens. `fallback_id`: id of a request that was rejected before it was prepared. `spans`: its
-    trace, the root first.
+    `gaps`: gaps between its tokens. `fallback_id`: its id if it was rejected before it was prepared. `spans`: spans of
+    its trace, beginning with the root.
     """
     timeline, prepared, placement = record.timeline, record.prepared, record.timeline.placement
     session = prepared.kept_session if prepared is not None else None
@@ -124,19 +124,19 @@ def _phase(timeline: Timeline) -> Phase:
 
 
 def gaps_so_far(gaps: TokenGaps) -> GapSummary | None:
-    """Return the gaps of the newest tokens without stalls, whose causes cost too much to find for every request."""
+    """Summarise the newest gaps of a running request, without stalls: finding their causes would cost too much."""
     newest = sorted(gaps.newest_ms(RUNNING_GAPS))
     return GapSummary(*quantiles(newest), newest[-1], (), 0) if newest else None
 
 
 def shown_stalls(gaps: GapSummary | None) -> Sequence[Stall]:
-    """Return the longest stalls, in order of time."""
+    """Return the SHOWN_STALLS longest stalls, in chronological order."""
     longest = sorted(gaps.stalls if gaps is not None else (), key=lambda stall: -stall.gap_ms)[:SHOWN_STALLS]
     return sorted(longest, key=lambda stall: stall.at_s)
 
 
 class RecentReports:
-    """Reports of the newest completed requests, whatever their outcome."""
+    """Reports of the newest completed requests, including failed and rejected ones."""
 
     def __init__(self, kept: int = KEPT_REPORTS) -> None:
         self._kept: deque[RequestReport] = deque(maxlen=kept)
@@ -145,15 +145,15 @@ class RecentReports:
         self._kept.append(report)
 
     def newest(self) -> Iterator[RequestReport]:
-        """Iterate from the newest to the oldest."""
+        """Iterate over the reports, newest first."""
         return reversed(self._kept)
 
     def since(self, wall_ns: int) -> list[RequestReport]:
-        """Return the requests that completed after `wall_ns`."""
+        """Return the reports of requests that completed at or after `wall_ns` (since 1970), oldest first."""
         return [each for each in self._kept if each.ended_ns >= wall_ns]
 
     def find(self, given: str) -> RequestReport | None:
-        """Return the newest request with exactly this id, else the one that `named` finds."""
+        """Return the report of the newest request with exactly this id, or else of the one that `named` finds."""
         exact = next((each for each in self.newest() if given and each.request_id == given), None)
         return exact or named(given, self.newest())
 
@@ -169,9 +169,9 @@ Found = TypeVar("Found", bound=Identified)
 
 
 def named(given: str, newest_first: Iterable[Found]) -> Found | None:
-    """Return the newest request with an id, bare or with an answer's prefix, or with a trace's id.
+    """Return the newest request that `given` identifies, as defined by `is_named`.
 
-    A prefix of at least SHORTEST_PREFIX characters suffices if only one request has it.
+    The first SHORTEST_PREFIX or more characters of an id suffice if only one request has them.
     """
     known = list(newest_first)
     exact = next((each for each in known if is_named(each.request_id, each.trace_id, given)), None)
@@ -183,5 +183,5 @@ def named(given: str, newest_first: Iterable[Found]) -> Found | None:
 
 
 def is_named(request_id: str, trace_id: str, given: str) -> bool:
-    """Return whether `given` is the request's id, bare or with an answer's prefix, or its trace's id."""
+    """Return whether `given` is the request's id (with or without the prefix of an answer's id) or its trace id."""
     return (bool(request_id) and request_id in (given, bare_id(given))) or trace_id == given

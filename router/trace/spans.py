@@ -1,6 +1,6 @@
-"""Trace of each completed request: its stages, from the router's clock and the workers' durations.
+"""Trace of each completed request: its stages, computed from the router's clock and durations that workers report.
 
-Root `text_completion {model}` or `chat {model}` with gen_ai.* attributes (docs/traces.md), and every stage in
+The root span `text_completion {model}` or `chat {model}` has gen_ai.* attributes (docs/traces.md), and every stage in
 milliseconds as `baton.*_ms`:
     baton.ttft_ms      = router_queue + route + prefill_fetch + prefill_queue + prefill + return
     baton.token_gap_ms = recovery + transfer_exposed + decode_admission + first_step
@@ -39,7 +39,7 @@ _STAGES = {stage.name: f"baton.{stage.name}" for stage in fields(Stages)}
 
 
 class ServerAddress(NamedTuple):
-    """Address of this router's gRPC port, also for requests over HTTP."""
+    """Address of this router's gRPC port. Traces of HTTP requests state it, too."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ RecordObserver = Callable[[RequestRecord], None]
 
 
 class Tracer:
-    """Writes the traces of completed requests; never blocks."""
+    """Writes the traces of completed requests. Its methods never block."""
 
     def __init__(
         self,
@@ -62,11 +62,11 @@ class Tracer:
         observers: Sequence[RecordObserver] = (),
         late_observers: Sequence[RecordObserver] = (),
     ) -> None:
-        """Create a tracer that names workers by `worker_id`. `delay`: of this router's event loop. `recent`: receives
-        the reports. `server`: this router's address once it listens.
+        """Create a tracer. `worker_id` returns the id of the worker at an endpoint. `delay` returns the delay of this
+        router's event loop. `recent`: receives the reports. `server` returns this router's address once it listens.
 
-        `observers` are called with a request when it completes, `late_observers` in the next event-loop iteration,
-        when its gaps and stalls are known.
+        `observers` are called with each request when it completes; `late_observers` are called in the next event-loop
+        iteration, when its gaps and stalls are known.
         """
         self._telemetry = telemetry
         self._bound, self._delay = bound or StallBound(), delay
@@ -76,14 +76,14 @@ class Tracer:
         self.recent = recent or RecentReports()
 
     def gaps_of(self, record: RequestRecord) -> GapSummary | None:
-        """Return the gaps so far, None before the second token from decode."""
+        """Return the summary of a request's gaps so far; None before its second token."""
         return record.gaps or gap_summary(record.timeline.gaps, self._bound, self._delay)
 
     def record(self, record: RequestRecord) -> None:
-        """Write a completed request soon."""
+        """Call the observers with a completed request, and write its trace in the next event-loop iteration."""
         for observe in self.observers:
             observe(record)
-        # Waiting requests get the released resources first.
+        # Not now, so that waiting requests first get the resources that this request has released.
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:
@@ -102,7 +102,7 @@ def request_spans(
     worker_id: Callable[[str], str] = str,
     server: ServerAddress | None = None,
 ) -> Iterator[FinishedSpan]:
-    """Yield the root, then the stages that the request reached. `now_s`: end of those that are open."""
+    """Yield the root span, then a span of each stage that the request reached. `now_s`: end of unfinished stages."""
     measured = stages(record.timeline, now_s)
     gaps = record.gaps
     clock = record.clock
@@ -159,12 +159,12 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
     yield _StageSpan("route.select", route_s, timeline.sent_s, _route_attributes(timeline))
     if timeline.prefill is None or timeline.first_step_s is None:
         return
-    # Only the round trip is known: half of it each way.
+    # Only the round trip is known, so half of it is assumed in each direction.
     begin_s = timeline.sent_s + max(0.0, transit_ms(timeline)) / 2e3
     if measured.prefill_fetch_ms > 0.0:
         begin_s, fetch_s = begin_s + measured.prefill_fetch_ms / 1e3, begin_s
         yield _StageSpan("prefill.fetch", fetch_s, begin_s, _fetch_attributes(timeline.prefill))
-    # All waiting is drawn before the first chunk, though some may have been between chunks.
+    # All waiting is shown before the first chunk, although some of it may have been between chunks.
     end_s = begin_s + measured.prefill_queue_ms / 1e3
     before_ms = timeline.prefill.queue_ms - timeline.prefill.fetch_ms
     yield _StageSpan("prefill.queue", begin_s, end_s, {"baton.before_first_chunk_ms": before_ms})
@@ -176,7 +176,7 @@ def _to_first_token(timeline: Timeline, measured: Stages, now_s: float) -> Itera
 
 
 def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None) -> Iterator[_StageSpan]:
-    """Yield decode's stages, from its first output backwards."""
+    """Yield the spans of decode's stages. Those up to its first output are computed backwards from that time."""
     kv_received, second_s = timeline.kv_received, timeline.second_token_s
     if timeline.first_step_s is not None and timeline.resumed_step_s is not None:
         yield _StageSpan("recovery", timeline.first_step_s, timeline.resumed_step_s)
@@ -193,13 +193,13 @@ def _decode_stages(timeline: Timeline, measured: Stages, gaps: GapSummary | None
         attributes = _gap_attributes(gaps) | _draft_attributes(timeline.drafts)
         yield _StageSpan("decode", second_s, timeline.last_token_s, attributes)
     if timeline.detokenise_ms and timeline.ended_s is not None:
-        # Many short pieces, drawn as one at the end.
+        # Detokenisation is spread over the answer, but shown as one span at the end.
         begin_s = timeline.ended_s - timeline.detokenise_ms / 1e3
         yield _StageSpan("detokenize", begin_s, timeline.ended_s, {"baton.detokenise_ms": timeline.detokenise_ms})
 
 
 def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str]) -> Iterator[_StageSpan]:
-    """Yield the attempts if one failed: workers, failure, and the client's wait for the next."""
+    """If an attempt failed, yield a span for each attempt: its workers, its failure, and the client's wait for it."""
     if not any(note.failed for note in timeline.notes):
         return
     for number, note in enumerate(timeline.notes, 1):
@@ -225,7 +225,7 @@ def _attempts(timeline: Timeline, now_s: float, worker_id: Callable[[str], str])
 
 
 def _request_attributes(record: RequestRecord, server: ServerAddress | None) -> dict[str, AttributeValue]:
-    """Return the request's attributes, without defaults, as the GenAI conventions demand."""
+    """Return the request's span attributes. As the GenAI conventions demand, defaults are left out."""
     attributes: dict[str, AttributeValue] = {
         "gen_ai.operation.name": record.operation.value,
         "gen_ai.provider.name": _PROVIDER,
@@ -289,7 +289,7 @@ def _result_attributes(record: RequestRecord, measured: Stages) -> dict[str, Att
 
 
 def finish_reasons(record: RequestRecord, choices: int) -> tuple[str, ...]:
-    """Return a reason per choice, `error` for one that did not finish."""
+    """Return the finish reason of each choice; `error` for a choice that did not finish."""
     by_choice = dict(zip(record.ended_choices, record.finish_reasons, strict=False))
     return tuple(by_choice.get(choice, "error") for choice in range(choices))
 
@@ -320,7 +320,7 @@ def _draft_attributes(drafts: Drafts) -> dict[str, AttributeValue]:
 
 
 def _stall_attributes(stall: Stall) -> Attributes:
-    """Return a stall with parallel lists: causes, times, requests to blame, details."""
+    """Return a stall's span attributes. The lists of causes, times, causing requests and details are parallel."""
     return {
         "baton.gap_ms": round(stall.gap_ms, 3),
         "baton.choice": stall.choice,
@@ -336,8 +336,8 @@ def _route_attributes(timeline: Timeline) -> dict[str, AttributeValue]:
     if timeline.placement is None:
         return {}
     attributes = {f"baton.route.{name}": value for name, value in timeline.placement._asdict().items()}
-    # The prediction is in the placement: *_hit_tokens.
-    # Stages may be those of the first attempt; the route is that of the last one.
+    # The placement has the predicted hits (*_hit_tokens); the measured hits are added. Both are of the last attempt,
+    # although the stages may be of an earlier one.
     measured = timeline.notes[-1] if timeline.notes else timeline
     prefill, kv_received = measured.prefill, measured.kv_received
     computed_by = "prefill" if timeline.placement.computes_for_others else "decode"
@@ -365,7 +365,7 @@ def _transfer_attributes(kv_received: KvReceived) -> dict[str, AttributeValue]:
         "baton.transfer.cached_tokens": kv_received.cached_tokens,
     }
     if kv_received.copy_ms > 0.0:
-        # bytes per ms is 1e3 bytes per s, 1e-6 GB per s
+        # 1 byte per ms = 1e3 bytes per s = 1e-6 GB per s
         attributes["baton.transfer.gb_per_s"] = kv_received.transferred_bytes / kv_received.copy_ms * 1e-6
         attributes["baton.transfer.overlapped_share"] = min(
             1.0, max(0.0, 1.0 - kv_received.exposed_ms / kv_received.copy_ms)

@@ -1,7 +1,8 @@
-"""Stalls of one request, each split into causes. Pure.
+"""Stalls (long gaps between tokens) of one request, and their causes. Pure.
 
-The router measures gaps between arrivals. The worker reports when it generated each token (only differences of its
-clock are used) and why one was late. The rest of a gap is transit: the event loops of worker and router, the network.
+The router measures the gaps between arrivals of tokens. The worker reports when it generated each token (only
+differences of its clock are used) and why a token was late. The rest of a gap is transit: the event loops of worker and
+router, and the network.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,9 @@ DelayBetween = Callable[[float, float], Delay]
 
 @dataclass(frozen=True, slots=True)
 class StallBound:
-    """Bound above which a gap is a stall: the larger of both fields."""
+    """Length above which a gap is a stall: the larger of `factor` times the usual gap and `least_ms`."""
 
-    factor: float = 2.0  # times the request's median gap
+    factor: float = 2.0  # multiple of the request's median pause between tokens
     least_ms: float = 20.0
 
     def above(self, usual_ms: float) -> float:
@@ -29,7 +30,7 @@ class StallBound:
 
 
 def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapSummary | None:
-    """Return the gaps' summary, None before the second token from decode."""
+    """Return the summary of a request's gaps, with its stalls; None without gaps."""
     ordered = sorted(gaps.each_ms)
     if not ordered:
         return None
@@ -42,7 +43,7 @@ def gap_summary(gaps: TokenGaps, bound: StallBound, delay: DelayBetween) -> GapS
 
 
 def _longest(gaps: Sequence[LongGap], above_ms: float) -> Sequence[LongGap]:
-    """Return the longest gaps above the bound, in order of time."""
+    """Return the MAX_STALLS longest of the gaps above `above_ms`, in chronological order."""
     stalls = sorted((gap for gap in gaps if gap.gap_ms > above_ms), key=lambda gap: -gap.gap_ms)
     return sorted(stalls[:MAX_STALLS], key=lambda gap: gap.ended_s)
 
@@ -55,7 +56,7 @@ def _stall(gap: LongGap, middle_ms: float, delay: DelayBetween) -> Stall:
 def _usual_and_parts(gap: LongGap, middle_ms: float, delay: Delay) -> tuple[float, list[CausePart]]:
     if gap.lost_worker is not None:
         return 0.0, [CausePart(StallCause.RECOVERY, gap.gap_ms, detail=gap.lost_worker)]
-    if gap.on_worker_ms is None:  # first gap of an adopted answer, or a worker without timings
+    if gap.on_worker_ms is None:  # first gap of an adopted answer, or the worker sent no timings
         usual_ms = min(middle_ms, gap.gap_ms)
         parts = _Parts(gap.gap_ms - usual_ms)
     else:
@@ -73,13 +74,13 @@ def _usual_and_parts(gap: LongGap, middle_ms: float, delay: Delay) -> tuple[floa
 
 @dataclass(slots=True)
 class _Parts:
-    """Causes of a gap, none larger than the unexplained rest."""
+    """Causes of a gap, found one after the other. Each gets at most the time that is still unexplained (`left_ms`)."""
 
     left_ms: float
     found: list[CausePart] = field(default_factory=list)
 
     def cut(self, ms: float) -> float:
-        """Take up to `ms` from the unexplained rest."""
+        """Subtract up to `ms` from the unexplained time, and return what was subtracted."""
         cut_ms = min(max(0.0, ms), self.left_ms)
         self.left_ms -= cut_ms
         return cut_ms
@@ -97,8 +98,8 @@ def _held(causes: Sequence[CausePart], held_ms: float) -> Iterator[CausePart]:
 
 
 def _of_worker(gap: LongGap, middle_ms: float, ms: float) -> tuple[float, list[CausePart]]:
-    """Split the worker's part of a gap, scaled down to `ms` if the token before arrived late."""
-    if gap.gap is None:  # too short on the worker to have causes
+    """Return the usual length and the causes of a gap on the worker, scaled to `ms` if the previous token was late."""
+    if gap.gap is None:  # the gap on the worker was too short for the worker to report causes
         usual_ms = min(middle_ms, ms)
         return usual_ms, [CausePart(StallCause.SLOWER, ms - usual_ms)]
     total_ms = gap.gap.usual_ms + sum(part.ms for part in gap.gap.causes)

@@ -9,7 +9,7 @@ class CoresUnavailable(Exception):
     """Error: this process may not run on the configured cores."""
 
 
-AUTOGROUP = Path("/proc/self/autogroup")  # present on kernels that share the CPU by session
+AUTOGROUP = Path("/proc/self/autogroup")  # exists on kernels that share CPU time between sessions
 
 
 def parse_cores(text: str) -> frozenset[int]:
@@ -44,7 +44,7 @@ def pin_process(cores: frozenset[int]) -> None:
 
 
 def lower_priority(nice: int) -> None:
-    """Lower the priority of this session. Does nothing if the process shares its session with others.
+    """Lower the CPU priority of this process's session, unless other processes share the session.
 
     Where Linux shares the CPU by session (autogroup), the nice values of threads do not count between sessions.
     """

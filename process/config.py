@@ -73,7 +73,7 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Parser of a field type that `_read` does not know. A repeatable flag passes a list of texts."""
+    """Parser of a field type that `_read` does not know. For a repeatable flag, `parse` gets a list of texts."""
 
     parse: Callable[[Any], Any]
     repeatable: bool = False
@@ -96,7 +96,7 @@ def variable_of(name: str) -> str:
 
 
 def flags_for(values: Mapping[str, Any]) -> list[str]:
-    """Return the command line that sets these fields; None: no flag."""
+    """Return the command-line flags that set these fields; a value of None needs no flag."""
     flags: list[str] = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -118,7 +118,7 @@ class FieldInfo:
     has_flag: bool = True
     former: str | None = None
     pattern: str | None = None
-    bounds: Mapping[str, float] = field(default_factory=dict)  # by name: gt, ge, lt, le
+    bounds: Mapping[str, float] = field(default_factory=dict)  # values of the bounds gt, ge, lt and le
 
     @property
     def flag(self) -> str:
@@ -159,7 +159,9 @@ class FieldInfo:
         return any(isinstance(mark, Reader) and mark.repeatable for mark in get_args(self.annotation))
 
     def read(self, given: Any) -> Any:
-        """Parse and check a text; check any other value. Raises: ValueError."""
+        """Parse and check a text or a list of texts; only check any other value. Return the value. Raises:
+        ValueError.
+        """
         return self.check(_read(self.annotation, given) if isinstance(given, str | list) else given)
 
     def check(self, value: Any) -> Any:
@@ -194,7 +196,7 @@ def Field(
 
 
 def field_of(config: "type[Settings]", name: str, default: Any) -> Any:
-    """Return the field of another configuration with another default."""
+    """Return a field of another configuration, with `default` instead of its own default."""
     return replace(config.fields[name], default=default)
 
 
@@ -209,7 +211,9 @@ def check(method: Method) -> Method:
 
 
 class Settings:
-    """Base of every configuration, frozen. A field without value takes that of its variable, else its default."""
+    """Base of every configuration, which is immutable. A field that is not given takes the value of its variable, else
+    its default.
+    """
 
     fields: ClassVar[dict[str, FieldInfo]] = {}
     _own_fields: ClassVar[dict[str, FieldInfo]] = {}
@@ -251,7 +255,7 @@ class Settings:
                     raise ConfigError(f"configuration: Value error, {error}") from error
 
     def _value_of(self, info: FieldInfo, given: dict[str, Any]) -> Any:
-        """Remove a field from `given` and return its value."""
+        """Remove a field from `given`, and return its value from flag, variable or former name."""
         flag, former_flag = given.pop(info.name, _REQUIRED), given.pop(_FORMER + info.name, _REQUIRED)
         variable, former = map(_set_variable, (info.variable, info.former_variable))
         found = {
@@ -293,7 +297,7 @@ def _set_variable(name: str | None) -> str | None:
 
 
 def _read(wanted: Any, text: Any) -> Any:
-    """Parse the text of a field. Raises: ValueError."""
+    """Parse the text of a field of type `wanted`. Raises: ValueError."""
     origin, choices = get_origin(wanted), get_args(wanted)
     if origin is Annotated:
         return _parsed(next(mark for mark in choices if isinstance(mark, Reader)), text)
@@ -454,7 +458,7 @@ class InternalTlsConfig(SecretConfig):
 
     @property
     def internal_tls(self) -> "InternalTls | None":
-        from baton.process.security.tls import InternalTls  # imports gRPC, which --help does not need
+        from baton.process.security.tls import InternalTls  # its gRPC is not needed for --help
 
         ca, certificate, key = self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key
         return InternalTls(ca, certificate, key) if ca and certificate and key else None
@@ -530,13 +534,15 @@ def read_config_or_exit(config_type: type[Config], program: str) -> Config:
 
 
 def log_notices(config: Settings) -> None:
-    """Log the configuration's warnings, once logging is configured."""
+    """Log the configuration's warnings. Call it once logging is configured."""
     for notice in config.notices:
         logger.warning("%s", notice)
 
 
 def check_variables(config: ProcessConfig, strict: bool) -> tuple[str, ...]:
-    """Return warnings about unknown variables; processes of `baton up` leave them to `up`. Raises: ConfigError."""
+    """Return warnings about unknown variables; none in processes of `baton up`, which warns itself. Raises: ConfigError
+    if `strict`.
+    """
     unknown = () if config.run_id else tuple(unknown_variables(os.environ))
     if unknown and strict:
         raise ConfigError("; ".join((*unknown, "refused by --strict-env (BATON_STRICT_ENV)")))

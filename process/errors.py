@@ -47,7 +47,7 @@ class BatonError(Exception):
 
     @property
     def log_text(self) -> str:
-        """Message for logs, without parts of prompts and answers."""
+        """Return the message for logs, without parts of prompts and answers."""
         return self.message
 
     @property
@@ -57,7 +57,7 @@ class BatonError(Exception):
 
 
 class InvalidArgument(BatonError):
-    """Error of a request's field. `field`: its path, for example `sampling.top_p`."""
+    """Error: a field of the request is invalid. `field`: path of the field, for example `sampling.top_p`."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
@@ -72,7 +72,7 @@ class InvalidArgument(BatonError):
 
     @property
     def log_text(self) -> str:
-        """Message for logs: the field alone, since the description may quote the client's input."""
+        """Return the message for logs: the field alone, since the description may quote the client's input."""
         return self.field if self.reason is None else f"{self.field}: {self.reason}"
 
     @property
@@ -82,7 +82,9 @@ class InvalidArgument(BatonError):
 
 
 class FailedPrecondition(BatonError):
-    """Error of a state. `field`: the condition that must change for the call to succeed."""
+    """Error: caller and server, or their states, do not match. `field`: the condition that must change for the call to
+    succeed.
+    """
 
     code = grpc.StatusCode.FAILED_PRECONDITION
 
@@ -106,21 +108,21 @@ class _WithReason(BatonError):
 
 
 class Unauthenticated(_WithReason):
-    """Error of a missing or unknown API key. `reason`: MISSING_API_KEY or INVALID_API_KEY; the message never contains
-    the key.
+    """Error: the API key is missing or unknown. `reason`: MISSING_API_KEY or INVALID_API_KEY; the message never
+    contains the key.
     """
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDenied(_WithReason):
-    """Error of a key that does not allow the call. `reason`: one upper-case word, for example `NOT_ADMIN`."""
+    """Error: the API key does not allow the call. `reason`: one upper-case word, for example `NOT_ADMIN`."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class NotFound(BatonError):
-    """Error of an unknown resource. `resource_type`: for example `model`."""
+    """Error: the requested resource is unknown here. `resource_type`: kind of resource, for example `model`."""
 
     code = grpc.StatusCode.NOT_FOUND
 
@@ -139,7 +141,7 @@ class NotFound(BatonError):
 
 
 class ResourceExhausted(BatonError):
-    """Error of exhausted capacity. `cause`: the limit, for counters."""
+    """Error: capacity is exhausted. `cause`: name of the exhausted limit, for counters."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
@@ -154,7 +156,7 @@ class ResourceExhausted(BatonError):
 
 
 class RateLimited(ResourceExhausted):
-    """Error of a caller that has used what its key allows, not of capacity. `limit`: a field of KeyLimits."""
+    """Error: the caller has used up a limit of its API key. `limit`: name of a field of KeyLimits."""
 
     reason = "RATE_LIMITED"
 
@@ -165,7 +167,7 @@ class RateLimited(ResourceExhausted):
 
 
 class Unavailable(BatonError):
-    """Error of a service that is not available. `reason`: one upper-case word, for example `WORKER_LOST`, `DRAINING`,
+    """Error: the service is not available. `reason`: one upper-case word, for example `WORKER_LOST`, `DRAINING`,
     `NOT_READY`.
     """
 
@@ -178,7 +180,7 @@ class Unavailable(BatonError):
 
 
 class Aborted(_WithReason):
-    """Error of an aborted stream. `reason`: one upper-case word, for example `SUPERSEDED`."""
+    """Error: the stream was aborted. `reason`: one upper-case word, for example `SUPERSEDED`."""
 
     code = grpc.StatusCode.ABORTED
 
@@ -217,7 +219,7 @@ async def abort_with(context: "grpc.aio.ServicerContext[Message, Message]", erro
         from grpc_status import rpc_status
 
         details = error.details
-    except ModuleNotFoundError:  # bare machine: worker without router
+    except ModuleNotFoundError:  # a machine with workers only, without the router's packages
         await _abort(context, error, ())
     packed = [AnyMessage() for _ in details]
     for box, detail in zip(packed, details, strict=True):
@@ -234,7 +236,7 @@ async def _abort(
 ) -> NoReturn:
     try:
         await context.abort(error.code, error.message, metadata)
-    except grpc.aio.InternalError as gone:  # cancelled call, of which gRPC learns a moment later
+    except grpc.aio.InternalError as gone:  # the call was cancelled; gRPC learns of it a moment later
         raise asyncio.CancelledError("the connection of the call was closed") from gone
 
 
@@ -258,10 +260,10 @@ def _retry_info(retry_after_s: float) -> Message:
 def release_frames(error: BaseException) -> None:
     """Drop the tracebacks of a handled exception and its causes, with all that their frames refer to.
 
-    A refused prompt may have megabytes; frames and exceptions refer to each other, so that it would stay in memory
+    A refused prompt may have megabytes. Frames and exceptions refer to each other, so the prompt would stay in memory
     until a full garbage collection.
     """
     cause: BaseException | None = error
-    while cause is not None and cause.__traceback__ is not None:  # ends if causes refer to each other
+    while cause is not None and cause.__traceback__ is not None:  # also ends if causes refer to each other
         cause.__traceback__ = None
         cause = cause.__cause__ or cause.__context__

@@ -20,5 +20,5 @@ def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:
 
 
 def shown(text: str, keeps: str = "") -> str:
-    """Return the text with escapes such as \x1b for control characters, except those in `keeps`."""
+    """Return the text with escapes such as `\\x1b` for control characters, except those in `keeps`."""
     return _UNSHOWN.sub(lambda found: found[0] if found[0] in keeps else ascii(found[0])[1:-1], text)

@@ -32,11 +32,11 @@ from typing import Protocol
 from baton import child_environment
 from baton.process.serving.signals import leave_signals_to_parent
 
-LIMIT_S = 20.0  # wall time of one question
-START_S = 60.0  # start of a process on a busy machine
+LIMIT_S = 20.0  # longest wall time of one question
+START_S = 60.0  # longest start of a process, on a busy machine
 MAX_WAITING_BYTES = 64 << 20
-NICENESS = 10  # large requests yield to clients that wait for one token
-MORE_MEMORY_BYTES = 1 << 30  # address space in addition to that at the start
+NICENESS = 10  # nice value of helper processes, whose work yields to requests that wait for a token
+MORE_MEMORY_BYTES = 1 << 30  # address space of a helper process in addition to that at its start
 _LENGTH_BYTES = 8
 _STOP_S = 1.0
 _NO_MEMORY_EXIT = 12  # exit code after a MemoryError
@@ -62,7 +62,7 @@ class Failure(Enum):
 
 
 class HelperFailed(RuntimeError):
-    """Error: a question has no answer."""
+    """Error: a helper process gave no answer. `failure`: reason."""
 
     def __init__(self, message: str = "", failure: Failure = Failure.LOST) -> None:
         super().__init__(message)
@@ -82,7 +82,7 @@ class HelperBusy(RuntimeError):
 
 
 class Asks(Protocol):
-    """Interface of a Helper."""
+    """Interface for questions to helper processes, implemented by `Helper`."""
 
     async def ask(self, parts: Sequence[Buffer]) -> bytearray: ...
 
@@ -90,7 +90,7 @@ class Asks(Protocol):
 
 
 class Helper:
-    """Pool of helper processes of one kind; the second one starts when the first is busy. Close it."""
+    """Pool of helper processes of one kind; another one starts when the running ones are busy. Close it after use."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Helper:
         self.waiting_bytes = 0
 
     async def ask(self, parts: Sequence[Buffer]) -> bytearray:
-        """Return the answer to one frame, given in parts. Raises: HelperFailed, HelperBusy."""
+        """Return the answer to one question, whose frame is given in parts. Raises: HelperFailed, HelperBusy."""
         size = sum(map(len, parts))
         if self.waiting_bytes + size > self._max_waiting_bytes:
             raise HelperBusy(f"{self.waiting_bytes} bytes of {self._max_waiting_bytes} are queued already")
@@ -124,7 +124,7 @@ class Helper:
             self.waiting_bytes -= size
 
     def ask_here(self, parts: Sequence[Buffer]) -> bytearray:
-        """Return the answer to one frame on the calling thread. Raises: HelperFailed."""
+        """Wait for the answer to one question on the calling thread, and return it. Raises: HelperFailed."""
         process = self._idle.get()
         try:
             return process.ask(parts, self.limit_s)
@@ -139,8 +139,8 @@ class Helper:
 
 
 class HelperProcess:
-    """Helper process, started by its first question and again after a failure. One thread at a time asks, any may
-    close.
+    """Helper process, started by its first question and again after a failure. Only one thread at a time may call
+    `ask`; any thread may call `close`.
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
@@ -156,7 +156,7 @@ class HelperProcess:
         return None if self._running is None else self._running.popen.pid
 
     def ask(self, parts: Sequence[Buffer], limit_s: float) -> bytearray:
-        """Return the answer to one frame, within `limit_s` of wall time once the process has started.
+        """Return the answer to one question, within `limit_s` of wall time once the process has started.
 
         Raises: HelperFailed.
         """
@@ -172,7 +172,7 @@ class HelperProcess:
             raise HelperFailed(f"{self._module}: timeout after {limit_s:g} s", Failure.WALL) from error
         except (OSError, EOFError) as error:
             answered, failure = self._answered, _failure(self._end(_STOP_S))
-            if failure is Failure.MEMORY and answered:  # memory of earlier questions may have filled it
+            if failure is Failure.MEMORY and answered:  # earlier questions may have filled it: ask a new process
                 return self.ask(parts, limit_s)
             raise HelperFailed(f"{self._module}: {failure.name}: {error or type(error).__name__}", failure) from error
         self._answered += 1
@@ -196,7 +196,7 @@ class HelperProcess:
                     start_new_session=True,
                 )
             self._running, self._answered = _Running(popen, ours), 0
-            weakref.finalize(self, self._running.end)  # ends the process with its owner or the interpreter
+            weakref.finalize(self, self._running.end)  # ends the process when its owner or the interpreter ends
             fault = _receive(ours, time.monotonic() + START_S).decode()
         except (OSError, EOFError) as error:
             self._end()
@@ -214,7 +214,7 @@ class HelperProcess:
 
 
 class _Running:
-    """Running process and this end of its socket."""
+    """Running helper process, and the parent's end of the socket."""
 
     def __init__(self, popen: subprocess.Popen[bytes], ours: socket.socket) -> None:
         self.popen = popen
@@ -257,7 +257,8 @@ def answer_frames(
     """Answer frames until standard input ends; return the exit code. Runs in the helper process.
 
     An exception of `answer` ends the process, and so fails the question. `cpu_s`: CPU time per question, of all
-    threads. `memory_bytes`: address space in addition to the present one. With a `fault`, it only reports that.
+    threads. `memory_bytes`: address space in addition to the present one. `fault`: reason why the process cannot
+    answer, which is only sent to the parent.
     """
     leave_signals_to_parent()
     os.nice(niceness)

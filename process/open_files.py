@@ -7,12 +7,12 @@ OWN_FILES = 128
 
 
 def raise_limit() -> None:
-    """Raise the soft limit to the hard limit of the system. Child processes inherit it."""
+    """Raise the soft limit of open files to the hard limit. Child processes inherit it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def connections_within(wanted: int) -> int:
-    """Return how many of the wanted connections fit into the limit."""
+    """Return the number of connections, at most `wanted`, that fit into the limit of open files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return wanted if limit == resource.RLIM_INFINITY else max(0, min(wanted, limit - OWN_FILES))

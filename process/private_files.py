@@ -26,12 +26,12 @@ def append_private(path: Path, content: bytes, max_bytes: int | None = None) -> 
         if max_bytes is not None and file.tell() >= max_bytes:
             fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # not renamed by another process meanwhile
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # no other process has renamed it meanwhile
                     path.replace(older(path))
 
 
 def older(path: Path) -> Path:
-    """Return the path of the content that precedes that of `path`."""
+    """Return the path to which `append_private` renames a full file: its content precedes that of `path`."""
     return path.with_name(f"{path.name}.1")
 
 

@@ -130,11 +130,13 @@ def endpoint(value: str) -> str | None:
 
 
 class Bounds:
-    """Bounds of messages. `rules`: by `Message.field`; for a list of messages, the number of entries."""
+    """Bounds of messages' fields. `rules`: rule of each field, by `Message.field`; for a list of messages, the rule of
+    its length.
+    """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
         self._rules = rules
-        self._plans: dict[str, dict[int, Rule]] = {}  # by message and field number
+        self._plans: dict[str, dict[int, Rule]] = {}  # rules by message name and field number
 
     def check(self, message: Message | None) -> None:
         """Check a message; None stands for one that gRPC could not parse. Raises: OutOfBounds."""

@@ -37,7 +37,7 @@ class LinkViolation(Exception):
 
 
 class LinkChannel(Generic[Message]):
-    """State of one end: its unacknowledged messages, and the highest number it has received."""
+    """State of one end of a link: its unacknowledged messages, and the highest number that it has received."""
 
     def __init__(self, max_unacknowledged: int) -> None:
         self._max_unacknowledged = max_unacknowledged
@@ -47,11 +47,11 @@ class LinkChannel(Generic[Message]):
 
     @property
     def last_received(self) -> int:
-        """Highest number up to which all messages were received, to be acknowledged; 0 before the first."""
+        """Return the highest number up to which all messages were received; 0 before the first message."""
         return self._last_received
 
     def number(self, message: Message) -> int:
-        """Keep a message for sending and return its number.
+        """Give a message the next number, and keep it until it is acknowledged. Return the number.
 
         Raises: LinkOverflow if `max_unacknowledged` messages are kept already.
         """

@@ -29,7 +29,7 @@ class Greeting(Protocol):
 
 
 class LinkCommand(Protocol):
-    """Message from the router. `number` is 0 for a bare acknowledgement, and if it contains `commands`."""
+    """Message from the router. `number` is 0 if the message only acknowledges, or if it contains `commands`."""
 
     @property
     def number(self) -> int: ...
@@ -71,7 +71,7 @@ async def serve_connection(
     outbox = link.outbox
     if outbox is None:
         raise RuntimeError("a link that has just connected has an outbox")
-    reader = asyncio.create_task(_read(link, outbox, commands, on_command))  # starts when this function awaits
+    reader = asyncio.create_task(_read(link, outbox, commands, on_command))  # runs when this function awaits
     try:
         _acknowledge(link, greeting.received if resumed else 0)
         first = welcome(resumed, link.channel.last_received)
@@ -83,7 +83,7 @@ async def serve_connection(
         if reader.done():
             reader.result()  # raises an error of the reader
     finally:
-        hub.disconnect(link, outbox)  # before any await, in case of a second cancellation
+        hub.disconnect(link, outbox)  # called before any await, which a second cancellation would end
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 

@@ -79,8 +79,8 @@ class Outbox(Generic[Message]):
 
 @dataclass(eq=False)
 class RouterLink(Generic[Message]):
-    """Link with one router. `send` is numbered and survives a reconnect. `send_lossy` does not, but keeps the order of
-    messages. `send_latest` is for reports, of which the next one replaces the previous one.
+    """Link with one router. Messages of `send` are numbered and survive a reconnect; messages of `send_lossy` do not,
+    but keep their order. `send_latest` is for reports: each replaces a previous one that is still queued.
     """
 
     router_id: bytes
@@ -94,7 +94,7 @@ class RouterLink(Generic[Message]):
         return int.from_bytes(self.router_id[:8], "little")
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises: LinkOverflow if the router has left too much unacknowledged."""
+        """Send a numbered message. Raises: LinkOverflow if the router has left too many messages unacknowledged."""
         if self.ended:
             return
         message.number = self.channel.number(message)
@@ -133,7 +133,7 @@ class LinkHub(Generic[Message]):
         self._max_unacknowledged = max_unacknowledged
         self._on_end = on_end
         self._links: dict[bytes, RouterLink[Message]] = {}
-        self._connections: dict[Outbox[Message], None] = {}  # in the order of connecting
+        self._connections: dict[Outbox[Message], None] = {}  # outboxes of open connections, oldest first
         self._disconnected = asyncio.Event()
         self.closed = False
 
@@ -161,7 +161,9 @@ class LinkHub(Generic[Message]):
         return link, resumed
 
     def disconnect(self, link: RouterLink[Message], outbox: Outbox[Message]) -> None:
-        """Record the end of a connection. Its link waits for the next one, unless that has come already."""
+        """Record the end of a connection. The link waits for the next connection, unless one has replaced this one
+        already.
+        """
         outbox.close()
         self._connections.pop(outbox, None)
         self._disconnected.set()
@@ -199,7 +201,7 @@ class LinkHub(Generic[Message]):
     async def delivered(self, timeout_s: float) -> None:
         """Wait until the connected routers have acknowledged all messages, for `timeout_s` at most.
 
-        A router that is sending when its connection closes may never read the messages before.
+        Without this wait, a router that is sending when its connection closes might never read its last messages.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -209,7 +211,7 @@ class LinkHub(Generic[Message]):
             logger.warning("a router did not acknowledge its last messages within %g s", timeout_s)
 
     async def close(self, timeout_s: float) -> None:
-        """Close all links, because the worker stops, after `timeout_s` at most for sending queued messages."""
+        """Close all links, because the worker stops. Queued messages are sent before, for `timeout_s` at most."""
         self.closed = True
         for outbox in self._connections:
             outbox.finish()

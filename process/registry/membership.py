@@ -55,7 +55,7 @@ class MembershipView:
         return self.workers != before
 
     def lost_contact(self) -> None:
-        """Record that the registry did not respond: this time counts against no worker."""
+        """Record that the registry did not respond; the time without it counts against no worker."""
         self._missing_since.clear()
 
     def _forget_missing(self, present: set[str], now: float) -> None:
@@ -73,7 +73,7 @@ def open_registry(redis_url: str | None, namespace: str, secret: ClusterSecret |
 
 @dataclass(frozen=True)
 class Epoch:
-    """Number of one life of a worker; unless `from_clock`, it is higher than those of earlier lives."""
+    """Number of one life of a worker. It is higher than the numbers of earlier lives, unless it is `from_clock`."""
 
     number: int
     from_clock: bool = False
@@ -99,10 +99,10 @@ _NOT_YET = "not asked yet"
 
 
 class _Polling(ABC):
-    """Periodic exchange with the registry until it is complete, or this is closed. Owns the registry.
+    """Periodic exchange with the registry, until no more steps are needed or until closed. Owns the registry.
 
-    Stopped by an event, not by cancellation: redis-py 8.1 often loses a cancellation that arrives with a response, so
-    that the task would never end. A running step is waited for; it is bounded.
+    An event stops it, not a cancellation: redis-py 8.1 often loses a cancellation that arrives with a response, so that
+    the task would never end. `close` waits for a running step, whose duration is bounded.
     """
 
     consequence: str
@@ -167,9 +167,9 @@ class _Polling(ABC):
 class Registration(_Polling):
     """Announcement of one worker, renewed until closed. While Redis is not reachable, every period retries.
 
-    If the epoch is from a clock that went back, it looks like an earlier process's. It is replaced by one of the
-    registry if no other process has this worker's name; the name of a dead process is free after `ttl_s`. `on_fenced`
-    is called once if another process has the name; then renewal ends.
+    An epoch from a clock that went back looks like that of an earlier process. An epoch of the registry replaces it if
+    no other process has this worker's name; the name of a dead process is free after `ttl_s`. `on_fenced` is called
+    once if another process has the name; then renewal ends.
     """
 
     consequence = "worker not announced in the registry; routers that do not know it send it nothing"
@@ -188,7 +188,7 @@ class Registration(_Polling):
         self._ttl_s = ttl_s
         self._announced: WorkerRecord | None = None
         self._other_since: float | None = None  # when another process was first seen with the name
-        self.announced = asyncio.Event()  # set once
+        self.announced = asyncio.Event()  # set by the first announcement, never cleared
         self.announce_as(record, epoch)
 
     def announce_as(self, record: WorkerRecord, epoch: Epoch) -> None:
@@ -211,8 +211,8 @@ class Registration(_Polling):
         if await self._registry.announce(record) is Announced.ACCEPTED:
             self._announced, self._other_since = record, None
             self.announced.set()
-            if record is self.record:  # not replaced meanwhile
-                self._epoch = Epoch(epoch.number)  # accepted, so it orders this life now
+            if record is self.record:  # `announce_as` has not replaced it meanwhile
+                self._epoch = Epoch(epoch.number)  # the registry accepted it: it is higher than earlier epochs
             return True
         if record is not self.record or (epoch.from_clock and await self._outlasts(record, epoch)):
             return True
@@ -233,13 +233,13 @@ class Registration(_Polling):
             return now - self._other_since <= self._ttl_s
         number = await self._registry.take_epoch(epoch.number)
         logger.info("%s has epoch %d in the registry, and %d in its links", record.worker_id, number, epoch.number)
-        if record is self.record:  # not replaced meanwhile
+        if record is self.record:  # `announce_as` has not replaced it meanwhile
             self.announce_as(record, Epoch(number))
         return True
 
 
 class Membership(_Polling):
-    """Workers in Redis, polled. While Redis is not reachable or not writable, the last view stays."""
+    """List of workers, polled from Redis. While Redis is not reachable or not writable, the last list stays."""
 
     consequence = "registry does not respond; keeping the known workers"
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TTL_MS = 3000
 NO_SECRET = "none"
 _FENCE_TTL_MS = 3_600_000
-_CALL_S = 1.0  # bounds redis-py's nested retries, which would take 3 s
+_CALL_S = 1.0  # longest call; redis-py's nested retries would take 3 s
 _CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a TLS handshake takes several round trips
 
 # Numbers in Lua are doubles. Epochs are milliseconds or small counters below 2**53; any other value counts as 0 and
@@ -105,8 +105,8 @@ class Announced(Enum):
 
 
 class RedisClient:
-    """Client of one namespace on one Redis, connected at first use. Every call ends within `call_s`, or raises
-    RegistryUnavailable.
+    """Client of one namespace on one Redis, connected at first use. Every call returns or raises RegistryUnavailable
+    within `call_s`.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class RedisClient:
 
 
 class RedisRegistry(RedisClient):
-    """Registry of workers. Every call ends within a second, or raises RegistryUnavailable."""
+    """Registry of workers. Every call returns or raises RegistryUnavailable within a second."""
 
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
@@ -166,7 +166,7 @@ class RedisRegistry(RedisClient):
         self._marks = {self._mark}  # marks of clusters that were logged already
 
     async def take_epoch(self, proposed: int) -> int:
-        """Return the higher of `proposed` and one more than the highest epoch so far."""
+        """Return a new highest epoch: `proposed`, or one more than the previous highest if that is higher."""
         return int(await self.script(_TAKE_EPOCH, [self.key("epoch")], [proposed]))
 
     async def announce(self, record: WorkerRecord) -> Announced:
@@ -183,7 +183,7 @@ class RedisRegistry(RedisClient):
         await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """Return all live records. Unreadable records, of other versions, are left out, and the log names their keys.
+        """Return all live records. Records that this version cannot read are left out, and the log names their keys.
 
         Raises: RegistryUnavailable, also if Redis is not writable.
         """
@@ -203,7 +203,7 @@ class RedisRegistry(RedisClient):
         return tuple(records)
 
     def _tell_of_others(self, marks: Sequence[str]) -> None:
-        """Log each other cluster in this namespace once: it may be meant to be this one."""
+        """Log each other cluster in this namespace once: its processes may be meant to belong to this cluster."""
         if new := set(marks) - self._marks:
             self._marks |= new
             logger.warning(

@@ -74,7 +74,7 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class ResponseBounds:
-    """ResponseBounds of stored responses. `per_owner`: records, 0 stores none."""
+    """Limits of stored responses. `per_owner`: number of records per owner; 0: none is stored."""
 
     ttl_s: float
     per_owner: int
@@ -83,7 +83,7 @@ class ResponseBounds:
 
 
 class RedisResponses(RedisClient):
-    """Stored responses. Every call ends within half a second, or raises RegistryUnavailable."""
+    """Store of responses. Every call returns or raises RegistryUnavailable within half a second."""
 
     def __init__(
         self, redis_url: str, namespace: str, bounds: ResponseBounds, secret: ClusterSecret | None = None

@@ -1,9 +1,9 @@
-"""Data that the routers of a cluster share on Redis or Valkey, as bytes: shares of workers, the journal of running
-requests, the adapter list.
+"""Data that the routers of a cluster share on Redis or Valkey, as bytes: each router's load record, the journal of
+running requests, the adapter list.
 
     baton:{NAMESPACE}:routers        set of router ids; readers prune it
-    baton:{NAMESPACE}:router:ID      newest share of that router; expires after SHARE_TTL_MS
-    baton:{NAMESPACE}:planner        router that may change roles now; expires with its lease
+    baton:{NAMESPACE}:router:ID      newest load record of that router; expires after SHARE_TTL_MS
+    baton:{NAMESPACE}:planner        router that may change workers' roles; expires with its lease
     baton:{NAMESPACE}:journal:KEY    running request: 16 bytes of the router that serves it, then its record;
                                      expires with the request's deadline
     baton:{NAMESPACE}:adapters       adapters added while the cluster runs: version, a space, the list
@@ -78,8 +78,8 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class JournalChange:
-    """Change of one record. `value` None: change only its time to live. `seize`: also change another router's
-    record.
+    """Change of one journal record. `value` None: change only its time to live. `seize`: also change a record that
+    another router owns.
     """
 
     key: str
@@ -89,8 +89,8 @@ class JournalChange:
 
 
 class RedisShares(RedisClient):
-    """Exchange of this router's share with those of the others. Every call ends within half a second, or raises
-    RegistryUnavailable.
+    """Exchange of the routers' load records: load, placements and use of API keys. Every call returns or raises
+    RegistryUnavailable within half a second.
     """
 
     def __init__(self, redis_url: str, namespace: str, router_id: str, secret: ClusterSecret | None = None) -> None:
@@ -98,7 +98,7 @@ class RedisShares(RedisClient):
         self._id = router_id
 
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Write this router's share for SHARE_TTL_MS; return the shares of the others."""
+        """Write this router's load record, which expires after SHARE_TTL_MS; return those of the other routers."""
         keys = [self.key(f"router:{self._id}"), self.key("routers")]
         arguments: list[str | int | bytes] = [self._id, self.seal(keys[0], share), SHARE_TTL_MS, self.key("router:")]
         found = await self.script(_EXCHANGE, keys, arguments)
@@ -106,7 +106,7 @@ class RedisShares(RedisClient):
         return tuple(other for other in others if other is not None)
 
     async def lease(self, ttl_ms: int) -> bool:
-        """Return whether this router may change roles for the next `ttl_ms`."""
+        """Return whether this router may change workers' roles for the next `ttl_ms`."""
         return bool(await self.script(_LEASE, [self.key("planner")], [self._id, ttl_ms]))
 
     async def close(self) -> None:
@@ -121,13 +121,15 @@ class RedisShares(RedisClient):
 
 
 class RedisAdapters(RedisClient):
-    """An `AdapterStore`. Every call ends within half a second, or raises RegistryUnavailable."""
+    """An `AdapterStore` on Redis. Every call returns or raises RegistryUnavailable within half a second."""
 
     def __init__(self, redis_url: str, namespace: str, secret: ClusterSecret | None = None) -> None:
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
 
     async def read(self) -> tuple[int, bytes] | None:
-        """Return version and list; None if there is none. Raises: ValueError for a version that is not a number."""
+        """Return version and content of the stored adapter list; None without one. Raises: ValueError for a version
+        that is not a number.
+        """
         key = self.key("adapters")
         stored: bytes | None = await self.run(self.redis.get(key))
         if stored is None:
@@ -136,28 +138,32 @@ class RedisAdapters(RedisClient):
         return int(version), self.unseal(key, value) or b""
 
     async def discard(self) -> str:
-        """Delete an unreadable record, which routers write again. Return its key."""
+        """Delete an unreadable adapter list, which routers write again. Return its key."""
         key = self.key("adapters")
         await self.run(self.redis.delete(key))
         return key
 
     async def write(self, version: int, value: bytes) -> bool:
-        """Write a list; return False if one of that version or a newer one is stored."""
+        """Store an adapter list; return False if a list of this version or a newer one is stored."""
         key = self.key("adapters")
         return bool(await self.script(_WRITE_ADAPTERS, [key], [version, self.seal(key, value), newest_version()]))
 
 
 class RedisJournal(RedisClient):
-    """Journal of one router. Every call ends within half a second, or raises RegistryUnavailable."""
+    """One router's journal of running requests. Every call returns or raises RegistryUnavailable within half a
+    second.
+    """
 
     def __init__(self, redis_url: str, namespace: str, router_id: bytes, secret: ClusterSecret | None = None) -> None:
-        """Create a journal. `router_id`: ROUTER_ID_BYTES, of this process."""
+        """Create a journal. `router_id`: id of this process, of ROUTER_ID_BYTES bytes."""
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._router_id = router_id
-        self._write = self.redis.register_script(_WRITE)  # sent by its digest
+        self._write = self.redis.register_script(_WRITE)  # sent to Redis as a digest, not as text
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """Write all changes together; return the keys of unchanged records that another router owns now."""
+        """Write all changes together; return the keys of records that were not changed, because another router owns
+        them now.
+        """
         keys = [self.key(f"journal:{change.key}") for change in changes]
         arguments: list[str | int | bytes] = [self._router_id]
         for key, change in zip(keys, changes, strict=True):
@@ -167,7 +173,7 @@ class RedisJournal(RedisClient):
         return tuple(changes[number - 1].key for number in seized)
 
     async def read(self, key: str) -> bytes | None:
-        """Return the record of any router; None if there is none."""
+        """Return a request's record, whichever router owns it; None without one."""
         name = self.key(f"journal:{key}")
         value: bytes | None = await self.run(self.redis.get(name))
         return None if value is None else self.unseal(name, value[ROUTER_ID_BYTES:])

@@ -34,7 +34,7 @@ _PORT_TRIES = 100
 
 
 class RedisServerError(Exception):
-    """Error: no server program was found, or it did not start to respond."""
+    """Error: no server program was found, or the started server did not respond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,5 +151,5 @@ def answers(port: int, process_id: int) -> bool:
             connection.sendall(b"INFO server\r\n")
             size = int(answer.readline().removeprefix(b"$"))
             return b"process_id:%d" % process_id in answer.read(size).split()
-    except (OSError, ValueError):  # no server, a loading one, or none of Redis
+    except (OSError, ValueError):  # no server, one that is still loading, or one that is not Redis
         return False

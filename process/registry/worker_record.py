@@ -31,9 +31,9 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """Record of a worker. Without `epoch` and `fingerprint` if the worker is in a fixed list: its link reports them.
+    """Record of a worker. A worker in a fixed list has no `epoch` and `fingerprint` here: its link reports them.
 
-    `epoch` is the registry's; a link's may be lower if it was opened while there was no registry.
+    `epoch` is that of the registry; the epoch of a link may be lower if the worker started without a registry.
     """
 
     worker_id: str
@@ -80,7 +80,9 @@ class WorkerRecord:
 
 
 def _author(fields: object) -> str:
-    """Return the author of an unreadable record with its versions, as far as the record names them."""
+    """Describe the worker that wrote an unreadable record, and its versions, for an error; empty if the record names
+    none.
+    """
     if not isinstance(fields, dict) or not isinstance(fields.get("worker_id"), str):
         return ""
     release, protocol = fields.get("release", ""), fields.get("protocol", 0)
@@ -89,7 +91,9 @@ def _author(fields: object) -> str:
 
 
 def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
-    """Parse fixed workers, `prefill@host:port,decode@host:port`, whose ids are these texts. Raises: ValueError."""
+    """Parse fixed workers, `prefill@host:port,decode@host:port`. Each worker's text is also its id. Raises:
+    ValueError.
+    """
     workers = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         role, at, endpoint = part.partition("@")
@@ -114,8 +118,8 @@ class AdapterFolder:
 
 
 def weights_digest(checkpoint: bytes) -> str:
-    """Return the digest of weights, in the format of an adapter's. `checkpoint`: digest of its files; empty if
-    unknown.
+    """Return the digest of weights, in the format of an adapter's. `checkpoint`: digest of the checkpoint's files;
+    empty if unknown.
     """
     return f"{_WEIGHTS_DIGEST}{checkpoint.hex()}" if checkpoint else ""
 
@@ -125,7 +129,7 @@ def is_weights(digest: str) -> bool:
 
 
 def version_of(digest: str) -> str:
-    """Return the version of weights for answers; equal for equal checkpoints, empty if unknown."""
+    """Return the version of weights that responses report; equal for equal checkpoints, empty if unknown."""
     return digest.removeprefix(_WEIGHTS_DIGEST)[:VERSION_CHARACTERS]
 
 
@@ -143,9 +147,10 @@ def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
 
 
 def newest_version() -> int:
-    """Return the highest valid version of an adapter list: the clock in microseconds, faster than any changes.
+    """Return the highest valid version of an adapter list: the clock in microseconds, which grows faster than versions
+    do.
 
-    Because it grows, a forged version always leaves room for the next change.
+    So a later change can always have a higher version than a forged one.
     """
     return min(MAX_EXACT, time.time_ns() // 1000)
 
@@ -154,7 +159,7 @@ def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> 
     """Return why an adapter list (names, digests, paths, graces) is invalid; None if it is valid."""
     if fault := number(0, newest_version())(version):
         return f"version: {fault}"
-    if len(entries) > MOST_LISTED + 1:  # and weights
+    if len(entries) > MOST_LISTED + 1:  # one more for the model's weights
         return f"at most {MOST_LISTED} adapters, not {len(entries)}"
     for name, digest, path, grace_s in entries:
         if name != WEIGHTS and not is_adapter_name(name):

@@ -53,14 +53,14 @@ class ApiKey:
 
     @property
     def key_salt(self) -> bytes:
-        """Salt of cache keys: requests with other API keys share no cached prompt with this key's. Equal on all
-        routers.
+        """Return the salt of this key's cache keys, with which requests of other API keys share no cached prompt. It is
+        equal on all routers.
         """
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 
     @property
     def line(self) -> str:
-        """Line of the key in a key file, without line end."""
+        """Return the key's line in a key file, without line end."""
         entry: dict[str, Any] = {"name": self.name, "sha256": self.sha256.hex()}
         entry |= {name: value for name in _LIMITS if (value := getattr(self.limits, name)) is not None}
         if self.is_admin:
@@ -72,7 +72,7 @@ class KeyRing:
     """Set of all valid keys."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
-        """Create a ring. Raises: KeyFormatError if two share a name, or one key has two."""
+        """Create a set of keys. Raises: KeyFormatError if two keys share a name or a hash."""
         self._keys = tuple(keys)
         for what, seen in (("name", {key.name for key in self._keys}), ("hash", {key.sha256 for key in self._keys})):
             if len(seen) != len(self._keys):
@@ -155,8 +155,8 @@ _MAX_FILE_BYTES = 16 << 20
 
 
 class KeyStore:
-    """Keys of a process, reloaded when their file changes. An invalid or missing file changes nothing: earlier keys
-    stay.
+    """Keys of a process, reloaded when their file changes. An invalid or missing file is ignored: the earlier keys stay
+    valid.
     """
 
     def __init__(self, file: Path | None, fixed: Sequence[ApiKey] = ()) -> None:

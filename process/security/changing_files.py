@@ -13,11 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 class ChangingFiles(Generic[Made]):
-    """Value of some files. If they become invalid, vanish or are only partly replaced, the previous value stays."""
+    """Value computed from files. While they are invalid, missing or only partly replaced, the previous value stays."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], Made], bad: type[Exception], what: str) -> None:
-        """Read the files. `make` reads them and raises `bad` or OSError if they are invalid. `what`: their name in the
-        log.
+        """Read the files. `make` reads them and raises `bad` or OSError if they are invalid. `what`: name of the files
+        in the log.
 
         Raises: the exceptions of `make`.
         """
@@ -26,7 +26,7 @@ class ChangingFiles(Generic[Made]):
         self._bad = bad
         self._what = what
         self._lock = threading.Lock()
-        self._seen = self._stamps()  # before reading them, so that a change meanwhile is noticed later
+        self._seen = self._stamps()  # taken before the files are read, so that a change meanwhile is noticed later
         self._made = make()
 
     def latest(self) -> Made:

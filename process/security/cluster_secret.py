@@ -22,7 +22,7 @@ Metadata = Iterable[tuple[str, str | bytes]]
 
 
 class CallProof(NamedTuple):
-    """Proof that a caller sends, and the proof that it expects."""
+    """Proof that a caller sends, and the proof that it expects from the server."""
 
     shown: str
     expected: str
@@ -64,11 +64,11 @@ class ClusterSecret:
 
     @property
     def mark(self) -> str:
-        """Part of key names in Redis, which separates clusters with different secrets."""
+        """Return the part of Redis key names that separates clusters with different secrets."""
         return self._derive("mark").hex()[:_MARK_DIGITS]
 
     def seal(self, name: str, value: bytes) -> bytes:
-        """Return `value`, signed as the record of that name."""
+        """Return `value` with a signature for the record `name`."""
         return self._signature(name, value) + value
 
     def unseal(self, name: str, sealed: bytes) -> bytes | None:

@@ -23,7 +23,9 @@ class ProofCheck:
     port: int = 0  # port of the server, set when it is bound
 
     def answer(self, method: str, metadata: Metadata) -> tuple[tuple[str, str], ...]:
-        """Return the initial metadata of the response. Raises: Unauthenticated."""
+        """Check the caller's proof; return the server's proof as initial metadata of the response. Raises:
+        Unauthenticated.
+        """
         proof = self.secret.answer(method, self.port, metadata)
         if proof is None:
             message = "only processes that know this cluster's secret may call (BATON_SECRET_FILE)"
@@ -54,7 +56,7 @@ class _Proving:
 
 
 class ProvingInterceptor(_Proving, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Interceptor of a blocking channel. A failed call keeps its own error."""
+    """Interceptor that proves calls on a blocking channel. A failed call keeps its own error."""
 
     def intercept_unary_unary(self, continuation: Continue, details: Any, request: Any) -> Any:
         proof, proven = self._proven(details)
@@ -94,7 +96,7 @@ class _AsyncStream(_Proving, grpc.aio.UnaryStreamClientInterceptor):
 
 
 def async_proving_interceptors(secret: ClusterSecret, endpoint: str) -> list[grpc.aio.ClientInterceptor]:
-    """Return interceptors of an asyncio channel, one per kind of call: gRPC uses an object for its first kind only."""
+    """Return interceptors of an asyncio channel, one per kind of call: gRPC uses an interceptor for one kind only."""
     return [_AsyncUnary(secret, endpoint), _AsyncStream(secret, endpoint)]
 
 

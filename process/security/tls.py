@@ -31,7 +31,7 @@ class TlsFiles:
     key: Path
 
     def http_context(self) -> ssl.SSLContext:
-        """Return the context of the HTTP server. Raises: TlsError."""
+        """Return the TLS context of the HTTP server. Raises: TlsError."""
         files = ChangingFiles((self.certificate, self.key), self._context, TlsError, "certificate and key for HTTP")
         context = self._context()
 
@@ -69,7 +69,7 @@ def changing_credentials(
 ) -> grpc.ServerCredentials:
     """Create server credentials that call `make` again when the files change. Raises: TlsError, OSError.
 
-    `only_ours`: clients must present a certificate too.
+    `only_ours`: clients must present a certificate of the cluster's CA.
     """
     files = ChangingFiles(paths, make, TlsError, "certificate and key for gRPC")
     given = files.latest()
@@ -85,7 +85,7 @@ def changing_credentials(
 
 
 def _no_password() -> str:
-    raise ValueError("an encrypted private key is not supported")  # without it OpenSSL prompts at the terminal
+    raise ValueError("an encrypted private key is not supported")  # else OpenSSL prompts at the terminal
 
 
 INTERNAL_NAME = "baton-internal"
@@ -109,7 +109,7 @@ class InternalTls:
         return changing_credentials(paths, self._configuration, only_ours=True)
 
     def check(self) -> None:
-        """Check the files. Raises: TlsError."""
+        """Check that the files can be read and belong together. Raises: TlsError."""
         self.contexts()
 
     def _configuration(self) -> grpc.ServerCertificateConfiguration:
@@ -118,11 +118,11 @@ class InternalTls:
         return grpc.ssl_server_certificate_configuration([pair], self.authority.read_bytes())
 
     def streams(self) -> "InternalStreams":
-        """Return wrappers for TCP connections. Raises: TlsError."""
+        """Return the object that wraps TCP connections in mutual TLS. Raises: TlsError."""
         return InternalStreams(self)
 
     def contexts(self) -> "TlsContexts":
-        """Return contexts for TCP connections. Raises: TlsError."""
+        """Return TLS contexts for accepted and for outgoing TCP connections. Raises: TlsError."""
         return TlsContexts(self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT))
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -138,7 +138,7 @@ class InternalTls:
         return context
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """Return credentials of a channel. Raises: OSError."""
+        """Return the credentials of a client's channel. Raises: OSError."""
         files = (self.authority, self.key, self.certificate)
         return grpc.ssl_channel_credentials(*(file.read_bytes() for file in files))
 

@@ -24,9 +24,9 @@ class ListenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of an option. Port 0 stands for any free port, which never collides."""
+    """Address that an option sets. Port 0 stands for any free port, which never collides."""
 
-    name: str  # name of the option, for messages
+    name: str  # name of the option, for error messages
     host: str
     port: int
 
@@ -40,7 +40,7 @@ def host_and_port(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach a server that listens there; False for an unknown host name."""
+    """Return whether only this machine can reach a server that listens on `host`; False for an unknown host name."""
     if host == "localhost":
         return True
     try:
@@ -59,7 +59,7 @@ def address_of_url(name: str, url: str, default_port: int = 0) -> Address:
 
 
 def check_distinct(own: Sequence[Address], others: Iterable[Address] = ()) -> None:
-    """Check that the addresses `own`, where a configuration listens, differ from each other and from `others`.
+    """Check that the addresses `own`, on which a process listens, differ from each other and from `others`.
 
     Raises: ValueError, which names the first equal pair.
     """

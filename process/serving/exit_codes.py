@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """Exit codes of Baton's processes. 128 and more: ended by a signal before serving."""
+    """Exit codes of Baton's processes. 128 + N: signal N ended the process before it served."""
 
     STOPPED = 0
     FAILED = 1  # lost a rank, the engine or its worker id

@@ -18,7 +18,7 @@ _SIZES = (
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,
-    ("grpc.so_reuseport", 0),  # makes a port in use an error instead of sharing it
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not shared
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -64,7 +64,7 @@ INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 """Options of channels to internal servers."""
 
 
-_WAIT_S = 0.5  # longest wait; later the connection counts as not refused
+_WAIT_S = 0.5  # longest wait for a connection, which then counts as not refused
 
 
 async def refuses_connections(endpoint: str) -> bool:

@@ -14,7 +14,7 @@ RUN_ID_KEY = "baton-run-id"
 
 
 class Health:
-    """Health of the whole process (service `""`) and of each named service: all are equal."""
+    """Health of the process (service `""`) and of each named service, which always have the same state."""
 
     def __init__(self, service_names: Iterable[str], run_id: str = "") -> None:
         self._names = ("", *service_names)

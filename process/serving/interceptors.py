@@ -27,10 +27,11 @@ Behaviour = Callable[[Any, Any], Any]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Convert a BatonError into its status with details, and any other exception into INTERNAL, logging its traceback.
+    """Interceptor that converts a BatonError into its status with details. It converts any other exception into
+    INTERNAL, and logs the traceback.
 
-    Cancellations by the client, a deadline or a stopping server pass. With `proofs`, caller and server prove to each
-    other that they know the cluster secret, before the call is handled.
+    Cancellations by the client, a deadline or a stopping server are not converted. With `proofs`, caller and server
+    prove to each other that they know the cluster secret, before the call is handled.
     """
 
     def __init__(self, proofs: ProofCheck | None = None) -> None:
@@ -60,7 +61,7 @@ def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Be
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
-            # closed with the call, so that an abandoned stream is cleaned up immediately
+            # `aclosing` closes the generator with the call, so that an abandoned stream is cleaned up immediately
             async with _call_scope(context, method, proofs), aclosing(behaviour(request, context)) as responses:
                 async for response in responses:
                     yield response
@@ -93,7 +94,7 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
         release_frames(error)
         await abort_with(context, error)
-    except DecodeError as error:  # in a stream; gRPC handles other calls itself
+    except DecodeError as error:  # a message of a stream; gRPC handles the error itself in other calls
         logger.info("%s: a message cannot be read: %s", method, error)
         await abort_with(context, InvalidArgument("message", "is not one of this method's"))
     except Exception:  # any fault of a call becomes INTERNAL

@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One gRPC server on one address. Port 0: any free port."""
+    """Description of one gRPC server on one address. Port 0: any free port."""
 
     host: str
     port: int
-    register: Callable[[grpc.aio.Server], None]  # adds the servicers
+    register: Callable[[grpc.aio.Server], None]  # adds the servicers to the server
     service_names: tuple[str, ...]  # full service names, for health and reflection
     reflection: bool = False
     authorise: Authorise | None = None  # decides which calls are allowed; None: all
@@ -115,12 +115,12 @@ class Process(Protocol):
     async def start(self, running: Running) -> None:
         """Start the process. Ports are bound, and health is NOT_SERVING until `running.health` is set.
 
-        Returns when the process works on its own; cancelled if it must stop before.
+        Returns when the process is started; it is cancelled if the process must stop before.
         """
 
     async def drain(self) -> None:
-        """Refuse new work and return when accepted work has finished. Cancelled when the grace period ends. Follows
-        start().
+        """Refuse new work and return when accepted work has finished. It is called after `start`, and cancelled when
+        the grace period ends.
         """
 
     async def stop(self) -> None:
@@ -241,8 +241,8 @@ def _signals(running: Running) -> Iterator[None]:
 
 
 async def _until(event: asyncio.Event, work: Coroutine[Any, Any, None], timeout_s: float | None = None) -> bool:
-    """Run `work` until it completes, the event is set, or the timeout; return whether it completed, and raise its
-    exception. Otherwise it is cancelled.
+    """Run `work` until it completes, or cancel it once `event` is set or `timeout_s` is over. Return whether it
+    completed; raise its exception.
     """
     working = asyncio.ensure_future(work)
     waiting = asyncio.ensure_future(event.wait())

@@ -20,8 +20,8 @@ OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare_signals() -> None:
-    """Install the handlers of the start: until `serve` replaces them, SIGTERM, SIGINT and a closed terminal end the
-    process.
+    """Install the signal handlers for the start: until `serve` replaces them, SIGTERM, SIGINT and a closed terminal end
+    the process.
 
     SIGQUIT writes all stacks to stderr at any time.
     """
@@ -30,7 +30,7 @@ def prepare_signals() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     if not _has_terminal():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nothing to reload yet
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored, since there is nothing to reload yet
 
 
 def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None:
@@ -52,7 +52,7 @@ def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None
 
 
 def answer_quit() -> None:
-    """SIGQUIT writes all stacks to stderr, SIGUSR1 and SIGUSR2 do nothing; the process continues."""
+    """Let SIGQUIT write all stacks to stderr, and SIGUSR1 and SIGUSR2 do nothing; the process continues after them."""
     faulthandler.register(signal.SIGQUIT, file=STDERR, all_threads=True)
     for number in UNUSED:
         signal.signal(number, signal.SIG_IGN)
@@ -73,4 +73,4 @@ def _has_terminal(stat: Path = Path("/proc/self/stat")) -> bool:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)  # a shell's exit code; does not wait for threads that load a model
+    os._exit(128 + number)  # exit code as in a shell; does not wait for threads that load a model

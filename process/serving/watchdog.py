@@ -20,8 +20,8 @@ from baton.process.serving.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
 STDERR = 2
-CHECKS = 20  # checks within the allowed time
-BEATS = 4  # heartbeats of an event loop in the same time
+CHECKS = 20  # number of checks within the longest time without progress
+BEATS = 4  # number of heartbeats of an event loop within that time
 SIBLING_END_S = 5.0
 
 Progress = Callable[[], int | None]
@@ -32,7 +32,9 @@ class ProgressTimer:
     """Time since a counter last changed, without times in which this process did not run. Pure."""
 
     def __init__(self, longest_check_s: float) -> None:
-        """Create a timer. A check counts for at most `longest_check_s`, since a stopped process has longer pauses."""
+        """Create a timer. The time between two checks counts for at most `longest_check_s`, since a stopped process has
+        longer pauses.
+        """
         self._longest_check_s = longest_check_s
         self._number: int | None = None
         self._checked_at: float | None = None
@@ -63,7 +65,9 @@ class Watchdog:
         on_stall: Callable[[str, float], None] = end_process,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a watchdog. `bound_s`: maximum time without progress. `on_stall` receives name and seconds."""
+        """Create a watchdog. `bound_s`: maximum time without progress. `on_stall` receives the counter's name and the
+        seconds without progress.
+        """
         self.bound_s = bound_s
         self._period_s = bound_s / CHECKS
         self._on_stall = on_stall
@@ -103,7 +107,9 @@ class Watchdog:
 
 
 class _Sibling:
-    """Sibling process that kills this one after `bound_s` without heartbeats. Without it, only the thread watches."""
+    """Sibling process that kills this one after `bound_s` without heartbeats. If it does not start, only the thread
+    watches.
+    """
 
     def __init__(self, bound_s: float, period_s: float) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -120,7 +126,7 @@ class _Sibling:
         if self._process is None or self._process.stdin is None:
             return
         try:
-            self._process.stdin.write(b".")  # None if the pipe is full because the sibling is stopped
+            self._process.stdin.write(b".")  # returns None if the pipe is full because the sibling is stopped
         except OSError as error:
             logger.warning("the watchdog's sibling is gone: %s", error)
             self.close()

@@ -50,7 +50,7 @@ def is_stopped(pid: int) -> bool:
 def main(pid: int, bound_s: float, period_s: float) -> None:
     of_others = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
     for number in of_others:
-        signal.signal(number, signal.SIG_IGN)  # it ends with the watched process, which may drain for long
+        signal.signal(number, signal.SIG_IGN)  # ignored: this process must outlive the drain of the watched one
 
     def hear() -> bool | None:
         readable, _, _ = select.select([STDIN], [], [], period_s)

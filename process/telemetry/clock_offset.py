@@ -1,7 +1,7 @@
 """Offset of another process's clock, estimated from messages that travel there and back.
 
-The other process reports when it received this process's message and how long it kept it. As in NTP, the middle of the
-wait is assumed to be the middle of the keeping time; the error is half of the travel time.
+The other process reports its clock when it answers, and how long it kept this process's message. As in NTP, both
+directions are assumed to take equally long; the error is at most half of the travel time.
 """
 
 from collections import deque
@@ -19,14 +19,14 @@ class ClockOffset(NamedTuple):
 
 
 class ClockEstimate:
-    """Estimate of one other process's clock."""
+    """Estimate of the offset of one other process's clock."""
 
     def __init__(self) -> None:
         self._kept: deque[ClockOffset] = deque(maxlen=KEPT)
 
     def take(self, sent_s: float, received_s: float, kept_s: float, other_s: float) -> None:
-        """Record a round trip: sent at `sent_s` and answered at `received_s` by the own clock, kept for `kept_s` by the
-        other process, whose clock read `other_s` when it answered.
+        """Record the round trip of a message: sent at `sent_s`, answered at `received_s` on this process's clock. The
+        other process kept it for `kept_s`, and its clock read `other_s` when it answered.
         """
         way_s = (received_s - sent_s) - kept_s
         if way_s < -ROUNDING_S:  # a clock was set meanwhile

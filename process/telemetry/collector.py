@@ -1,7 +1,7 @@
 """Destination of traces: an OpenTelemetry collector over OTLP, gRPC or HTTP.
 
-Following OpenTelemetry's specification, /v1/traces is appended to the endpoint for all signals over HTTP, but not to an
-endpoint for traces.
+Following OpenTelemetry's specification, /v1/traces is appended over HTTP to an endpoint for all signals, but not to an
+endpoint for traces only.
 """
 
 import re
@@ -17,8 +17,8 @@ _USER = re.compile(r"^([\w+.-]+://)?[^/?#]*@")
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Collector. `endpoint`: over HTTP the complete URL, over gRPC a URL or host:port. It may contain a password, which
-    `str()` omits.
+    """OpenTelemetry collector that receives traces. `endpoint`: over HTTP the complete URL, over gRPC a URL or
+    host:port. It may contain a password, which `str()` omits.
     """
 
     endpoint: str = field(repr=False)

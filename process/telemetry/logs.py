@@ -14,7 +14,9 @@ from baton.process.telemetry.trace_context import current_request_id, current_tr
 
 
 def configure_logging(process: str, log_format: Literal["plain", "json"], level: str = "info") -> None:
-    """Configure logging once, in `__main__`. `process`: name of the writer, for example `router` or `decode-0`."""
+    """Configure logging once, in `__main__`. `process`: name of this process in each line, for example `router` or
+    `decode-0`.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(_add_trace)
     handler.setFormatter(JsonFormatter(process) if log_format == "json" else PlainFormatter(process))
@@ -30,7 +32,7 @@ class SeldomLog:
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._clock = clock
-        self._kinds: dict[str, tuple[float, int]] = {}  # last time written and number left out since, by kind
+        self._kinds: dict[str, tuple[float, int]] = {}  # time of the last warning and number dropped since, by kind
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
         now = self._clock()
@@ -82,7 +84,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _add_trace(record: logging.LogRecord) -> bool:
-    """Attach the identifiers of the task that logs."""
+    """Attach trace id and request id of the current task to a log record."""
     trace = current_trace.get()
     record.identifiers = {
         **({"trace_id": trace.trace_id} if trace else {}),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 PERIOD_S = 0.02
 LEAST_S = 0.002  # shortest recorded delay
 KEPT = 4096
-CONTENDED_LOOKS = 32  # number of checks after a wait of the loop's thread in which other threads are checked too
+CONTENDED_LOOKS = 32  # number of checks, after the loop's thread waited, that cover other threads too
 
 
 class Delay(NamedTuple):
@@ -19,7 +19,7 @@ class Delay(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Delay between two checks of the loop, in monotonic seconds."""
+    """Delay of the loop between two checks, whose times are monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -58,7 +58,9 @@ class LoopLag:
             self._timer = None
 
     def between(self, began_s: float, ended_s: float) -> Delay:
-        """Return the delay between two moments as far as known; checks that overlap partly count in proportion."""
+        """Return the measured delay between two moments. A time between two checks that overlaps partly counts in
+        proportion.
+        """
         busy_s = queued_s = 0.0
         for look in reversed(self._looks):
             if look.ended_s <= began_s:
@@ -73,7 +75,7 @@ class LoopLag:
         self._timer = self._loop.call_at(due_s, self._look, due_s)
 
     def _look(self, due_s: float) -> None:
-        self._wait()  # first, so that a failing check is not the last one
+        self._wait()  # scheduled first, so that checks continue after one that fails
         now, own_s = self._loop.time(), self._own_queued_s()
         late_s, own_queued_s = now - due_s, own_s - self._own_s
         self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)

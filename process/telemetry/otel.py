@@ -104,7 +104,7 @@ class OpenTelemetry:
         closing.start()
         closing.join(_CLOSE_S)
         if closing.is_alive():
-            self._exporter.shutdown()  # stops its retries
+            self._exporter.shutdown()  # stops the exporter's retries
 
 
 class QuietExporter(SpanExporter):
@@ -130,7 +130,7 @@ class QuietExporter(SpanExporter):
 
 
 class _ChosenIds(IdGenerator):
-    """Random ids, except for spans whose ids were sent to others before they ended."""
+    """Generator of random ids, except for spans whose ids were sent to other processes before the spans ended."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -176,7 +176,8 @@ def _trace_context(context: SpanContext) -> TraceContext:
 
 
 class SpanFile(SpanExporter):
-    """Exporter that appends to a file. Several processes may share it: each batch is one write. The file may be moved.
+    """Exporter that appends spans to a file. Several processes may share it: each batch is one write. The file may be
+    moved.
 
     At `max_bytes` the file is renamed to `PATH.1`, replacing the previous one.
     """

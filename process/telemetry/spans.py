@@ -33,7 +33,7 @@ class FinishedSpan:
     """Stage of a request. Times are wall-clock nanoseconds of one WallClock.
 
     `identity`: ids of the span if they were sent to others before it ended (as traceparent); None: new ids under
-    `parent`. A span with neither begins a trace.
+    `parent`. A span without `identity` and `parent` begins a trace.
     """
 
     name: str
@@ -60,7 +60,7 @@ class WallClock:
         return WallClock(time.time_ns(), time.monotonic())
 
     def at(self, monotonic_s: float) -> int:
-        """Return nanoseconds since the epoch at a reading of time.monotonic()."""
+        """Convert a reading of time.monotonic() to nanoseconds since 1970."""
         return self.wall_ns + round((monotonic_s - self.monotonic_s) * 1e9)
 
 
@@ -75,7 +75,7 @@ class Telemetry(Protocol):
 
 
 class NoTelemetry:
-    """Telemetry that records nothing but passes traces on."""
+    """Telemetry that records nothing, but passes trace contexts on."""
 
     def span(self, span: FinishedSpan) -> TraceContext:
         return span.identity or (span.parent.child() if span.parent else new_trace())

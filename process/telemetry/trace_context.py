@@ -22,7 +22,7 @@ class TraceContext:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.sampled else '00'}"
 
     def child(self) -> "TraceContext":
-        """Create a span in the same trace."""
+        """Return the context of a new span in the same trace."""
         return TraceContext(self.trace_id, secrets.token_hex(8), self.sampled, self.tracestate)
 
 
@@ -49,7 +49,9 @@ current_request_id: ContextVar[str | None] = ContextVar("current_request_id", de
 
 
 def in_trace(traceparent: str, request_id: str = "") -> Context:
-    """Return a context whose `run` attributes functions, and the tasks and callbacks they start, to that request."""
+    """Return a context whose `run` attributes functions, and the tasks and callbacks they start, to this trace and
+    request.
+    """
     context = copy_context()
     context.run(current_trace.set, parse_traceparent(traceparent))
     context.run(current_request_id.set, request_id or None)

@@ -18,7 +18,7 @@ HARDWARE_REASONS = frozenset({"needs a GPU", "needs two GPUs", "needs a processo
 
 
 def noting_skips(report: Path) -> list[str]:
-    """Return pytest arguments that write the report for `read_skips`."""
+    """Return pytest arguments that write the report which `read_skips` reads."""
     return [f"--junit-xml={report}"]
 
 
@@ -43,11 +43,11 @@ def summary(skips: Mapping[str, int]) -> str:
 
 # One thread: tiny models gain nothing from more, and spinning threads take cores from the processes under test.
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
-# Container images often set it; each of some hundred processes would then compile every module again.
+# Container images often set this variable: each of some hundred processes would compile every module again.
 ONE_THREAD.pop("PYTHONDONTWRITEBYTECODE", None)
 END_TO_END = "tests/e2e"
-SEEDS = "100"  # about 40 s of a core
-# Keeps the order of files: xdist would run the longest test, alone in its file, last.
+SEEDS = "100"  # number of simulated seeds: about 40 s on one core
+# Keeps the order of files. Otherwise xdist would run the longest test last, since it is alone in its file.
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 # tests/e2e/conftest.py defines the groups.
 TWO_AT_ONCE = ("--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reorder")
@@ -55,7 +55,7 @@ TWO_AT_ONCE = ("--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reo
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Python module with its arguments."""
+    """Check that runs a Python module. `command`: the module with its arguments."""
 
     name: str
     command: Sequence[str]

@@ -1,7 +1,7 @@
 """Count the repository: `.venv/bin/python -m baton.lab.sizes`.
 
 Prints hand-written lines of the shipped folders, the lab and the tests, class names that several modules define,
-docstrings that begin with a fragment, and the folders that a request passes.
+docstrings that begin with a fragment, and the number of folders whose code serves a chat request.
 """
 
 import ast
@@ -31,7 +31,7 @@ ON_THE_WAY = (
     *("worker/transfer", "kvtransfer", "decode_worker", "engine/runner", "engine/scheduler", "engine/kv_cache"),
     *("engine/models", "engine/sampling", "kernels"),
 )
-"""Folders that a chat over HTTP passes, in order: docs/architecture.md tells the way."""
+"""Folders whose code serves a chat request over HTTP, in the order of docs/architecture.md."""
 
 
 def sources(folders: Iterable[str], suffixes: frozenset[str] = SUFFIXES) -> Iterator[Path]:
@@ -40,7 +40,7 @@ def sources(folders: Iterable[str], suffixes: frozenset[str] = SUFFIXES) -> Iter
         for path in sorted((ROOT / folder).rglob("*")):
             inside = path.relative_to(ROOT).parts
             if folder == "src" and (len(inside) > 3 or path.parent.is_symlink()):
-                continue  # links to the folders themselves
+                continue  # symbolic links to folders that are counted already
             if path.suffix in suffixes and not LEFT_OUT & set(inside) and not GENERATED.search(path.name):
                 yield path
 

@@ -1,1 +1,1 @@
-"""Benchmarks: compared figures are measured in one run. README.md lists them."""
+"""Benchmarks, listed in README.md. Figures that are compared are always measured in the same run."""

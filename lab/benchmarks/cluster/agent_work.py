@@ -17,11 +17,11 @@ from dataclasses import dataclass
 Tokens = tuple[int, ...]
 
 KINDS = 4  # kinds of agents, each with its own instructions
-SHARE_OF_INSTRUCTIONS = 0.1  # share of the longest context, like the next two
-SHARES_OF_TASK = (0.02, 0.8)  # range: agents are measured from the middle of their work
+SHARE_OF_INSTRUCTIONS = 0.1  # fraction of the longest context, like the next two constants
+SHARES_OF_TASK = (0.02, 0.8)  # wide range, so that measurement begins in the middle of the agents' work
 SHARE_OF_SUMMARY = 0.1
-MEDIAN_GROWTH, GROWTH_SPREAD = 0.02, 0.92  # new over reused tokens, log-normal: above 0.1 in 4 % of turns
-MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal; the longest 1 % are cut
+MEDIAN_GROWTH, GROWTH_SPREAD = 0.02, 0.92  # new tokens over reused tokens, log-normal; above 0.1 in 4 % of turns
+MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal; the longest 1 % are shortened
 SUB_AGENT_SHARE, SUB_AGENT_TURNS = 0.05, (2, 5)
 TAKEN_BACK_SHARE = 0.03
 MEAN_TURNS = 60
@@ -53,9 +53,9 @@ class AgentWork:
 
 @dataclass(frozen=True, slots=True)
 class AgentTurn:
-    """Request of an agent, to be sent `pause_s` after the answer before."""
+    """Request of an agent, to be sent `pause_s` after the previous answer."""
 
-    session: str  # a sub-agent has its own
+    session: str  # session id; a sub-agent has its own session
     prompt: Tokens
     answer_tokens: int
     pause_s: float
@@ -88,7 +88,7 @@ def _converse(
         pause_s = draw_pause_s(chance) if number else 0.0
         answer = yield AgentTurn(name, context, answer_tokens, pause_s, is_last=number == turns - 1)
         if chance.random() < TAKEN_BACK_SHARE:
-            continue  # undone: the next turn repeats this prompt
+            continue  # the turn is undone: the next one repeats its prompt
         context += answer
         result = work.text(chance, new_tokens(chance, len(context)))
         starts_another = not is_sub_agent and chance.random() < SUB_AGENT_SHARE
@@ -130,7 +130,7 @@ class IdealCache:
         return len(self._names)
 
     def cached_tokens(self, prompt: Tokens) -> int:
-        """Return cached tokens of a prompt, in complete blocks, without the last token, which must be computed."""
+        """Return the cached tokens of a prompt in complete blocks, except its last token, which must be computed."""
         found = 0
         for name in self._chain(prompt[:-1]):
             if name not in self._names:
@@ -139,7 +139,7 @@ class IdealCache:
         return found
 
     def add(self, tokens: Tokens) -> None:
-        """Cache a prompt with its answer, without the last token, whose KV was not computed."""
+        """Cache a prompt with its answer, except the answer's last token, whose KV was not computed."""
         self._names.update(self._chain(tokens[:-1]))
 
     def _chain(self, tokens: Tokens) -> Generator[int]:

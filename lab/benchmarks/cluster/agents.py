@@ -28,8 +28,8 @@ from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32
-WARM_UP_S = 3600.0  # 200 first turns take some 10 minutes on a slow core
-ANSWER_S = 6 * 3600.0  # deadline and queue bound: routers first predict an hour of waiting
+WARM_UP_S = 3600.0  # limit for the first turns: 200 of them take some 10 minutes on a slow core
+ANSWER_S = 6 * 3600.0  # deadline and longest wait of a request: routers first predict an hour of waiting
 VARIANTS = ("pools alone", "files", "files, sessions")
 KEPT_S = 684.0  # retention of a session: the longest pause of these agents
 
@@ -57,7 +57,7 @@ class AskedTurn:
 
 @dataclass(slots=True)
 class Log:
-    """Records of one variant. `warm_s`: when the last first turn was answered; infinite until then."""
+    """Records of one variant. `warm_s`: when all first turns were answered; infinite before."""
 
     asked: list[AskedTurn] = field(default_factory=list)
     first_turns: int = 0
@@ -76,10 +76,10 @@ class MeasuredAgents:
     ttft_p99_ms: float
     prompt_tokens_per_s: float
     answer_tokens_per_s: float
-    cached_share: float | None  # share of prompt tokens; None if no turn was answered
+    cached_share: float | None  # fraction of prompt tokens that were cached; None if no turn was answered
     ideal_share: float | None
     working_set_blocks: int
-    pool_blocks: int  # KV pool of each worker
+    pool_blocks: int  # blocks in the smallest KV pool of a worker
 
     @property
     def of_ideal(self) -> float | None:
@@ -162,7 +162,7 @@ async def measure(setup: AgentsSetup, variant: str, folder: Path) -> MeasuredAge
 
 @asynccontextmanager
 async def working(agents: Agents, count: int) -> AsyncIterator[None]:
-    """Run the agents inside the block. Raises: the first error of an agent, in a group."""
+    """Run the agents inside the `with` block. Raises: ExceptionGroup with the first error of an agent."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(agents.run(number)) for number in range(count)]
         yield
@@ -171,7 +171,7 @@ async def working(agents: Agents, count: int) -> AsyncIterator[None]:
 
 
 async def pool_blocks_of(cluster: RunningCluster) -> int:
-    """Return the blocks of all pools. Raises: CommandFailed."""
+    """Return the number of blocks in the smallest KV pool of a worker. Raises: CommandFailed."""
     status = await cluster.status()
     if status is None:
         raise CommandFailed("the router does not answer")

@@ -1,7 +1,7 @@
 """Curves of `baton bench curves`: decode step against batch and context, time to first token against prompt.
 
 Each is shown next to the time that reading and computing would take at this machine's limits, measured in the same run.
-Points are measured several times, up and down again; the median counts.
+Points are measured in several rounds, alternately in rising and falling order; the median counts.
 """
 
 import json
@@ -42,7 +42,7 @@ FEWEST_TICKS = 4
 @dataclass(frozen=True, slots=True)
 class Times:
     measured_ms: float
-    limit_ms: float  # at the bandwidth and arithmetic measured in the same run
+    limit_ms: float  # time at the bandwidth and arithmetic rate that were measured in the same run
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +56,18 @@ class Point:
 class Growth:
     """Growth of one curve, by least-squares lines through all points.
 
-    `growth`: slope of measured times over the limit's times at the same points; 1 grows as fast as the limit. Constant
-    parts do not count.
+    `growth`: slope of measured times over the limit's times at the same points; 1: as fast as the limit. Constant
+    times do not count.
     """
 
     name: str
     x_name: str
     points: tuple[Point, ...]
-    slope_ms: float  # per unit of x
+    slope_ms: float  # milliseconds per unit of x
     intercept_ms: float
     limit_slope_ms: float
     growth: float
-    r_squared: float  # of measured times over the limit's
+    r_squared: float  # r² of the line of measured times over the limit's times
 
     @property
     def line(self) -> Line:
@@ -131,7 +131,7 @@ DECODE_BY_BATCH, DECODE_BY_CONTEXT, TTFT = FILES
 
 class Shape(NamedTuple):
     batch: int
-    tokens: int  # of each prompt
+    tokens: int  # length of each prompt
 
 
 def run_curves(options: CurvesOptions) -> int:
@@ -147,7 +147,7 @@ def run_curves(options: CurvesOptions) -> int:
 
 
 class CurvesReport(NamedTuple):
-    report: dict[str, Any]  # as JSON
+    report: dict[str, Any]  # content of curves.json
     growths: list[Growth]
 
 
@@ -232,7 +232,7 @@ class _Measurer:
         self._steps_s: dict[Shape, list[float]] = {shape: [] for shape in shapes}
 
     def round(self, number: int) -> None:
-        """Measure every point, up in one round and down in the next. Raises: CommandFailed."""
+        """Measure every point: in rising order in one round, in falling order in the next. Raises: CommandFailed."""
         vocab_size = self.loaded.prepared.config.vocab_size
         for shape in reversed(self._shapes) if number % 2 else self._shapes:
             run = EngineRun(self.loaded, shape.batch)

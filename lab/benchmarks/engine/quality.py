@@ -10,7 +10,7 @@ use:
 it is completely right: the quoted row and the sentence.
 
 * perplexity: exp of the mean negative log-likelihood of the right answers in dialogues (a table of 30 to 60 rows and 6
-questions; a quarter asks about the server). Of complete answers, and of the table's cells in them.
+questions; a quarter asks about the server). It is measured for complete answers, and for the table's cells in them.
 
 Bytes of KV per token count scales; bytes of weights are of the tensors that the loaded model holds.
 """
@@ -64,7 +64,7 @@ class Question:
 @dataclass(frozen=True)
 class Dialogue:
     token_ids: list[int]
-    weights: list[float]  # training weight of each token: 0 not written by the model, 1 a cell of the table
+    weights: list[float]  # training weight of each token: 0 if the model does not write it, 1 in a cell
 
 
 def main() -> None:
@@ -139,7 +139,7 @@ def perplexities(llm: LLM, dialogues: Sequence[Dialogue]) -> tuple[float, float]
     cells: list[float] = []
     for each, output in zip(dialogues, outputs, strict=True):
         for token_id, weight, given in zip(each.token_ids, each.weights, output.prompt_logprobs or (), strict=True):
-            if given is not None and weight > 0:  # the first token has none
+            if given is not None and weight > 0:  # the first token has no log-probability
                 answers.append(given[token_id].logprob)
                 if weight == 1:
                     cells.append(given[token_id].logprob)
@@ -147,7 +147,7 @@ def perplexities(llm: LLM, dialogues: Sequence[Dialogue]) -> tuple[float, float]
 
 
 def held_bytes(model: object) -> int:
-    """Return the bytes of all tensors that a model of dataclasses holds, each counted once."""
+    """Return the bytes of all tensors of a model that consists of dataclasses, each counted once."""
     return sum({tensor.data_ptr(): tensor.nbytes for tensor in _tensors(model)}.values())
 
 

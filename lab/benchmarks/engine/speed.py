@@ -76,8 +76,8 @@ def load_engine(setup: EngineSetup) -> LoadedEngine:
 
 
 class EngineRun:
-    """Run of `batch` concurrent sequences on a loaded model, greedy and without end tokens, with an own prefix
-    cache.
+    """Engine for `batch` concurrent sequences on a loaded model. It is greedy, ignores end tokens, and has its own
+    prefix cache.
     """
 
     def __init__(self, loaded: LoadedEngine, batch: int) -> None:
@@ -106,11 +106,11 @@ class EngineRun:
     def decode_steps_s(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> list[float]:
         """Return the duration of each decode step, in which every sequence generates a token.
 
-        The prompts are cached if `prefill_s` had them last. Raises: CommandFailed.
+        The prompts are cached if they were those of the last `prefill_s`. Raises: CommandFailed.
         """
         waiting = len(prompts)
         steps: list[float] = []
-        self._add(prompts, new_tokens + len(prompts))  # the first to begin continues until all have begun
+        self._add(prompts, new_tokens + len(prompts))  # extra tokens: the first sequence generates until all have begun
         while True:
             started = time.perf_counter()
             outcomes = self._step()

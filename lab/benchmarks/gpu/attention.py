@@ -23,15 +23,15 @@ from baton.lab.benchmarks.gpu.row import (
 )
 
 HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
-TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one layer
+TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one token in one layer
 SCORING = Scoring(HEAD_DIM**-0.5)
 COLD_BYTES = 256 << 20  # larger than every cache
-ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # size of a graph, so that its launch is negligible
+ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # least size of a recorded graph, so that its launch time is negligible
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """Sequences of one length over a pool of several layers, with their blocks in random order."""
+    """Sequences of equal length, whose blocks are in random order in a pool of several layers."""
 
     kv: KvPages
     query: torch.Tensor
@@ -65,12 +65,12 @@ def random_pool(blocks: int, layers: int, setting: Setting) -> KvPages:
 
 
 def decode_layers(sequences: int, tokens: int) -> int:
-    """Return a number of layers with which each finds the cache cold."""
+    """Return a number of layers so large that each layer finds the GPU's cache cold."""
     return max(LEAST_LAYERS, -(-ROW_BYTES // (sequences * tokens * TOKEN_BYTES)))
 
 
 def decode_seconds(sequences: int, tokens: int, setting: Setting) -> float:
-    """Return the time of one layer; consecutive layers never read the same memory."""
+    """Return the time of decode attention in one layer. Consecutive layers read different memory."""
     layers = setting.size(decode_layers(sequences, tokens), 2)
     asked = contexts(sequences, tokens, layers, setting)
     return seconds_each([lambda layer=layer: asked.decode(layer) for layer in range(layers)], setting)  # type: ignore[misc]
@@ -106,7 +106,7 @@ def prefill_attention(setting: Setting) -> list[Figure]:
 
 
 def prefill_seconds(tokens: int, start: int, layers: int, setting: Setting) -> float:
-    """Return the time of one layer for new tokens after `start` cached ones."""
+    """Return the time of prefill attention in one layer, for new tokens after `start` cached ones."""
     blocks = -(-(start + tokens) // BLOCK_TOKENS)
     pool = random_pool(blocks, layers, setting)
     query = torch.randn(tokens, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=setting.device)

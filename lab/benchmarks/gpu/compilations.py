@@ -8,7 +8,7 @@ from typing import Any
 
 @contextmanager
 def compilations() -> Iterator[list[str]]:
-    """Collect the names of compiled kernels inside the block; empty without Triton."""
+    """Yield a list that gets the names of kernels that Triton compiles inside the block; empty without Triton."""
     names: list[str] = []
     try:
         runtime: Any = importlib.import_module("triton").knobs.runtime
@@ -19,7 +19,7 @@ def compilations() -> Iterator[list[str]]:
 
     def note(*, fn: Any, **rest: Any) -> Any:
         names.append(fn.name)
-        return before(fn=fn, **rest) if before is not None else None  # else it is compiled
+        return before(fn=fn, **rest) if before is not None else None  # None: Triton compiles it
 
     runtime.jit_cache_hook = note
     try:

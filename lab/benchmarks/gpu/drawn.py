@@ -70,7 +70,7 @@ class DrawnTensors:
 
 
 class KeptTensors(DrawnTensors):
-    """Random weights, unfused, kept by their names in a checkpoint."""
+    """Unfused random weights that stay in `tensors`, by their names in a checkpoint."""
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(dtype, device)
@@ -83,7 +83,7 @@ class KeptTensors(DrawnTensors):
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         outputs = map(sum, parts_of(names, sizes))
         parts = [self.tensor(f"{name}.weight", size, inputs) for name, size in zip(names, outputs, strict=True)]
-        return PlainWeight(parts[0])  # the model is never run
+        return PlainWeight(parts[0])  # any weight will do: the model is never run
 
 
 def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderConfig:

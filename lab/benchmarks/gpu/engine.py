@@ -74,7 +74,7 @@ class DrawnEngine:
         self._requests = 0
 
     def run(self, work: EngineWork, params: SamplingParams) -> list[float]:
-        """Run the work and return when each step with tokens was committed, from the start."""
+        """Run the work; return for each step with tokens the seconds from the start until it was committed."""
         for prompt, answer in zip(work.prompts, work.answer_tokens, strict=True):
             self._scheduler.add(Request(self._requests, tuple(prompt), replace(params, max_tokens=answer), ()))
             self._requests += 1
@@ -90,7 +90,7 @@ class DrawnEngine:
 
 
 def step_figures(shape: str, target_ms: float, setting: Setting) -> list[Figure]:
-    """Measure a single answer: a step's wall time, and the share of it in which the device is idle."""
+    """Measure the steps of a single answer: wall time, and the fraction of it in which the device is idle."""
     answer = setting.size(256, SKIPPED_STEPS + 4)
     work = EngineWork([list(range(100, setting.size(228, 110)))], [answer])
     engine = DrawnEngine(shape, work, setting)
@@ -119,9 +119,9 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
 
 
 def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -> float:
-    """Return the busy time of the device in a decode step of one answer, including everything that is launched.
+    """Return the time for which a decode step of one answer keeps the device busy, with everything that it launches.
 
-    The difference of a long and a short answer, so that the prompt's step is in neither. Prints what ran.
+    It is computed from a long minus a short answer, so that the prompt's step cancels out. Prints what ran.
     """
     if setting.device.type != "cuda":
         return 0.0
@@ -139,7 +139,7 @@ def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of the union of the spans."""
+    """Return the total time covered by the spans; overlaps count once."""
     total, reached = 0.0, -math.inf
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

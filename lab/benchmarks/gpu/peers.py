@@ -45,7 +45,7 @@ def ours(work: EngineWork, setting: Setting) -> float:
 
 
 def theirs(folder: Path, work: EngineWork, setting: Setting) -> tuple[float, str]:
-    """Return the output tokens per second of `generate_batch` and its attention. Raises: AbsentError if none works."""
+    """Return the output tokens per second of `generate_batch`, and its attention. Raises: AbsentError if it fails."""
     from transformers import AutoModelForCausalLM, GenerationConfig
 
     answer = work.answer_tokens[0]

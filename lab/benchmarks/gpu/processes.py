@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 DEVICE_LOST = 75
 """Exit status of a process with a broken CUDA context: after an illegal access every later call fails."""
-KILLED_S = 10.0  # bound for the exit of a killed process: the driver frees its memory first
+KILLED_S = 10.0  # longest wait for the exit of a killed process, whose memory the driver frees first
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -25,14 +25,14 @@ ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def end_by_signals() -> None:
-    """Turn ending signals into SystemExit, so that context managers end all started processes."""
+    """Raise SystemExit on SIGTERM, SIGINT and SIGHUP, so that context managers end all started processes."""
     for number in ENDING:
         signal.signal(number, _unwind)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Defer ending signals to the end of the block, so that a child started inside it is registered first."""
+    """Defer SIGTERM, SIGINT and SIGHUP to the end of the block, so that a child started in it is registered first."""
     came: list[int] = []
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
     try:
@@ -45,6 +45,6 @@ def signals_held() -> Iterator[None]:
 
 
 def _unwind(number: int, _: object) -> None:
-    for each in ENDING:  # a second signal would interrupt the clean-up
+    for each in ENDING:  # ignored from now on: a second signal would interrupt the clean-up
         signal.signal(each, signal.SIG_IGN)
     sys.exit(128 + number)

@@ -42,7 +42,7 @@ RATED = {"NVIDIA H200": H200, "NVIDIA H100 80GB HBM3": DeviceRates("H100", 3.35e
 
 
 class Bound(StrEnum):
-    """Hardware limit behind an absolute target; other targets are ratios of two figures of one run."""
+    """Hardware limit that determines an absolute target. Other targets are ratios of two figures of the same run."""
 
     MEMORY = "memory"
     PRODUCTS = "products"
@@ -112,14 +112,14 @@ def at_most(value: float, bound: Bound | None = None) -> FigureTarget:
     return FigureTarget(Wanted.AT_MOST, value, bound)
 
 
-ROUNDS = 10  # minimum number
-WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # minimum durations; an idle GPU raises its clock slowly from a fifth
+ROUNDS = 10  # minimum number of measured calls
+WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # minimum durations: an idle GPU starts at a fifth of its clock
 
 
 def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> float:
-    """Return the median time of one of `calls`, recorded together as one graph.
+    """Return the time of one call: the median of a graph of all `calls`, divided by their number.
 
-    Calls that read different memory find a cold cache, like layers of a model.
+    Calls that read different memory find a cold cache, as the layers of a model do.
     """
     if setting.device.type != "cuda":
         return _on_host(lambda: [call() for call in calls]) / len(calls)
@@ -136,7 +136,7 @@ def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> flo
 
 
 def seconds(call: Callable[[], object], setting: Setting) -> float:
-    """Return the median time of one call after warm-up, by events on the device."""
+    """Return the median time of one call after a warm-up, measured with events on the device."""
     if setting.device.type != "cuda":
         return _on_host(call)
     _rounds_ms(call, WARM_UP_MS, 1)
@@ -180,7 +180,7 @@ def flop_per_s(setting: Setting) -> float:
 
 
 def said_copy(setting: Setting, bytes_per_s: float | None = None) -> str:
-    """Return the copy rate as text, with the share of it that `bytes_per_s` is."""
+    """Return the measured copy rate as text, followed by `bytes_per_s` as a fraction of it."""
     limit = copy_bytes_per_s(setting)
     return f"copy {limit / 1e12:.2f} TB/s" + _share(bytes_per_s, limit)
 

@@ -80,7 +80,7 @@ def _watch(process: "subprocess.Popen[bytes]", left: list[str], out: Path, deadl
             time.sleep(POLL_S)
         ended = process.poll()
         if ended == DEVICE_LOST and not written.exists():
-            return 1  # the row before broke the device; this row has not begun
+            return 1  # the previous row broke the device: `row` has not begun and stays in `left`
         del left[0]
         if not written.exists():
             _note(out, row, "failed", "timed out" if ended is None else f"its process exited with {ended}")

@@ -56,7 +56,7 @@ def measured(row: GpuRow, setting: Setting) -> dict[str, Any]:
 
 
 def settled(device: torch.device) -> bool:
-    """Return whether the device still works after a row, whose memory was released."""
+    """Release the unused memory of a row, and return whether the device still works."""
     if device.type == "cuda":
         try:
             torch.cuda.synchronize(device)

@@ -26,10 +26,10 @@ ALL_FILES = (*SHARED, *ALONE)
 MOST_PARTS = 10
 THREADS = 2  # CPU threads of a process
 SHARED_S, EACH_ALONE_S = 150.0, 60.0
-ALONE_S = {"test_workers_on_gpu.py": 150.0}  # starts workers, each of which compiles
-TEST_SHARE = 0.7  # largest share of its process's time limit for one test
+ALONE_S = {"test_workers_on_gpu.py": 150.0}  # the test starts workers, and each compiles its kernels
+TEST_SHARE = 0.7  # largest fraction of a process's time limit that one test may take
 LINES = 60  # printed lines of a failed log
-NO_TESTS, TIMED_OUT = 5, 124  # exit codes: pytest without tests, and of our own
+NO_TESTS, TIMED_OUT = 5, 124  # exit codes: pytest found no tests; a process of ours timed out
 POLL_S = 0.05
 
 
@@ -45,15 +45,15 @@ class TestOutcome:
 
 @dataclass(slots=True)
 class SuitePart:
-    """A share of the tests of some files, in one process at a time."""
+    """One of several parts of the tests in some files, run by one process at a time."""
 
     name: str
     files: Sequence[str]
-    share: str  # I/N
+    share: str  # I/N: part I of N
     log: Path
     limit_s: float
     codes: list[int] = field(default_factory=list)
-    ended_by: list[str] = field(default_factory=list)  # tests that ended a process
+    ended_by: list[str] = field(default_factory=list)  # tests during which a process ended
 
     @property
     def running(self) -> Path:
@@ -145,5 +145,5 @@ def start(root: Path, part: SuitePart) -> "subprocess.Popen[bytes]":
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # workers that a test has started end with it
+            start_new_session=True,  # one kill of the session also ends workers that a test started
         )

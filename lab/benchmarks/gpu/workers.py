@@ -49,7 +49,7 @@ def with_workers(
     environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Any:
     """Start workers, run `measure` on them and return its result. The first role is decode. `transport`: CUDA IPC by
-    default. `environments`: by role.
+    default. `environments`: additional variables by role.
 
     Raises: RuntimeError if a worker ends.
     """
@@ -122,7 +122,7 @@ class PairLoad(NamedTuple):
 
 class Beside(NamedTuple):
     p99_s: float  # p99 time between tokens of running answers
-    prompts: int  # prompts computed meanwhile
+    prompts: int  # number of prompts computed during these answers
 
 
 async def _beside_prompts(workers: WorkerPair, load: PairLoad, in_flight: int) -> Beside:
@@ -147,7 +147,7 @@ def said_mps() -> str:
 
 
 def one_gpu(setting: Setting) -> list[Figure]:
-    """Measure the time between tokens alone and with saturating prompts, alternating."""
+    """Measure the time between tokens, alternately without prompts and with prompts that saturate the GPU."""
     require_packages()
     load = setting.size(PairLoad(16, 512, 4096, 4, 3), PairLoad(2, 6, 100, 2, 1))
 

@@ -12,7 +12,7 @@ from baton.lab.report.result import Columns, table
 from baton.lab.report.statistics import MeanEstimate, mean_of_worst, percentile
 from baton.launch import CommandFailed
 
-P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # the requirements of a saturated phase
+P99_OVER_QUIET, P99_OVER_FLOOR, LEAST_THROUGHPUT = 1.15, 1.05, 0.95  # limits of a saturated phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class TimeSpread:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures of one phase, or the medians of several. Spreads in milliseconds, rates per second; None: no values."""
+    """Figures of one phase, or the medians of several. Times in milliseconds, rates per second; None without values."""
 
     tbt: TimeSpread  # time between two messages of a long answer, at the client
     step: TimeSpread | None  # time between the ends of two decode steps
@@ -63,15 +63,15 @@ class Figures:
     prompts_per_s: float
     prompt_goodput_per_s: float  # prompts within the TTFT objective
     engine_cpu_ms: float | None  # CPU time of a decode step
-    engine_wait_ms: float | None  # time in a decode step without the core
+    engine_wait_ms: float | None  # time in a decode step in which the thread waited for the core
 
 
 @dataclass(frozen=True, slots=True)
 class IsolationVerdict:
-    """Medians over rounds of a saturated phase against the quiet one of the same round."""
+    """Ratios of the saturated phase to the quiet phase of the same round, as medians over rounds."""
 
     p99_ratio: float
-    floor_ratio: float | None  # of the floor phase
+    floor_ratio: float | None  # p99 ratio of the floor phase to the quiet phase
     allowed: float
     throughput_ratio: float
     floor_throughput_ratio: float | None
@@ -116,14 +116,14 @@ def spread(values_ms: Sequence[float]) -> TimeSpread:
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Return the median of each figure over the rounds that have it; at least one round."""
+    """Return the median of each figure over the rounds that have it. Raises: ValueError without rounds."""
     if not rounds:
         raise ValueError("no rounds")
     return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
 
 
 def judge(rounds: Mapping[LoadPhase, Sequence[Figures]], of_steps: bool = False) -> IsolationVerdict | None:
-    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by the decode worker's own steps."""
+    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by times between decode steps."""
     quiet, saturated = rounds.get(LoadPhase.QUIET), rounds.get(LoadPhase.SATURATED)
     if not quiet or not saturated:
         return None
@@ -143,7 +143,7 @@ def _throughput_ratio(loaded: Sequence[Figures], quiet: Sequence[Figures]) -> fl
 
 
 def _ratio(loaded: Sequence[Figures], quiet: Sequence[Figures], of_steps: bool) -> float:
-    """Return the median over rounds of p99 divided by that of the same round's quiet phase."""
+    """Return p99 of a phase over p99 of the quiet phase in the same round, as the median over rounds."""
     return median([_p99(a, of_steps) / _p99(b, of_steps) for a, b in zip(loaded, quiet, strict=True)])
 
 
@@ -153,20 +153,20 @@ def _p99(figures: Figures, of_steps: bool) -> float:
 
 
 def _gaps_ms(times: Sequence[float], log: PhaseLog) -> list[float]:
-    """Return gaps between neighbouring times whose second is within the measured time."""
+    """Return the gaps between consecutive times that end within the measured interval."""
     pairs = itertools.pairwise(times)
     return [(after - before) * 1e3 for before, after in pairs if log.began <= after < log.ended]
 
 
 def _middle(values: Sequence[Any]) -> Any:
-    """Return the median of numbers, or of each part of spreads; None without values."""
+    """Return the median of numbers, or of each field of spreads; None without values."""
     there = [value for value in values if value is not None]
     if not there or not isinstance(there[0], TimeSpread):
         return median(there) if there else None
     return TimeSpread(*(median([getattr(spread, part.name) for spread in there]) for part in fields(TimeSpread)))
 
 
-Rounds = Mapping[str, Mapping[LoadPhase, Sequence[Figures]]]  # by variant
+Rounds = Mapping[str, Mapping[LoadPhase, Sequence[Figures]]]  # figures of each round, by variant and phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def as_table(report: Report) -> str:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Return every round, their medians, and the verdicts: of the client's times, which are judged, and of the
+    """Return every round, the medians, and two verdicts: by the client's times, which counts, and by the
     steps.
     """
     variants = {}

@@ -1,8 +1,8 @@
-"""Only the matrix products of a prefill worker: the cost of another core's arithmetic for a decode worker.
+"""Compute only the matrix products of a prefill worker, to measure what another core's arithmetic costs decode.
 
     .venv/bin/python -m baton.lab.benchmarks.isolation.floor --model FOLDER --rows 512 --ready FILE
 
-Runs until it is killed. Weights and kernels are the engine's; inputs are random. Creates FILE when it computes.
+Runs until it is killed. Weights and kernels are the engine's; inputs are random. Creates FILE once it computes.
 """
 
 import argparse

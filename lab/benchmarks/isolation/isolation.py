@@ -69,7 +69,7 @@ class CoreTimes:
         self._looks.append(self._read())
 
     def busiest(self) -> EngineTime | None:
-        """Return the thread that computed most between the last two samples; None if the kernel does not count."""
+        """Return the times of the thread that computed most between the last two samples; None without schedstat."""
         before, after = self._looks[-2:]
         spent = []
         for thread, (on_core, waiting) in after.items():
@@ -192,7 +192,7 @@ class _Bench:
         flags: tuple[object, ...] = ("up", "--device", "cpu", *ports_of(cluster), "--model", self._source.folder)
         flags += ("--quantize", self._options.quantize, "--trace-file", self._scratch / f"{name}.jsonl")
         flags += (*self._options.more_up_flags, *(["--colocated"] if variant is Variant.COLOCATED else []))
-        writing = {"BATON_STEP_FILE": str(steps)}  # of the decode worker
+        writing = {"BATON_STEP_FILE": str(steps)}  # makes the decode worker write its steps to this file
         program = our_program(name, self._scratch, "baton.cli", *flags, cores=self._cores, environment=writing)
         async with RunningProgram(program) as running:
             await running.wait_until(cluster.is_ready, START_TIMEOUT_S)

@@ -15,7 +15,7 @@ from baton.launch import CommandFailed
 
 WARM_PIECES = 8  # messages of each long answer before the measurement begins
 POLL_S = 0.02
-START_TIMEOUT_S = 180.0  # bound until every long answer has them
+START_TIMEOUT_S = 180.0  # longest wait until every long answer has WARM_PIECES messages
 SETTLE_S = 0.3  # wait after a phase, until cancelled requests have released their resources
 
 
@@ -30,7 +30,7 @@ class LoadPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PhaseLoad:
-    """Load of a phase. `seconds`: measured time, once every long answer has begun."""
+    """Load of a phase. `seconds`: measured time, which begins once every long answer has begun."""
 
     seconds: float
     answers: int
@@ -77,7 +77,7 @@ async def run_phase(
     tasks = [asyncio.create_task(_prompts(target, load, phase, log, chance, vocab_size))]
     tasks += [asyncio.create_task(_answers(target, load, log, chance, vocab_size))]
     gc.collect()
-    gc.disable()  # collections would delay the measuring client
+    gc.disable()  # garbage collections would delay the client, which measures times
     try:
         await _until_warm(log, load, tasks)
         on_window()
@@ -116,7 +116,7 @@ def _logged(target: Target, logs: list[StreamLog]) -> generator.Answer:
 async def _prompts(
     target: Target, load: PhaseLoad, phase: LoadPhase, log: PhaseLog, chance: random.Random, vocab_size: int
 ) -> None:
-    """Send random prompts, which no cache knows, until cancelled."""
+    """Send random prompts, which are in no cache, until cancelled."""
     sending = generator.ServiceLoad(_logged(target, log.prompts))
 
     def jobs(period_s: float) -> Iterator[Job]:

@@ -75,7 +75,7 @@ class PeerRow:
     decode_step_ms: float
     prefill_ratio: MeanEstimate | None
     decode_ratio: MeanEstimate | None
-    same_first_tokens: float  # share of prompts with the same first token as Baton's
+    same_first_tokens: float  # fraction of prompts whose first token equals Baton's
 
     @property
     def label(self) -> str:
@@ -190,7 +190,7 @@ def run_peers_bench(options: PeersOptions) -> int:
 
 
 class Contest:
-    """Engines in the comparison with their states; `stack` ends their processes."""
+    """Engines that are compared, with their states. `stack`: its exit ends their processes."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         self.contestants: list[Contestant] = []
@@ -209,12 +209,12 @@ class Contest:
                     self.contestants.append(self._started(peer, precision, room))
 
     def measure(self, options: PeersOptions, vocab: int) -> dict[tuple[str, Precision, int], list[MeasuredRound]]:
-        """Measure rounds; nothing that an engine did before it failed counts. Raises: CommandFailed if Baton itself
+        """Measure rounds; all results of an engine that fails are dropped. Raises: CommandFailed if Baton itself
         fails.
         """
         found: dict[tuple[str, Precision, int], list[MeasuredRound]] = {}
         for batch in options.batches:
-            for number in range(-1, options.rounds):  # the first is not counted
+            for number in range(-1, options.rounds):  # round -1 is a warm-up and not counted
                 work = RoundWork(batch, options.prompt_tokens, options.new_tokens, batch * 1000 + number, vocab)
                 able = [each for each in self.contestants if each.state is PeerState.MEASURED]
                 for each in order_of(able, number):

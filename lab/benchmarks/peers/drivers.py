@@ -26,7 +26,7 @@ Driven = tuple[str, Callable[[RoundWork], Round]]
 class PeerLoad:
     """Model to load, and the amount of work."""
 
-    source: str  # the checkpoint, or the engine's own form of it
+    source: str  # path of the checkpoint, or of its conversion for the engine
     threads: int
     precision: str
     max_batch: int
@@ -93,7 +93,7 @@ class Stepped:
         without_token: Callable[[Collection[Any]], Collection[Any]],
         first_token: Callable[[Any], int],
     ) -> None:
-        """Create a driver. `add` returns a handle for each prompt; `without_token`: prompts without a token so far."""
+        """Create a driver. `add` returns a handle for each prompt; `without_token`: handles that have no token yet."""
         self._add, self._step, self._has_work = add, step, has_work
         self._without_token, self._first_token = without_token, first_token
 
@@ -104,7 +104,7 @@ class Stepped:
             self._step()
         prefill_s = watch.lap()
         first_tokens = [self._first_token(handle) for handle in handles]
-        # Extra tokens: the first sequence runs until all have begun. All handles are kept: OpenVINO drops a request
+        # Extra tokens let the first sequence run until all have begun. Handles are kept: OpenVINO drops a request
         # with its handle.
         added = self._add(work, work.new_tokens + work.batch)
         waiting: Collection[Any] = added
@@ -125,8 +125,8 @@ class Stepped:
 def openvino(load: PeerLoad) -> Driven:
     """Drive OpenVINO GenAI's continuous batching on a checkpoint exported by optimum-intel.
 
-    bf16: everything in bf16; on CPUs without bf16 instructions, weights in fp16 and all else in fp32, which its version
-    then says. int8 and int4: OpenVINO's defaults for such weights, with 8-bit activations and KV.
+    bf16: everything in bf16; on CPUs without bf16 instructions, weights in fp16 and all else in fp32, as the reported
+    version shows. int8 and int4: OpenVINO's defaults for such weights, with 8-bit activations and KV.
     """
     import numpy
     import openvino as library  # type: ignore[import-not-found]
@@ -144,7 +144,7 @@ def openvino(load: PeerLoad) -> Driven:
         has_bf16 = "BF16" in library.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
         numbers = "bf16" if has_bf16 else "f32"
         properties |= {"INFERENCE_PRECISION_HINT": numbers, "KV_CACHE_PRECISION": numbers}
-        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # else it quantises activations
+        properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"  # otherwise OpenVINO quantises activations
         named += "" if has_bf16 else " in f32"
     pipeline = openvino_genai.ContinuousBatchingPipeline(load.source, scheduler, "CPU", properties)
     names = count()
@@ -187,7 +187,7 @@ def vllm(load: PeerLoad) -> Driven:
     )
     engine = llm.llm_engine
     names = count()
-    outputs: dict[str, Any] = {}  # the latest, by request
+    outputs: dict[str, Any] = {}  # latest output by request id
 
     def add(work: RoundWork, new_tokens: int) -> list[str]:
         outputs.clear()
@@ -210,7 +210,7 @@ def vllm(load: PeerLoad) -> Driven:
 
 
 LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE = 2048, 512  # llama.cpp's defaults
-ROOM_TOKENS = 64  # padding of each sequence's context
+ROOM_TOKENS = 64  # reserve in each sequence's context
 
 
 class LlamaCppContext:
@@ -271,7 +271,7 @@ class LlamaCppContext:
 
 
 def llamacpp(load: PeerLoad) -> Driven:
-    """Drive llama.cpp through its C interface, on a GGUF file. Choosing tokens is not in its times."""
+    """Drive llama.cpp through its C interface, on a GGUF file. Its times exclude the choice of tokens."""
     import llama_cpp  # type: ignore[import-not-found]
 
     llama_cpp.llama_backend_init()

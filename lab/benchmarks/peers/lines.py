@@ -1,4 +1,4 @@
-"""Protocol of `./baton bench peers`: an engine loads once, then each line requests one round and gets one line.
+"""Protocol of `./baton bench peers`: an engine loads once, then answers each line, a request for a round, with a line.
 
     -> {"batch": 16, "prompt_tokens": 512, "new_tokens": 48, "seed": 3, "vocab_size": 49152}
     <- {"prefill_s": 2.5, "decode_step_s": 0.028, "first_tokens": [17, 5, ...]}

@@ -73,7 +73,7 @@ def find_python(peer: PeerEngine, folder: Path, ours: str) -> str | None:
 
 
 def converted_path(peer: PeerEngine, precision: Precision, checkpoint: Path, folder: Path) -> Path:
-    """Return the path of the peer's form of the checkpoint, existing or to be written."""
+    """Return the path of the checkpoint in the peer's format; the file may not exist yet."""
     if peer.form is CheckpointForm.CHECKPOINT:
         return checkpoint
     stem = f"{checkpoint.name}-{_fingerprint(checkpoint)}"
@@ -85,7 +85,7 @@ def converted_path(peer: PeerEngine, precision: Precision, checkpoint: Path, fol
 def conversion_command(
     peer: PeerEngine, precision: Precision, python: str, checkpoint: Path, output: Path
 ) -> list[str]:
-    """Return the command that writes `output` in the peer's environment. Only for forms that are converted."""
+    """Return the command that converts the checkpoint to `output`, in the environment of a peer that needs it."""
     if peer.form is CheckpointForm.GGUF:
         converter = ["-m", "baton.lab.benchmarks.peers.to_gguf"]
         return [python, *converter, str(checkpoint), str(output), GGUF_TYPES[precision]]
@@ -110,7 +110,7 @@ class PeerEngineFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
     prefill_s: float
-    decode_step_s: float  # median of the round
+    decode_step_s: float  # median step of the round
     first_tokens: tuple[int, ...]
 
 
@@ -202,7 +202,7 @@ class Room:
     """Model and largest work that an engine is created for."""
 
     checkpoint: Path
-    folder: Path  # environments and converted checkpoints
+    folder: Path  # folder of the environments and converted checkpoints
     logs: Path
     threads: int
     batch: int  # maximum number of concurrent sequences

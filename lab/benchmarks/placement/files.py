@@ -1,7 +1,7 @@
 """The disk tier of simulated workers: written when a prompt has been computed, read by all workers of a directory.
 
-Each worker's part is bounded and drops its oldest 64th at once, like the real tier (kvtransfer/tier/store.py). A block
-that one worker of a directory has written is not written again by another.
+Each worker's files are bounded and drop their oldest 64th at once, like the real tier (kvtransfer/tier/store.py). A
+block that one worker of a directory has written is not written again by another.
 """
 
 from collections import deque
@@ -19,11 +19,11 @@ class FileOptions:
     blocks_per_worker: int
     workers_per_directory: int
     load_gb_per_s: float
-    known: bool  # to the placement; workers load from files even if it is not
+    known: bool  # the placement knows the blocks in files; workers load them in any case
 
 
 class Directory:
-    """Shared by the workers of one machine."""
+    """KV blocks in the files of one machine, which all its workers can load."""
 
     def __init__(self) -> None:
         self._blocks: set[bytes] = set()
@@ -45,7 +45,7 @@ class Directory:
 
 
 class SimulatedFiles:
-    """Files of one worker."""
+    """Bounded KV files of one worker; if they are full, the oldest segment is dropped."""
 
     def __init__(self, directory: Directory, blocks: int) -> None:
         self.directory = directory

@@ -38,7 +38,7 @@ class PlacedByRouter:
         self._index, self._rates, self._recent = PrefixIndex(), RateLedger(), RecentWork()
         self._prefill, self._decode = ([f"{role}{n}" for n in range(workers)] for role in "pd")
         self._branching = PrefixFanOut()
-        self._load_ms: dict[int, float] = {}  # by number of a prompt whose prefill has not ended
+        self._load_ms: dict[int, float] = {}  # milliseconds by number of the prompt, until its prefill ends
         self._loading_ms: defaultdict[str, float] = defaultdict(float)
         self._number = {name: number for names in (self._prefill, self._decode) for number, name in enumerate(names)}
 
@@ -127,7 +127,7 @@ class PlacedByRouter:
 
 
 class Baseline(ABC):
-    """Chooses a prefill worker; the decode worker is the one with the fewest tokens in flight."""
+    """Policy that chooses the prefill worker. The decode worker is that with the fewest tokens in flight."""
 
     def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice:
         prefill = self.prefill(prompt, world)
@@ -157,14 +157,14 @@ class Random(Baseline):
 
 
 class LeastLoad(Baseline):
-    """The fewest requests in flight."""
+    """Policy: the worker with the fewest requests in flight."""
 
     def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         return _least(world.prefill, lambda worker: worker.requests_in_flight, prompt.number)
 
 
 class LongestPrefix(Baseline):
-    """The worker with the longest cached prefix of the prompt; ties go to the fewest requests in flight."""
+    """Policy: the worker with the longest cached prefix; ties go to the fewest requests in flight."""
 
     def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         hits = world.hit_blocks(prompt.arrival.blocks)

@@ -56,10 +56,10 @@ class RouteFigures:
 
     policy: str
     hit_rate: float
-    loaded_rate: float  # from files
+    loaded_rate: float  # blocks loaded from files
     pooled_lru_bound: float
     infinite_bound: float
-    of_pooled_lru: float | None  # hit rate over that bound; None if the bound is 0
+    of_pooled_lru: float | None  # hit rate over pooled_lru_bound; None if the bound is 0
     of_infinite: float | None
     imbalance_1min_p50: float
     imbalance_1min_p95: float
@@ -73,7 +73,7 @@ class RouteFigures:
     decision_us_p50: float
     decision_us_p99: float
     computed_tokens: int
-    mispredicted: float  # share of prompts whose hits differed from what was expected at dispatch
+    mispredicted: float  # fraction of prompts whose hits differed from those expected at dispatch
     requests: int
     workers: int
 

@@ -64,14 +64,14 @@ class BlockCache:
 
 @dataclass(slots=True)
 class SimulatedPrompt:
-    """Request on its way. Times in seconds since the trace began."""
+    """Simulated request and its times, in seconds since the trace began."""
 
     number: int
     arrival: TraceArrival
     prefill: int = 0
     decode: int = 0
-    expected_hit_blocks: int = 0  # by the policy, at dispatch
-    expected_loaded_blocks: int = 0  # after them, from files
+    expected_hit_blocks: int = 0  # hits that the policy expected at dispatch
+    expected_loaded_blocks: int = 0  # blocks after these hits that the policy expected to be loaded from files
     hit_blocks: int = 0
     loaded_blocks: int = 0
     load_s: float = 0.0
@@ -99,7 +99,7 @@ class PrefillWorker:
     requests_in_flight: int = 0
 
     def take(self, prompt: SimulatedPrompt) -> None:
-        """Queue a prompt, and count the tokens that the policy expected it to compute as in flight."""
+        """Queue a prompt. The tokens that the policy expected it to compute count as in flight."""
         (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1
@@ -112,7 +112,7 @@ class PrefillWorker:
             if prompt.loaded_blocks:
                 self.loading = prompt
                 return prompt
-            self.waiting.append(prompt)  # a prompt before it has brought them
+            self.waiting.append(prompt)  # nothing left to load: an earlier prompt has brought its blocks
         return None
 
     def end_loading(self) -> Changes:
@@ -124,7 +124,7 @@ class PrefillWorker:
         return self.cache.insert(blocks[: self.cache.hit_blocks(blocks) + prompt.loaded_blocks])
 
     def start(self, now: float) -> SimulatedPrompt | None:
-        """The next prompt, unless one is running or none waits; its `first_token_s` is when it will be done."""
+        """Start the next prompt and return it with its `first_token_s`; None if one is running or none waits."""
         if self.running is not None or not self.waiting:
             return None
         prompt = self.running = self.waiting.popleft()
@@ -132,17 +132,17 @@ class PrefillWorker:
         cached_blocks = self.cache.hit_blocks(prompt.arrival.blocks)
         prompt.loaded_blocks = min(prompt.loaded_blocks, cached_blocks)
         prompt.hit_blocks = cached_blocks - prompt.loaded_blocks
-        # The logits of the last token are needed, even if all is cached.
+        # The last token is always computed, since its logits are needed.
         prompt.computed_tokens = max(1, prompt.arrival.input_tokens - BLOCK_TOKENS * cached_blocks)
         prompt.first_token_s = now + prompt.computed_tokens / self.tokens_per_s
         return prompt
 
     def in_files(self, blocks: Sequence[bytes], hit_blocks: int) -> int:
-        """Return the blocks in files after the hits."""
+        """Return the number of consecutive blocks in files after the hits."""
         return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
 
     def _loads(self, prompt: SimulatedPrompt) -> tuple[int, float]:
-        """Return the blocks to load from files and the seconds that takes, by the rule of real workers."""
+        """Return how many blocks to load from files, by the rule of real workers, and the seconds that it takes."""
         blocks = prompt.arrival.blocks
         found = self.in_files(blocks, self.cache.hit_blocks(blocks))
         if not found or self.costs is None or not self.costs.favour_loading(found):
@@ -168,7 +168,7 @@ class DecodeWorker:
 
 @dataclass(slots=True)
 class SimulatedWorkers:
-    """Workers by number."""
+    """Simulated prefill and decode workers, each identified by its number."""
 
     prefill: list[PrefillWorker]
     decode: list[DecodeWorker]
@@ -190,7 +190,7 @@ class SimulatedWorkers:
         return cls(prefill, [DecodeWorker() for _ in range(workers)], speeds, files)
 
     def hit_blocks(self, blocks: Sequence[bytes]) -> list[int]:
-        """Return how many of the blocks each prefill worker has cached."""
+        """Return, for each prefill worker, how many of these blocks it has cached."""
         return [worker.cache.hit_blocks(blocks) for worker in self.prefill]
 
 
@@ -220,10 +220,10 @@ class Chooser(Protocol):
     def choose(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> WorkerChoice: ...
 
     def computed(self, prompt: SimulatedPrompt, changes: Changes) -> None:
-        """Take the prefill worker's report that the prompt has been computed."""
+        """Handle the prefill worker's report that the prompt has been computed."""
 
     def loaded(self, prompt: SimulatedPrompt, changes: Changes) -> None:
-        """Take the prefill worker's report that blocks of the prompt were loaded from files."""
+        """Handle the prefill worker's report that blocks of the prompt were loaded from files."""
 
     def answered(self, prompt: SimulatedPrompt) -> None: ...
 
@@ -238,7 +238,7 @@ class _EventKind(IntEnum):
 
 @dataclass(slots=True)
 class PlacementRun:
-    """The results of a trace."""
+    """Results of one simulated trace."""
 
     prompts: list[SimulatedPrompt] = field(default_factory=list)  # in the order of their arrival
     decisions_us: list[float] = field(default_factory=list)

@@ -82,7 +82,7 @@ def _azure(lines: Iterable[str]) -> Iterator[TraceArrival]:
     for row in csv.DictReader(lines):
         tokens = int(row["ContextTokens"])
         ids = block_ids(next(numbers) for _ in range(blocks_of(tokens)))
-        # Azure writes seven digits after the decimal point, and datetime reads six.
+        # Azure writes seven digits after the decimal point; datetime accepts only six.
         at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
         yield TraceArrival(at_s, tokens, int(row["GeneratedTokens"]), ids)
 
@@ -105,7 +105,7 @@ class _Maker:
         return self.draw.expovariate(1 / mean)
 
     def arrival(self, at_s: float, blocks: Sequence[bytes], output_tokens: int = 200) -> TraceArrival:
-        """Return a request with these blocks; how full the last one is, is random."""
+        """Return a request with these blocks, the last of which is filled to a random degree."""
         tokens = len(blocks) * BLOCK_TOKENS - self.draw.randint(0, BLOCK_TOKENS - 12)
         return TraceArrival(at_s, tokens, output_tokens, tuple(blocks))
 

@@ -126,7 +126,7 @@ BATCH = 10  # requests of one API in a row, before the next API's turn
 
 @dataclass(frozen=True, slots=True)
 class CallWay:
-    """Medians of the rounds."""
+    """Medians over the rounds for one API: gRPC, completions or chat."""
 
     name: str
     cpu_us_per_token: float
@@ -142,7 +142,7 @@ def run_gateway_bench(options: GatewayBenchOptions) -> int:
 
 
 async def measure_ways(options: GatewayBenchOptions) -> list[CallWay]:
-    """Measure each way, gRPC first. Raises: CommandFailed."""
+    """Measure gRPC and each HTTP route, gRPC first. Raises: CommandFailed."""
     streamed: dict[str, list[StreamFigures]] = {GRPC: [], **{route.name: [] for route in ROUTES}}
     firsts: dict[str, list[float]] = {name: [] for name in streamed}
     window = Window(options.streams, options.interval_ms / 1e3, options.seconds)

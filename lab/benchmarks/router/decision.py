@@ -65,7 +65,7 @@ WARM_UP = 50
 
 @dataclass(frozen=True, slots=True)
 class DecisionFigures:
-    """Microseconds per request."""
+    """Microseconds per request of choosing workers, of charging the load to them, and of hashing the prompt."""
 
     workers: int
     prompt_tokens: int
@@ -132,7 +132,7 @@ RUNNING = 500
 class Cost:
     """Median microseconds of the parts of one decision."""
 
-    workers: int  # prefill workers, and as many decode workers
+    workers: int  # number of prefill workers; there are as many decode workers
     prompt_tokens: int
     walk_us: float  # lookup in the prefix index, for all workers
     views_us: float  # snapshot of the candidates with their loads and rates, without the lookup
@@ -140,8 +140,8 @@ class Cost:
     charge_us: float  # the request's load on the chosen workers, and the blocks that it will leave in their caches
     total_us: float
     total_p99_us: float
-    candidates: float  # mean
-    decisions_per_s: float  # of one process, at the median
+    candidates: float  # mean number of candidates
+    decisions_per_s: float  # decisions of one process, at the median time
 
 
 class _World:
@@ -205,7 +205,7 @@ def measure(workers: int, prompt_tokens: int, decisions: int) -> Cost:
 
 @dataclass(frozen=True, slots=True)
 class _Timed:
-    parts_us: tuple[float, float, float, float]  # as in Cost
+    parts_us: tuple[float, float, float, float]  # in the order of the fields of Cost
     candidates: int
 
 

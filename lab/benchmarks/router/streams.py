@@ -35,7 +35,7 @@ _END = b"data: [DONE]\n\n"
 @dataclass(frozen=True, slots=True)
 class StreamStack:
     target: str
-    pid: int  # of the process that is measured
+    pid: int  # id of the measured process
     decode: str = ""  # the decode worker's endpoint
     http_target: str = ""
 
@@ -74,7 +74,7 @@ class StreamFigures:
 
     @property
     def cpu_share(self) -> float:
-        """Return the share of one core."""
+        """Return the CPU time as a fraction of one core's time."""
         return self.cpu_s / self.seconds
 
 

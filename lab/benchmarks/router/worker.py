@@ -34,7 +34,7 @@ FIRST_LETTER = 3 + ord("a") - ord("!")  # the tiny checkpoint has three special 
 MARKS_METHOD = "/baton.bench.Worker/Marks"
 FLOOR_METHOD = "/baton.bench.Floor/Stream"
 TIME_BYTES = 8
-MESSAGE_BYTES = 16  # as a delta of one token has
+MESSAGE_BYTES = 16  # size of a delta with one token
 
 Session = RouterLink[session_pb2.ConnectResponse]
 
@@ -43,16 +43,16 @@ Session = RouterLink[session_pb2.ConnectResponse]
 class _Sequence:
     attempt_id: int
     made: int
-    tokens: int  # at which it ends
+    tokens: int  # number of tokens after which it ends
 
 
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):
-    """Worker that computes nothing."""
+    """Worker that computes nothing and sends tokens at a set pace."""
 
     def __init__(self, role: "session_pb2.Role", folder: str) -> None:
         self.info = worker_info(role, folder)
         self._hub: LinkHub[session_pb2.ConnectResponse] = LinkHub(1.0, 1 << 20, self._forget)
-        self._running: dict[bytes, dict[int, _Sequence]] = {}  # by router, by attempt id
+        self._running: dict[bytes, dict[int, _Sequence]] = {}  # by router id, then by attempt id
         self.marks: deque[int] = deque(maxlen=1 << 16)
 
     async def Connect(

@@ -29,7 +29,7 @@ class Job:
 
     prompt: tuple[int, ...]
     output_tokens: int
-    arrival_s: float = 0.0  # after the start of the run; unused in a closed loop
+    arrival_s: float = 0.0  # seconds after the start of the run; unused in a closed loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class TargetFailed(Exception):
 
     def __init__(self, message: str, code: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(message)
-        self.code = code  # of gRPC
+        self.code = code  # name of the gRPC status, empty without one
         self.retry_after_s = retry_after_s
 
 
@@ -127,12 +127,12 @@ RESULTS = {"RESOURCE_EXHAUSTED": "refused", "DEADLINE_EXCEEDED": "late"}
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """The outcome of one request. Seconds."""
+    """Outcome of one request. Times are in seconds."""
 
     prompt_tokens: int
     output_tokens: int  # 0 if it failed
     sent_s: float  # after the start of the run
-    late_s: float  # from its arrival time to its sending: the lag of this process
+    late_s: float  # from its arrival time to its sending: delay of this process
     pieces_s: tuple[float, ...]  # arrival of each piece, after the start of the run
     error: str = ""  # empty if it succeeded
     ended_s: float = 0.0  # after the start of the run
@@ -162,11 +162,11 @@ class LoadOutcome:
 @dataclass(frozen=True, slots=True)
 class LoadRun:
     outcomes: tuple[LoadOutcome, ...]  # in the order of the jobs
-    duration_s: float  # until the last answer
+    duration_s: float  # seconds until the last answer
 
 
 class ServiceLoad:
-    """Run against one target. `on_done` is called after each answer."""
+    """Load on one target. `on_done` is called after each answer."""
 
     def __init__(
         self, answer: Answer, on_done: Callable[[], object] = lambda: None, clock: Clock = time.monotonic
@@ -182,13 +182,13 @@ class ServiceLoad:
             tasks = []
             for job in jobs:
                 wait_s = started + job.arrival_s - self._clock()
-                # also where it is late already: pieces that have arrived meanwhile are read before more is sent
+                # Sleep even if the job is late: arrived pieces are read before more is sent.
                 await asyncio.sleep(max(0.0, wait_s))
                 tasks.append(group.create_task(self._one(job, started, due=started + job.arrival_s)))
         return LoadRun(tuple(task.result() for task in tasks), self._clock() - started)
 
     async def closed_loop(self, jobs: Iterable[Job], concurrency: int, seconds: float = math.inf) -> LoadRun:
-        """The next job whenever one of `concurrency` is answered; none begins later than `seconds` after the start."""
+        """Send the next job whenever one of `concurrency` is answered; none later than `seconds` after the start."""
         started = self._clock()
         found: dict[int, LoadOutcome] = {}
         numbered = enumerate(jobs)
@@ -230,7 +230,7 @@ class ServiceLoad:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Milliseconds. All 0 where there was nothing to measure."""
+    """Mean, standard deviation and percentiles in milliseconds; all 0 without values."""
 
     mean: float
     std: float
@@ -247,16 +247,16 @@ class Metrics:
     failed: int
     total_input_tokens: int
     total_output_tokens: int
-    request_throughput: float  # these are all per second
-    request_goodput: float | None  # None: no objectives were given
+    request_throughput: float  # requests per second
+    request_goodput: float | None  # good requests per second; None without objectives
     output_throughput: float
     total_token_throughput: float
     ttft: Spread
     tpot: Spread
     itl: Spread
     e2el: Spread
-    late: Spread  # how long after its arrival each was sent: where this is not small, the client was too slow
-    errors: tuple[str, ...]  # the first few different ones
+    late: Spread  # from arrival time to sending: if it is not small, the client was too slow
+    errors: tuple[str, ...]  # first few different error messages
 
     def as_json(self) -> dict[str, Any]:
         """Return the metrics with vLLM's keys: mean_ttft_ms, median_ttft_ms, p99_ttft_ms and so on."""
@@ -300,7 +300,7 @@ def measure(target: str, run: LoadRun, objectives_ms: Mapping[str, float]) -> Me
 
 
 def tpot_s(outcome: LoadOutcome) -> float:
-    """Seconds per token after the first; 0 where there is none."""
+    """Return the seconds per token after the first; 0 if there is only one."""
     if outcome.output_tokens <= 1:
         return 0.0
     return (outcome.latency_s - outcome.ttft_s) / (outcome.output_tokens - 1)

@@ -46,9 +46,9 @@ class HandOverStages:
 
     news: float  # from the end of the last chunk until the prefill worker's event loop moves the watermark
     way: float  # until the decode worker has the watermark and has finished earlier copies
-    copy: float  # of the blocks that the last watermark released
-    confirm: float  # round trip
-    activate: float  # until the first step begins
+    copy: float  # copy of the blocks that the last watermark released
+    confirm: float  # round trip that confirms the copy
+    activate: float  # until the first decode step begins
     total: float
 
 
@@ -69,18 +69,18 @@ class HandOverResult:
     transport: str
     hand_over_ms: HandOverStages  # median of each stage
     hand_over_p90_ms: float
-    ttft_ms: float  # without a pull
-    added_ttft: float  # as a share of `ttft_ms`
+    ttft_ms: float  # time to first token if the prompt is not pulled
+    added_ttft: float  # time that a pull adds to it, as a fraction of `ttft_ms`
     pull_gb_per_s: float
     memcpy_gb_per_s: float
-    hidden: float  # share of the copying that was done before the last chunk ended
+    hidden: float  # fraction of the copying that was done before the last chunk ended
     quiet: Between
     computing: Between
     pulling: Between
 
 
 def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[HandOverStages, float]:
-    """Return the stages of the only hand-over since `since`, and its hidden share of copying."""
+    """Return the stages of the only hand-over after `since`, and the fraction of its copying that was hidden."""
     prefill, decode = prefill_marks.since(since), decode_marks.since(since)
     ended = [end for name, _, end in prefill if name == "step"][-1]
     advanced = [begin for name, begin, _ in prefill if name == "advance"][-1]

@@ -31,7 +31,7 @@ class StageMarks:
 
 
 def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
-    """Return `method`, with its begin and end written to `marks` unless it did nothing, which it says by False."""
+    """Return `method` wrapped: unless it returns False, having done nothing, its begin and end go to `marks`."""
 
     def write(began: float, result: object) -> None:
         if result is not False:

@@ -52,8 +52,8 @@ def worker_process(
 ) -> Iterator[StartedWorker]:
     """Run a worker until the block is left; it is killed if it has not stopped after `stop_s`.
 
-    `marks`: file for the stages of its hand-overs. `threads`: of torch. `within`: command that runs it elsewhere, where
-    it listens on `host`. `environment`: added to that of this process.
+    `marks`: file for the stages of its hand-overs. `threads`: number for torch. `within`: prefix of the command that
+    runs it elsewhere, where it listens on `host`. `environment`: variables in addition to those of this process.
     """
     port = free_port()
     module = (
@@ -115,7 +115,7 @@ class PairSession:
                     await self._call.write(session_pb2.ConnectRequest(hello=hello))
                     self.worker = (await self._call.read()).welcome.worker
                     break
-                except grpc.aio.AioRpcError:  # still loading
+                except grpc.aio.AioRpcError:  # the worker is still loading
                     await asyncio.sleep(0.2)
         self._reader = asyncio.create_task(self._read())
         return self
@@ -126,13 +126,13 @@ class PairSession:
         await self._channel.close()
 
     async def send(self, **command: Any) -> None:
-        async with self._sending:  # a call takes one message at a time
+        async with self._sending:  # a gRPC call accepts one write at a time
             self._sent += 1
             message = session_pb2.ConnectRequest(number=self._sent, acknowledged=self._received, **command)
             await self._call.write(message)
 
     async def hear(self, kind: str, attempt_id: int) -> Heard:
-        """Wait for the next event of a kind about an attempt; kind `output` is one output of a step.
+        """Wait for the next event of a kind about an attempt. Kind `output`: the attempt's output in one step.
 
         Raises: RuntimeError if the attempt failed or the session ended; grpc.aio.AioRpcError if the session broke.
         """
@@ -174,7 +174,7 @@ _attempts = count(1)
 
 
 def make_command(tokens: list[int], answer_tokens: int, hashed: bool = True) -> dict[str, Any]:
-    """Return the fields that Prefill and Start share. `hashed`: with block hashes, so that blocks are cached."""
+    """Return the fields that the commands Prefill and Start share. `hashed`: add block hashes for the cache."""
     blocks = len(tokens) // BLOCK_TOKENS if hashed else 0
     return {
         "attempt_id": next(_attempts),
@@ -210,7 +210,7 @@ class WorkerPair:
     async def answer(
         self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
     ) -> PairAnswer:
-        """Answer a new random prompt. `pulled`: whether the decode worker takes the prompt over.
+        """Answer a new random prompt. `pulled`: whether the decode worker pulls its KV.
 
         With one token to answer, the decode worker only copies the prompt, and this does not wait for the copy.
         `on_token` is called for each message of the decode worker with tokens.
@@ -231,7 +231,7 @@ class WorkerPair:
             landed = (await self._decode.hear("landed", attempt_id)).event
         while len(token_ids) < answer_tokens:
             heard = await self._decode.hear("output", attempt_id)
-            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode sends the first token again
+            fresh = heard.event.token_ids[len(token_ids) - heard.event.offset :]  # decode repeats the first token
             token_ids += fresh
             times += [heard.at] * len(fresh)
             if on_token is not None:

@@ -1,5 +1,5 @@
-"""A GPU that is not there, in the place of Triton's driver: Triton itself specialises, compiles, loads and launches
-kernels, as it would on one. Nothing runs.
+"""Driver of a GPU that does not exist: with it, Triton specialises, compiles, loads and launches kernels as on a
+real one, but nothing runs.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from triton.runtime.driver import driver
 
 from baton.kernels.triton.launch import SHARED_BYTES, Device
 
-MOST_THREADS = 1024  # of a program
+MOST_THREADS = 1024  # maximum number of threads of a program
 
 
 class AbsentGpu:
@@ -50,9 +50,9 @@ def _launch(*arguments: object) -> None:
 def absent_gpu(arch: int, number: int | None = None) -> Iterator[None]:
     """Pretend that Triton's current device has that architecture inside the block.
 
-    `number`: of the device, by which Triton keys what it compiled; None: the architecture's.
+    `number`: device number, by which Triton caches compiled kernels; None: equal to `arch`.
     """
-    before = driver._active  # `driver.active` raises where there is no GPU
+    before = driver._active  # not `driver.active`, which raises without a GPU
     driver.set_active(AbsentGpu(arch, arch if number is None else number))
     try:
         yield

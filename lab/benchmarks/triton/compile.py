@@ -337,7 +337,7 @@ class Compiled:
     spilled_bytes: int
     shared_bytes: int
     reads_before_wait: int | None  # reads before it waits for the previous kernel; None if not every program waits
-    seconds: float  # of compilation on one core
+    seconds: float  # compilation time on one core
 
     def __str__(self) -> str:
         return (
@@ -367,7 +367,7 @@ def _reads_before_wait(ptx: str) -> int | None:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Return the registers of a thread, and its bytes of stack: spilled registers."""
+    """Return the registers of a thread, and the bytes of its stack, to which registers are spilled."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -380,7 +380,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def compile_cases(arch: int, kernel: str) -> list[Compiled]:
-    """Compile for one architecture. Each needs its own process: Triton 3.6 keeps the 8-bit floats of the first one."""
+    """Compile for one architecture. Call it once per process: Triton 3.6 keeps the first one's 8-bit floats."""
     rows: list[Compiled] = []
     for case in CASES:
         for row in compiled(case, arch) if kernel in case.name else ():

@@ -31,7 +31,7 @@ from baton.lab.benchmarks.gpu.row import RATED
 from baton.lab.report.result import make_parser, write_result
 
 NODE_US = 1.2
-CONTEXT_BLOCKS = 128  # of 32 tokens: long enough that attention is split, as usual for one sequence
+CONTEXT_BLOCKS = 128  # blocks of 32 tokens; attention over so many is split, as usual for one sequence
 READ_BYTES_PER_S = {rates.gpu: rates.bytes_per_s for rates in RATED.values()}
 ROWS = (1, 8)  # one row is computed by fused kernels, eight by the library's product
 GOALS_MS = {"llama8b": 4.65, "qwen0.6b": 0.75}
@@ -104,9 +104,9 @@ class StepEstimate:
     rows: int  # sequences
     layer_kernels: dict[str, int]
     other_kernels: dict[str, int]
-    kernels: int  # of a whole step
+    kernels: int  # kernels of a complete step
     read_bytes: int
-    goal_ms: float  # of one sequence
+    goal_ms: float  # goal for a step of one sequence
     estimate_ms: dict[str, float]  # by GPU
 
     def __str__(self) -> str:

@@ -82,7 +82,7 @@ def _random(*shape: int) -> torch.Tensor:
 
 
 def _layers(nbytes: int) -> int:
-    """Return how many layers do not fit the GPU's cache together if one reads `nbytes`."""
+    """Return a number of layers that together exceed the GPU's cache, if each reads `nbytes`."""
     return max(2, -(-COLD_BYTES // nbytes))
 
 
@@ -127,7 +127,7 @@ def compiled(kernel: str, tile: Tile | FewRows) -> None:
 def compile_all(kernel: str) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers, suppress(BrokenProcessPool):
-        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # what is left is compiled when it is timed
+        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # the rest is compiled when timed
 
 
 def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | FewRows | None:

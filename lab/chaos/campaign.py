@@ -1,7 +1,7 @@
 """Inject a plan of faults into a running stack while observing which processes serve.
 
-A fault that finds nothing to break is reported as not made; one without evidence as not proven. Both are retried later
-on whatever is in use then, up to TRIES times.
+A fault that finds nothing to break is reported as not made, one without evidence as not proven. Both are retried later,
+up to TRIES times in all, on a link that is in use then.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from baton.lab.chaos.stack import ChaosStack
 from baton.lab.chaos.watch import Background
 
 PERIOD_S = 0.15
-WHOLE_S = 60.0  # bound from the end of a fault until the disturbed processes serve again
-AHEAD = 8  # planned faults among which the next one is chosen
-TRIES = 4  # attempts for a fault that finds nothing to break or is not proven
-BACK = 3  # faults of the plan that come before a retry
+WHOLE_S = 60.0  # longest time from the end of a fault until the disturbed processes serve again
+AHEAD = 8  # number of planned faults among which the next one is chosen
+TRIES = 4  # most attempts for a fault that finds nothing to break or is not proven
+BACK = 3  # number of planned faults that are injected before a retry
 
 
 class Soundness(Background):
@@ -36,13 +36,13 @@ class Soundness(Background):
         self.unsound: dict[str, str] = {"the stack": "has not been polled yet"}
 
     async def next_look(self) -> None:
-        """Wait for the end of a poll that began after this call."""
+        """Wait until a poll that began after this call has finished."""
         since_s = time.monotonic()
         async with self._looked:
             await self._looked.wait_for(lambda: self._began_s >= since_s)
 
     async def recovered(self, names: frozenset[str], within_s: float) -> str:
-        """Wait until these processes serve again; return what is still wrong after `within_s`, empty if nothing is."""
+        """Wait until these processes serve again: return an empty text, or what is still wrong after `within_s`."""
         until_s = time.monotonic() + within_s
         while True:
             await self.next_look()
@@ -74,7 +74,7 @@ def make_injection(fault: Fault, scene: Scene) -> Injection:
 
 @dataclass(frozen=True, slots=True)
 class Unmade:
-    """A fault that found nothing to break."""
+    """Fault that was not injected because it found nothing to break."""
 
     fault: Fault
     at_s: float
@@ -83,8 +83,9 @@ class Unmade:
 
 @dataclass
 class FaultCampaign:
-    """Faults of a run, in order. `began_s`: origin of all times. `wanted`: number of proven faults that ends the
-    campaign; None: it ends with the plan.
+    """Injects the planned faults of a run. `began_s`: start of the run, monotonic, from which log lines count.
+
+    `wanted`: number of proven faults after which the campaign ends; None: it ends with the plan.
     """
 
     scene: Scene
@@ -103,9 +104,9 @@ class FaultCampaign:
         self._number = 0
 
     async def run(self, until_s: float) -> None:
-        """Inject the plan until `until_s`; return once every injected fault has recovered or timed out.
+        """Inject planned faults until `until_s`; return once all disturbed processes serve again or have timed out.
 
-        Raises: ExceptionGroup, of errors of injections other than NotMade, NotProven and OSError.
+        Raises: ExceptionGroup of an injection's errors other than NotMade, NotProven and OSError.
         """
         under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as group:
@@ -125,7 +126,7 @@ class FaultCampaign:
         return self.wanted is not None and sum(each.proof is not None for each in self.injected) >= self.wanted
 
     def _next(self) -> Planned | None:
-        """Remove and return the first of the next AHEAD faults that may start now; a link fault gets a link in use."""
+        """Remove and return the first of the next AHEAD faults that may start now, a link fault on a link in use."""
         for place, planned in enumerate(list(self._left)[:AHEAD]):
 
             def may_begin(fault: Fault, planned: Planned = planned) -> bool:
@@ -138,7 +139,7 @@ class FaultCampaign:
         return None
 
     async def _one(self, planned: Planned) -> None:
-        """Inject one fault and wait until what it disturbed serves again."""
+        """Inject one fault and wait until the processes that it disturbed serve again."""
         fault, proof, trouble = planned.fault, None, ""
         self._number += 1
         number, injection = self._number, None
@@ -180,17 +181,17 @@ class FaultCampaign:
 
 
 def never_made(injected: Sequence[Injected], unmade: Sequence[Unmade]) -> list[FaultKind]:
-    """Return the kinds that found nothing to break in any attempt: they tested nothing."""
+    """Return the kinds of fault that had nothing to break in TRIES attempts and were never proven."""
     proven = {each.fault.kind for each in injected if each.proof is not None}
     tried = [each.fault.kind for each in unmade]
     return sorted(kind for kind in set(tried) - proven if tried.count(kind) >= TRIES)
 
 
-LEAST_PROVEN = 0.5  # share of the made faults of a kind, and at least one of them
+LEAST_PROVEN = 0.5  # fraction of a kind's injected faults that must be proven, and at least one fault
 
 
 def too_few_proven(injected: Sequence[Injected]) -> list[FaultKind]:
-    """Return the kinds with fewer proofs than LEAST_PROVEN demands."""
+    """Return the kinds of fault of which fewer were proven than LEAST_PROVEN demands."""
     made = Counter(each.fault.kind for each in injected)
     proven = Counter(each.fault.kind for each in injected if each.proof is not None)
     return sorted(kind for kind, count in made.items() if proven[kind] < max(1.0, LEAST_PROVEN * count))

@@ -1,7 +1,7 @@
 """Compare a client's stream with the undisturbed answer, and measure gaps between its tokens. Pure.
 
-A cancelled stream is judged up to its last token. Where the undisturbed choice was close (another token within 1e-4), a
-different token counts as CLOSE and the rest of that choice is not compared, since it is a different answer from there.
+A cancelled stream is judged up to its last token. If a token differs at an offset where the undisturbed answer had two
+tokens within 1e-4, it counts as CLOSE and the rest of that choice is not compared, since the answers differ from there.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,8 +27,8 @@ class FindingKind(StrEnum):
     TWO_ENDS = "two ends"
     NO_END = "no end"
     HANG = "hang"
-    FAILED = "failed"  # status other than OK
-    CLOSE = "close"  # different token where two were within 1e-4: not a fault
+    FAILED = "failed"  # the stream ended with a status other than OK
+    CLOSE = "close"  # not a fault: a different token where two were within 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class ExpectedChoice:
     text: str
     reason: str
     matched_stop: str | int | None = None
-    logprobs: tuple[float, ...] = ()  # empty if not requested
-    close: frozenset[int] = frozenset()  # offsets where another token was within 1e-4
+    logprobs: tuple[float, ...] = ()  # one per token; empty if not requested
+    close: frozenset[int] = frozenset()  # token offsets at which another token was within 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Finding:
 
 
 def check(history: StreamHistory, expected: Sequence[ExpectedChoice], bound_s: float) -> list[Finding]:
-    """Return every finding of one stream. `bound_s`: maximum duration."""
+    """Return all findings of one stream. `bound_s`: longest allowed duration."""
     number, whole = history.number, history.behaviour is not Behaviour.CANCELS
     if history.closed_s is None or history.closed_s - history.began_s > bound_s:
         took = "is still open" if history.closed_s is None else f"took {history.closed_s - history.began_s:.1f} s"
@@ -99,7 +99,7 @@ def _of(
 
 
 def _order(pieces: Sequence[StreamPiece]) -> _Fault | None:
-    """Return the fault in a choice's offsets; None if they are contiguous from 0."""
+    """Return the fault in the token offsets of one choice; None if they are contiguous from 0."""
     following, seen, early = 0, set[int](), None
     for piece in pieces:
         covered = range(piece.offset, piece.offset + len(piece.token_ids))
@@ -118,7 +118,7 @@ def _order(pieces: Sequence[StreamPiece]) -> _Fault | None:
 
 
 def _tokens(pieces: Sequence[StreamPiece], wanted: ExpectedChoice) -> _Fault | None:
-    """Return the fault of the first unexpected token; None if all are expected."""
+    """Return the fault of the first token that differs from the expected one; None if none differs."""
     token_ids = chain.from_iterable(piece.token_ids for piece in pieces)
     for offset, token_id in enumerate(token_ids):
         if offset >= len(wanted.token_ids):
@@ -130,7 +130,10 @@ def _tokens(pieces: Sequence[StreamPiece], wanted: ExpectedChoice) -> _Fault | N
 
 
 def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
-    """Yield faults in text and log-probabilities of a choice with the right tokens. Text may lag behind its tokens."""
+    """Yield faults in text and log-probabilities of a choice with the right tokens.
+
+    Unless the choice is complete, its text may lag behind its tokens.
+    """
     text = "".join(piece.text for piece in pieces)
     if text != wanted.text if is_whole else not wanted.text.startswith(text):
         at = next((at for at, pair in enumerate(zip(text, wanted.text, strict=False)) if pair[0] != pair[1]), 0)
@@ -147,18 +150,18 @@ def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_wh
             return
 
 
-SOON_S = 0.5  # maximum time from a fault to the last token before the gap that it caused
+SOON_S = 0.5  # tokens may still arrive for this long after a fault, before the gap that it causes
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """Injected fault with its times and evidence. `proof`: None if there is no evidence."""
+    """Injected fault with its times, monotonic, and its evidence. `proof`: None if there is no evidence."""
 
     fault: Fault
-    at_s: float  # end of the injection
+    at_s: float  # time at which the injection had finished
     healed_s: float
     proof: str | None
-    trouble: str = ""  # reason for the missing proof, or processes that did not recover in time
+    trouble: str = ""  # why the proof is missing, or which processes did not recover in time
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,7 @@ class Pause(NamedTuple):
 def gaps_at(
     injected: Sequence[Injected], histories: Sequence[StreamHistory], kinds: frozenset[FaultKind]
 ) -> list[StreamGap]:
-    """Return the gaps of streams that lost their decode worker to a fault of these kinds after their first token."""
+    """Return the gaps of streams that lost their decode worker, after the first token, to a fault of these kinds."""
     found = []
     for index, event in enumerate(injected):
         if event.fault.kind not in kinds or event.proof is None:
@@ -204,7 +207,10 @@ def _falls_into(event: Injected, pause: Pause) -> bool:
 
 
 def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[StreamHistory]) -> dict[FaultKind, list[float]]:
-    """Return the longest pause of every stream that was open at a fault, whether or not the fault concerned it."""
+    """Return, by kind of fault, the longest pause around a fault of every stream that was open at its time.
+
+    Streams that the fault did not affect are included.
+    """
     found: dict[FaultKind, list[float]] = {}
     for event in injected:
         for history in histories if event.proof is not None else ():
@@ -215,15 +221,16 @@ def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[StreamHisto
 
 
 def pause_around(times: Sequence[float], at_s: float) -> Pause | None:
-    """Return the longest pause that began by `at_s` + SOON_S and ended after `at_s`; None if the stream had no token
-    before it or none after it.
+    """Return the longest pause that began by `at_s` + SOON_S and ended after `at_s`.
+
+    None if the stream had no token before `at_s`, or none after it.
     """
     pauses = (Pause(before, after) for before, after in pairwise(times) if before <= at_s + SOON_S and after > at_s)
     return max(pauses, key=lambda each: each.seconds, default=None) if times and times[0] <= at_s else None
 
 
 def _was_open(history: StreamHistory, at_s: float) -> bool:
-    """Return whether the stream was open and its client was reading."""
+    """Return whether the stream was open at that time and its client reads without pauses or cancels."""
     is_over = history.closed_s is not None and history.closed_s < at_s
     return history.behaviour is Behaviour.READS and history.began_s <= at_s and not is_over
 

@@ -1,5 +1,5 @@
-/* Wall-clock time as a harness wants it, for programs started with LD_PRELOAD: the page that CHAOS_CLOCK names holds by
- * how many seconds CLOCK_REALTIME is off, and counts how often somebody was told so. Monotonic clocks are not touched. */
+/* Library for LD_PRELOAD that shifts the wall clock of a process. The file that CHAOS_CLOCK names contains the offset of
+ * CLOCK_REALTIME in seconds, and the number of clock reads with an offset. Monotonic clocks are not shifted. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

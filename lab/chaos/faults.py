@@ -1,4 +1,4 @@
-"""Catalogue of faults, their order in a run, and which may overlap. Pure: a seed in, a plan out."""
+"""Catalogue of faults, their order in a run, and the rule which may overlap. Pure: the plan follows from a seed."""
 
 import random
 from collections.abc import Callable, Collection, Mapping, Set
@@ -7,30 +7,30 @@ from enum import StrEnum
 from typing import NamedTuple
 
 SHORT_S, LONG_S = 1.0, 4.0
-OVERLAP = 0.15  # share of faults that may hit a process that is still recovering
-DISK = "disk"  # target: the KV files of all workers
+OVERLAP = 0.15  # fraction of the planned faults that may hit a process while it recovers from another fault
+DISK = "disk"  # target of faults that hit the KV files of all workers
 ROUTERS, PREFILL, DECODE = ("router-0", "router-1"), ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
 WORKERS = (*PREFILL, *DECODE)
-FIRST_HOST = "host-0"  # runs the routers and Redis; faults leave it and its link alone
+FIRST_HOST = "host-0"  # runs the routers and Redis; no fault hits this host or its link
 LEAST_HOSTS, MOST_HOSTS = 3, 1 + len(WORKERS)
-LOSSES = (0.02, 0.1, 0.3)  # shares of packets
-RATES = (1e6, 4e6, 20e6)  # bits per second
+LOSSES = (0.02, 0.1, 0.3)  # fractions of packets that a link loses
+RATES = (1e6, 4e6, 20e6)  # bits per second of a slow link
 DELAYS_S = (0.005, 0.05, 0.2)
 CLOCK_JUMPS_S = (-3600.0, 3600.0, 86_400.0)
 
 
 class FaultKind(StrEnum):
     KILL = "kill -9"
-    STOP = "SIGSTOP"  # followed by SIGCONT
-    RESTART = "SIGTERM"  # drain, exit, restart by the supervisor
+    STOP = "SIGSTOP"  # and SIGCONT after a while
+    RESTART = "SIGTERM"  # the process drains and exits, and the supervisor restarts it
     CUT = "connections cut"
-    PARTITION = "partition"  # both directions
+    PARTITION = "partition"  # of both directions of a link
     ONE_WAY = "one-way partition"
     DELAY = "delay"
     BIT_FLIP = "bit flip"
     FLUSH = "FLUSHALL"
     CLOCK = "clock jump"
-    READ_ERROR = "EIO on read"  # KV files, like all kinds down to FOLDER_TAKEN
+    READ_ERROR = "EIO on read"  # a fault of KV files, like all down to FOLDER_TAKEN
     WRITE_ERROR = "EIO on write"
     DISK_FULL = "disk full"
     DISK_HANGS = "disk hangs"
@@ -41,7 +41,7 @@ class FaultKind(StrEnum):
     FILE_GARBAGE = "garbage in files"
     OTHER_MODEL = "another model's files"
     FOLDER_TAKEN = "folder taken"
-    LINK_CUT = "link cut"  # network link of a host, like the next two
+    LINK_CUT = "link cut"  # a fault of a host's network link, like the next two
     LINK_SLOW = "link slow"
     LINK_LOSSY = "packets lost"
     HOST_LOST = "host lost"
@@ -49,24 +49,25 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Fault of a process, host, link or disk. `source`: process whose connections to `target` are disturbed; empty for
-    faults of the target itself.
+    """Fault of a process, host, link or disk.
+
+    `source`: process whose connections to `target` are disturbed; empty: the fault hits the target itself.
     """
 
     kind: FaultKind
     target: str
     source: str = ""
     lasts_s: float = 0.0
-    amount: float = 0.0  # delay in seconds, clock jump in seconds, share of lost packets, or bits per second
+    amount: float = 0.0  # by kind: delay or clock jump in seconds, fraction of lost packets, or bits per second
     on_host: frozenset[str] = frozenset()  # processes of the host, if the target is a host
 
     @property
     def disturbs(self) -> frozenset[str]:
         """Processes that may be unavailable during the fault."""
         if self.kind is FaultKind.BIT_FLIP:
-            return frozenset((self.target, *DECODE))  # decode workers are stopped for a moment
+            return frozenset((self.target, *DECODE))  # the injection stops decode workers for a moment
         if self.kind is FaultKind.FOLDER_TAKEN:
-            return frozenset((self.target, DISK))  # the target serves without KV files
+            return frozenset((self.target, DISK))  # the target serves without KV files meanwhile
         if self.on_host:
             return self.on_host
         return frozenset((self.target,)) if self.target else frozenset()
@@ -78,7 +79,7 @@ class Fault:
 
     @property
     def hits_process(self) -> bool:
-        """Return whether the fault signals a process, rather than disturbing its connections or memory."""
+        """Return whether the fault is a signal to a process, and not a fault of its connections, memory or files."""
         return self.kind in (FaultKind.KILL, FaultKind.STOP, FaultKind.RESTART)
 
     def __str__(self) -> str:
@@ -88,20 +89,20 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """Planned fault. `at_once`: inject it even if its target has not recovered from the fault before."""
+    """Planned fault. `at_once`: inject it even if its target has not recovered from an earlier fault."""
 
     fault: Fault
-    pause_s: float  # wait before the next fault of the plan
+    pause_s: float  # time between this fault and the next one of the plan
     at_once: bool
     tries: int = 0  # earlier attempts that found nothing to break or had no proof
 
 
 Hosts = Mapping[str, tuple[str, ...]]
-"""Processes by host; empty if all run on this machine."""
+"""Names of the processes on each host; empty if all processes run on this machine."""
 
 
 def spread(hosts: int) -> Hosts:
-    """Spread the processes over hosts so that a worker of each role survives the loss of any one host.
+    """Assign the processes to hosts so that a worker of each role survives the loss of any one host except the first.
 
     Raises: ValueError.
     """
@@ -140,7 +141,7 @@ def _disk(kind: FaultKind, draw: random.Random) -> Fault:
 
 
 def _files(kind: FaultKind, draw: random.Random) -> Fault:
-    """Draw the files of all running workers, or of one worker that is killed for it."""
+    """Draw a fault of the files of all running workers, or of those of one worker, which is killed before."""
     return Fault(kind, DISK if draw.random() < 0.6 else draw.choice(WORKERS))
 
 
@@ -151,7 +152,7 @@ def _host(kind: FaultKind, draw: random.Random, hosts: Hosts) -> Fault:
 
 
 class FaultRule(NamedTuple):
-    """Entry of the catalogue: relative frequency on one machine and on hosts, and how a fault is drawn."""
+    """Entry of the catalogue: relative frequencies of the fault on one machine and on hosts, and how it is drawn."""
 
     weight: int
     weight_on_hosts: int
@@ -210,7 +211,7 @@ def plan_faults(
     return plan
 
 
-STARTS = 2  # processes that may start concurrently: each takes seconds of a core
+STARTS = 2  # most processes that may start concurrently, since each takes seconds of a core
 _RESTARTED = frozenset(
     {FaultKind.KILL, FaultKind.RESTART, FaultKind.KILL_WRITING, FaultKind.FOLDER_TAKEN, FaultKind.HOST_LOST}
 )
@@ -219,9 +220,9 @@ _OF_FILES = frozenset({FaultKind.FILE_FLIP, FaultKind.FILE_CUT, FaultKind.FILE_G
 
 @dataclass
 class FaultTurns:
-    """Rule for overlapping faults: one router, one prefill and one decode worker are always undisturbed and recovered.
+    """Rule for overlapping faults: at any time one router, one prefill and one decode worker serve undisturbed.
 
-    `under_way`: faults from before their injection until everything they disturbed has recovered.
+    `under_way`: faults that are being injected, or whose disturbed processes have not recovered.
     """
 
     under_way: list[Fault] = field(default_factory=list)
@@ -231,7 +232,7 @@ class FaultTurns:
         return frozenset().union(*(fault.disturbs for fault in self.under_way))
 
     def may_begin(self, planned: Planned, unsound: Collection[str]) -> bool:
-        """Return whether the fault may start. `unsound`: processes that do not serve now, for any reason."""
+        """Return whether the fault may be injected now. `unsound`: names of processes that do not serve now."""
         fault = planned.fault
         busy = self.disturbed | set(unsound)
         gone = frozenset().union(*(each.on_host for each in self.under_way if each.kind is FaultKind.HOST_LOST))
@@ -245,5 +246,5 @@ class FaultTurns:
 
 
 def _peers(name: str) -> Set[str]:
-    """Return the processes that can take over from this one."""
+    """Return the other processes of the same role, which take over if this one fails."""
     return next((frozenset(role) - {name} for role in (ROUTERS, PREFILL, DECODE) if name in role), frozenset())

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-FIRST_TOKEN, LAST_TOKEN = 3, 258  # byte tokens of the tiny checkpoint
-LENGTHS = (5, 31, 33, 64, 150, 400)  # prompt tokens
+FIRST_TOKEN, LAST_TOKEN = 3, 258  # token ids of the bytes in the tiny checkpoint
+LENGTHS = (5, 31, 33, 64, 150, 400)  # lengths of prompts in tokens
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -24,7 +24,7 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True)
 class ChaosCase:
-    """Request with `options` of the client library."""
+    """Request of a run. `options`: keyword arguments for the client library."""
 
     name: str
     prompt: tuple[int, ...]
@@ -36,7 +36,7 @@ class ChaosCase:
 
 
 def make_cases(seed: int, max_tokens: int, per_kind: int = 3) -> list[ChaosCase]:
-    """Generate the cases of a seed. Some prompts share their first blocks."""
+    """Generate the requests of a seed, `per_kind` of each kind. Some prompts share their first blocks."""
     draw = random.Random(f"cases {seed}")
     shared = _prompt(draw, 130)
     kinds: dict[str, dict[str, Any]] = {
@@ -80,10 +80,10 @@ def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
 
 
 class Behaviour(StrEnum):
-    """Behaviour of a client with its stream."""
+    """How a client treats its stream."""
 
     READS = "reads"
-    SLOW = "slow"  # waits between events
+    SLOW = "slow"  # reads, but pauses between events
     CANCELS = "cancels"
 
 
@@ -109,7 +109,7 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAttempt:
-    """Placement of an attempt, from the router's `why`."""
+    """Attempt of a request, as the router's `why` explains it."""
 
     prefill: str  # worker id; empty if none was chosen
     decode: str  # worker id; empty if none was chosen
@@ -118,7 +118,7 @@ class ObservedAttempt:
 
 @dataclass(slots=True)
 class StreamHistory:
-    """Observed stream. `closed_s`: None while it is open; an open stream after a run is a hang."""
+    """Events of a stream, as the client observed them. `closed_s`: None while the stream is open."""
 
     number: int
     case: str
@@ -131,7 +131,7 @@ class StreamHistory:
     closed_s: float | None = None
     failure: str | None = None  # status and reason; None: OK or cancelled
     attempts: list[ObservedAttempt] = field(default_factory=list)
-    drafted_tokens: int = 0  # as reported by the routers that still know the request
+    drafted_tokens: int = 0  # sum over the routers that still know the request
     accepted_tokens: int = 0
     packed_times: "array[float] | None" = None
     packed_tokens: int = 0
@@ -148,6 +148,6 @@ class StreamHistory:
         return self.packed_tokens + sum(len(piece.token_ids) for piece in self.pieces)
 
     def pack(self) -> None:
-        """Reduce the pieces, which have been judged, to times and a count."""
+        """Replace the pieces, which have been judged, by their times and the number of tokens, to save memory."""
         self.packed_times, self.packed_tokens = array("d", self.token_times), self.tokens
         self.pieces = []

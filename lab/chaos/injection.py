@@ -1,7 +1,7 @@
 """Injection of one fault: inject, prove, heal.
 
-A fault that found nothing to break was not made and does not count; it is retried later. A fault that was made waits
-for its proof as long as a slow machine may need; without proof it is counted separately.
+A fault that finds nothing to break counts as not made and is retried later. After any other fault the campaign waits
+for evidence, as long as a slow machine may need; a fault without evidence counts as not proven.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from baton.lab.chaos.watch import Life, is_alive, pool_range, read_memory, state
 if TYPE_CHECKING:
     from baton.lab.chaos.disk.injections import TierScene
 
-PROOF_S = 90.0  # bound for the evidence of a fault on a slow machine
-MADE_S = 8.0  # bound until a process is affected; otherwise there was nothing to break
+PROOF_S = 90.0  # longest wait for evidence of a fault, enough on a slow machine
+MADE_S = 8.0  # longest wait until a fault affects a process; after that there was nothing to break
 POLL_S = 0.01
 EVERYONE = (*ROUTERS, *WORKERS)
-IN_USE_S = 1.5  # maximum age of the last byte on a link in use; workers renew their keys in Redis every second
+IN_USE_S = 1.5  # a link is in use for this long after a byte; workers write to Redis every second
 _LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
 
@@ -41,14 +41,14 @@ class Injection(Protocol):
         """Inject the fault. Raises: NotMade, NotProven."""
 
     async def prove(self) -> str:
-        """Return the evidence that it happened. Raises: NotProven, NotMade."""
+        """Wait for evidence that the fault happened, and return it. Raises: NotProven, NotMade."""
 
     async def heal(self) -> None:
-        """Undo the fault; the supervisor restarts processes. Called even if `prove` failed."""
+        """Undo the fault, except that the supervisor restarts processes. Called even if `prove` failed."""
 
 
 async def shown(condition: Callable[[], bool], what: str, within_s: float | None = None) -> None:
-    """Wait until `condition` holds. Raises: NotProven."""
+    """Wait until `condition` holds. `what`: what must be seen, for the error. Raises: NotProven."""
     within_s = PROOF_S if within_s is None else within_s
     loop = asyncio.get_running_loop()
     until = loop.time() + within_s
@@ -59,7 +59,7 @@ async def shown(condition: Callable[[], bool], what: str, within_s: float | None
 
 
 class Signalled:
-    """Signal that ends a process."""
+    """Injection of a signal that ends a process."""
 
     def __init__(self, stack: ChaosStack, life: Life, number: signal.Signals) -> None:
         self._stack = stack
@@ -74,11 +74,11 @@ class Signalled:
         return f"pid {self._life.pid} is gone"
 
     async def heal(self) -> None:
-        """The supervisor starts it again."""
+        """Do nothing: the supervisor restarts the process."""
 
 
 class Stopped:
-    """SIGSTOP of a process for a while: it keeps its connections and answers nothing."""
+    """Injection of SIGSTOP to a process, and SIGCONT after a while. Meanwhile its connections are open but silent."""
 
     def __init__(self, stack: ChaosStack, life: Life, lasts_s: float) -> None:
         self._stack = stack
@@ -98,7 +98,7 @@ class Stopped:
 
 
 class CutConnections:
-    """Break of every connection of a link, once; new ones may be opened."""
+    """Injection that cuts all connections of a link once. New connections may be opened."""
 
     def __init__(self, proxy: Proxy, source: str) -> None:
         self._proxy = proxy
@@ -116,13 +116,13 @@ class CutConnections:
         return f"{cut} connections cut"
 
     async def heal(self) -> None:
-        """Do nothing: the process reconnects by itself."""
+        """Do nothing: the processes reconnect by themselves."""
 
 
 class Ruled:
-    """Temporary rule on links. `mark`: number of chunks that the rule affected, from a link's counters.
+    """Injection of a temporary rule on links. `mark`: takes a link's counter of the chunks that the rule affects.
 
-    Raises NotMade if nothing was sent meanwhile, and NotProven if chunks passed that the rule should have affected.
+    Raises: NotMade if nothing was sent meanwhile; NotProven if chunks passed that the rule should have affected.
     """
 
     def __init__(
@@ -159,13 +159,13 @@ class Ruled:
         return sum(self._mark(proxy.counts(source)) for proxy, source in self._links)
 
     def _went_by(self) -> int:
-        """Return the number of chunks that passed in a direction of the rule."""
+        """Return the number of chunks that passed the links in the directions to which the rule applies."""
         ways = self._rule.held or frozenset(LinkWay)
         return sum(proxy.counts(source).passed(way) for proxy, source in self._links for way in ways)
 
 
 class Flushed:
-    """FLUSHALL of Redis."""
+    """Injection of FLUSHALL, which deletes all keys in Redis."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -173,7 +173,7 @@ class Flushed:
         self._said: list[bytes] = []
 
     async def inject(self) -> None:
-        """Send the three commands together, so that no worker can announce itself between them."""
+        """Send DBSIZE, FLUSHALL and DBSIZE together, so that no worker can write a key between them."""
         self._said = await redis_says(self._port, [b"DBSIZE", b"FLUSHALL", b"DBSIZE"])
 
     async def prove(self) -> str:
@@ -182,7 +182,7 @@ class Flushed:
         return f"{int(self._said[0][1:])} keys before, none after"
 
     async def heal(self) -> None:
-        """Do nothing: routers and workers write their keys again."""
+        """Do nothing: routers and workers write their keys again by themselves."""
 
 
 class ClockJump:
@@ -205,7 +205,7 @@ class ClockJump:
 
 
 async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
-    """Send commands to Redis and return a line for each. Raises: NotProven if Redis does not answer."""
+    """Send commands to Redis and return one line of answer to each. Raises: NotProven if Redis does not answer."""
     try:
         async with asyncio.timeout(PROOF_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -218,23 +218,23 @@ async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
         raise NotProven(f"Redis does not answer: {error}") from error
 
 
-TRIES = 25  # three of four attempts find no unread blocks
-PROMPTS = 8  # extra prompts sent for each attempt
-OPENED_S = (0.02, 0.15)  # delay from sending prompts to stopping the readers, while prompts are being computed
-UNREAD_S = 0.5  # maximum stop of the readers: routers give workers up after 1.2 s
-READ_S = 0.5  # stop of the source, during which readers copy flipped bits
-PAUSE_S = 0.2  # between attempts
+TRIES = 25  # most attempts to flip bits; three of four find no unread blocks
+PROMPTS = 8  # number of extra prompts that are sent for each attempt
+OPENED_S = (0.02, 0.15)  # shortest and longest time between sending prompts and stopping the readers
+UNREAD_S = 0.5  # longest stop of the readers; after 1.2 s routers would give them up
+READ_S = 0.5  # time in which readers copy flipped bits, while the source is stopped
+PAUSE_S = 0.2  # time between two attempts
 PAGE_BYTES = 4096
-NOTICED_S = 0.8  # wait for reports after an attempt: readers report five times a second
+NOTICED_S = 0.8  # time after an attempt for reports of the readers, which report five times a second
 FLIP_POLL_S = 0.02
 
 
 class FlippedOnTheWay:
-    """Flipped KV bits between the prefill worker `target` and its readers, in every block that is being transferred.
+    """Injection of flipped bits in all KV blocks that decode workers (readers) are copying from `target` (source).
 
-    Sends prompts, then stops (SIGSTOP) the decode workers once they have opened their transfers, and the source once
-    it has computed blocks that are unread. Flips a bit in each page of the source's pool through /proc/PID/mem, lets
-    the readers copy, and restores the memory before the source continues: only copies are wrong. Evidence: changed
+    Sends prompts, stops (SIGSTOP) the readers once they have opened their transfers, and stops the source once it has
+    computed blocks that are unread. Flips a bit in each page of the source's pool through /proc/PID/mem, lets the
+    readers copy, and restores the memory before the source continues, so that only copies are wrong. Evidence: changed
     bytes, and checksum mismatches that readers report.
     """
 
@@ -272,10 +272,10 @@ class FlippedOnTheWay:
         return f"{self._flipped} bits flipped, {self._differing} checksum mismatches"
 
     async def heal(self) -> None:
-        """Do nothing: `inject` leaves nothing behind."""
+        """Do nothing: `inject` has restored the memory."""
 
     async def _notice(self, within_s: float) -> None:
-        """Wait for checksum mismatches since the first attempt, at most `within_s`."""
+        """Wait at most `within_s` until readers report checksum mismatches that were found after the first attempt."""
         until_s = time.monotonic() + within_s
         while not self._differing and time.monotonic() < until_s:
             await asyncio.sleep(FLIP_POLL_S)
@@ -335,7 +335,7 @@ class FlippedOnTheWay:
         return False
 
     async def _found_out(self) -> int:
-        """Return the checksum mismatches of all readers: the largest sum that a router reports."""
+        """Return the number of checksum mismatches of all readers, from the router that knows of most."""
         mismatches = [
             sum(worker.load.checksum_mismatches for worker in status.workers if worker.load)
             for status in await self._stack.statuses()
@@ -350,7 +350,7 @@ class FlippedOnTheWay:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Targets of injections. `ask`: send that many prompts that no client has sent before."""
+    """What injections act on. `ask`: sends the given number of prompts that no client has sent before."""
 
     stack: ChaosStack
     clock: JumpingClock | None
@@ -360,7 +360,10 @@ class Scene:
 
 
 def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
-    """Return the fault on its own link, or on another of that kind that is in use; None if none is in use."""
+    """Return a fault of a link on a link that is in use: its own, or another between the same roles; None without one.
+
+    Other faults are returned unchanged.
+    """
     if fault.kind not in _LINKED or not fault.source:
         return fault
     others = [each for each in _alike(fault) if each != fault]
@@ -378,7 +381,7 @@ def _alike(fault: Fault) -> list[Fault]:
         sources, targets = ROUTERS, WORKERS
     elif fault.source in DECODE:
         sources, targets = DECODE, PREFILL
-    else:  # clients
+    else:  # the source is a client
         sources, targets = (fault.source,), ROUTERS
     return [replace(fault, source=source, target=target) for source in sources for target in targets]
 
@@ -391,8 +394,9 @@ def _is_used(fault: Fault, stack: ChaosStack) -> bool:
 
 
 def injection_of(fault: Fault, scene: Scene) -> Injection:
-    """Create the injection of a fault of processes, links, Redis or clocks. Raises: NotMade if the stack lacks what it
-    needs.
+    """Create the injection of a fault of a process, link, Redis or clock.
+
+    Raises: NotMade if the stack lacks what the fault needs.
     """
     stack, draw = scene.stack, scene.draw
     match fault.kind:

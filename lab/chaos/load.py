@@ -38,33 +38,33 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 TIMEOUT_S = 60.0  # deadline of a stream
 PAUSE_S = 0.4  # longest pause between two streams of one client
-MOST_EXTRA = 24  # maximum number of extra streams, which `ask` starts
-EXTRA_EVENTS = 20  # events after which an extra stream is cancelled, at most
+MOST_EXTRA = 24  # most extra streams at a time; `ask` starts them
+EXTRA_EVENTS = 20  # most events after which an extra stream is cancelled
 SLOW_S = 0.02  # pause of a slow client between two events
 EXPLAIN_S = 1.0
-HISTORY_BYTES = 1500  # size of a history without its token times
+HISTORY_BYTES = 1500  # approximate memory of a stream's history without its token times
 START_S = 120.0
 REPORT_PERIOD_S = 0.02
 SETTLED_S = 0.2  # time without held blocks after which a worker counts as free
-WATCHED_S = 5.0  # observation after a cancel; blocks held at its end count as held for that long
-LONGEST_S = 0.5  # longest stream before its cancel
-MOST_BEGUN = 0.6  # largest share of a burst's streams that have begun when it is cancelled
-BEGIN_S = 5.0  # bound until that share has begun
+WATCHED_S = 5.0  # longest observation after a cancel; blocks that are held longer count as held for this long
+LONGEST_S = 0.5  # longest time from the start of a single stream to its cancel
+MOST_BEGUN = 0.6  # a burst is cancelled when at most this fraction of its streams has a token
+BEGIN_S = 5.0  # longest wait until that fraction of the streams has a token
 POLL_S = 0.005
-BOUND_S = 0.1  # allowed time until blocks are free, in addition to an engine step and a report period
-AFTER = 20  # cancels between two requests whose answers are checked
+BOUND_S = 0.1  # allowed time from a cancel until blocks are free, besides an engine step and a report period
+AFTER = 20  # number of cancels between two requests whose answers are checked
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTargets:
-    """Addresses of routers: `public` as clients reach them, through proxies; `admin` as the harness does."""
+    """Addresses of the routers. `public`: for clients, through proxies. `admin`: for the harness, without proxies."""
 
     public: tuple[str, ...]
     admin: tuple[str, ...]
 
 
 class ChaosLoad:
-    """Load of concurrent clients from `start` to `finish`; `histories` grows as streams end."""
+    """Concurrent clients, which start streams from `start` to `finish`. `histories`: histories of finished streams."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ChaosLoad:
         seed: int,
         judge: Callable[[StreamHistory], None] = lambda history: None,
     ) -> None:
-        """Create a load. `judge` receives each finished history."""
+        """Create a load. `judge`: called with the history of each finished stream."""
         self._judge = judge
         self._cases = cases
         self._targets = targets
@@ -83,11 +83,11 @@ class ChaosLoad:
         self._tasks: list[asyncio.Task[None]] = []
         self._explaining: set[asyncio.Task[None]] = set()
         self._extra: set[asyncio.Task[None]] = set()
-        self._batons: list[AsyncBatonClient] = []  # connections of the running clients
+        self._batons: list[AsyncBatonClient] = []  # client libraries of the running clients, one each
         self._admins: list[AsyncAdminClient] = []
         self._ending = asyncio.Event()
         self._begun = 0
-        self.written_bytes = 0  # approximate size of the histories
+        self.written_bytes = 0  # approximate memory of the histories
         self.histories: list[StreamHistory] = []
         self.open: dict[int, StreamHistory] = {}
 
@@ -97,9 +97,9 @@ class ChaosLoad:
         self._tasks = [asyncio.create_task(self._client(number)) for number in range(self._clients)]
 
     def ask(self, count: int) -> None:
-        """Start `count` more streams with the longest prompts, each new to the service.
+        """Start at most `count` extra streams with long prompts that are in no prefix cache.
 
-        Only their prompts matter: the streams are cancelled early, and few wait at any time.
+        Only their prompts matter, so the streams are cancelled early; at most MOST_EXTRA are open at a time.
         """
         longest = sorted(self._cases, key=lambda case: len(case.prompt))[-len(self._cases) // 3 :]
         count = min(count, MOST_EXTRA - len(self._extra), len(self._batons))
@@ -109,7 +109,7 @@ class ChaosLoad:
             task.add_done_callback(self._extra.discard)
 
     async def finish(self, within_s: float) -> None:
-        """Stop starting streams and wait for the open ones. A stream that hangs stays open in its history."""
+        """Start no more streams and wait for the open ones. After `within_s` open streams count as hanging."""
         self._ending.set()
         tasks = [*self._extra, *self._tasks]
         _, hanging = await asyncio.wait(tasks, timeout=within_s)
@@ -119,13 +119,13 @@ class ChaosLoad:
         self.histories += self.open.values()
 
     async def explained(self) -> None:
-        """Wait until the routers' explanations of the last streams are in their histories."""
+        """Wait until the histories of the last streams contain the routers' explanations."""
         await asyncio.gather(*self._explaining)
         for admin in self._admins:
             await admin.close()
 
     async def _client(self, number: int) -> None:
-        """Run one client with a connection of its own, like clients on different machines."""
+        """Run one client, with a separate connection as if it were on another machine."""
         first = number % len(self._targets.public)
         targets = (*self._targets.public[first:], *self._targets.public[:first])
         async with AsyncBatonClient(targets, timeout_s=TIMEOUT_S) as baton:
@@ -140,9 +140,7 @@ class ChaosLoad:
                 await asyncio.wait(self._extra)
 
     async def _stream(self, baton: AsyncBatonClient, case: ChaosCase, extra: bool = False) -> None:
-        """Run one stream. `extra`: in addition to those that the client always has, with a prompt that no cache
-        holds.
-        """
+        """Run one stream. `extra`: the stream is one of `ask`, with a prompt that is in no prefix cache."""
         number, self._begun = self._begun, self._begun + 1
         behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"
@@ -169,7 +167,10 @@ class ChaosLoad:
 async def read_stream(
     baton: AsyncBatonClient, case: ChaosCase, history: StreamHistory, patience: int | None = None, salt: str = ""
 ) -> None:
-    """Read a stream into `history`. `patience`: number of events after which the client cancels; None: never."""
+    """Send a request and record its stream in `history`.
+
+    `patience`: number of events after which the client cancels; None: it never does.
+    """
     options: dict[str, Any] = {**case.options, "request_id": history.request_id, "cache_salt": salt}
     events = baton.generate(case.prompt, **options)
     seen = 0
@@ -200,7 +201,7 @@ def _note(history: StreamHistory, event: Event) -> None:
 
 
 async def explain(admins: Sequence[AsyncAdminClient], history: StreamHistory) -> None:
-    """Add placement and drafted tokens from all routers that still know the request."""
+    """Add attempts and numbers of drafted tokens to `history`, from all routers that still know the request."""
     for found in await asyncio.gather(*(_why(admin, history.request_id) for admin in admins)):
         if found is None:
             continue
@@ -227,16 +228,19 @@ def _attempts(explanation: RequestExplanation) -> list[ObservedAttempt]:
 
 @dataclass
 class Cancels:
-    """Seconds from the client's cancel until a role holds no block, for each single stream and for each burst."""
+    """Times from a client's cancel until no worker of a role holds a block, in seconds, by role.
 
-    burst: int = 0  # streams of a burst
+    `single_s`: one per stream that was cancelled alone. `burst_s`: one per burst of streams.
+    """
+
+    burst: int = 0  # number of streams of a burst
     single_s: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
     burst_s: dict[str, list[float]] = field(default_factory=lambda: {"prefill": [], "decode": []})
     before_first_token: int = 0
     exact: int = 0
     inexact: int = 0
     longest_step_s: dict[str, float] = field(default_factory=dict)  # longest engine step during the run, by role
-    nothing_held: int = 0  # cancels after which no worker held a block: they show nothing
+    nothing_held: int = 0  # number of cancels after which no worker held a block, which show nothing
 
     @property
     def count(self) -> int:
@@ -256,10 +260,11 @@ class Cancels:
 async def run_cancels(
     singles: int, bursts: int, burst: int, seed: int, layout: Layout, say: Callable[[str], None]
 ) -> Cancels:
-    """Cancel one stream or one burst at a time, so that all blocks held afterwards belong to it.
+    """Cancel one stream or one burst after another, so that all blocks that are held afterwards belong to it.
 
-    Workers report every 20 ms, by which figures are too long at most. Every prompt is new. Raises: NotWhole if the
-    stack does not become ready.
+    Measured times are at most 20 ms too long, since workers report every 20 ms. Every prompt is new.
+
+    Raises: NotWhole if the stack does not become ready.
     """
     with tempfile.TemporaryDirectory(prefix="baton-cancels-") as name:
         folder = Path(name)
@@ -315,7 +320,7 @@ async def _cancel(
 async def _give_up(
     watch: PageWatch, baton: AsyncBatonClient, prompts: Sequence[list[int]], draw: random.Random, found: Cancels
 ) -> dict[str, float]:
-    """Start streams, cancel all of them together, and return how long each role held blocks afterwards, in seconds."""
+    """Start streams and cancel all of them together. Return the seconds for which each role held blocks afterwards."""
     tokens = [0] * len(prompts)
 
     async def stream(place: int) -> None:
@@ -342,7 +347,7 @@ async def _give_up(
 
 
 async def _begun(tokens: Sequence[int], share: float) -> None:
-    """Wait until that share of a burst's streams has a token, at most BEGIN_S."""
+    """Wait until more than `share` of a burst's streams have a token, or BEGIN_S have passed."""
     until_s = time.monotonic() + BEGIN_S
     while sum(map(bool, tokens)) <= share * len(tokens) and time.monotonic() < until_s:  # noqa: ASYNC110 -- counts notify nothing
         await asyncio.sleep(POLL_S)

@@ -1,7 +1,7 @@
-"""TCP proxy in front of one process, which can hold, delay and cut connections by source.
+"""TCP proxy in front of one process, which can hold, delay and cut the connections of a chosen connecting process.
 
-A link is a pair of connecting process and this process; each has a rule and counters, the evidence of a fault. The
-proxy listens only while the process does, so that the kernel refuses connections to a dead process as without a proxy.
+A link is a pair of a connecting process and the process behind the proxy. Each link has a rule, and counters as
+evidence of faults. The proxy listens only while its process does, so that connections to a dead process are refused.
 """
 
 import asyncio
@@ -18,18 +18,18 @@ from enum import Enum
 HOST = "127.0.0.1"  # source address of loopback connections
 SOCK_DIAG_BY_FAMILY, NETLINK_SOCK_DIAG = 20, 4
 ALL_STATES = NO_COOKIE = 0xFFFFFFFF
-INODE_AT = 16 + 68  # offset of idiag_inode in struct inet_diag_msg, after the netlink header
+INODE_AT = 16 + 68  # bytes of the netlink header, and offset of idiag_inode in struct inet_diag_msg
 TIMEOUT_S = 0.2
 
 
 class Owners:
-    """Lookup of the process at the other end of a loopback connection, with a cache of sockets by pid.
+    """Finds the process at the other end of a loopback connection. Caches the sockets of each process.
 
-    Uses sock_diag over netlink: reading /proc/net/tcp takes 10 ms, too long when all processes reconnect together.
+    Uses sock_diag over netlink, because reading /proc/net/tcp takes 10 ms: too long if all processes reconnect at once.
     """
 
     def __init__(self) -> None:
-        self._seen: dict[int, set[str]] = {}  # by pid
+        self._seen: dict[int, set[str]] = {}  # open files of each process, by pid
 
     def find(self, client_port: int, server: tuple[str, int], pids: Mapping[str, int]) -> str | None:
         """Return the name of the process that connected from `client_port` to `server`; None if it is unknown."""
@@ -50,12 +50,12 @@ def listens(server: tuple[str, int]) -> bool:
 
 
 def _inode(client_port: int, server: tuple[str, int]) -> int | None:
-    """Return the inode of the connecting side's socket."""
+    """Return the inode of the socket that the connecting process uses; None if there is none."""
     return _ask((HOST, client_port), server)
 
 
 def _ask(own: tuple[str, int], other: tuple[str, int]) -> int | None:
-    """Return the inode of the socket with these ends; None if there is none."""
+    """Return the inode of the socket whose two addresses are `own` and `other`; None if there is none."""
     ends = struct.pack("!HH", own[1], other[1]) + _address(own[0]) + _address(other[0])
     asked = struct.pack("=BBBBI", socket.AF_INET, socket.IPPROTO_TCP, 0, 0, ALL_STATES)
     asked += ends + struct.pack("=III", 0, NO_COOKIE, NO_COOKIE)
@@ -68,7 +68,7 @@ def _ask(own: tuple[str, int], other: tuple[str, int]) -> int | None:
     except OSError:
         return None
     if struct.unpack_from("=H", answer, 4)[0] != SOCK_DIAG_BY_FAMILY:
-        return None  # the connection has closed
+        return None  # the connection has been closed
     return int(struct.unpack_from("=I", answer, INODE_AT)[0])
 
 
@@ -86,35 +86,35 @@ def _open_files(pid: int) -> set[str]:
         try:
             found.add(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
         except OSError:
-            continue  # closed since listdir
+            continue  # the file was closed after listdir
     return found
 
 
 CHUNK_BYTES = 1 << 16
 CONNECT_S = 2.0
-FOLLOW_S = 0.02  # poll period of the process's listening socket
+FOLLOW_S = 0.02  # interval at which the proxy checks whether its process listens
 
 
 class LinkWay(Enum):
-    THERE = "there"  # from the connecting process
+    THERE = "there"  # from the connecting process to the one behind the proxy
     BACK = "back"
 
 
 @dataclass(slots=True)
 class Rule:
-    """Rule for the bytes of a link. Held bytes are delivered later, as if TCP retransmitted them."""
+    """Rule for the bytes of a link. `held`: directions in which bytes are kept back until the rule ends."""
 
     held: frozenset[LinkWay] = frozenset()
     delay_s: float = 0.0
-    refuses: bool = False  # close new connections
+    refuses: bool = False  # whether new connections are closed
 
 
 @dataclass(slots=True)
 class LinkCounters:
-    connections: int = 0  # open connections
+    connections: int = 0  # number of open connections
     cut: int = 0
     refused: int = 0
-    held: int = 0  # chunks, like the next three
+    held: int = 0  # number of chunks, like the next three
     delayed: int = 0
     there: int = 0
     back: int = 0
@@ -133,7 +133,10 @@ class _Link:
 
 
 class Proxy:
-    """Proxy from `listen` to the process at `target`. `who`: name of the process that connects from a port."""
+    """Proxy from address `listen` to the process at address `target`.
+
+    `who`: returns the name of the process that connects from a port; None if it is unknown.
+    """
 
     def __init__(self, listen: tuple[str, int], target: tuple[str, int], who: Callable[[int], str | None]) -> None:
         self._listen = listen
@@ -162,11 +165,11 @@ class Proxy:
     async def _keep_following(self) -> None:
         while True:
             await asyncio.sleep(FOLLOW_S)
-            with contextlib.suppress(OSError):  # the address is not free yet; retried in FOLLOW_S
+            with contextlib.suppress(OSError):  # the address is not free yet: try again after FOLLOW_S
                 await self._follow()
 
     async def _follow(self) -> None:
-        """Open or close the proxy's listening socket so that it follows the process's."""
+        """Open or close the proxy's listening socket if the process has opened or closed its own."""
         is_there = listens(self._target)
         if is_there and self._server is None:
             self._server = await asyncio.start_server(self._accept, *self._listen)
@@ -175,7 +178,7 @@ class Proxy:
             self._server = None
 
     def counts(self, source: str) -> LinkCounters:
-        """Return live counters of the link from `source`."""
+        """Return the counters of the link from `source`, which keep counting."""
         return self._links[source].counts
 
     def set_rule(self, source: str, rule: Rule) -> None:
@@ -185,7 +188,7 @@ class Proxy:
         link.changed = asyncio.Event()
 
     def cut(self, source: str) -> int:
-        """Abort every connection of the link; return their number."""
+        """Abort all connections of the link from `source`; return their number."""
         link = self._links[source]
         ends = list(link.writers)
         for writer in ends:
@@ -248,4 +251,4 @@ async def _pump(link: _Link, way: LinkWay, reader: asyncio.StreamReader, writer:
         await asyncio.sleep(0)
         if writer.can_write_eof():
             writer.write_eof()
-        await asyncio.sleep(0.05)  # time for written bytes to leave before both sides are closed
+        await asyncio.sleep(0.05)  # lets written bytes leave before both sides are closed

@@ -16,11 +16,11 @@ from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.statistics import percentile
 
-POINTS = 160  # points of a memory curve
+POINTS = 160  # number of points of a memory curve
 
 
 def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
-    """Draw the share of streams with at most a given gap. Raises: ValueError without a gap."""
+    """Draw the fraction of streams with at most a given gap, over the gap. Raises: ValueError without a gap."""
     curves = []
     for name, seconds in gaps.items():
         shares = [(percentile(seconds, share), float(share)) for share in range(101)] if seconds else []
@@ -58,11 +58,11 @@ LISTS = {
     "not_proven": "Not proven, with the reason; not counted as faults:",
 }
 """Lists of a report that are shown if they have entries, with their headings."""
-LONGEST = 12  # number of listed gaps
+LONGEST = 12  # number of the longest gaps that a report lists
 
 
 def summary(outcome: ChaosOutcome) -> dict[str, Any]:
-    """Return every figure of a run, ready for JSON."""
+    """Return all results of a run as a dict that can be written as JSON."""
     began_s = outcome.began_s
     streams = {each.number: _stream_text(each, began_s) for each in outcome.histories}
     findings = Counter(finding.kind for finding in (*outcome.findings, *outcome.after))
@@ -142,7 +142,7 @@ def write(outcome: ChaosOutcome, folder: Path) -> None:
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """Return the report as Markdown. `facts`: result of `summary`."""
+    """Return the report as Markdown. `facts`: return value of `summary`."""
     findings, verdict = facts["findings"], "good" if facts["good"] else "NOT good"
     wrong = sum(findings[kind.value] for kind in FindingKind if kind.value.startswith("wrong"))
     lines = [
@@ -239,7 +239,7 @@ def _in_files(facts: dict[str, Any]) -> list[str]:
 
 
 def _stream_text(history: StreamHistory, began_s: float) -> dict[str, Any]:
-    """Return one line that shows what happened to a stream."""
+    """Return the fields of a report that show what happened to a stream."""
     times = [history.began_s, *history.token_times, history.closed_s or history.began_s]
     return {
         "stream": history.number,
@@ -260,7 +260,7 @@ def _gaps(outcome: ChaosOutcome) -> dict[str, list[StreamGap]]:
 
 
 def _gap_figures(outcome: ChaosOutcome) -> dict[str, Any]:
-    """Return percentiles of all gaps, of gaps without other faults, and the longest gaps."""
+    """Return percentiles of all gaps and of gaps without another fault meanwhile, and the longest gaps."""
     gaps = _gaps(outcome)
     alone = {name: [gap.seconds for gap in each if not gap.meanwhile] for name, each in gaps.items()}
     longest = sorted((gap for each in gaps.values() for gap in each), key=lambda gap: -gap.seconds)[:LONGEST]
@@ -299,7 +299,7 @@ def _longest_gaps(facts: dict[str, Any]) -> list[str]:
 
 
 def _cells(gaps: dict[str, float] | None) -> str:
-    """Return table cells: count and percentiles."""
+    """Return the table cells of some gaps: number of streams and percentiles."""
     if gaps is None:
         return "0 | | |"
     return f"{gaps['streams']} | {gaps['p50']:.2f} s | {gaps['p99']:.2f} s | {gaps['max']:.2f} s"

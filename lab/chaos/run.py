@@ -1,4 +1,4 @@
-"""Chaos run: a stack, undisturbed answers, load with faults, and a final check."""
+"""Chaos run: start a stack, record undisturbed answers, inject faults under load, and check answers and leaks."""
 
 import asyncio
 import os
@@ -40,23 +40,23 @@ if TYPE_CHECKING:
     from baton.lab.chaos.exactness.oracle import Oracle
 
 START_S = 120.0
-UNDISTURBED_S = 600.0  # generous timeout of an undisturbed answer, whose duration is not judged
-IDLE_S = 20.0  # observation of held blocks after the last stream
+UNDISTURBED_S = 600.0  # timeout of an undisturbed answer: generous, since its duration is not judged
+IDLE_S = 20.0  # longest wait after the last stream until no worker holds a block
 POLL_S = 0.02
 _ENDED = re.compile(r"ended with exit code (\d+)")
-_CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # after a drain; on SIGTERM during start-up
-SPARE_S = 5.0  # time after its deadline at which an open stream counts as hanging
+_CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # exit codes after a drain, and on SIGTERM during start-up
+SPARE_S = 5.0  # time after its deadline when a stream that is still open counts as hanging
 
 
 def is_crash(event: str) -> bool:
-    """Return whether a supervisor's event is an exit that no fault caused."""
+    """Return whether an event of the supervisor is an exit that no fault caused."""
     exited = _ENDED.search(event)
     return exited is not None and int(exited[1]) not in _CLEAN_EXITS
 
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """Options of one run. `minutes` bounds load and faults; faults end earlier once `wanted` of them are proven."""
+    """Options of one run. `minutes`: duration of load and faults; with `wanted`, they end once as many are proven."""
 
     minutes: float
     seed: int
@@ -64,17 +64,17 @@ class ChaosOptions:
     plan: tuple[Planned, ...]
     max_tokens: int = 480
     per_kind: int = 3
-    wanted: int | None = None  # None: as many as time allows
+    wanted: int | None = None  # number of proven faults; None: as many as time allows
     layout: Layout = WHOLE
-    speculate: str = "off"  # a worker's --speculate
-    tier: bool = False  # KV in files below small pools
+    speculate: str = "off"  # value of the workers' flag --speculate
+    tier: bool = False  # whether workers have small pools and keep KV in files too
     hosts: int | None = None  # number of hosts; None: all processes run on this machine
-    pages_free_s: float = 1.0  # bound from the last answer until all blocks are free
+    pages_free_s: float = 1.0  # longest allowed time from the end of the last stream until all blocks are free
 
 
 @dataclass
 class ChaosOutcome:
-    """Observations of a run. Times are monotonic; `began_s` is their origin."""
+    """Observations of a run. Times are monotonic; reports count them from `began_s`."""
 
     options: ChaosOptions
     began_s: float = 0.0
@@ -84,23 +84,23 @@ class ChaosOutcome:
     histories: list[StreamHistory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
-    pages_free_after_s: float | None = None  # None: some blocks were held for longer than IDLE_S
-    held: str = ""  # workers that still hold blocks
+    pages_free_after_s: float | None = None  # seconds after the last stream; None: more than IDLE_S
+    held: str = ""  # workers that still hold blocks, with their numbers of blocks
     left_in_shared_memory: tuple[str, ...] = ()
     left_processes: tuple[int, ...] = ()
-    harness_lag_s: float = 0.0  # longest delay of this process, which runs proxies and clients
-    crashes: list[str] = field(default_factory=list)  # exits that no fault caused
-    after: list[Finding] = field(default_factory=list)  # findings of undisturbed answers after the faults
+    harness_lag_s: float = 0.0  # longest delay of the event loop that runs proxies and clients
+    crashes: list[str] = field(default_factory=list)  # events of exits that no fault caused
+    after: list[Finding] = field(default_factory=list)  # findings in answers that were requested after the faults
     unmade: list[Unmade] = field(default_factory=list)
-    missing: str = ""  # processes that do not serve after the faults
-    tier: Counter[str] = field(default_factory=Counter)  # counters of KV files by metric
-    tier_off: Counter[str] = field(default_factory=Counter)  # times that workers turned reads or writes off
-    chosen: Counter[str] = field(default_factory=Counter)  # tokens of undisturbed answers by judge
-    close: Counter[str] = field(default_factory=Counter)  # of these, tokens with another within 1e-4
+    missing: str = ""  # processes that did not serve again after the faults
+    tier: Counter[str] = field(default_factory=Counter)  # counters of KV files, by metric
+    tier_off: Counter[str] = field(default_factory=Counter)  # number of turn-offs of `reads` and of `writes`
+    chosen: Counter[str] = field(default_factory=Counter)  # number of tokens in undisturbed answers, by judge
+    close: Counter[str] = field(default_factory=Counter)  # number of these tokens with another token within 1e-4
 
     @property
     def faults(self) -> list[Finding]:
-        """Return all findings except close tokens."""
+        """Return all findings except those of kind CLOSE, which are no faults."""
         return [finding for finding in (*self.findings, *self.after) if finding.kind is not FindingKind.CLOSE]
 
     @property
@@ -125,7 +125,7 @@ class ChaosOutcome:
 
     @property
     def late(self) -> list[Injected]:
-        """Return proven faults without recovery in time."""
+        """Return the proven faults from which processes did not recover in time."""
         return [each for each in self.injected if each.proof is not None and each.trouble]
 
     @property
@@ -142,7 +142,10 @@ class ChaosOutcome:
 
 
 class ChaosRun:
-    """Chaos run. Tests replace `make`, to show that a fault without effect is reported as not proven."""
+    """Run of a stack under load and faults. `say`: called with each line of progress. `make`: creates injections.
+
+    Tests replace `make` to check that a fault without effect is reported as not proven.
+    """
 
     def __init__(self, options: ChaosOptions, say: Callable[[str], None], make: Make = make_injection) -> None:
         self._options = options
@@ -152,8 +155,9 @@ class ChaosRun:
         self._draw = random.Random(f"run {options.seed}")
 
     async def run(self, folder: Path | None = None) -> ChaosOutcome:
-        """Run everything, to the end of the last process. `folder` keeps the logs. Raises: NotWhole,
-        OracleDisagrees.
+        """Start the stack, inject faults under load, stop the stack. `folder`: for logs; None: they are not kept.
+
+        Raises: NotWhole, OracleDisagrees.
         """
         shared, children = shared_memory_files(), set(children_of(os.getpid()))
         with tempfile.TemporaryDirectory(prefix="baton-chaos-") as name:
@@ -166,7 +170,7 @@ class ChaosRun:
     async def _run(self, folder: Path) -> None:
         model = folder / "tiny"
         write_tiny_checkpoint(model)
-        # Before the stack: importing transformers blocks this process, which runs the proxies, for seconds.
+        # Opened before the stack starts: importing transformers blocks this process, and so its proxies, for seconds.
         oracle = _open_oracle(model)
         clock = make_wall_clock(folder) if self._options.hosts is None else None
         shim, tier = None, None
@@ -200,7 +204,7 @@ class ChaosRun:
                     page.close()
 
     async def _undisturbed(self, stack: ChaosStack, oracle: "Oracle") -> list[ChaosCase]:
-        """Send every case once without faults and check the answers with the oracle."""
+        """Send every request once without faults and check the answers with the oracle."""
         cases = make_cases(self._options.seed, self._options.max_tokens, self._options.per_kind)
         answers = await self._ask(stack, cases)
         plain = [case for case in cases if case.name.startswith("greedy")]
@@ -257,7 +261,7 @@ class ChaosRun:
         self._outcome.findings += check(history, self._outcome.expected[history.case], TIMEOUT_S + SPARE_S)
 
     async def _faults(self, scene: Scene) -> None:
-        """Inject faults for the duration of the run."""
+        """Inject the planned faults; without `wanted`, return only after `minutes`."""
         options, outcome = self._options, self._outcome
         until_s = outcome.began_s + 60 * options.minutes
         soundness = Soundness(scene.stack)
@@ -272,7 +276,7 @@ class ChaosRun:
             await asyncio.sleep(max(0.0, until_s - time.monotonic()))
 
     async def _pages(self, stack: ChaosStack) -> None:
-        """Measure the time from the end of the last stream until no worker holds a block."""
+        """Measure the time from the end of the last stream until no worker holds a block any more."""
         while time.monotonic() - self._outcome.ended_s < IDLE_S:
             statuses = await stack.statuses()
             loads = [(worker.worker_id, worker.load) for each in statuses if each for worker in each.workers]
@@ -284,7 +288,7 @@ class ChaosRun:
             await asyncio.sleep(POLL_S)
 
     async def _aftermath(self, stack: ChaosStack, cases: list[ChaosCase]) -> None:
-        """Send every case again after the faults: the answers must still be exact."""
+        """Send every request again after the faults and check the answers, which must still be exact."""
         async with AsyncBatonClient(stack.routers[-1].advertised, timeout_s=TIMEOUT_S) as baton:
             for number, case in enumerate(cases):
                 history = StreamHistory(number, case.name, Behaviour.READS, f"after-{number}", time.monotonic())

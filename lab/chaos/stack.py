@@ -1,7 +1,7 @@
 """Service under test: Redis, routers and workers under the supervisor of `baton up`, each behind a proxy.
 
-A process listens on 127.0.0.1 and advertises another loopback address with the same port, where its proxy listens. The
-processes do not know about proxies.
+A process listens on 127.0.0.1 and advertises another loopback address with the same port, at which its proxy listens.
+Processes are configured as without proxies.
 """
 
 import asyncio
@@ -35,23 +35,23 @@ from baton.launch.supervisor import Supervisor
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_port, redis_command
 from baton.protos import session_pb2, session_pb2_grpc
 
-PAGE = struct.Struct("<qq")  # clock offset in seconds, number of reads with an offset
+PAGE = struct.Struct("<qq")  # clock offset in seconds, and number of clock reads with an offset
 BUILD_S = 30.0
 HOST = "127.0.0.1"
 POLL_S = 0.1
 STATUS_S = 1.0
 GRACE_S = 40.0
-BACK_S = 0.2  # delay of a restart, without back-off: all exits are caused by faults
+BACK_S = 0.2  # delay of every restart, without back-off, since faults cause all exits
 SUPERVISION = partial(Backoff, longest_s=BACK_S, max_deaths=math.inf)
 METRICS_S = 1.0
 KV_MEMORY = "16MiB"
-SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: so few that prompts load from files
-TIER_SIZE = "32MiB"  # some hundred blocks: so few that files evict
+SMALL_KV_MEMORY = {"prefill": "4MiB", "decode": "8MiB"}  # 128 and 256 blocks: few, so that files are read
+TIER_SIZE = "32MiB"  # several hundred blocks, so few that workers evict KV from files
 MODEL_NAME = "tiny"
 
 
 class JumpingClock:
-    """Wall clock of the processes: owner of the page that the preloaded library reads."""
+    """Wall clock of all processes started with `environment`, which can jump. Owns the page that the library reads."""
 
     def __init__(self, library: Path, page: Path) -> None:
         page.write_bytes(bytes(PAGE.size))
@@ -60,12 +60,12 @@ class JumpingClock:
         self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(page)}
 
     def jump(self, seconds: int) -> None:
-        """Set the offset of the wall clock in all processes; 0 is the true time."""
+        """Set the offset of the wall clock in all processes, in seconds; 0: the true time."""
         self._page[:8] = struct.pack("<q", seconds)
 
     @property
     def wrong_reads(self) -> int:
-        """Return the number of clock reads with an offset."""
+        """Return the number of times that processes have read a clock with an offset."""
         return int(PAGE.unpack(self._page[: PAGE.size])[1])
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ def find_compiler() -> str | None:
 
 
 def compile_library(source: Path, library: Path) -> bool:
-    """Compile a library for LD_PRELOAD; return False without a C compiler."""
+    """Compile a library for LD_PRELOAD. Return False if no C compiler is installed, or if it fails."""
     compiler = find_compiler()
     if compiler is None:
         return False
@@ -86,7 +86,7 @@ def compile_library(source: Path, library: Path) -> bool:
 
 
 def make_wall_clock(folder: Path) -> JumpingClock | None:
-    """Create the clock that can jump; None without a C compiler."""
+    """Create the clock that can jump. Returns None if no C compiler is installed."""
     library = folder / "clock.so"
     if not compile_library(Path(__file__).with_name("clock.c"), library):
         return None
@@ -95,19 +95,19 @@ def make_wall_clock(folder: Path) -> JumpingClock | None:
 
 @dataclass(frozen=True, slots=True)
 class TierFolder:
-    """Directory of KV files; pools above it are so small that prompts load from files."""
+    """Directory of KV files. With it, workers have pools so small that KV of prompts is loaded from files."""
 
     directory: Path
-    environment: Mapping[str, str] = field(default_factory=dict)  # variables of the preloaded disk library
+    environment: Mapping[str, str] = field(default_factory=dict)  # environment variables of the preloaded disk library
 
 
 class NotWhole(Exception):
-    """Error: the stack is not ready in time; the message names what is missing."""
+    """Error: the stack was not ready in time. The message names what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Numbers of processes, in addition to one Redis."""
+    """Number of processes of each kind, in addition to one Redis."""
 
     routers: int = 2
     prefill: int = 2
@@ -119,13 +119,13 @@ WHOLE = Layout()
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """Addresses at which a process listens and is advertised."""
+    """Ports at which a process listens, and the host that it advertises."""
 
     name: str
     port: int
     advertised_host: str
-    admin_port: int = 0  # routers only
-    http_port: int = 0  # routers only; 0: any free port
+    admin_port: int = 0  # only of routers
+    http_port: int = 0  # only of routers; 0: any free port
 
     @property
     def advertised(self) -> str:
@@ -133,7 +133,7 @@ class ProcessPlace:
 
     @property
     def direct(self) -> str:
-        """Address behind the proxy."""
+        """Address of the process itself, behind the proxy."""
         return f"{HOST}:{self.port}"
 
     @property
@@ -148,9 +148,10 @@ def unsound(
     running: Sequence[str],
     tiers_off: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return what is wrong with each process. `routers`: each one's status, None if it does not answer. Pure.
+    """Return what is wrong with each process, by name; processes that serve are left out. Pure.
 
-    `tiers_off`: workers whose KV files are turned off, with the direction.
+    `routers`: status of each router, None if it does not answer. `running`: names of the running processes.
+    `tiers_off`: for each worker that does not use KV files, `reads`, `writes` or both.
     """
     found = dict.fromkeys((redis.name, *routers, *(each.name for each in workers)), "is not running")
     found = {name: word for name, word in found.items() if name not in running}
@@ -174,7 +175,7 @@ def unsound(
 
 
 class ChaosStack:
-    """Processes and proxies from `start` to `stop`. `folder`: for their logs."""
+    """Service under test, which runs from `start` to `stop`: processes and their proxies. `folder`: for logs."""
 
     def __init__(
         self,
@@ -209,8 +210,8 @@ class ChaosStack:
         self.proxies = self._make_proxies()
         self._logs: list[TextIO] = []
         self._supervisor: Supervisor | None = None
-        self.events: list[str] = []  # events of the supervisor
-        self.code: dict[str, Path] = {}  # PYTHONPATH of another release for the next start, by process
+        self.events: list[str] = []  # messages of the supervisor, for example about exits
+        self.code: dict[str, Path] = {}  # by process: PYTHONPATH of the release that it uses at the next start
 
     async def start(self) -> None:
         """Start the stack. Raises: OSError, RedisServerError."""
@@ -233,11 +234,11 @@ class ChaosStack:
             self.tiers.start()
 
     async def _start_child(self, spec: ProcessSpec, writer: LineWriter) -> ChildProcess:
-        """Start a child. Raises: OSError."""
+        """Start the process of `spec`; hosted stacks override this. Raises: OSError."""
         return await ChildProcess.start(spec, writer, writer)
 
     def mark_ready(self) -> None:
-        """Restart processes without limit from now on."""
+        """Tell the supervisor to restart processes from now on, any number of times."""
         if self._supervisor is not None:
             self._supervisor.mark_ready()
 
@@ -257,12 +258,12 @@ class ChaosStack:
         return self._supervisor.pids() if self._supervisor is not None else {}
 
     def life(self, name: str) -> Life | None:
-        """Return the identity of the process that runs under this name now."""
+        """Return the identity of the process that now runs under `name`; None if none does."""
         pid = self.pids().get(name)
         return None if pid is None else life_of(pid)
 
     def send(self, life: Life, number: signal.Signals) -> None:
-        """Send a signal to that process, if it still exists."""
+        """Send a signal to the process if it still exists."""
         if is_alive(life):
             os.kill(life.pid, number)
 
@@ -288,7 +289,10 @@ class ChaosStack:
         return loop.time() - began_s
 
     async def _status(self, router: ProcessPlace) -> ClusterStatus | None:
-        """Return a router's status over one channel for the complete run; a stopped router is not waited for."""
+        """Return the status of a router, requested over one channel for the complete run; None if it does not answer.
+
+        A router that SIGSTOP has stopped is not asked.
+        """
         life = self.life(router.name)
         if life is None or state_of(life.pid) == "T":
             return None
@@ -304,7 +308,7 @@ class ChaosStack:
             return None
 
     async def _metrics(self) -> str:
-        """Return the metrics of the first router that answers; empty if none does."""
+        """Return the /metrics of the first router that answers; empty if none does."""
         for router in self.routers:
             life = self.life(router.name)
             if life is None or state_of(life.pid) == "T":
@@ -332,7 +336,7 @@ class ChaosStack:
         return ProcessPlace(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
 
     def steps(self, role: str) -> list[tuple[float, float]]:
-        """Return begin (monotonic) and duration of the recorded steps of all workers of a role."""
+        """Return start, monotonic, and duration in seconds of the recorded steps of all workers of a role."""
         files = [self._step_file(place) for place in self.workers if place.role == role]
         lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
         return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
@@ -341,7 +345,7 @@ class ChaosStack:
         return self._folder / f"{place.name}-steps.txt"
 
     def _make_proxies(self) -> dict[str, Proxy]:
-        """Create the proxies, by the process behind each."""
+        """Create one proxy per process; return them by process name."""
         return {name: self._proxy(place) for name, place in self.places.items()}
 
     def _proxy(self, place: ProcessPlace) -> Proxy:
@@ -382,12 +386,12 @@ PAGES_POLL_S = 0.002
 
 
 class PageWatch:
-    """Observer of held blocks from `start` to `stop`, over a link of its own with each worker."""
+    """Observes from `start` to `stop` which workers hold blocks, over a separate connection to each worker."""
 
     def __init__(self, workers: Sequence[ProcessPlace]) -> None:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
-        self._free_since_s: dict[str, float] = {}  # by worker; absent while the latest report has held blocks
+        self._free_since_s: dict[str, float] = {}  # by name of each worker whose latest report has no held blocks
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._follow(worker)) for worker in self._workers]
@@ -398,10 +402,9 @@ class PageWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def free_since(self, settle_s: float, within_s: float) -> dict[str, float | None]:
-        """Return when each worker last released its last block, monotonic; None if it still holds some after
-        `within_s`.
+        """Return the time, monotonic, since which each worker holds no block; None if it holds some after `within_s`.
 
-        Returns as soon as all have been free for `settle_s`.
+        Returns as soon as no worker has held a block for `settle_s`.
         """
         until_s = time.monotonic() + within_s
         while time.monotonic() < until_s and not self._are_free_for(settle_s):  # noqa: ASYNC110 -- time alone ends it

@@ -13,25 +13,25 @@ from statistics import median
 POOL = "memfd:baton-kv-pool"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 PERIOD_S = 1.0
-LOOK_BYTES = 320  # memory of one sample in this process
-HARNESS = "harness"  # name of this process: supervisor, proxies, clients and their records
+LOOK_BYTES = 320  # memory that this process needs for one sample
+HARNESS = "harness"  # name of this process, with the supervisor, proxies, clients and histories
 SHARED_MEMORY = Path("/dev/shm")
 WARM_UP_S = 30.0
-LEAST_S = 60.0  # shortest judged life after its warm-up
-ENDS = 6  # parts of a life; the medians of the first and the last are compared
+LEAST_S = 60.0  # growth of a process is judged if it ran for this long after its warm-up
+ENDS = 6  # number of parts into which a process's samples are split; the first and last median are compared
 BOUND_BYTES = 12 << 20
-BOUND_ROUTER_BYTES = 24 << 20  # 512 explanations of about 14 KiB and 256 timelines of about 28 KiB fill within minutes
-BOUND_DESCRIPTORS = 32  # other processes connect and disconnect
+BOUND_ROUTER_BYTES = 24 << 20  # more: routers fill 512 explanations of 14 KiB and 256 timelines of 28 KiB
+BOUND_DESCRIPTORS = 32  # allows for other processes, which connect and disconnect
 BOUND_HARNESS_DESCRIPTORS = 128  # three per client connection: the client's and both sides of the proxy's
 BOUND_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Identity of a process: a pid alone may be reused."""
+    """Identity of a process: pid and start time, since a pid may be reused."""
 
     pid: int
-    started_ticks: int  # since boot
+    started_ticks: int  # start time in clock ticks since boot
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def is_alive(life: Life) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """Return the state letter of a process: R, S, D, T (stopped), ...; empty if there is none."""
+    """Return the state letter of a process, for example T if stopped (proc(5)); empty if there is no such process."""
     fields = _stat(pid)
     return "" if fields is None else fields[0]
 
@@ -69,18 +69,18 @@ def sizes_of(pid: int) -> Sizes | None:
 
 
 def _descriptors(pid: int) -> int:
-    """Count open descriptors, without those of existing KV files; removed files count."""
+    """Count the open descriptors of a process, except those of KV files that still exist."""
     folder, count = f"/proc/{pid}/fd", 0
     for name in os.listdir(folder):  # noqa: PTH208 -- called every second for many processes
         try:
             count += not os.readlink(f"{folder}/{name}").endswith(".kv")  # noqa: PTH115
         except FileNotFoundError:
-            continue  # closed since listdir
+            continue  # the descriptor was closed after listdir
     return count
 
 
 def children_of(pid: int) -> list[int]:
-    """Return all descendant processes."""
+    """Return the pids of all descendants of a process."""
     parents = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
@@ -95,7 +95,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def pool_range(pid: int) -> range | None:
-    """Return the addresses of the process's KV pool; None without one."""
+    """Return the address range of a process's KV pool; None if it has no pool."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
     except OSError:
@@ -112,14 +112,17 @@ def read_memory(pid: int, address: int, count: int) -> bytes:
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:
-    """Write memory of a process through its own mapping: nobody else may write its pool. Raises: OSError."""
+    """Write memory of a process through /proc/PID/mem, since no other process can map its pool writable.
+
+    Raises: OSError.
+    """
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         memory.seek(address)
         memory.write(data)
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the state on; None if the process is gone."""
+    """Return the fields of /proc/PID/stat, beginning with the state; None if the process is gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -154,12 +157,14 @@ class Look:
     rss_bytes: int
     descriptors: int
     threads: int
-    private_bytes: int = 0  # see `Sizes`; without the harness's records
+    private_bytes: int = 0  # as in `Sizes`, but without the histories and samples that the harness keeps
 
 
 class ProcessWatch(Background):
-    """Observer of processes from `start` to `stop`. `pids`: current processes by name. `written_bytes`: what this
-    process has recorded and will inspect only at the end.
+    """Samples memory, descriptors and threads of processes from `start` to `stop`.
+
+    `pids`: returns the current pids by name. `written_bytes`: returns the memory of the histories that this process
+    keeps until the end of the run.
     """
 
     def __init__(self, pids: Callable[[], Mapping[str, int]], written_bytes: Callable[[], int] = lambda: 0) -> None:
@@ -167,7 +172,7 @@ class ProcessWatch(Background):
         self._pids = pids
         self._written_bytes = written_bytes
         self.looks: list[Look] = []
-        self.longest_lag_s = 0.0  # longest delay of this process's event loop, and so of proxies and clients
+        self.longest_lag_s = 0.0  # longest delay of this process's event loop, on which proxies and clients run
 
     async def _run(self) -> None:
         while True:
@@ -194,19 +199,18 @@ def shared_memory_files() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGrowth:
-    """Change of one process life after its warm-up.
+    """Growth of one process after its warm-up, in which caches fill, connections open and the allocator creates arenas.
 
-    Private memory counts: pages of KV pools, own and mapped, become resident at first touch, are shared, and have a
-    known size. During the warm-up caches fill, connections open and the allocator creates its arenas. Afterwards a
-    process may grow by `bound_bytes` in total, however long it lives: the bounded records and the allocator's layout. A
-    leak of one object per token or request exceeds any bound that does not grow with time.
+    Only private memory is judged, because pages of KV pools are shared, of known size, and become resident at first
+    use. A process may grow by `bound_bytes` in total, however long it runs, for bounded records and the allocator's
+    fragmentation. A leak of one object per token or request exceeds every bound that does not grow with time.
     """
 
     name: str
     pid: int
     seconds: float
-    rss_bytes: int  # last sample
-    private_bytes: tuple[int, int]  # medians of the first and of the last part, like the next two
+    rss_bytes: int  # resident memory in the last sample
+    private_bytes: tuple[int, int]  # medians of the first and of the last part of the samples, like the next two
     descriptors: tuple[int, int]
     threads: tuple[int, int]
 
@@ -220,7 +224,7 @@ class MemoryGrowth:
 
     @property
     def per_minute(self) -> float:
-        """Growth per minute, in bytes."""
+        """Growth of private memory, in bytes per minute."""
         return 60 * self.grown_bytes / (self.seconds * (1 - 1 / ENDS))
 
     @property
@@ -234,7 +238,7 @@ class MemoryGrowth:
 
 
 def growth(looks: Sequence[Look], warm_up_s: float = WARM_UP_S, least_s: float = LEAST_S) -> list[MemoryGrowth]:
-    """Return the growth of every life that lasted `least_s` after its warm-up."""
+    """Return the growth of every process that ran for at least `least_s` after its warm-up."""
     lives: dict[tuple[str, int], list[Look]] = {}
     for look in looks:
         lives.setdefault((look.name, look.pid), []).append(look)

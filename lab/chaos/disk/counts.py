@@ -14,8 +14,9 @@ _STATES = frozenset({"blocks", "bytes", "reads", "writes"})
 
 
 def read_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Parse counters by worker and name: of files without `baton:kv_tier_`, of cached blocks without
-    `baton:kv_`. Pure.
+    """Parse the KV tier's and the at-rest counters of a /metrics text, by worker and by name. Pure.
+
+    The names lose their prefix: `baton:kv_tier_` or, for at-rest counters, `baton:kv_`.
     """
     found: dict[str, dict[str, float]] = {}
     for name, labels, value in _LINE.findall(text):
@@ -26,12 +27,12 @@ def read_metrics(text: str) -> dict[str, dict[str, float]]:
 
 
 class TierCounts:
-    """Sums of counters over restarts: the counters of a restarted worker begin at 0. Pure."""
+    """Sums of counters over a worker's restarts, after each of which its counters begin at 0. Pure."""
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self.latest: Mapping[str, Mapping[str, float]] = {}
-        self.turned_off: Counter[str] = Counter()  # transitions from on to off, by `reads` and `writes`
+        self.turned_off: Counter[str] = Counter()  # number of times that a worker turned `reads` or `writes` off
         self._last: dict[tuple[str, str], float] = {}
         self._off: set[tuple[str, str]] = set()
 
@@ -52,7 +53,7 @@ class TierCounts:
 
     @property
     def off(self) -> dict[str, str]:
-        """Directions that are off now (`reads`, `writes`), by worker."""
+        """What is turned off now, by worker: `reads`, `writes` or both."""
         found: dict[str, str] = {}
         for worker, way in sorted(self._off):
             found[worker] = f"{found[worker]}, {way}" if worker in found else way
@@ -60,7 +61,7 @@ class TierCounts:
 
 
 class TierWatch(Background):
-    """Collector of counters from `start` to `stop`. `fetch`: a router's metrics, empty if none answers."""
+    """Collects counters from `start` to `stop`. `fetch`: returns the /metrics of a router, empty if none answers."""
 
     def __init__(self, fetch: Callable[[], Awaitable[str]]) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ class Damage(NamedTuple):
 
 
 def segment_paths(directory: Path, owner: str = "*") -> list[Path]:
-    """Return the segment files in order of their names. `owner`: worker, or `*` for all."""
+    """Return the paths of segment files, sorted. `owner`: name of the worker that wrote them; `*`: all workers."""
     return sorted(directory.glob(f"{owner}/*.kv"))
 
 
@@ -32,7 +32,7 @@ def flip_bits(paths: list[Path], draw: random.Random) -> Damage:
     for path in _there(paths):
         with path.open("r+b") as file:
             raw = bytearray(file.read())
-            at = HEADER_BYTES + draw.randrange(EVERY_BYTES)  # leaves the segment header valid
+            at = HEADER_BYTES + draw.randrange(EVERY_BYTES)  # after the segment header, which stays valid
             for place in range(at, len(raw), EVERY_BYTES):
                 file.seek(place)
                 file.write(bytes((raw[place] ^ 1 << draw.randrange(8),)))
@@ -65,9 +65,10 @@ def add_garbage(paths: list[Path], draw: random.Random) -> Damage:
 
 
 def add_other_model(directory: Path, draw: random.Random) -> Damage:
-    """Write valid copies of some segments under another model's identity and with other KV.
+    """Rewrite some segments as another model's: same block names, other identity, random KV, valid checksums.
 
-    They go to a folder of their own and to the owner's: a reader that ignores the identity gets wrong tokens.
+    Each is written twice, to a separate folder and to the folder of the original's owner: a worker that ignores the
+    identity would generate wrong tokens.
 
     Raises: OSError.
     """
@@ -96,7 +97,7 @@ def add_other_model(directory: Path, draw: random.Random) -> Damage:
 
 
 def _rewritten(raw: bytes, ours: SegmentFormat, theirs: SegmentFormat, draw: random.Random) -> Iterator[bytes]:
-    """Yield records with the same names, other bytes and the checksums of those bytes."""
+    """Yield the segment's records with the same names, but random bytes and the checksums of these bytes."""
     staging = Staging(1, ours.block_bytes)
     for slot in range(ours.slots(len(raw))):
         at = ours.offset(slot)

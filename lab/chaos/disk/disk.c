@@ -1,6 +1,6 @@
-/* A disk as a harness wants it, for programs started with LD_PRELOAD: the page that CHAOS_DISK names says what befalls
- * reads and writes of files under CHAOS_DISK_FOLDER, and counts what did. Calls with a place in the file alone: these
- * are the ones that KV in files is read and written by. */
+/* Library for LD_PRELOAD that lets reads and writes of files in CHAOS_DISK_FOLDER fail. The file that CHAOS_DISK names
+ * contains the failures to cause, and counts the affected calls. Affects only calls that take an offset in the file,
+ * which are those that KV files are read and written with. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -16,8 +16,8 @@
 struct page {
     int64_t read_error, write_error; /* errno; 0: none */
     int64_t read_delay_us;
-    int64_t cuts_writes; /* 1: a write takes half of what it is given */
-    int64_t torn_pid;    /* its next write stands still half done */
+    int64_t cuts_writes; /* 1: each write writes only half of the bytes */
+    int64_t torn_pid;    /* pid of the process whose next write stops halfway; 0: none */
     int64_t failed_reads, failed_writes, slow_reads, cut_writes, torn_bytes;
 };
 

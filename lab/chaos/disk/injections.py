@@ -19,7 +19,7 @@ from baton.lab.chaos.watch import Life, is_alive
 
 
 class Processes(Protocol):
-    """Parts of a stack that these faults need."""
+    """Access to the processes of a stack, which faults of disks and files need."""
 
     def life(self, name: str) -> Life | None: ...
 
@@ -28,7 +28,7 @@ class Processes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TierScene:
-    """Disk and files of a run. `shim`: None if no disk fails in this run; files may still be damaged."""
+    """KV files of a run, and the disk library. `shim`: None if the disk cannot fail; files may still be damaged."""
 
     directory: Path
     shim: DiskShim | None
@@ -37,7 +37,10 @@ class TierScene:
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """Setting of the preloaded disk library, the counter of affected calls, and the direction that workers turn off."""
+    """Kind of disk failure: a field of the preloaded library and its value, and what the failure must cause.
+
+    `count`: field that counts the affected calls. `turns_off`: `reads` or `writes` if workers must turn these off.
+    """
 
     field: str
     value: int
@@ -55,7 +58,7 @@ DISK_FAULTS = {
 
 
 class DiskFails:
-    """Disk that fails for a while; not made if no worker read or wrote meanwhile."""
+    """Injection of a disk that fails for a while. Counts as not made if no worker reads or writes soon."""
 
     def __init__(self, shim: DiskShim, counts: TierCounts, disk_fault: DiskFault, lasts_s: float) -> None:
         self._shim = shim
@@ -93,7 +96,7 @@ class DiskFails:
 
 
 class KilledWriting:
-    """`kill -9` of a worker in the middle of a write."""
+    """Injection of `kill -9` of a worker in the middle of a write."""
 
     def __init__(self, processes: Processes, shim: DiskShim, life: Life) -> None:
         self._processes = processes
@@ -115,7 +118,7 @@ class KilledWriting:
         return f"pid {self._life.pid} is gone, {self._shim.get('torn_bytes')} bytes into a write"
 
     async def heal(self) -> None:
-        """The supervisor starts it again."""
+        """End the torn write; the supervisor restarts the worker."""
         self._shim.set("torn_pid", 0)
 
 
@@ -128,7 +131,10 @@ _DAMAGE: dict[FaultKind, tuple[Damaging, str]] = {
 
 
 class FilesDamaged:
-    """Damage to all KV files, or to those of a killed worker. Workers must report blocks with flipped bits."""
+    """Injection of damage to all KV files, or to those of one worker, which is killed before.
+
+    Workers must report blocks with flipped bits.
+    """
 
     def __init__(
         self, processes: Processes, scene: TierScene, fault: Fault, life: Life | None, draw: random.Random
@@ -164,7 +170,7 @@ class FilesDamaged:
         return f"{what}, {self._corrupt - self._corrupt_before} damaged blocks found"
 
     async def heal(self) -> None:
-        """Do nothing: damage remains until the owner removes the file."""
+        """Do nothing: the damage remains until the owner of a file removes the file."""
 
     @property
     def _corrupt(self) -> int:
@@ -172,7 +178,7 @@ class FilesDamaged:
 
 
 class OtherModelPut:
-    """Segments of another model with our names; no worker may read them."""
+    """Injection of another model's segments with the block names of this one. No worker may read them."""
 
     def __init__(self, directory: Path, draw: random.Random) -> None:
         self._directory = directory
@@ -191,11 +197,14 @@ class OtherModelPut:
         return f"{self._done.places} blocks of another model under our names, in {self._done.files} files"
 
     async def heal(self) -> None:
-        """Do nothing: the files remain until the harness removes them."""
+        """Do nothing: the files remain until the end of the run."""
 
 
 class FolderTaken:
-    """Lock of a killed worker's folder by another process: the restarted worker serves without files meanwhile."""
+    """Injection of a lost folder: this process locks the folder of a killed worker.
+
+    Until it unlocks the folder, the restarted worker must serve without files.
+    """
 
     def __init__(self, processes: Processes, scene: TierScene, name: str, life: Life, lasts_s: float) -> None:
         self._processes = processes
@@ -219,7 +228,7 @@ class FolderTaken:
 
     async def prove(self) -> str:
         def serves_without() -> bool:
-            values = self._scene.counts.latest.get(self._name, {})  # incomplete until the worker is back
+            values = self._scene.counts.latest.get(self._name, {})  # lacks counters until the worker has restarted
             return values.get("reads") == values.get("writes") == 0.0
 
         await shown(serves_without, f"{self._name} without files")

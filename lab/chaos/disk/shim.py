@@ -1,4 +1,4 @@
-"""Shared page that controls the preloaded disk library and counts its calls."""
+"""Shared memory page that controls the preloaded disk library, and in which the library counts affected calls."""
 
 import mmap
 import struct
@@ -15,7 +15,7 @@ _NUMBER = struct.Struct("<q")
 
 
 class DiskShim:
-    """Failing disk of all processes that have `environment`; only files under `folder` are affected."""
+    """Control of a disk that can fail in all processes started with `environment`. Affects only files in `folder`."""
 
     def __init__(self, library: Path, page: Path, folder: Path) -> None:
         size_bytes = _NUMBER.size * len(_FIELDS)
@@ -29,7 +29,7 @@ class DiskShim:
         }
 
     def set(self, field: str, value: int) -> None:
-        """Set a field. `read_error` and `write_error`: an errno, 0 for none."""
+        """Set a field of the page. Values of `read_error` and `write_error` are an errno, 0 for none."""
         at = _NUMBER.size * _FIELDS.index(field)
         self._page[at : at + _NUMBER.size] = _NUMBER.pack(value)
 
@@ -41,7 +41,7 @@ class DiskShim:
 
 
 def make_disk_shim(scratch: Path, folder: Path) -> DiskShim | None:
-    """Build the disk library; None without a C compiler."""
+    """Build the disk library and its control page. Returns None if no C compiler is installed."""
     library = scratch / "disk.so"
     if not compile_library(Path(__file__).with_name("disk.c"), library):
         return None

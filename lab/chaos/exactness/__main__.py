@@ -4,9 +4,9 @@ drafts, in stacks of real processes whose workers are killed, next to up to 64 o
     .venv/bin/python -m baton.lab.chaos.exactness [--model FOLDER] [--requests 2000] [--seed 0]
                                             [--dtypes float32 bfloat16] [--json FILE]
 
-Expected answers come from one engine without drafts that computes each request alone. In float32 the oracle (oracle.py)
-compares it with transformers and the second sampler. Tokens, texts, end reasons and log-probabilities, as far as the
-wire has their bits, must be equal. Exits with 1 on any difference.
+Expected answers come from an engine without drafts that computes each request alone. In float32 the oracle (oracle.py)
+compares them with transformers and the second sampler. Tokens, texts, end reasons and log-probabilities, in the
+precision in which clients receive them, must be equal. Exits with 1 on any difference.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class CourseResult:
-    """Result of a course, with counters that show how hard it was."""
+    """Result of a course, with counters of events that could have changed answers."""
 
     course: str
     dtype: str
@@ -47,7 +47,7 @@ class CourseResult:
 def compare(
     course: Course, asked: Sequence[ExactRequest], expected: Answers, made: CourseAnswers, seconds: float
 ) -> CourseResult:
-    """Compare the answers of a course with the expected ones; print each request that differs."""
+    """Compare the answers of a course with the expected answers, and print each request whose answer differs."""
     differing = 0
     for request, before, after in zip(asked, expected, made.answers, strict=True):
         if found := difference(before, after):
@@ -70,7 +70,10 @@ def compare(
 
 
 def hold_against_oracle(model: Path, asked: Sequence[ExactRequest], answers: Answers) -> OracleTally:
-    """Compare float32 answers with the oracle; in bfloat16 transformers rounds differently. Raises: OracleDisagrees."""
+    """Check float32 answers with the oracle. Raises: OracleDisagrees.
+
+    bfloat16 answers are not checked, since transformers rounds differently.
+    """
     oracle = Oracle(model)
     for number, (request, answer) in enumerate(zip(asked, answers, strict=True)):
         prompt = tuple(oracle.tokenizer.encode(request.prompt))

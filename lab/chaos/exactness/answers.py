@@ -1,4 +1,4 @@
-"""Comparable form of answers: tokens, text, end reason, and log-probabilities as float32 bits."""
+"""Answers in a form that can be compared bit by bit: tokens, text, end reason, log-probabilities as float32 bits."""
 
 import struct
 from dataclasses import dataclass, replace
@@ -10,9 +10,9 @@ from baton.engine import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class ExactChoice:
-    """One choice, without the last token if a stop string ended it: only the engine returns that token.
+    """One choice of an answer. After a stop string it lacks the last token, which the engine returns but no router.
 
-    `logprobs`: for each position the token ids and float32 bits of the chosen and the likeliest tokens.
+    `logprobs`: for each position, token id and float32 bits of the chosen token and of each of the likeliest tokens.
     """
 
     index: int
@@ -32,7 +32,7 @@ def first_tokens(answered: ExactChoice, count: int) -> ExactChoice:
 
 
 def difference(expected: tuple[ExactChoice, ...], made: tuple[ExactChoice, ...]) -> str:
-    """Describe the first difference; empty if the answers are equal."""
+    """Return a description of the first difference between two answers; empty if they are equal."""
     if len(expected) != len(made):
         return f"{len(made)} choices, not {len(expected)}"
     for number, (before, whole) in enumerate(zip(expected, made, strict=True)):

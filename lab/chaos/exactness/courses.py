@@ -16,7 +16,7 @@ from baton.lab.chaos.exactness.requests import ExactRequest, sampling_params
 from baton.lab.chaos.stack import HOST, ChaosStack, Layout
 
 MOST_AT_ONCE = 64
-CHUNKS = (16, 48, 160, 512)  # maximum prompt tokens of a step
+CHUNKS = (16, 48, 160, 512)  # values for the maximum number of prompt tokens of a step
 KV_BYTES = 2 << 20  # KV pool: 64 blocks of the tiny model in float32, few enough for preemptions
 WHOLE_S = 60.0
 BETWEEN_KILLS_S = 1.0
@@ -24,11 +24,11 @@ BETWEEN_KILLS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Way of computing all requests."""
+    """Way of computing all requests: in one engine, or in a stack of processes."""
 
     name: str
     dtype: str
-    layout: Layout | None = None  # None: one engine in this process
+    layout: Layout | None = None  # processes of the stack; None: one engine in this process
     speculates: bool = True
     kills: bool = False
 
@@ -42,7 +42,7 @@ class CourseAnswers:
     accepted_tokens: int = 0
     continued: int = 0  # requests with more than one attempt
     kills: int = 0
-    preemptions: int = 0  # of the workers that run at the end
+    preemptions: int = 0  # preemptions by the workers that run at the end
 
     def note(self, ended: Sequence[RecentRequest]) -> None:
         drafts = [each.drafts for each in ended if each.drafts is not None]
@@ -71,7 +71,7 @@ def alone(model: Path, dtype: str, asked: Sequence[ExactRequest]) -> Answers:
 
 
 def at_once(model: Path, course: Course, asked: Sequence[ExactRequest]) -> CourseAnswers:
-    """Compute all requests in one engine, which preempts to make room."""
+    """Compute all requests concurrently in one engine, whose KV pool is so small that it preempts."""
     llm = LLM(
         str(model),
         dtype=course.dtype,
@@ -90,7 +90,7 @@ def at_once(model: Path, course: Course, asked: Sequence[ExactRequest]) -> Cours
 async def in_stack(
     model: Path, course: Course, layout: Layout, asked: Sequence[ExactRequest], draw: random.Random
 ) -> CourseAnswers:
-    """Compute all requests in real processes, in waves whose size `draw` decides."""
+    """Compute all requests in real processes, in waves of random size."""
     flags = ["--dtype", course.dtype, "--kv-memory", KV_BYTES, "--chunk-tokens", draw.choice(CHUNKS)]
     flags += ["--speculate", "ngram"] if course.speculates else []
     made = CourseAnswers([])
@@ -121,7 +121,10 @@ async def in_stack(
 
 @asynccontextmanager
 async def killing(stack: ChaosStack, course: Course, draw: random.Random) -> AsyncIterator[list[str]]:
-    """Kill one worker after another inside the block, each once all are ready. Yields the list of killed workers."""
+    """Kill one worker after another while the `with` block runs, each time once all workers are ready again.
+
+    Yields the list of killed workers, which grows.
+    """
     killed: list[str] = []
 
     async def kill() -> None:

@@ -1,8 +1,9 @@
 """Judge of undisturbed answers: tokens, length, text and end reason. Independent of the service.
 
-transformers computes prompt and answer in one fp32 pass. Each token of a plain greedy answer must be its argmax, and
-`generate` must return the same answer. Penalised and sampled tokens must be what the second sampler draws from its
-logits. A structured answer must match its schema, regex or choice.
+Hugging Face transformers computes the logits of prompt and answer in one float32 pass. Each token of a plain greedy
+answer must have the largest logit, and `generate` of transformers must return the same answer. A penalised or sampled
+token must be the one that the second sampler draws from these logits. A structured answer must match its schema, regex
+or choice.
 """
 
 import json
@@ -29,7 +30,7 @@ class OracleDisagrees(Exception):
 
 
 class MadeChoice(Protocol):
-    """Choice as `baton.client` returns it: without the end token, and without tokens of the stop string."""
+    """Choice as `baton.client` returns it, without the end token and without the tokens of a stop string."""
 
     @property
     def index(self) -> int: ...
@@ -45,7 +46,7 @@ class MadeChoice(Protocol):
 
 @dataclass(slots=True)
 class OracleTally:
-    """Number of judged tokens by judge, and of those the close ones: another token was within 1e-4."""
+    """Number of judged tokens, by judge. `close`: those of them with another token within 1e-4."""
 
     tokens: Counter[str]
     close: Counter[str]
@@ -56,7 +57,7 @@ class OracleTally:
 
 
 def chosen_by(options: Mapping[str, Any]) -> str:
-    """The judge of a token: transformers, the second sampler or the form."""
+    """Return what judges the tokens of a request: transformers, the second sampler, or a schema, regex or choice."""
     if any(form in options for form in ("json_schema", "regex", "choice")):
         return "by a form"
     if float(options["temperature"]) > 0.0 or any(name in options for name in CHANGES_OF_LOGITS):
@@ -65,7 +66,7 @@ def chosen_by(options: Mapping[str, Any]) -> str:
 
 
 class Oracle:
-    """transformers on the served checkpoint."""
+    """Judge of answers: Hugging Face transformers, in float32, with the checkpoint that the service serves."""
 
     def __init__(self, folder: Path) -> None:
         self._model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -92,7 +93,7 @@ class Oracle:
     def _expect(self, case: ChaosCase, choice: MadeChoice) -> ExpectedChoice:
         token_ids = tuple(choice.token_ids)
         scores, kind = self._scores([*case.prompt, *token_ids])[len(case.prompt) - 1 :], chosen_by(case.options)
-        # The oracle does not know which tokens a form allows: it takes the answer's own tokens.
+        # The oracle does not know which tokens a schema, regex or choice allows: it takes the answer's own tokens.
         draws = [
             SampledDraw(token_id, False)
             if kind == "by a form"
@@ -119,7 +120,7 @@ class Oracle:
         )
 
     def _scores(self, token_ids: Sequence[int]) -> Floats:
-        """Return the logits after each token."""
+        """Return the logits for the token after each token of prompt and answer."""
         with torch.inference_mode():
             scores: Floats = self._model(torch.tensor([token_ids])).logits[0].double().numpy()
         return scores
@@ -149,7 +150,7 @@ class Oracle:
         if chosen_by(options) == "by a form":
             is_right = choice.text == text and _has_form(options, text)
             return "" if is_right else f"has the text {choice.text!r}, which does not match the requested form"
-        # The client gets no tokens of the stop: draw them again.
+        # The client gets no tokens of the stop string: draw them, to find out where the answer stops.
         while ends.isdisjoint(token_ids) and not any(stop in text for stop in stops):
             if len(token_ids) - len(choice.token_ids) > max(map(len, stops), default=0):
                 return f"ended by {reason}, but its next tokens are no stop"
@@ -169,7 +170,7 @@ class Oracle:
         return str(self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _generate(self, case: ChaosCase, expected: ExpectedChoice) -> None:
-        """Compare with the answer of `generate`. Raises: OracleDisagrees."""
+        """Compare the expected answer with that of transformers' `generate`. Raises: OracleDisagrees."""
         tokens, options = torch.tensor([case.prompt]), case.options
         stopping = {"stop_strings": options["stop"], "tokenizer": self.tokenizer} if "stop" in options else {}
         with torch.inference_mode():
@@ -183,7 +184,7 @@ class Oracle:
                 **stopping,
             )
         made = answer[0, len(case.prompt) :].tolist()
-        if expected.reason == "stop":  # the client gets no tokens of the stop
+        if expected.reason == "stop":  # the client gets no tokens of the stop string
             stop = _first(_stops(options), self._text(made))
             if stop is None and made[-1] not in self._ends:
                 raise OracleDisagrees(f"{case.name}: `generate` does not stop within {len(made)} tokens")
@@ -202,7 +203,7 @@ def _stops(options: Mapping[str, Any]) -> list[str]:
 
 
 def _first(stops: Sequence[str], text: str) -> str | None:
-    """Return the stop string that occurs first in `text`; None if none does."""
+    """Return the stop string that occurs first in `text`; None if `text` contains none."""
     found = [(text.find(stop), stop) for stop in stops if stop in text]
     return min(found)[1] if found else None
 

@@ -10,8 +10,8 @@ from baton.engine import SamplingParams
 from baton.engine.offline.params import StructuredOutputsParams
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz ,.0123456789"
-PROMPT_LETTERS, ANSWER_TOKENS = 300, 80  # maximum lengths
-SHARED = 4  # number of shared prefixes
+PROMPT_LETTERS, ANSWER_TOKENS = 300, 80  # maximum lengths of prompts and answers
+SHARED = 4  # number of prefixes that several prompts share
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -31,7 +31,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class ExactRequest:
-    """Request with `options` of the client library."""
+    """Random request. `options`: keyword arguments for the client library."""
 
     prompt: str
     options: dict[str, Any]
@@ -45,7 +45,7 @@ def random_requests(seed: int, count: int) -> list[ExactRequest]:
 
 def _prompt(draw: random.Random, shared: Sequence[str]) -> str:
     own = _text(draw, draw.randint(1, 60))
-    repeated = own * draw.choice((1, 1, 2, 4))  # n-gram drafts need repetition
+    repeated = own * draw.choice((1, 1, 2, 4))  # repetitions, from which n-gram drafts are made
     return ((draw.choice(shared) if draw.random() < 0.4 else "") + repeated)[:PROMPT_LETTERS]
 
 

@@ -12,7 +12,7 @@ import numpy
 from numpy.typing import NDArray
 
 Floats = NDArray[numpy.float64]
-CLOSE = 1e-4  # difference of logits, shares or uniform numbers within which rounding may change the token
+CLOSE = 1e-4  # rounding may change the token within this difference of logits, probabilities or uniform numbers
 _MODULUS = 2**64
 
 
@@ -29,7 +29,7 @@ def uniform_number(seed: int, choice: int, position: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Temperature and the filters in the order of their application. Default values keep all tokens."""
+    """Temperature and filters, in the order in which they are applied. Default values keep all tokens."""
 
     temperature: float
     top_k: int = 0
@@ -42,7 +42,7 @@ class Filters:
         return cls(**{name: options[name] for name in cls.__dataclass_fields__ if name in options})
 
     def neighbours(self) -> Iterator["Filters"]:
-        """Yield filters whose bounds differ by CLOSE."""
+        """Yield copies of these filters with one bound shifted up or down by CLOSE."""
         for step in (-CLOSE, CLOSE):
             if self.top_p < 1.0:
                 yield replace(self, top_p=min(1.0, self.top_p + step))
@@ -54,14 +54,17 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class SampledDraw:
-    """Drawn token. `is_close`: rounding could change it."""
+    """Drawn token. `is_close`: whether rounding could change it."""
 
     token_id: int
     is_close: bool
 
 
 def adjusted(scores: Floats, prompt: Sequence[int], answer: Sequence[int], options: Mapping[str, Any]) -> Floats:
-    """Return logits after bias, repetition penalty (prompt and answer), frequency and presence penalty (answer)."""
+    """Return the logits with bias and penalties applied.
+
+    The repetition penalty counts tokens of prompt and answer; frequency and presence penalty those of the answer.
+    """
     scores = scores.copy()
     for token_id, bias in options.get("logit_bias", {}).items():
         scores[token_id] += bias
@@ -87,7 +90,7 @@ def drawn(scores: Floats, filters: Filters, number: float) -> SampledDraw:
 
 
 def _picked(shares: Floats, number: float) -> int:
-    """Return the token whose interval of the cumulative shares, in order of token ids, contains the number."""
+    """Return the token whose interval of the cumulative probabilities, in order of token ids, contains `number`."""
     ends = numpy.cumsum(shares)
     return int(numpy.argmax(ends > number * ends[-1]))
 
@@ -109,7 +112,7 @@ def _shares(scores: Floats, filters: Filters) -> Floats:
 
 
 def _likeliest(shares: Floats, mass: float) -> Floats:
-    """Keep the fewest likeliest tokens whose shares reach `mass`; among equals those with higher ids."""
+    """Keep the fewest most likely tokens whose probabilities sum to `mass`; of equally likely ones the higher ids."""
     order = numpy.lexsort((numpy.arange(len(shares)), shares))[::-1]
     before = numpy.concatenate(([0.0], numpy.cumsum(shares[order])[:-1]))
     result = numpy.zeros_like(shares)
@@ -119,7 +122,10 @@ def _likeliest(shares: Floats, mass: float) -> Floats:
 
 
 def _typical(shares: Floats, mass: float) -> Floats:
-    """Keep the fewest tokens whose shares reach `mass`, by distance of their information to the entropy; ties stay."""
+    """Keep the fewest tokens whose probabilities sum to `mass`, those with information closest to the entropy first.
+
+    Tokens that tie with the last one are kept too.
+    """
     with numpy.errstate(divide="ignore"):
         information = -numpy.log(shares)
     entropy = float(numpy.sum(shares[shares > 0.0] * information[shares > 0.0]))

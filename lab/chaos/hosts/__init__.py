@@ -1,1 +1,1 @@
-"""Stack on hosts in network namespaces, and faults of hosts and links."""
+"""Stack on hosts that are network namespaces of this machine, and faults of such hosts and their links."""

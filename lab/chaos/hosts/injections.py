@@ -10,15 +10,15 @@ from baton.lab.chaos.watch import Life, is_alive, life_of
 from baton.lab.harness.hosts.network import HostsUnavailable, LinkCounts
 from baton.lab.harness.hosts.shaping import HostLink
 
-SLOW_DELAY_MS = 40.0  # one way, in addition to the low rate
-SEEN_S = 5.0  # bound until a packet is affected by a changed link
+SLOW_DELAY_MS = 40.0  # delay of a slow link in each direction, in addition to its low rate
+SEEN_S = 5.0  # longest wait until the changed link affects a packet
 POLL_S = 0.05
 NONE = LinkCounts(0, 0, 0)
 
 
 @dataclass
 class LinkChanged:
-    """Temporary change of a host's link. `link`: None drops all packets."""
+    """Injection of a temporary change of a host's link. `link`: the changed link; None: it drops all packets."""
 
     stack: HostedStack
     host: str
@@ -57,7 +57,7 @@ class LinkChanged:
         return self.link is not None and self.link.bits_per_s is not None
 
     async def _met(self) -> int:
-        """Return the number of affected packets."""
+        """Return the number of packets that the changed link has delayed or dropped."""
         counts = await self._counts()
         return counts.limited if self._is_slow else counts.dropped - self.before.dropped
 
@@ -70,7 +70,7 @@ class LinkChanged:
 
 @dataclass
 class HostLost:
-    """Loss of a complete host, which boots later without processes; they are started there again."""
+    """Injection of the loss of a host: all of its processes die. It boots later, and the supervisor restarts them."""
 
     stack: HostedStack
     host: str

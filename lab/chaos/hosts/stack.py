@@ -1,6 +1,7 @@
-"""Service under test on separate hosts: Redis and the routers on the first, workers spread over the others.
+"""Service under test on several hosts: Redis and the routers on the first, workers on the others.
 
-Link faults replace proxies. Clients and the harness reach the routers through forwarded loopback ports.
+There are no proxies: faults change the hosts' links instead. Clients and the harness reach the routers through
+forwarded loopback ports.
 """
 
 import asyncio
@@ -21,14 +22,14 @@ from baton.lab.harness.hosts.shaping import HostLink
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_ports, redis_command
 
-USUAL = HostLink(delay_ms=0.0)  # a delay of 0, unlike none, can be changed later
+USUAL = HostLink(delay_ms=0.0)  # a link without any delay could not be changed later
 REDIS_PORT, ROUTER_PORT, WORKER_PORT, ADMIN_OFFSET, HTTP_OFFSET = 6379, 50_051, 50_071, 100, 200
 
 Result = TypeVar("Result")
 
 
 class HostedStack(ChaosStack):
-    """Chaos stack that also owns its hosts."""
+    """Chaos stack whose processes run on several hosts, which it creates and removes."""
 
     def __init__(self, model: Path, folder: Path, hosts: int, worker_flags: Sequence[str] = ()) -> None:
         self.hosts = spread(hosts)
@@ -36,14 +37,14 @@ class HostedStack(ChaosStack):
         self._host_of = {name: host for host, names in self.hosts.items() for name in names}
         self._off: set[str] = set()
         self._inside: dict[int, int] = {}  # pid of the process on the host, by pid of its wrapper
-        # One thread for all changes: hosts end with the thread that created them.
+        # One thread for all changes, since hosts end with the thread that created them.
         self._changes = ThreadPoolExecutor(1, thread_name_prefix="hosts")
         self._open = AsyncExitStack()
         self._gate_ports = iter(free_ports(2 * WHOLE.routers))
         super().__init__(model, folder, None, WHOLE, worker_flags)
 
     async def change(self, call: Callable[..., Result], *arguments: object) -> Result:
-        """Run a blocking call of the network on the thread that owns the hosts, one call at a time."""
+        """Run a blocking call that changes hosts or links, on the thread that owns the hosts, one call at a time."""
         return await asyncio.get_running_loop().run_in_executor(self._changes, call, *arguments)
 
     async def start(self) -> None:
@@ -73,14 +74,14 @@ class HostedStack(ChaosStack):
         self._off.discard(host)
 
     def pids(self) -> dict[str, int]:
-        """Return the pids of the processes on the hosts, not of their wrappers."""
+        """Return the pids of the processes on the hosts by name, instead of the pids of their wrapper processes."""
         return {name: inside for name, pid in super().pids().items() if (inside := self._find_inside(pid)) is not None}
 
     def _find_inside(self, pid: int) -> int | None:
         if pid not in self._inside:
             below = children_of(pid)
             if not below:
-                return None  # starting, or exited
+                return None  # the process is still starting, or has exited
             self._inside[pid] = below[0]
         inside = self._inside[pid]
         return None if life_of(inside) is None else inside
@@ -91,7 +92,7 @@ class HostedStack(ChaosStack):
             raise OSError(f"{host} is off")
         command = self.network.command(host, spec.command)
         child = await super()._start_child(replace(spec, command=command), writer)
-        self._inside.pop(child.pid, None)  # stale entry of a reused pid
+        self._inside.pop(child.pid, None)  # an earlier process may have had the same pid
         return child
 
     def _redis_place(self) -> ProcessPlace:
@@ -101,7 +102,7 @@ class HostedStack(ChaosStack):
         return ProcessPlace(name, WORKER_PORT + number, self.network.address(self._host_of[name]))
 
     def _router_place(self, number: int) -> ProcessPlace:
-        """Return a router's place as clients and the harness reach it."""
+        """Return the addresses at which clients and the harness reach a router."""
         return ProcessPlace(f"router-{number}", next(self._gate_ports), HOST, next(self._gate_ports))
 
     def _make_proxies(self) -> dict[str, Proxy]:
@@ -109,7 +110,7 @@ class HostedStack(ChaosStack):
 
     def _redis_spec(self) -> ProcessSpec:
         command = redis_command(find_redis_server(), self.redis.port)
-        command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # Redis uses the last value
+        command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # Redis uses the last values
         return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
 
     def _worker_spec(self, place: ProcessPlace) -> ProcessSpec:

@@ -24,15 +24,15 @@ BUILD_S = 600.0
 
 
 class ReleaseMissing(Exception):
-    """Error: this clone lacks the code of that release; the message says what is missing."""
+    """Error: this clone of the repository lacks the code of a release. The message says what is missing."""
 
 
 FORMER_MODULES = {"baton.router": "baton.gateway", "baton.elastic_worker": "baton.worker"}
-"""Entry modules of release 0.1.0 by today's entry modules."""
+"""Names of entry modules in release 0.1.0, by their names today."""
 
 
 def command_of(code: Path, command: Sequence[str]) -> tuple[str, ...]:
-    """Return the command that starts the same process from the code of another release at `code`."""
+    """Return `command` changed so that it starts the same process from another release's code, in folder `code`."""
     if (code / "baton" / "router" / "http").exists():
         return tuple(command)
     return tuple(FORMER_MODULES.get(each, each) for each in command)
@@ -45,7 +45,7 @@ class PastRelease:
 
 
 def last_release(root: Path = ROOT) -> PastRelease:
-    """Return the release that pyproject.toml names. Raises: KeyError, OSError."""
+    """Return the last release, which pyproject.toml names. Raises: KeyError, OSError."""
     named = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["baton"]["last-release"]
     return PastRelease(named["version"], named["commit"])
 
@@ -53,10 +53,10 @@ def last_release(root: Path = ROOT) -> PastRelease:
 def check_out(
     release: PastRelease, releases: Path = RELEASES, repository: Path = ROOT, has_native_kernels: bool = True
 ) -> Path:
-    """Return the PYTHONPATH of that release's code, extracted on first use. Blocks. Raises: ReleaseMissing.
+    """Return the PYTHONPATH of the code of `release`, extracted on first use. Blocks. Raises: ReleaseMissing.
 
-    Native kernels are copied from this tree if their sources are equal, else built, which takes most of a minute.
-    Without them the release computes with PyTorch.
+    `has_native_kernels`: copy this tree's kernels if the sources are equal, else build them, which takes most of a
+    minute; False: the release computes with PyTorch.
     """
     folder = releases / (release.commit[:12] + ("" if has_native_kernels else "-pytorch"))
     if not folder.exists():
@@ -66,9 +66,9 @@ def check_out(
                 files.extractall(scratch, filter="data")
             if has_native_kernels:
                 _take_kernels(Path(scratch))
-            if not folder.exists():  # another process may have created it
+            if not folder.exists():  # another process may have created it meanwhile
                 Path(scratch).replace(folder)
-                Path(scratch).mkdir()  # TemporaryDirectory removes it
+                Path(scratch).mkdir()  # TemporaryDirectory needs a folder to remove
     return folder / "src"
 
 
@@ -88,7 +88,7 @@ def _archive(release: PastRelease, repository: Path) -> bytes:
 
 
 def _take_kernels(folder: Path) -> None:
-    """Copy this tree's kernel libraries, which are named by a digest of their sources, and build what is missing."""
+    """Copy this tree's kernel libraries, and build those of the release if the digest in their names differs."""
     built = folder / "kernels" / "native" / "built"
     built.mkdir(exist_ok=True)
     for library in BUILT.glob("*.so"):

@@ -1,7 +1,7 @@
 """Upgrade of a cluster to another release and back, process by process, under load.
 
-Both ways together pass through every mixture of releases of routers, prefill and decode workers. Clients must get
-complete and exact answers all the time.
+Upgrade and way back together pass through every mixture of releases of routers, prefill and decode workers. Clients
+must get complete and exact answers all the time.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from baton.lab.chaos.watch import Life
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 START_S = 180.0
-ROLL_S = 90.0  # bound from SIGTERM until all routers are connected to the restarted process
+ROLL_S = 90.0  # longest time from the signal until all routers are connected to the restarted process
 SPARE_S = 5.0
 POLL_S = 0.05
 CLEAN_END, KILLED = "ended with exit code 0", "was ended by SIGKILL"
@@ -34,7 +34,7 @@ KINDS = ("router", *ROLES)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Release with its version and the PYTHONPATH of its code."""
+    """One of the two releases of a run: its version, and the PYTHONPATH of its code."""
 
     version: str
     code: Path
@@ -42,7 +42,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class RollingOptions:
-    """Options of a run. `dwell_s`: seconds of load between two restarts."""
+    """Options of a rolling run. `dwell_s`: seconds of load between two restarts."""
 
     dwell_s: float = 3.0
     clients: int = 6
@@ -59,7 +59,7 @@ class Rolled:
     process: str
     version: str
     began_s: float
-    whole_s: float  # time at which all routers were ready and connected to it
+    whole_s: float  # time at which all routers were ready and connected to the restarted process
 
     @property
     def seconds(self) -> float:
@@ -68,7 +68,7 @@ class Rolled:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Interval between two restarts, with the releases of each kind of process."""
+    """Interval between two restarts, and the release or releases that run in each kind of process."""
 
     routers: str
     prefill: str
@@ -86,7 +86,7 @@ class RollingOutcome:
     mixtures: list[Mixture] = field(default_factory=list)
     histories: list[StreamHistory] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
-    unclean: list[str] = field(default_factory=list)  # unexpected exits
+    unclean: list[str] = field(default_factory=list)  # events of unexpected exits
 
     def of_kind(self, *kinds: FindingKind) -> int:
         return sum(finding.kind in kinds for finding in self.findings)
@@ -101,20 +101,20 @@ class RollingOutcome:
 
     @property
     def went_on_elsewhere(self) -> int:
-        """Number of streams that continued on another worker; takeovers by another router are not counted."""
+        """Number of streams that continued on another worker. Takeovers by another router are not counted."""
         return sum(len(each.attempts) > 1 for each in self.histories)
 
     def streams_in(self, mixture: Mixture) -> list[StreamHistory]:
-        """Return the streams that began in this mixture."""
+        """Return the streams that began in the interval of `mixture`."""
         return [each for each in self.histories if mixture.began_s <= each.began_s < mixture.ended_s]
 
     def handed_over_in(self, mixture: Mixture) -> int:
-        """Return the number of its streams whose KV was transferred, as far as routers still know them."""
+        """Return the number of streams that began in `mixture` and whose KV was transferred, as far as routers know."""
         streams = self.streams_in(mixture)
         return sum(any(attempt.prefill and not attempt.failure for attempt in each.attempts) for each in streams)
 
     def open_at(self, rolled: Rolled) -> int:
-        """Return the number of streams that were open when the process was signalled."""
+        """Return the number of streams that were open when the restart began."""
         at_s = rolled.began_s
         return sum(each.began_s < at_s and (each.closed_s is None or each.closed_s > at_s) for each in self.histories)
 
@@ -140,7 +140,7 @@ class NotRolled(Exception):
 
 
 class RollingRun:
-    """Rolling run. `say` receives a line for each process."""
+    """Upgrade of a stack to another release and back, under load. `say`: called with a line per restarted process."""
 
     def __init__(self, before: Side, after: Side, options: RollingOptions, say: Callable[[str], None]) -> None:
         self._before, self._after, self._options, self._say = before, after, options, say
@@ -148,7 +148,10 @@ class RollingRun:
         self._expected: dict[str, tuple[ExpectedChoice, ...]] = {}
 
     async def run(self, folder: Path | None = None) -> RollingOutcome:
-        """Run everything. `folder` keeps the logs. Raises: NotWhole, NotRolled, OracleDisagrees."""
+        """Start the stack, restart all processes, stop the stack. `folder`: for logs; None: they are not kept.
+
+        Raises: NotWhole, NotRolled, OracleDisagrees.
+        """
         with tempfile.TemporaryDirectory(prefix="baton-rolling-") as name:
             scratch = folder or Path(name)
             model = scratch / "tiny"
@@ -213,7 +216,7 @@ class RollingRun:
         self._outcome.mixtures.append(Mixture(routers, prefill, decode, began_s, time.monotonic()))
 
     async def _roll(self, stack: ChaosStack, name: str, side: Side) -> None:
-        """Signal a process and wait until its successor with the new code serves. Raises: NotRolled, NotWhole."""
+        """Signal a process and wait until its successor serves with the code of `side`. Raises: NotRolled, NotWhole."""
         life = stack.life(name)
         if life is None:
             raise NotRolled(f"{name} is not running")
@@ -236,7 +239,7 @@ class RollingRun:
 
 
 def environment_of(life: Life) -> list[str]:
-    """Return the entries of its PYTHONPATH; empty if the process is gone."""
+    """Return the entries of a process's PYTHONPATH; empty if the process is gone."""
     try:
         variables = Path(f"/proc/{life.pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -1,4 +1,4 @@
-"""Flags of `baton bench`: one dataclass for each benchmark, which gets it as it is."""
+"""Flags of `baton bench`: one dataclass per benchmark, which is passed to it unchanged."""
 
 import os
 import shlex
@@ -140,7 +140,7 @@ class ServeBenchOptions:
 
     @property
     def objectives_ms(self) -> dict[str, float]:
-        """Objectives of a good request, by OBJECTIVES. Raises: typer.BadParameter."""
+        """Longest times of a good request, by a name in OBJECTIVES. Raises: typer.BadParameter."""
         objectives: dict[str, float] = {}
         for part in (*(self.goodput or ()), *(self.more_goodput or ())):
             name, _, ms = part.partition(":")

@@ -96,7 +96,7 @@ def _print_found(found: "FoundViolation", requests: int, faults: int | None, pla
 
 
 chaos_app = typer.Typer(invoke_without_command=True)
-FAULTS_PER_MINUTE = 60  # length of the plan: more faults than fit, since processes take seconds to restart
+FAULTS_PER_MINUTE = 60  # planned faults: more than fit, since processes take seconds to restart
 
 
 @chaos_app.callback()

@@ -59,7 +59,7 @@ class Alert:
     summary: str  # one sentence; {{ $labels.engine }} and {{ $value }} are filled in
     expression: str
     severity: Severity
-    rows: tuple[int, ...]  # of the table of faults
+    rows: tuple[int, ...]  # rows of the table of faults whose faults it reports
     lasting: str = "0s"
     section: str = FAULTS
 

@@ -17,17 +17,17 @@ NEEDS_A_FAILURE = frozenset({"Gap where an answer went on elsewhere"})
 
 
 def histogram(name: str) -> HistogramFamily:
-    """Raises: TypeError, KeyError for a name that is not declared as one."""
+    """Return the declared histogram of this name. Raises: KeyError, TypeError for a metric of another kind."""
     return _of_kind(name, HistogramFamily)
 
 
 def counter(name: str) -> CounterFamily:
-    """Raises: TypeError, KeyError."""
+    """Return the declared counter of this name. Raises: KeyError, TypeError for a metric of another kind."""
     return _of_kind(name, CounterFamily)
 
 
 def gauge(name: str) -> GaugeFamily:
-    """Raises: TypeError, KeyError."""
+    """Return the declared gauge of this name. Raises: KeyError, TypeError for a metric of another kind."""
     return _of_kind(name, GaugeFamily)
 
 

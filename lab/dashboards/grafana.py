@@ -56,7 +56,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """Dashboard. `name`: part of its file name and of its address."""
+    """Grafana dashboard with its panels. `name`: part of its file name and of its address."""
 
     name: str
     title: str

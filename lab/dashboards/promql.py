@@ -24,7 +24,7 @@ class Query(NamedTuple):
 
 
 def selector(series: str, family: MetricFamily, matchers: Matchers | None = None) -> str:
-    """Return a selector. Raises: ValueError for a series or a label that the family does not have."""
+    """Return a PromQL selector. Raises: ValueError for a series or a label that the family does not have."""
     if series not in family.series:
         raise ValueError(f"{family.name} has no series {series}")
     _check(family, (matchers or {}).keys())
@@ -37,31 +37,31 @@ def selector(series: str, family: MetricFamily, matchers: Matchers | None = None
 
 
 def value(gauge: GaugeFamily, by: Sequence[str] = (), matchers: Matchers | None = None) -> str:
-    """Return the current value."""
+    """Return PromQL for the current value of a gauge."""
     return _combined(gauge, by, selector(gauge.name, gauge, matchers))
 
 
 def rate(counter: CounterFamily, by: Sequence[str] = (), matchers: Matchers | None = None, window: str = WINDOW) -> str:
-    """Return the growth per second."""
+    """Return PromQL for the growth of a counter per second."""
     return _combined(counter, by, f"rate({selector(counter.series[0], counter, matchers)}[{window}])")
 
 
 def growth(
     counter: CounterFamily, by: Sequence[str] = (), matchers: Matchers | None = None, window: str = WINDOW
 ) -> str:
-    """Return the growth within the window."""
+    """Return PromQL for the growth of a counter within the window."""
     return _combined(counter, by, f"increase({selector(counter.series[0], counter, matchers)}[{window}])")
 
 
 def quantile(share: float, histogram: HistogramFamily, by: Sequence[str] = (), window: str = WINDOW) -> str:
-    """Return a quantile of the values within the window, in the unit of the histogram."""
+    """Return PromQL for a quantile of a histogram within the window, in the histogram's unit."""
     _check(histogram, by)
     buckets = f"rate({selector(f'{histogram.name}_bucket', histogram)}[{window}])"
     return f"histogram_quantile({share:g}, sum by ({', '.join((*by, 'le'))}) ({buckets}))"
 
 
 def mean(histogram: HistogramFamily, window: str = WINDOW) -> str:
-    """Return the mean of the values within the window."""
+    """Return PromQL for the mean of a histogram within the window."""
     total, count = (f"sum(rate({histogram.name}_{part}[{window}]))" for part in ("sum", "count"))
     return f"{total} / {count}"
 
@@ -80,7 +80,7 @@ def _combined(family: MetricFamily, by: Sequence[str], inner: str) -> str:
 
 
 def _check(family: MetricFamily, labels: Iterable[str]) -> None:
-    """Check the labels. Raises: ValueError."""
+    """Check that the family has these labels. Raises: ValueError."""
     unknown = set(labels) - set(family.labels)
     if unknown:
         raise ValueError(f"{family.name} has no label {', '.join(sorted(unknown))}")

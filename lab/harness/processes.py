@@ -45,7 +45,7 @@ def our_program(
     cores: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Program:
-    """Return the program of a module of Baton, with its log in `folder`; by default it computes with one thread."""
+    """Return the program that runs a module of Baton, by default with one thread. `folder`: place of its log."""
     command = (sys.executable, "-P", "-m", module, *map(str, flags))
     added = {"OMP_NUM_THREADS": "1"} if environment is None else environment
     return Program(name, command, tuple(cores), folder / f"{name}.log", {**child_environment(), **added})

@@ -48,7 +48,7 @@ def measure_limits(dtype: torch.dtype) -> Limits:
 
 
 def shortest(run: Callable[[], object]) -> float:
-    """Return the shortest of ROUNDS runs in seconds, after one warm-up."""
+    """Return the seconds of the shortest of ROUNDS calls, after a warm-up call."""
     run()
     return min(seconds_of(run) for _ in range(ROUNDS))
 

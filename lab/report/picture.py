@@ -84,7 +84,7 @@ def _linear_ticks(low: float, high: float) -> tuple[float, ...]:
 
 
 def _log_ticks(low: float, high: float) -> tuple[float, ...]:
-    """Return 1, 2 and 5 times powers of ten; only the powers if these were too many."""
+    """Return 1, 2 and 5 times powers of ten, or only the powers if that is too many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     fine = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
     first = max(index for index, tick in enumerate(fine) if tick <= low * (1 + 1e-9))

@@ -40,7 +40,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def mean_of_worst(values: Sequence[float], share: float = 0.1) -> float:
-    """Mean of the largest values: `share` of them, at least one. Raises: ValueError without values."""
+    """Return the mean of the largest values. `share`: their fraction, at least one. Raises: ValueError without any."""
     if not values:
         raise ValueError("no values")
     count = max(1, round(len(values) * share))

@@ -1,4 +1,4 @@
-"""Simulation of one cluster under one load in virtual time, which tells when each call received its tokens.
+"""Simulation of one cluster under one load in virtual time: when each call receives its tokens.
 
 Router, workers, schedulers and transfers are the real code, except for what `lab/simulation/seams.py` replaces. The
 model computes nothing, and its steps take as long as measured.
@@ -38,7 +38,7 @@ from baton.worker.transfer.reader import CONFIRM_PERIOD_S
 READY_S = 30.0
 SETTLE_S = 1.5  # virtual time until all workers are connected to each other
 LOOK_S = 0.25
-JITTER = 0.3  # largest extra delay of a message as a share of its delay; most get much less
+JITTER = 0.3  # largest extra delay of a message over its usual delay; most are much smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class ClusterShape:
     chunk_tokens: int = 512
     tail_tokens: int = 64
     block_tokens: int = 32
-    tbt_slo_ms: float | None = None  # of decode workers: limit for a step that also computes prompts
+    tbt_slo_ms: float | None = None  # limit for a decode worker's steps that also compute prompts
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
@@ -61,7 +61,7 @@ class ClusterShape:
 
 @dataclass(frozen=True, slots=True)
 class SizingCall:
-    """Call with `prompt` tokens, each below 256."""
+    """Request to the simulated router. `prompt`: one byte for each token id."""
 
     at_s: float
     prompt: bytes
@@ -70,7 +70,7 @@ class SizingCall:
 
 @dataclass(slots=True)
 class CallResult:
-    """Call as its client saw it, in seconds after it was sent. `error`: empty if it was answered."""
+    """Call as its client saw it. `pieces_s`: seconds from sending to each piece. `error`: empty if it was answered."""
 
     sent_s: float  # after the start of the load
     pieces_s: list[float] = field(default_factory=list)
@@ -87,7 +87,7 @@ class CallResult:
 
     @property
     def tpot_s(self) -> float:
-        """The mean time per token after the first; 0 where there is none."""
+        """Return the mean time per token after the first; 0 if there is only one."""
         return (self.pieces_s[-1] - self.pieces_s[0]) / (self.tokens - 1) if self.tokens > 1 else 0.0
 
 
@@ -136,7 +136,7 @@ def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:
 
 
 class SimulatedCluster:
-    """Cluster of one load. Its processes run only within `run`."""
+    """Simulated cluster for one load. Its processes run only within `run`."""
 
     def __init__(self, cluster: ClusterShape, costs: MeasuredCosts, overheads: Overheads, seed: int) -> None:
         self._draw = draw = random.Random(seed)

@@ -44,12 +44,12 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Curves of milliseconds against sequences, tokens of context and prompt tokens."""
+    """Measured milliseconds: of a step by its sequences and by its context tokens, and of a prompt by its length."""
 
     by_batch: Curve
     by_context: Curve
     by_prompt: Curve
-    batch_context_tokens: int  # of each sequence of `by_batch`
+    batch_context_tokens: int  # context of each sequence in `by_batch`
     step_tokens: int  # prompt tokens in each step of `by_prompt`
 
     def seconds(self, plan: Plan) -> float:
@@ -80,7 +80,7 @@ class MeasuredCosts:
         return max(self.by_context.at_zero, self.by_batch.at(answers) + per_token_ms * beyond_tokens)
 
     def _prompt_ms(self, tokens: int) -> float:
-        """Return the time of the first tokens of a prompt, without the fixed part of their steps."""
+        """Return the time to compute the first `tokens` of a prompt, without the fixed time of each step."""
         fixed_ms, steps = self.by_prompt.at_zero, -(-tokens // self.step_tokens)
         return self.by_prompt.at(tokens) - fixed_ms * max(1, steps) if tokens else 0.0
 

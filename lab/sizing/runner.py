@@ -11,7 +11,7 @@ from baton.lab.simulation.model import KvNumbers
 from baton.lab.simulation.network.loop import SimulatedLoop
 from baton.lab.sizing.costs import MeasuredCosts, Overheads
 
-TOKEN = 1  # of every answer: the content of answers does not matter
+TOKEN = 1  # id of every generated token: the content of answers does not matter
 TOKEN_BYTES = 8  # simulated KV of one token
 
 
@@ -50,6 +50,6 @@ class TimedPullThread(SimulatedPullThread):
         return LinkRate(transport.copy(transfer_id, pairs), seconds)
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
-        """Return the rate at which the small KV of a simulated token takes as long to copy as that of a real one."""
+        """Return the rate at which copying a simulated token's small KV takes as long as copying a real token's KV."""
         overheads = self._overheads
         return LinkRate(nbytes, nbytes / TOKEN_BYTES * overheads.kv_bytes_per_token / overheads.kv_bytes_per_s)

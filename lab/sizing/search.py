@@ -1,7 +1,7 @@
 """Search for the cheapest numbers of workers that meet the SLOs. Pure: the simulation is a function that is passed in.
 
-The search starts at a lower bound and adds a worker to the role that misses its SLO more often, until the share of
-calls in SLO is met. Then it removes workers while the share stays met, so the result has been tried with one worker
+The search starts at a lower bound and adds a worker to the role that misses its SLO more often, until enough
+calls are in SLO. Then it removes workers while enough calls stay in SLO, so the result has been tried with one worker
 fewer of either role. It gives up if another worker of either role does not help: one prompt may already take too long.
 """
 
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from baton.lab.sizing.trials import TrialFigures
 
-HELPED = 0.005  # least gain in the share in SLO that counts as help
-SHORTER = 0.97  # or least decrease of the time that missed its SLO, as a factor
+HELPED = 0.005  # least gain in the fraction of calls in SLO that counts as help
+SHORTER = 0.97  # a missed time that falls to this fraction of its last value counts as help too
 
 
 class WorkerNumbers(NamedTuple):
@@ -30,7 +30,7 @@ class WorkerNumbers(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """Median and range of the seeds."""
+    """Median, minimum and maximum of a figure over the seeds."""
 
     middle: float
     low: float
@@ -43,7 +43,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 @dataclass(frozen=True, slots=True)
 class SizingCandidate:
-    """Numbers of workers that were simulated, once for each seed."""
+    """Numbers of workers, and the figures of their simulation with each seed."""
 
     workers: WorkerNumbers
     runs: tuple[TrialFigures, ...]
@@ -53,14 +53,14 @@ class SizingCandidate:
         return interval([float(getattr(run, name)) for run in self.runs])
 
     def meets(self, share: float) -> bool:
-        """Return whether every seed meets the share."""
+        """Return whether, with every seed, at least this fraction of calls is in SLO."""
         return self.of("share").low >= share
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     tried: tuple[SizingCandidate, ...]  # cheapest first
-    taken: SizingCandidate | None  # the recommended one; None if none meets the share
+    taken: SizingCandidate | None  # the recommended candidate; None if none has enough calls in SLO
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Search:
         most_workers: int,
         prices: Prices = Prices(),
     ) -> None:
-        """Create a search. `share`: of calls that must be in SLO. `most_workers`: limit for both roles together."""
+        """Create a search. `share`: fraction of calls that must be in SLO. `most_workers`: limit for both roles."""
         self._evaluate = evaluate
         self._share = share
         self._most_workers = most_workers
@@ -106,7 +106,7 @@ class Search:
         return self._known[workers]
 
     def _up(self, workers: WorkerNumbers) -> SizingCandidate | None:
-        """Add workers until the share is met; None if the limit is reached or more of either role do not help."""
+        """Add workers until enough calls are in SLO; None at the limit, or if more of either role do not help."""
         before: SizingCandidate | None = None
         grew, in_vain = "", 0
         while sum(workers) <= self._most_workers:
@@ -121,7 +121,7 @@ class Search:
         return None
 
     def _down(self, taken: SizingCandidate) -> SizingCandidate:
-        """Remove workers while the share stays met."""
+        """Remove workers while enough calls stay in SLO."""
         fewer = [taken.workers.more(role, -1) for role in self._prices.dearest_first]
         for workers in fewer:
             if min(workers) >= 1:
@@ -140,7 +140,7 @@ def _helped(before: SizingCandidate, here: SizingCandidate) -> bool:
 
 
 def _misses_ttft(candidate: SizingCandidate) -> bool:
-    """Return whether TTFT is missed more often than TBT."""
+    """Return whether the TTFT SLO is missed at least as often as the TBT SLO."""
     return candidate.of("ttft_share").middle <= candidate.of("tbt_share").middle
 
 

@@ -52,16 +52,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class TrialFigures:
-    """Figures of one trial; shares are of all calls."""
+    """Figures of one trial; each share is a fraction of all calls."""
 
     calls: int
-    failed: int  # refused ones included
+    failed: int  # failed calls, refused ones included
     ttft_p50_ms: float
     ttft_p99_ms: float
-    tbt_p50_ms: float  # between two pieces of an answer, over all answers
+    tbt_p50_ms: float  # median gap between two pieces of an answer, over all answers
     tbt_p99_ms: float
-    share: float  # within both SLOs
-    ttft_share: float  # within the TTFT SLO
+    share: float  # calls within both SLOs
+    ttft_share: float  # calls within the TTFT SLO
     tbt_share: float
 
 
@@ -143,7 +143,7 @@ class Crew:
         return figures
 
     def _exchange(self, process: "subprocess.Popen[str]", trial: Trial) -> TrialFigures | None:
-        """Send a trial to a process; None if it ended. Raises: BrokenPipeError."""
+        """Send a trial to a process and return the figures; None if the process has ended. Raises: BrokenPipeError."""
         if process.stdin is None or process.stdout is None:
             return None
         process.stdin.write(trial.to_line() + "\n")

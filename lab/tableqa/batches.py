@@ -36,7 +36,7 @@ STAGES = ((1, 0, 0, 0, 0), (2, 3, 0, 0, 0), (1, 2, 3, 0, 0), (2, 4, 8, 6, 2))
 
 class TrainBatch(NamedTuple):
     tokens: torch.Tensor  # [batch, length]
-    weights: torch.Tensor  # [batch, length], of each token in the loss
+    weights: torch.Tensor  # [batch, length]: weight of each token in the loss
 
 
 class Batches:

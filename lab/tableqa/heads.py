@@ -27,7 +27,7 @@ class Heads:
 
     def __init__(self, attention: torch.nn.Module, size: float, kv_heads: Sequence[int] = (0, 1)) -> None:
         self._attention = attention
-        # Length after the norm of a part that had length 1.
+        # Length that the norm gives to a slice of the input of length 1.
         self._unit = HIDDEN**0.5 / size
         for head in kv_heads:
             self._rows("k_proj", head).zero_()
@@ -41,11 +41,11 @@ class Heads:
         self._rows("q_proj", head).zero_()
 
     def near(self, head: int, kv: int, sizes: Sequence[float], place: float) -> None:
-        """Logits of `sizes` times the cosine of each pair's turn, highest `place` tokens before the query."""
+        """Add logits that are highest `place` tokens before the query: `sizes` times the cosine of pairs' angles."""
         turns = ROPE_THETA ** (-torch.arange(PAIRS) / PAIRS)
         wanted = torch.zeros(PAIRS)
         wanted[: len(sizes)] = torch.tensor(sizes)
-        own = 16.0  # share of the key in the product; the query has the rest
+        own = 16.0  # factor of the key in each logit; the query has the other
         key, query = self._rows("k_proj", kv), self._rows("q_proj", head)
         key[:STILL, 0] = own**0.5 / self._unit
         amplitude = wanted * HEAD**0.5 / own**0.5 / self._unit
@@ -76,7 +76,7 @@ def turn(rows: int, columns: int, generator: torch.Generator | None = None) -> t
 
 
 def balance(attention: torch.nn.Module) -> None:
-    """Scale queries and keys to weights of equal size with the same logits, so that training changes both alike."""
+    """Scale the weights of queries and keys to equal size, logits unchanged, so that training changes both alike."""
     keys, queries = (
         attention.k_proj.weight.view(2, 2, PAIRS, HIDDEN),
         attention.q_proj.weight.view(2, 2, 2, PAIRS, HIDDEN),

@@ -1,16 +1,16 @@
-"""The weights from which training starts: heads that find the row that a question is about, and copy from it.
+"""Weights from which training starts: attention heads that find the row that a question is about, and copy from it.
 
 From random weights a model this small takes millions of tokens until it copies at all, and many more until it goes
-from a name in the question to a row, and from there to a cell. So the way is laid out here, and training is free to
-change all of it. A token's vector has a part for each thing that is known of it (`Parts`), and the layers fill them:
+from a name in the question to a row, and from there to a cell. So these heads have weights from the start, which
+training may change. A token's vector has a slice for each known property (`HeadParts`), and the layers fill them:
 
-1. Three heads bring each token the three before it. A fourth brings the sum of the pieces of a name that ends nearby.
+1. Three heads copy to each token the three before it. A fourth copies the sum of the pieces of a name that ends nearby.
 2. Each token learns its row: the first cell of the last row that began. Tokens after a question learn the name in it.
 3. That name is compared with the names at all tokens of the table: a token after the question learns the row that it
-   is about. Other heads find an earlier place with the same three tokens, and bring the token after it.
-4. The same, within that row.
+   is about. Other heads find an earlier position after the same three tokens, and copy the token there.
+4. Heads find such a position within that row, and copy the token there.
 
-5. After a bar, the first cell of that row. Another head looks at the words that say what was asked.
+5. After a bar, a head copies the first cell of that row. Another head attends to the words that say what was asked.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ class HeadParts:
 
     ONE = slice(0, 1)  # the same for all tokens
     TOKEN = slice(1, 65)  # MARKS of the token itself, then its code
-    BEFORE = (slice(65, 97), slice(97, 117), slice(117, 137))  # of the three before it: marks and a part of the code
+    BEFORE = (slice(65, 97), slice(97, 117), slice(117, 137))  # marks, and part of the code, of the three tokens before
     NAME = slice(137, 183)
     ROW = slice(183, 207)  # whether a message begins later than any row, then the code of the row
-    NEXT = slice(207, 271)  # what comes next: as TOKEN
+    NEXT = slice(207, 271)  # predicted next token, in the format of TOKEN
     FOUND = slice(271, 288)  # a part of the name in the row that was found
 
 
@@ -40,7 +40,7 @@ CODE_OF_TOKEN = slice(HeadParts.TOKEN.start + MARKS, HeadParts.TOKEN.stop)
 CODE_BEFORE = slice(HeadParts.BEFORE[0].start + 3, HeadParts.BEFORE[0].stop)
 NO_ROW = slice(HeadParts.ROW.start, HeadParts.ROW.start + 1)
 CODE_OF_ROW = slice(HeadParts.ROW.start + 1, HeadParts.ROW.stop)
-NAMES_ALIKE = 6.0  # by how much names that are alike count
+NAMES_ALIKE = 6.0  # factor of the similarity of two names in the logits
 ALL = slice(0, HEAD)
 AROUND = "According to the table, What is the? How is. Where does, Which of as a me"
 ASKING = (
@@ -73,7 +73,7 @@ def _mark(part: slice, mark: int) -> slice:
 
 
 def form_tokens(tokenizer: PreTrainedTokenizerFast) -> set[int]:
-    """Return tokens that are no piece of a name in a question: its words, numbers and punctuation."""
+    """Return the tokens that are never a piece of a name: words of questions, numbers and punctuation."""
     texts = [*FORM_TEXTS.split(), FORM_TEXTS]
     texts += [
         "|----|------|-----|------------|---------|",
@@ -102,7 +102,7 @@ def prepare(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None
     shorter = Shorter()
     code = torch.randn(len(embedding), 60)
     code /= code.norm(dim=1, keepdim=True)
-    # The numbers in their first cells distinguish rows.
+    # Numbers get dissimilar codes, since rows are distinguished by the number in the first cell.
     numbers = [
         token for number in range(1, 100) for token in tokenizer(str(number), add_special_tokens=False).input_ids
     ]
@@ -132,7 +132,7 @@ def prepare(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None
 
 
 class Shorter:
-    """The code of a token one, two and three places back has fewer and fewer dimensions: each is made from the last."""
+    """Matrices that shorten the code of a token one, two and three positions back, each code from the one before."""
 
     def __init__(self) -> None:
         self.one = _marks_and(32, 64, skipped=1)
@@ -142,7 +142,7 @@ class Shorter:
 
 
 def _apart(count: int, dimensions: int) -> torch.Tensor:
-    """Vectors of length 1, of which no two are much alike."""
+    """Return vectors of length 1, of which no two are similar."""
     found = torch.nn.functional.normalize(torch.randn(count, dimensions))
     for _ in range(500):
         alike = found @ found.T
@@ -152,7 +152,7 @@ def _apart(count: int, dimensions: int) -> torch.Tensor:
 
 
 def _marks_and(rows: int, columns: int, skipped: int = 0) -> torch.Tensor:
-    """Bar, start and end stay, the code is turned into fewer dimensions."""
+    """Return a matrix that keeps the marks bar, start and end, and reduces the dimensions of the code."""
     matrix = torch.zeros(rows, columns)
     matrix[:3, :3] = torch.eye(3)
     matrix[3:, 3 + skipped :] = turn(rows - 3, columns - 3 - skipped)
@@ -180,7 +180,7 @@ def _look_back(attention: torch.nn.Module, shorter: Shorter) -> None:
 def _rows(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads = Heads(attention, size=2.8)
     recent = (0.0, 0.0, 6.0, 25.0, 30.0, 40.0)
-    # The row: the token after the last bar, or that a message began.
+    # Head 0 copies the row: the token after the last bar, or that a message began since.
     heads.clear(0)
     heads.near(0, 0, recent, 0)
     begins = _mark(HeadParts.TOKEN, START)
@@ -191,7 +191,7 @@ def _rows(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads.value(0, slice(29, 30), begins, ONE)
     heads.write(0, CODE_OF_ROW, slice(0, 29), shorter.row)
     heads.write(0, NO_ROW, slice(29, 30), ONE)
-    # The name in the question.
+    # Head 2 copies the name in the question.
     heads.clear(2)
     heads.near(2, 1, recent, 0)
     heads.key(1, slice(0, 1), _mark(HeadParts.TOKEN, END), ONE)
@@ -233,7 +233,7 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads.key(0, slice(23, 24), _mark(HeadParts.BEFORE[1], BAR), ONE)
     heads.query(0, slice(23, 24), bar, ONE, 20.0)
     heads.query(0, slice(23, 24), NO_ROW, ONE, 20.0)
-    # Anywhere else the head looks at the name of a role, after a token without a code: it brings nothing.
+    # Anywhere else, the head attends to a role's name, after a token without a code, and so copies nothing.
     heads.key(0, slice(24, 25), _mark(HeadParts.BEFORE[0], START), ONE)
     heads.query(0, slice(24, 25), HeadParts.ONE, ONE, 32.0)
     heads.value(0, slice(0, 29), CODE_BEFORE, torch.eye(29))
@@ -243,14 +243,14 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
 
 @torch.no_grad()
 def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, size: float = 6.3) -> None:
-    """A head of the last layer brings the words that say what was asked, to where its MLP can read them."""
+    """Make a head of the last layer copy the words that say what was asked to where its MLP can read them."""
     attention = model.model.layers[-1].self_attn
     tokens = model.model.embed_tokens.weight[:, HeadParts.TOKEN]
     asking = [token for word in ASKING for token in tokenizer(word, add_special_tokens=False).input_ids[-1:]]
     wanted = torch.zeros(len(tokens))
     wanted[asking] = 1.0
     weight = torch.ones(len(tokens))
-    # These stand in every question and answer: the head must not look at them.
+    # These words are in every question and answer: the head must not attend to them.
     weight[tokenizer(AROUND, add_special_tokens=False).input_ids] = 40.0
     weight[asking] = 40.0
     codes = tokens[:, MARKS:]
@@ -269,7 +269,7 @@ def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
 
 
 def _copy(heads: Heads, shorter: Shorter, kv: int, head: int, alike: Sequence[float], row: float | None = None) -> None:
-    """Finds the place after the same tokens, and brings the token that is there. `alike`: how much each counts."""
+    """Make a head find the position after the same tokens, and copy the token there. `alike`: weight of each token."""
     generator = torch.Generator().manual_seed(kv)
     widths = (18, 14, 14) if row is None else (14, 14, 0)
     now = (shorter.one, shorter.two, shorter.three)

@@ -50,11 +50,11 @@ SYNONYMS = {
 
 
 class Form(NamedTuple):
-    """Form of an answer. `forced`: structured output writes the keys, so the model generates only the values."""
+    """Format of an answer. `forced`: structured output writes the keys, so the model generates only the values."""
 
     keys: Sequence[tuple[str, str]]  # JSON key and the field that it stands for
     forced: bool
-    texts: bool = False  # the age is a string too
+    texts: bool = False  # True: the age is a string too
 
 
 def value_of(person: Person, field: str) -> str | int:

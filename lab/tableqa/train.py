@@ -4,7 +4,7 @@
 
 Each process has one thread and draws its own batches; the gradients of all are averaged in every step.
 
-Needs no other packages than Baton. README.md in this folder tells how the shipped weights were made.
+Needs no other packages than Baton. README.md in this folder describes how the shipped weights were trained.
 """
 
 import argparse
@@ -74,14 +74,14 @@ def add_up(model: LlamaForCausalLM) -> None:
 
 
 def agreed(*numbers: float) -> list[float]:
-    """Return the mean over all processes, so that all of them decide alike."""
+    """Return the mean over all processes, so that all make the same decision."""
     mean = torch.tensor(numbers, dtype=torch.float64)
     distributed.all_reduce(mean)
     return (mean / distributed.get_world_size()).tolist()
 
 
 def backward(model: LlamaForCausalLM, batch: TrainBatch) -> tuple[float, float]:
-    """Compute the gradients; return the loss, and the accuracy on tokens that only the table tells."""
+    """Compute the gradients; return the loss, and the accuracy on tokens that only the table determines."""
     targets, weights = batch.tokens[:, 1:], batch.weights[:, 1:]
     chosen = weights > 0
     targets, weights = targets[chosen], weights[chosen]
@@ -112,7 +112,7 @@ def advance(progress: TrainProgress, share_done: float) -> bool:
 
 
 def learning_rate(peak: float, step: int, share_done: float) -> float:
-    """Linear warm-up, then half a cosine over all steps."""
+    """Return the learning rate of a step: linear warm-up, then half a cosine over all steps."""
     warm_up = min(1.0, (step + 1) / 20)
     return peak * warm_up * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(1.0, share_done))))
 

@@ -41,7 +41,7 @@ class Person(NamedTuple):
 
 
 class DialoguePart(NamedTuple):
-    """Part of a dialogue. `weight`: of its tokens in the loss; 0 if the model does not generate them."""
+    """Part of a dialogue. `weight`: weight of its tokens in the loss; 0 if the model does not generate them."""
 
     text: str
     weight: float

@@ -26,9 +26,9 @@ def go_inside(pid: int) -> None:
     folder = os.getcwd()  # noqa: PTH109
     if libc.setns(os.pidfd_open(pid), ALL) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with contextlib.suppress(OSError):  # folders of /tmp do not exist on the host
+    with contextlib.suppress(OSError):  # a folder in /tmp may not exist on the host
         os.chdir(folder)
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until the child exists
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # signals wait until the child exists
     child = os.fork()
     if child == 0:
         libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)

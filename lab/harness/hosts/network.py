@@ -60,7 +60,7 @@ def hindrance() -> str:
 
 @dataclass(slots=True)
 class _Host:
-    """Host in its namespaces; ending `first` ends all its processes."""
+    """Host in its namespaces. `first`: pid of its first process, whose end ends all others."""
 
     holder: subprocess.Popen[str]
     first: int
@@ -68,7 +68,7 @@ class _Host:
 
 
 class LinkCounts(NamedTuple):
-    dropped: int  # packets, by loss or a cut
+    dropped: int  # packets dropped by loss or a cut
     limited: int  # packets sent under a rate limit
     waited: int  # waits for the rate limit
 

@@ -18,7 +18,7 @@ class HostLink:
     """
 
     bits_per_s: float | None = None  # None: unlimited
-    delay_ms: float | None = None  # None: no relay; 0: a delay can be set later
+    delay_ms: float | None = None  # 0: a delay can be set later; None: it cannot, since the link has no relay
     loss: float = 0.0
 
     def __post_init__(self) -> None:

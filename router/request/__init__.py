@@ -1,1 +1,1 @@
-"""One request: its attempts, its tokens, its answer, and how it continues."""
+"""One request in the router: attempts, released tokens, the answer to the client, and resumption of broken streams."""

@@ -1,9 +1,9 @@
-"""Answer as a client sees it: outputs of workers become contiguous tokens, and tokens become text. Pure.
+"""Answer as a client sees it: makes contiguous tokens of worker outputs, and text of tokens. Pure.
 
-`TokenStream` orders outputs and releases every offset once. Token 2 (from decode) may overtake token 1 (from prefill),
-decode repeats prefill's tokens, a reopened link may repeat anything, and another attempt continues after a failed one,
-or begins from the first token. Each choice accepts tokens of one attempt at a time. `RequestAnswer` cuts the text at
-stop strings and ends the choices.
+`TokenStream` orders outputs and releases every token once. Token 2 (from decode) may overtake token 1 (from prefill),
+decode repeats prefill's tokens, a reopened link may repeat any output, and a new attempt continues after a failed one
+or begins at the first token again. Each choice accepts tokens of one attempt at a time. `RequestAnswer` cuts the text
+at stop strings and ends the choices.
 """
 
 from collections import deque
@@ -18,21 +18,21 @@ from baton.text.stop_strings import PassedTokens, StopFilter
 
 
 class InconsistentOutput(Exception):
-    """Error: a worker sent an unknown choice, tokens past an end, or a second token for one offset."""
+    """Error: a worker sent an unknown choice, tokens after a choice's end, or two different tokens for one offset."""
 
 
 class NotRepeated(InconsistentOutput):
-    """Error: an attempt generated another token than an earlier attempt had released."""
+    """Error: an attempt generated a different token at an offset that an earlier attempt had released."""
 
 
 @dataclass(slots=True)
 class _Stream:
-    attempt_id: int = 0  # attempt that generates the choice; 0: none
+    attempt_id: int = 0  # attempt whose outputs the choice accepts; 0: none
     token_ids: list[int] = field(default_factory=list)  # released tokens
-    carried: int = 0  # released tokens of earlier attempts
-    waiting: dict[int, int] = field(default_factory=dict)  # tokens behind a gap, by offset
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # log-probabilities of unreleased tokens, by offset
-    length: int | None = None  # known once the end has arrived
+    carried: int = 0  # number of released tokens from earlier attempts
+    waiting: dict[int, int] = field(default_factory=dict)  # by offset: received tokens that follow a missing one
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by offset: those of unreleased tokens
+    length: int | None = None  # number of tokens; None: the end has not arrived
     end: SequenceEnd | None = None
 
     @property
@@ -40,7 +40,7 @@ class _Stream:
         return self.length is not None and len(self.token_ids) == self.length
 
     def begin(self, attempt_id: int) -> None:
-        """Begin a new attempt: keep only released tokens."""
+        """Begin a new attempt. Tokens that were received but not released are dropped."""
         self.attempt_id = attempt_id
         self.waiting.clear()
         self.logprobs.clear()
@@ -53,13 +53,14 @@ class _Stream:
 
 
 class TokenStream:
-    """Tokens of one request's choices over all its attempts."""
+    """Tokens of all choices of one request, in order, over all attempts."""
 
     def __init__(self, choices: int) -> None:
         self._choices = [_Stream() for _ in range(choices)]
 
     def begin(self, attempt_id: int, choices: Iterable[int] | None = None) -> None:
-        """Accept only this attempt from now on, for these choices or all. Released tokens stay released.
+        """From now on accept only outputs of this attempt for `choices`; None: all choices. Released tokens stay
+        released.
 
         Tokens that the attempt repeats must equal the released ones.
         """
@@ -73,12 +74,12 @@ class TokenStream:
                 choice.attempt_id = 0
 
     def prime(self, index: int, token_ids: tuple[int, ...]) -> NewTokens:
-        """Set the first tokens of a choice, which another stream had released."""
+        """Add the first tokens of a choice, which an earlier stream has released, and return them."""
         self._choices[index].token_ids.extend(token_ids)
         return NewTokens(index, 0, token_ids, None)
 
     def finish(self, index: int, end: SequenceEnd) -> NewTokens:
-        """End a choice of which all tokens were released."""
+        """End a choice whose tokens were all released, and return its end."""
         choice = self._choices[index]
         choice.length, choice.end = len(choice.token_ids), end
         stop_token_id = choice.token_ids[-1] if end is SequenceEnd.STOP else None
@@ -93,12 +94,12 @@ class TokenStream:
         return tuple(self._choices[index].token_ids)
 
     def take_all(self, outputs: deque[SequenceOutput]) -> tuple[NewTokens, ...]:
-        """Remove outputs and return the tokens that became contiguous, as one NewTokens per choice.
+        """Consume `outputs` and return the tokens that became contiguous, as one NewTokens per choice.
 
-        An inconsistent output stays for the next call if tokens before it were released; else it raises
-        InconsistentOutput. Outputs of other attempts are dropped.
+        If an output is inconsistent, tokens before it are returned and it stays in `outputs` for the next call. Outputs
+        of other attempts are dropped. Raises: InconsistentOutput if no token precedes an inconsistent output.
         """
-        begins: dict[int, int] = {}  # offset of the first newly released token, by choice
+        begins: dict[int, int] = {}  # by choice: offset of the first newly released token
         while outputs:
             try:
                 self._take(outputs[0], begins)
@@ -119,7 +120,7 @@ class TokenStream:
         token_ids, waiting = choice.token_ids, choice.waiting
         begins.setdefault(output.choice, len(token_ids))
         if output.offset == len(token_ids) and not waiting and choice.length is None and output.end is None:
-            token_ids.extend(output.token_ids)  # the usual case: the next tokens in order
+            token_ids.extend(output.token_ids)  # usual case: the tokens are the next in order
             if output.logprobs:
                 choice.logprobs.update(enumerate(output.logprobs, start=output.offset))
             return
@@ -128,7 +129,10 @@ class TokenStream:
             token_ids.append(token_id)
 
     def _release(self, begins: dict[int, int]) -> tuple[NewTokens, ...]:
-        """Release tokens. Raises: InconsistentOutput if only some tokens of a choice have log-probabilities."""
+        """Return the newly contiguous tokens.
+
+        Raises: InconsistentOutput if only some of a choice have log-probabilities.
+        """
         released = []
         for index, begin in begins.items():
             choice = self._choices[index]
@@ -159,36 +163,36 @@ class TokenStream:
             if known is None:
                 choice.waiting[offset] = token_id
             elif known != token_id:
-                message = f"choice {output.choice} has two different tokens at {offset}"  # logs have no token ids
+                message = f"choice {output.choice} has two different tokens at {offset}"  # logs must not have token ids
                 raise choice.contradiction(offset, message)
         for offset, logprob in enumerate(output.logprobs, start=output.offset):
             if offset >= len(choice.token_ids):
                 choice.logprobs.setdefault(offset, logprob)
 
 
-PART_TOKENS = 1024  # maximum tokens of a message, each with up to 20 alternatives
+PART_TOKENS = 1024  # maximum tokens per PromptPart, each with up to 20 alternatives
 
 
 class PromptEcho:
-    """Part of an echoed prompt that is still to be sent. With `scored`, tokens are sent with their scores; the first
+    """Echoed prompt, sent in parts. With `scored`, tokens are sent with their log-probabilities (scores); the first
     token has none.
     """
 
     def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, sent_tokens: int = 0) -> None:
-        """Create the echo. `sent_tokens`: tokens that an earlier stream sent, with their text."""
+        """Create the echo. `sent_tokens`: number of first tokens that an earlier stream has sent, with their text."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored
         self._sent_tokens = sent_tokens
 
     def take(self, scores: PromptScores) -> tuple[PromptPart, ...]:
-        """Return the parts whose scores are new; none for repeated scores."""
+        """Return the prompt parts whose scores are new; none if a new attempt repeats known scores."""
         parts = self._first()
         new = scores.logprobs[self._sent_tokens - scores.offset :]
         return parts + self._parts(self._sent_tokens + len(new), new)
 
     def rest(self) -> tuple[PromptPart, ...]:
-        """Return everything that was not sent. Call it once all scores have been taken, or if none are requested."""
+        """Return the parts that were not sent yet. Call it after the last scores, or if no scores are requested."""
         return self._first() if self._scored else self._parts(len(self._token_ids), ())
 
     def _first(self) -> tuple[PromptPart, ...]:
@@ -210,14 +214,14 @@ class PromptEcho:
 class _Choice:
     def __init__(self, index: int, detokenizer: Detokenizer, stop_filter: StopFilter) -> None:
         self.index = index
-        self.tokens = 0  # delivered
+        self.tokens = 0  # number of delivered tokens
         self.finished = False
         self._detokenizer = detokenizer
         self._filter = stop_filter
         self._logprobs: deque[TokenLogprob] = deque()  # log-probabilities of withheld tokens
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        if self._filter.passes_all and new_tokens.end is None:  # the usual case
+        if self._filter.passes_all and new_tokens.end is None:  # usual case: no stop strings, not the end
             token_ids, begin = new_tokens.token_ids, self.tokens
             self.tokens += len(token_ids)
             return (Delta(self.index, begin, token_ids, self._detokenizer.push_all(token_ids), new_tokens.logprobs),)
@@ -265,7 +269,7 @@ class _Choice:
 
 
 class RequestAnswer:
-    """Answer with all choices of a request."""
+    """Answer of one request: turns released tokens of all choices into deltas and ends."""
 
     def __init__(
         self, choices: int, stops: tuple[str, ...], min_tokens: int, new_detokenizer: Callable[[], Detokenizer]
@@ -282,11 +286,11 @@ class RequestAnswer:
 
     @property
     def completion_tokens(self) -> int:
-        """Number of delivered tokens over all choices, without those of a stop string and behind it."""
+        """Number of delivered tokens over all choices. A stop string and what follows it are not counted."""
         return sum(choice.tokens for choice in self._choices)
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """Return the events to send now. Tokens behind a stop string are dropped."""
+        """Return the events to send to the client now. Tokens after a stop string are dropped."""
         choice = self._choices[new_tokens.choice]
         if choice.finished:
             return ()
@@ -295,13 +299,14 @@ class RequestAnswer:
         return events
 
 
-DELTA_TOKENS = 1024  # maximum tokens of a message
+DELTA_TOKENS = 1024  # maximum tokens per Delta of a best-of answer
 
 
 class BestOf:
-    """Answer of the best `n` choices of `made`, whose tokens all have log-probabilities.
+    """Answer with the best `n` choices of `made`, in which every token must have a log-probability.
 
-    The best choice has the highest mean log-probability per token, as OpenAI defines it, without its stop string.
+    The best choice has the highest mean log-probability per token, as OpenAI defines it. Its stop string is not
+    counted.
     """
 
     def __init__(self, made: RequestAnswer, n: int, with_logprobs: bool) -> None:
@@ -316,7 +321,10 @@ class BestOf:
         return self._made.done
 
     def has_finished(self, index: int) -> bool:
-        """Return whether a generated choice is complete."""
+        """Return whether a generated choice is complete.
+
+        `index`: number among all generated choices, not the best ones.
+        """
         return self._made.has_finished(index)
 
     @property
@@ -325,7 +333,7 @@ class BestOf:
         return self._made.completion_tokens
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """Return all events together with the last tokens; none before."""
+        """Return nothing until the last tokens have come, then all events."""
         if self.done:
             return ()
         for event in self._made.take(new_tokens):
@@ -347,7 +355,7 @@ class BestOf:
         return mean_logprob([token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs])
 
     def _merged(self, index: int, deltas: Sequence[Delta]) -> list[AnswerEvent]:
-        """Return the deltas of a choice, merged to as few as possible."""
+        """Return the deltas of a choice, merged into as few as possible."""
         token_ids = tuple(token_id for delta in deltas for token_id in delta.token_ids)
         logprobs = tuple(token for delta in deltas for token in delta.logprobs) if self._with_logprobs else ()
         text = "".join(delta.text for delta in deltas)

@@ -1,4 +1,4 @@
-"""Attempt at a request: its phases, and the count of the attempts before it. Pure."""
+"""Attempt at a request: phases of an attempt, and counts of the failed attempts before it. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,28 +22,30 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class Tries:
-    """Failed attempts at a request, or at one of its choices that continues by itself.
+    """Counts of failed attempts at a request, or at one of its choices if the choice is attempted separately.
 
-    Progress is two new tokens: the first one comes with the prompt, even if its workers fail afterwards. An attempt
-    that made progress resets the count of consecutive failures, because a long answer may lose many workers.
-    `ALL_FACTOR` bounds the cost of a request that fails again and again a little later.
+    Progress means two new tokens: the first token comes with the prompt, even if its workers fail afterwards. An
+    attempt that made progress resets the count of consecutive failures, because a long answer may lose many workers.
+    `ALL_FACTOR` bounds the number of attempts that fail after some progress.
 
-    A dead process does not report why it died, and many requests lose their attempt with it. A request is suspected if
-    it lost its worker twice in a row without progress: one that merely ran next to a deadly request is served by the
-    next worker and cleared. Two deaths can still hit requests that wait behind the deadly one each time, so suspected
-    requests run one after another (`Suspects`). A request whose worker dies a third time, while it runs alone, counts
-    as deadly: it fails, and requests equal to it are rejected (`Quarantine`).
+    A dead process does not report which request killed it, and many requests lose their attempt with it. A request is
+    suspected if its worker died twice in a row without progress. A request that merely ran next to a deadly one is
+    usually served by the next worker. If it ran next to the deadly one twice, it is suspected, too, so suspected
+    requests run one after another (`Suspects`). If the worker dies a third time while a request runs alone, the request
+    counts as deadly: it fails, and requests equal to it are rejected (`Quarantine`).
 
-    One case is not distinguished: a harmless request that runs alone while something else kills its worker, the third
-    time in a row.
+    Known limitation: a harmless request counts as deadly if something else kills its worker while it runs alone.
     """
 
     failed: int = 0
-    in_a_row: int = 0  # without progress; a drained worker does not count as a failure
+    in_a_row: int = 0  # consecutive failures without progress, not counting drained workers
     deaths: int = 0  # consecutive deaths of worker processes without progress
 
     def after(self, reason: FailureReason, fresh_tokens: int, died: bool) -> "Tries":
-        """Count one more failure, after `fresh_tokens` new tokens. `died`: the attempt's worker process is gone."""
+        """Return the counts after one more failure.
+
+        `fresh_tokens`: new tokens before it; `died`: a worker process is gone.
+        """
         progress = fresh_tokens >= PROGRESS_TOKENS
         return Tries(
             failed=self.failed + 1,
@@ -52,7 +54,7 @@ class Tries:
         )
 
     def exhausted(self, attempts: int) -> bool:
-        """Return whether `attempts` failed consecutively, or `ALL_FACTOR` times as many in all."""
+        """Return whether the last `attempts` attempts failed without progress, or `ALL_FACTOR` times as many in all."""
         return self.in_a_row >= attempts or self.failed >= ALL_FACTOR * attempts
 
     @property
@@ -64,9 +66,10 @@ class Tries:
         return self.deaths >= SUSPECT_DEATHS
 
     def pause_s(self, reason: FailureReason, turn: int) -> float:
-        """Return the pause before the next attempt: none after a first failure, then growing, spread by `turn`.
+        """Return the seconds before the next attempt: none after the first failure, then growing. `turn` spreads the
+        retries.
 
-        A failure between two workers adds the time in which the router itself usually notices that one has died.
+        After a failure between two workers, the time in which the router usually notices a worker's death is added.
         """
         noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
         if self.in_a_row <= 1:
@@ -76,14 +79,14 @@ class Tries:
 
 
 class AttemptPhase(Enum):
-    TURN = 1  # waits until no other suspected request runs
-    QUEUED = 2  # waits for capacity
+    TURN = 1  # suspected: waits until no other suspected request runs
+    QUEUED = 2  # waits in the admission queue for capacity
     PREFILL = 3, True  # a worker computes the prompt; capacity is reserved on all workers
-    TRANSFER = 4, True  # the first tokens are here; the prefill worker keeps the KV until decode has it
+    TRANSFER = 4, True  # the first tokens have arrived; the prefill worker keeps the KV until decode has read it
     DECODE = 5, True  # the decode worker has the KV and alone generates the rest
-    COMPLETE = 6, True  # every choice is complete; only the report of the transfer is missing
-    BACKOFF = 7  # failed, and another attempt will follow; holds nothing
-    ENDED = 8  # holds nothing
+    COMPLETE = 6, True  # every choice is complete; only the decode worker's report of the transfer is missing
+    BACKOFF = 7  # failed, holds no resources; another attempt may follow after a pause
+    ENDED = 8  # closed, holds no resources
 
     on_workers: bool
     """True while workers have the attempt."""
@@ -111,27 +114,27 @@ class Attempt:
 
     attempt_id: int
     part: PreparedRequest
-    tries: Tries  # before this attempt
-    before: Sequence[int]  # released tokens of each choice when the attempt began
-    unscored: int  # prompt tokens whose scores are still to come
+    tries: Tries  # counts of failed attempts before this one
+    before: Sequence[int]  # number of released tokens of each choice when the attempt began
+    unscored: int  # number of prompt tokens whose log-probabilities are still to come
     unreported: set[int]  # choices without any output yet
     unfinished: set[int]  # choices that may still run on the decode worker
     phase: AttemptPhase
     adopts: AttemptLocation | None = None  # another router's attempt that this one continues
-    note: AttemptNote | None = None  # set when placed
-    busy: set[str] = field(default_factory=set)  # endpoints that may still hold something of the attempt
+    note: AttemptNote | None = None  # description for `baton why`; None: not placed
+    busy: set[str] = field(default_factory=set)  # endpoints of workers that may still hold resources of the attempt
     failed: Failed | None = None
-    fresh_tokens: int = 0  # generated before the failure
+    fresh_tokens: int = 0  # number of new tokens generated before the failure
 
     @property
     def placement(self) -> Placement:
-        """Workers of the attempt. Raises: RuntimeError before they are chosen."""
+        """Placement of the attempt on workers. Raises: RuntimeError if the attempt is not placed yet."""
         if self.note is None:
             raise RuntimeError(f"attempt {self.attempt_id} is not placed")
         return self.note.placement
 
     def enter(self, phase: AttemptPhase) -> None:
-        """Change the phase. Raises: RuntimeError for one that does not follow."""
+        """Change the phase. Raises: RuntimeError if `phase` cannot follow the present phase."""
         if phase not in NEXT[self.phase]:
             raise RuntimeError(f"{phase.name} does not follow {self.phase.name}")
         self.phase = phase

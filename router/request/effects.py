@@ -1,4 +1,4 @@
-"""Effects: actions that a request's state requests from its runner."""
+"""Effects: actions that the pure state of a request asks the request's runner to perform."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,21 +13,21 @@ from baton.router.types.placement import PlacementRequest
 
 @dataclass(frozen=True, slots=True)
 class AwaitTurn:
-    """Wait until no other suspected request runs; then TurnCame."""
+    """Effect: wait until no other suspected request runs, then send the event TurnCame."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Queue for capacity; then Placed or Refused."""
+    """Effect: queue the attempt for capacity, then send the event Placed or Refused."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Send the attempt to its workers."""
+    """Effect: send the attempt to the placed workers."""
 
     attempt: Attempt
     placement: Placement
@@ -35,7 +35,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Continue another router's attempt where it runs."""
+    """Effect: adopt another router's attempt on the worker where it runs."""
 
     attempt: Attempt
     placement: Placement
@@ -45,7 +45,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class RecordPrefill:
-    """Learn from a computed prompt, and release its charge."""
+    """Effect: learn the prompt rate from a computed prompt, and release the prompt's charge."""
 
     attempt: Attempt
     timings: PrefillTimings
@@ -53,7 +53,7 @@ class RecordPrefill:
 
 @dataclass(frozen=True, slots=True)
 class RecordTransfer:
-    """Learn from a KV transfer."""
+    """Effect: learn the KV size and the hits from a successful KV transfer."""
 
     attempt: Attempt
     kv_received: KvReceived
@@ -61,24 +61,24 @@ class RecordTransfer:
 
 @dataclass(frozen=True, slots=True)
 class AwaitKv:
-    """Wait a moment, then KvOverdue: a complete answer lacks only the timings of its transfer."""
+    """Effect: wait a moment for the transfer's timings, which alone a complete answer lacks; then send KvOverdue."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class ClearSuspicion:
-    """Let other suspected requests run: this one made progress."""
+    """Effect: let other suspected requests run, because this one made progress."""
 
     attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Release everything that the attempt holds.
+    """Effect: release everything that the attempt holds.
 
-    `cancels`: workers that may hold something. `keeps_kv`: the next attempt can use its KV in decode. `answered`: all
-    its choices are complete.
+    `cancels`: workers that may hold resources of the attempt. `keeps_kv`: the next attempt can use the KV on the decode
+    worker. `answered`: all choices of the attempt are complete.
     """
 
     attempt: Attempt
@@ -89,14 +89,14 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class MarkDraining:
-    """Send no more requests to the worker."""
+    """Effect: send no more requests to the worker, which drains."""
 
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Pause until it is known whether the worker `settles` comes back; then RetryDue."""
+    """Effect: pause, and wait until it is known whether the worker `settles` comes back; then send RetryDue."""
 
     attempt: Attempt
     failed: Failed
@@ -106,28 +106,28 @@ class BackOff:
 
 @dataclass(frozen=True, slots=True)
 class RecordPairFailure:
-    """Count a failed transfer between two workers that live: (prefill, decode)."""
+    """Effect: count a failed transfer between two living workers. `pair`: endpoints (prefill, decode)."""
 
     pair: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class LogRetry:
-    """Log that other attempts follow."""
+    """Effect: log a failed attempt that is retried."""
 
     failed: Failed
 
 
 @dataclass(frozen=True, slots=True)
 class AddToQuarantine:
-    """Reject requests equal to this one from now on."""
+    """Effect: reject requests equal to this one from now on, because it kills workers."""
 
     failed: Failed
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """End the request with an error."""
+    """Effect: end the request with an error."""
 
     error: BatonError
 

@@ -1,4 +1,4 @@
-"""Events that a request's own timers, queue and client cause. Worker events are in types/events.py."""
+"""Events of a request from its timers, the admission queue and the client. Worker events are in types/events.py."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from baton.router.types.placement import PlacementRequest
 
 
 class RequestPhase(Enum):
-    """Phase of a request."""
+    """Phase of a request over all its attempts."""
 
     PREPARED = auto()
     RUNNING = auto()
@@ -22,21 +22,24 @@ class RequestPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Event: the request starts. `locations`: another router's attempts that can be adopted."""
+    """Event: the request starts. `locations`: another router's attempts that this request can adopt."""
 
     locations: Sequence[AttemptLocation] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCame:
-    """Event: a suspected request may run, since no other one does."""
+    """Event: a suspected request may run, because no other suspected request runs."""
 
     attempt_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Event: the queue has charged the attempt on its workers. `began_s`: time of submission."""
+    """Event: the queue has placed the attempt and charged its workers.
+
+    `began_s`: time of submission, monotonic seconds.
+    """
 
     attempt_id: int
     asked: PlacementRequest
@@ -61,7 +64,7 @@ class KvOverdue:
 
 @dataclass(frozen=True, slots=True)
 class RetryDue:
-    """Event: the pause after a failure has passed. `died`: the attempt's worker process is gone."""
+    """Event: the pause after a failure has passed. `died`: the attempt failed because a worker process is gone."""
 
     attempt_id: int
     died: bool
@@ -74,19 +77,22 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Event: the request's weights were replaced, and its grace has passed or no worker has them."""
+    """Event: the request's weights were replaced, and its grace time has passed or no worker has these weights."""
 
     error: BatonError
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Event: the answer has processed all new tokens."""
+    """Event: the answer has processed all tokens that were released so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestClosed:
-    """Event: the client has left, or the answer failed. `phase`: new phase of a request that is not over."""
+    """Event: the client has left, or the answer failed.
+
+    `phase`: final phase of the request, unless it is already over.
+    """
 
     phase: RequestPhase
 

@@ -1,7 +1,7 @@
-"""Streams of this router, and their records in the journal, from which another router continues them.
+"""Streams of this router, and the journal: records in a store, from which another router can continue the streams.
 
-A record has the request and the workers where it runs; no output, no API key. When a newer stream of a request begins,
-at any router, the older one is closed.
+A record has the request and the workers where it runs, but no output and no API key. When a newer stream of a request
+begins at any router, the older stream is closed.
 
 No request waits for the journal: one task writes all pending changes in batches, and retries a second later if the
 store does not answer. While the store is down, a client whose stream breaks must send its request again.
@@ -53,10 +53,10 @@ GRACE_S = 10.0
 """Lifetime of a record after its stream: the client may not have received the end."""
 MAX_RECORD_BYTES = 1 << 20
 MAX_NOTED = 4096  # maximum number of pending changes; further ones are dropped
-BATCH = 16  # maximum records per call: serialising them blocks the event loop for less than 1 ms
+BATCH = 16  # maximum records per call, so that serialising them blocks the event loop for less than 1 ms
 BATCH_BYTES = 1 << 15
 ENDS_WAIT_S = 1.0
-GATHER_S = 0.2  # time for which new streams are gathered: a call costs as much as ten records
+GATHER_S = 0.2  # time in which changes are gathered for one call, which costs as much as ten records
 _KEY_DIGITS = 32
 _TOKEN_IDS = journal_pb2.JournalRecord.DESCRIPTOR.fields_by_name["token_ids"].number
 VERSION = 1
@@ -66,8 +66,8 @@ _KINDS: dict[int, StructuredKind] = {number: kind for kind, number in link_wire.
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Record of a stream. `router_id`: router that serves it; `stream`: its number there; `model`: the client's name
-    of the model.
+    """Record of a stream. `router_id`: router that serves the stream; `stream`: number of the stream at that router;
+    `model`: name of the model as the client sent it.
     """
 
     router_id: bytes
@@ -91,16 +91,16 @@ _BOUNDS = Bounds(
 
 class JournalStore(Protocol):
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """Return the keys of records that another router has seized. Raises: RegistryUnavailable."""
+        """Write changes; return the keys of records that another router has seized. Raises: RegistryUnavailable."""
 
     async def read(self, key: str) -> bytes | None:
-        """Read a record. Raises: RegistryUnavailable."""
+        """Return a stored record; None if there is none. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
 
 def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
-    """Return the key of a stream's record. It covers the tenant, so that no other tenant finds the record."""
+    """Return the key of a stream's record. The tenant is part of it, so that no other tenant finds the record."""
     digest = hashlib.sha256(b"baton.journal.v1")
     for part in (tenant.encode(), request_id.encode(), resume_token.encode()):
         digest.update(len(part).to_bytes(8, "little"))
@@ -109,14 +109,14 @@ def journal_key(tenant: str, request_id: str, resume_token: str) -> str:
 
 
 class JournalEntry:
-    """Record of one stream, which changes as the stream proceeds."""
+    """Journal record of one open stream. Its locations change as attempts are placed and closed."""
 
     def __init__(self, journal: "Journal", key: str, record: Record, deadline_s: float, seize: bool) -> None:
         self.key = key
-        self._record = record  # without locations, which change
-        self._places: dict[int, AttemptLocation] = {}  # by attempt
+        self._record = record  # record without locations
+        self._places: dict[int, AttemptLocation] = {}  # locations of open attempts, by attempt id
         self.deadline_s = deadline_s
-        self.seize = seize  # True until the record was written once
+        self.seize = seize  # True: the next write takes the record over from another router
         self._journal = journal
 
     @property
@@ -128,7 +128,7 @@ class JournalEntry:
         self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
-        """Remove a closed attempt; the next call of `placed` writes where the stream continues."""
+        """Remove a closed attempt's location. It is written only with the next call of `placed`."""
         self._places.pop(attempt_id, None)
 
     def end(self) -> None:
@@ -138,8 +138,8 @@ class JournalEntry:
 
 @dataclass(slots=True)
 class JournalCounts:
-    """Counts of records since the start. `dropped`: too many pending; `failed`: the store did not answer; `too_large`:
-    over MAX_RECORD_BYTES.
+    """Numbers of changed records since the start. `dropped`: too many were pending; `failed`: the store did not answer;
+    `too_large`: larger than MAX_RECORD_BYTES.
     """
 
     written: int = 0
@@ -166,7 +166,7 @@ class Journal:
         self._on_seized = on_seized
         self._clock = clock or time.monotonic
         self._live: dict[str, JournalEntry] = {}
-        self._noted: dict[str, JournalEntry] = {}  # entries to be written; one that is not live was closed
+        self._noted: dict[str, JournalEntry] = {}  # by key: entries to be written; those not in _live were closed
         self._changed = asyncio.Event()
         self.problem = ""
         """Reason why the store rejected the last records; empty if it did not."""
@@ -174,19 +174,22 @@ class Journal:
     def open(
         self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False
     ) -> JournalEntry:
-        """Open a stream's record, which the first `placed` writes. `seize`: take it from another router."""
+        """Open the record of a stream; the first call of `placed` stores it.
+
+        `seize`: take the record over from another router.
+        """
         entry = JournalEntry(self, key, Record(self.router_id, stream, request, model), deadline_s, seize)
         self._live[key] = entry
         return entry
 
     def find(self, key: str) -> Record | None:
-        """Return the record of a stream that this router serves."""
+        """Return the record of a stream that this router serves; None if it serves none with this key."""
         entry = self._live.get(key)
         return entry.record if entry is not None else None
 
     def note(self, entry: JournalEntry) -> None:
         if self._live.get(entry.key) is not entry:
-            return  # a newer stream of the request was opened here
+            return  # a newer stream of the request replaced the entry
         self._put(entry)
 
     def ended(self, entry: JournalEntry) -> None:
@@ -195,7 +198,7 @@ class Journal:
             self._put(entry, urgent=False)
 
     def _put(self, entry: JournalEntry, urgent: bool = True) -> None:
-        """Queue a change. Non-urgent ones wait for the next urgent one, at most ENDS_WAIT_S, to spare Redis calls."""
+        """Queue a change. To save calls, non-urgent changes wait for the next urgent change, at most ENDS_WAIT_S."""
         if entry.key not in self._noted and len(self._noted) >= MAX_NOTED:
             self.counts.dropped += 1
             return
@@ -204,7 +207,7 @@ class Journal:
             self._changed.set()
 
     async def read(self, key: str) -> bytes | None:
-        """Read a record. Raises: RegistryUnavailable."""
+        """Return a stored record; None if there is none. Raises: RegistryUnavailable."""
         return await self._store.read(key)
 
     async def run(self) -> None:
@@ -216,7 +219,7 @@ class Journal:
             await self.write()
 
     async def write(self) -> None:
-        """Write all pending changes. If the store does not answer, the rest stays pending."""
+        """Write all pending changes. If the store does not answer, the remaining changes stay pending."""
         self._changed.clear()
         while self._noted and not is_cancelled():
             batch = self._batch()
@@ -226,7 +229,7 @@ class Journal:
                 return
 
     def _batch(self) -> dict[JournalEntry, JournalChange]:
-        """Remove and return the oldest pending changes, as many as fit into one call."""
+        """Remove and return the oldest pending changes that fit into one call."""
         changes: dict[JournalEntry, JournalChange] = {}
         size = 0
         while self._noted and len(changes) < BATCH and size < BATCH_BYTES:
@@ -271,7 +274,7 @@ class Journal:
             if entry is None:
                 continue
             if change.value is not None:
-                entry.seize = False  # only a written value takes the record from the other router
+                entry.seize = False  # taken over only when a value was written
             if change.key in seized:
                 self._on_seized(entry.record.stream)
         return True
@@ -279,7 +282,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Request of a stream and its tenant; for a resumed stream, its resumption and its record in the journal."""
+    """Prepared request of a new or resumed stream. `resumption`, `record`: only of a resumed stream."""
 
     request: PreparedRequest
     chosen: ChosenModel
@@ -287,7 +290,7 @@ class Beginning:
     resume_token: str
     resumption: Resumption | None = None
     record: Record | None = None
-    shown_tokens: frozenset[str] = frozenset()  # special tokens kept in the text
+    shown_tokens: frozenset[str] = frozenset()  # special tokens that the detokenizer keeps in the text
 
     @property
     def key(self) -> str:
@@ -295,25 +298,28 @@ class Beginning:
 
     @property
     def choices(self) -> int:
-        """Number of choices whose end is still to be sent."""
+        """Number of choices whose end the client has not received."""
         return self.request.n - (len(self.resumption.received.finished) if self.resumption is not None else 0)
 
 
 class Streams:
-    """Streams of this router. `announce`: tell another router that its stream continues here."""
+    """Open resumable streams of this router. `announce` tells another router that one of its streams continues here."""
 
     def __init__(self, router_id: bytes, journal: Journal | None, announce: Callable[[bytes, int], None]) -> None:
         self._router_id = router_id
         self._journal = journal
         self._announce = announce
         self._numbers = itertools.count(1)
-        self._lives: dict[int, asyncio.Timeout] = {}  # timeout that closes a stream, by number
-        self._newest: dict[str, int] = {}  # number of the newest stream, by key
+        self._lives: dict[int, asyncio.Timeout] = {}  # by stream number: timeout that closes the stream
+        self._newest: dict[str, int] = {}  # by journal key: number of the newest stream
         self.resumed = 0
         """Number of resumed streams since the start."""
 
     async def find(self, asked: ResumeRequest, block_tokens: int, groups: BlockGroups = ONE_GROUP) -> Record | None:
-        """Return the record of a stream to be resumed. `block_tokens`, `groups`: of the workers."""
+        """Return the journal record of a stream to resume; None if there is none or the store does not answer.
+
+        `block_tokens`, `groups`: block size and block groups of the workers.
+        """
         if self._journal is None:
             return None
         key = journal_key(asked.tenant, asked.request_id, asked.resume_token)
@@ -329,8 +335,8 @@ class Streams:
         return None if record is None else replace(record, request=replace(record.request, groups=groups))
 
     def resumption(self, received: ReceivedAnswer, record: Record | None) -> Resumption:
-        """Return how the stream resumes. An answer whose stream is still open here is not adopted, since closing that
-        stream cancels it.
+        """Return how the stream resumes. If the earlier stream is still open here, its answer is not adopted, because
+        closing the earlier stream cancels the answer.
         """
         if record is None or (record.stream in self._lives and record.router_id == self._router_id):
             return Resumption(received)
@@ -340,8 +346,8 @@ class Streams:
     def open(
         self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float
     ) -> Iterator[JournalEntry | None]:
-        """Open a stream for the duration of the context. A newer stream of the request expires `life`; None: the
-        stream cannot be resumed.
+        """Open a stream for the duration of the context, and yield its journal entry, if any. A newer stream of the
+        request expires `life`; None: the stream cannot be resumed.
         """
         if life is None:
             yield None
@@ -370,14 +376,14 @@ class Streams:
         return self._journal.open(beginning.key, number, beginning.request, model, deadline_s, seize)
 
     def end(self, number: int | None) -> None:
-        """Close a stream, if it is open, because a newer one of the same request exists."""
+        """Close a stream, if it is open, because a newer stream of the same request has begun."""
         life = self._lives.pop(number, None) if number is not None else None
         if life is not None:
             life.reschedule(asyncio.get_running_loop().time())
 
 
 def to_bytes(record: Record) -> bytes:
-    """Serialise a record."""
+    """Serialise a record for the journal."""
     request = record.request
     return journal_pb2.JournalRecord(
         version=VERSION,
@@ -415,9 +421,9 @@ def to_bytes(record: Record) -> bytes:
 
 
 def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
-    """Parse a record of the caller `tenant`; None, with a warning in the log, if it is unreadable.
+    """Parse a journal record of the caller `tenant`. If it is unreadable, log a warning and return None.
 
-    The client may then send its request again, with the tokens that it has.
+    The client can then resume by sending its request again with the tokens that it has.
     """
     record = journal_pb2.JournalRecord()
     try:
@@ -464,7 +470,7 @@ def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) 
 
 
 def _adapter(record: journal_pb2.JournalRecord) -> Adapter | None:
-    """Return the adapter, or the weights that replace the model's own."""
+    """Return the adapter of the recorded request, or the weights that replaced the model's own; None without either."""
     if not record.adapter_digest:
         return None
     return Adapter(WEIGHTS if is_weights(record.adapter_digest) else record.model, record.adapter_digest)
@@ -476,7 +482,7 @@ def _kept_session(message: kept_session_pb2.KeptSession) -> KeptSession:
 
 
 def _sampling(message: sampling_pb2.Sampling) -> Sampling:
-    """Read sampling parameters, as `sampling_message` wrote them. Raises: KeyError for an unknown enum value."""
+    """Read sampling parameters that `sampling_message` wrote. Raises: KeyError for an unknown enum value."""
     form = message.structured
     return Sampling(
         max_tokens=message.max_tokens,

@@ -1,8 +1,8 @@
-"""Resumption of broken streams: the client's report, and the answer without the part that it has. Pure.
+"""Resumption of broken streams: checks what the client reports to have, and sends only the rest of the answer. Pure.
 
-A stream is resumed from its record in the journal, if there is one: a decode worker may still generate its answer,
-which is then adopted. Otherwise it is resumed from the request, if the client sends it again. Either way the client's
-tokens do not change.
+A stream is resumed from its journal record, if there is one: a decode worker may still generate the answer, which is
+then adopted. Otherwise it is resumed from the original request, if the client sends that again. In both cases the
+tokens that the client has do not change.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ from baton.router.types.response import TOKEN_CHARACTERS, AnswerEvent, ChoiceFin
 
 @dataclass(frozen=True, slots=True)
 class AttemptLocation:
-    """Attempt on a decode worker. Its choices are numbered from `first_choice`; its output begins at the offset
-    `answered_tokens`.
+    """Attempt on a decode worker. The first of its `choices` choices has the number `first_choice`. Output of the
+    attempt begins at the offset `answered_tokens`.
     """
 
     endpoint: str
@@ -33,8 +33,8 @@ class AttemptLocation:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedChoice:
-    """Part of a choice that the client has. `text_bytes`: length of its text in UTF-8; `finished`: the client has its
-    end.
+    """Part of a choice that the client has received. `text_bytes`: length of the received text in UTF-8; `finished`:
+    the client has received the choice's end.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -47,7 +47,10 @@ NOTHING = ReceivedChoice()
 
 @dataclass(frozen=True, slots=True)
 class ReceivedAnswer:
-    """Part of an answer that the client has, by choice. `prompt_tokens`: part of an echoed prompt that it has."""
+    """Part of an answer that the client has received, by choice.
+
+    `prompt_tokens`: received tokens of an echoed prompt.
+    """
 
     choices: Mapping[int, ReceivedChoice] = field(default_factory=dict)
     prompt_tokens: int = 0
@@ -61,11 +64,11 @@ class ReceivedAnswer:
 
 
 class ResumeFilter:
-    """Filter of an answer that is generated again: it passes only the part that the client lacks.
+    """Filter of a resumed answer, which passes only what the client has not received.
 
-    Tokens and text are counted separately, since text lags behind by incomplete characters and possible beginnings of
-    stop strings. Both only grow at their end, so the two counts define where to continue. The last end is sent last,
-    because it carries the usage.
+    Tokens and text are counted separately, because text lags behind by incomplete characters and possible beginnings of
+    stop strings. Both only grow at their end, so the two counts define where to continue. The last choice's end is
+    withheld until all choices are complete, because the usage is sent with it.
     """
 
     def __init__(self, made: AnswerInProgress, n: int, received: ReceivedAnswer) -> None:
@@ -73,7 +76,7 @@ class ResumeFilter:
         self._cuts = {index: _ChoiceFilter(choice) for index, choice in received.choices.items()}
         self._finished = received.finished
         self._ends_left = n - len(self._finished)
-        self._last_end: ChoiceFinished | None = None  # withheld until all choices are complete
+        self._last_end: ChoiceFinished | None = None  # end of the last choice, withheld until all are complete
 
     @property
     def done(self) -> bool:
@@ -81,14 +84,17 @@ class ResumeFilter:
 
     @property
     def completion_tokens(self) -> int:
-        """Number of tokens of the complete answer, the client's earlier tokens included."""
+        """Number of tokens of the complete answer, including those that the client already had."""
         return self._made.completion_tokens
 
     def has_finished(self, index: int) -> bool:
         return self._made.has_finished(index)
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """Return what the client lacks. Raises: NotRepeated if the answer differs from the client's part."""
+        """Return the events that the client lacks.
+
+        Raises: NotRepeated if the answer differs from what the client has.
+        """
         events = [kept for event in self._made.take(new_tokens) for kept in self._kept(event)]
         if self._last_end is not None and self.done:
             events.append(self._last_end)
@@ -114,7 +120,7 @@ class ResumeFilter:
 
 
 class _ChoiceFilter:
-    """Filter of one choice: counts the part that must still be left out."""
+    """Filter of one choice, which counts the tokens and text that must still be left out."""
 
     def __init__(self, received: ReceivedChoice) -> None:
         self._token_ids = received.token_ids
@@ -143,12 +149,12 @@ class _ChoiceFilter:
         return Delta(delta.index, delta.offset + begin, delta.token_ids[begin:], text, delta.logprobs[begin:])
 
 
-MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # above the longest token of any tokenizer
+MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # bound on a client's report, above the longest token of any tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class ReportedChoice:
-    """Choice in a client's report, not validated yet."""
+    """Received part of a choice as the client reports it, not validated yet."""
 
     index: int
     token_ids: Sequence[int]
@@ -158,7 +164,10 @@ class ReportedChoice:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """Client's request to resume, not validated yet. `request`: the original request, if the client sends it again."""
+    """Client's request to resume a stream, not validated yet.
+
+    `request`: original request, if the client sent it again.
+    """
 
     request_id: str
     resume_token: str
@@ -170,14 +179,17 @@ class ResumeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """Continuation of a stream behind `received`. `router_id`, `places`: former router and workers of its answer."""
+    """Continuation of a stream after `received`.
+
+    `router_id`, `places`: earlier router and workers of the answer, if known.
+    """
 
     received: ReceivedAnswer
     router_id: bytes = b""
     places: tuple[AttemptLocation, ...] = ()
 
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
-        """Return the tokens with which the answer begins, by choice.
+        """Return the tokens that the client has, with which the answer must begin, by choice.
 
         Empty for a best-of answer: it is unknown which generated choices the client has.
         """
@@ -187,7 +199,7 @@ class Resumption:
 
 
 def check_names(asked: ResumeRequest) -> None:
-    """Check the names of a resume request. Raises: InvalidArgument."""
+    """Check request_id and resume_token of a resume request. Raises: InvalidArgument."""
     fault = identifier_fault(asked.request_id)
     if fault or not asked.request_id:
         raise InvalidArgument("request_id", f"{fault or 'is empty'}; use the one in Started")
@@ -196,7 +208,7 @@ def check_names(asked: ResumeRequest) -> None:
 
 
 def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> ReceivedAnswer:
-    """Check a client's report against the request. Raises: InvalidArgument."""
+    """Check what the client reports to have against the request, and return it. Raises: InvalidArgument."""
     n = request.n
     if len(asked.choices) > n:
         raise InvalidArgument("choices", f"{len(asked.choices)} given, but the request has {n}")
@@ -214,7 +226,7 @@ def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: i
 
 
 def without_sent(request: PreparedRequest, received: ReceivedAnswer) -> PreparedRequest:
-    """Return the request without log-probabilities of the prompt, if the client has the complete prompt."""
+    """Return the request; without log-probabilities of the prompt if the client has received the complete prompt."""
     if received.prompt_tokens < len(request.token_ids):
         return request
     return replace(request, sampling=replace(request.sampling, prompt_logprobs=None))
@@ -231,10 +243,10 @@ def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_
 
 
 def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[AttemptLocation, ...]:
-    """Return the attempts that can continue as they are; for each choice, the newest.
+    """Return the earlier router's attempts that can be adopted; for each choice, the newest one.
 
-    An attempt's tokens begin behind those of earlier attempts, so a client that has fewer tokens needs a new attempt.
-    Scores of the prompt need one, too, since they are computed with the prompt.
+    An attempt's output begins after the tokens of earlier attempts, so a client that has fewer tokens needs a new
+    attempt. Log-probabilities of the prompt need a new attempt, too, because they are computed with the prompt.
     """
     if request.sampling.prompt_logprobs is not None:
         return ()

@@ -1,7 +1,7 @@
-"""Retryable failures, the client's errors for all failures, and requests that kill workers.
+"""Which failures are retried, the errors that clients get, and the quarantine of requests that kill workers.
 
-`Tries` in attempt.py counts deaths of workers. Suspected requests are attempted one at a time (`Suspects`), and deadly
-ones are rejected for a while (`Quarantine`).
+`Tries` in attempt.py counts the workers that died with a request. Suspected requests are attempted one at a time
+(`Suspects`), and deadly requests are rejected for a while (`Quarantine`).
 """
 
 import hashlib
@@ -42,7 +42,7 @@ PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, 
 
 
 def error_of(failed: Failed, request_id: str) -> BatonError:
-    """Return the client's error for a failure."""
+    """Return the error that the client gets for an attempt's failure."""
     match failed.reason:
         case FailureReason.INVALID:
             return InvalidArgument("request", failed.message)
@@ -71,7 +71,7 @@ MOST_KEPT = 1024
 
 
 def request_digest(request: PreparedRequest) -> bytes:
-    """Return a digest of prompt, adapter and sampling without the seed, which may be drawn."""
+    """Return a digest of prompt, adapter and sampling parameters. The seed is left out, because it may be random."""
     adapter = "" if request.adapter is None else request.adapter.digest
     digest = hashlib.sha256(repr((adapter, replace(request.sampling, seed=0))).encode())
     digest.update(array("Q", request.token_ids).tobytes())
@@ -79,9 +79,9 @@ def request_digest(request: PreparedRequest) -> bytes:
 
 
 class Quarantine:
-    """Digests of deadly requests, which are rejected for QUARANTINE_S; at most the newest MOST_KEPT.
+    """Digests of deadly requests, which are rejected for QUARANTINE_S. At most the newest MOST_KEPT are kept.
 
-    Each router quarantines only requests that it served itself.
+    Each router quarantines only requests that it served itself; the others do not learn of them.
     """
 
     def __init__(self) -> None:
@@ -98,23 +98,23 @@ class Quarantine:
             self.until_s.popitem(last=False)
 
     def holds(self, request: PreparedRequest, now: float) -> bool:
-        """Return whether an equal request is rejected now."""
+        """Return whether `request` equals a quarantined request."""
         while self.until_s and next(iter(self.until_s.values())) <= now:
             self.until_s.popitem(last=False)
         return bool(self.until_s) and request_digest(request) in self.until_s
 
 
 class Suspects:
-    """Queue of suspected requests, which are attempted one at a time.
+    """Queue in which suspected requests wait to be attempted one at a time.
 
-    Each runs without other suspects until it makes progress, so that a dying worker identifies the deadly request.
+    A suspected request runs without others until it makes progress, so that a worker's death identifies it as deadly.
     """
 
     def __init__(self) -> None:
-        self._locks: deque[SuspectLock] = deque()  # the first lock is held
+        self._locks: deque[SuspectLock] = deque()  # in order of arrival; the first lock is held
 
     def lock(self, on_held: Callable[[], None]) -> "SuspectLock":
-        """Queue for the lock. `on_held` is called when the lock is held, perhaps before this returns."""
+        """Queue for the lock. `on_held` is called when the lock is held, perhaps before this method returns."""
         lock = SuspectLock(self._locks, on_held)
         self._locks.append(lock)
         if self._locks[0] is lock:
@@ -123,7 +123,10 @@ class Suspects:
 
 
 class SuspectLock:
-    """Lock of a suspected request. The first call of `release` releases it, held or not."""
+    """Lock of a suspected request, held or waited for.
+
+    `release` gives it up in both cases; further calls do nothing.
+    """
 
     def __init__(self, locks: "deque[SuspectLock]", on_held: Callable[[], None]) -> None:
         self._locks = locks

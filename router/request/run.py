@@ -1,7 +1,7 @@
-"""Run of one request: a loop over one inbox applies events to the state and performs effects.
+"""Run of one request: a loop that applies events from an inbox to the request's state and performs the effects.
 
 The state is pure (state.py). Released tokens are final, and part of the next attempt's prompt (types/request.py).
-Detokenisers, stop strings and counts belong to the request and are independent of attempts.
+Detokenizers, stop strings and token counts belong to the request and continue across attempts.
 """
 
 import asyncio
@@ -82,8 +82,8 @@ from baton.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-_UNSCORED = TokenLogprob(float("nan"), ())  # log-probability of a token that another router delivered
-_KV_RECEIVED_WAIT_S = 0.1  # wait for KvReceived, which may arrive after the last token
+_UNSCORED = TokenLogprob(float("nan"), ())  # stands for the log-probability of a token that an earlier stream delivered
+_KV_RECEIVED_WAIT_S = 0.1  # maximum wait for KvReceived, which may arrive after the last token
 _DELIVERED = Delivered()
 _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
@@ -96,8 +96,8 @@ _REACH_LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RequestDeps:
-    """Collaborators of a request. `attempt_ids` never repeat within this process. `attempts`: maximum number of
-    consecutive failed attempts.
+    """Router components that every request uses. `attempt_ids`: never repeat within this process; `attempts`: maximum
+    number of consecutive failed attempts.
     """
 
     cluster: Cluster
@@ -110,10 +110,10 @@ class RequestDeps:
 
 
 class Lease:
-    """Resources that one attempt holds outside of its request. `release` returns them, exactly once.
+    """Resources that one attempt holds in the rest of the router. `release` returns them exactly once.
 
-    These are the lock of a suspected request; its queue entry; then its charges on the workers, its share of the wait
-    estimate, its inbox at the links, the work of its workers, and its journal entry.
+    A waiting attempt holds a lock, if it is suspected, or a queue entry. A placed attempt holds charges on the workers
+    and in the wait estimate, an inbox at the links, work on the workers, and a location in the journal.
     """
 
     def __init__(self, attempt_id: int, scheduling: RequestDeps, entry: JournalEntry | None) -> None:
@@ -126,7 +126,7 @@ class Lease:
         self._placement: Placement | None = None
 
     def placed(self, placement: Placement, location: AttemptLocation, inbox: Inbox[OwnEvent]) -> None:
-        """Record that the attempt is charged on its workers, before it is sent to them."""
+        """Record that the attempt is charged on its workers. Call it before the attempt is sent to them."""
         self._placement = placement
         self._scheduling.fleet.open(self._attempt_id, placement, inbox)
         if self._entry is not None:
@@ -137,7 +137,10 @@ class Lease:
             self.lock.release()
 
     def release(self, cancels: Sequence[str] = (), keeps_kv: bool = False, answered: bool = False) -> None:
-        """Perform `effects.Release`. `answered`: the duration predicts that of other requests."""
+        """Perform `effects.Release`.
+
+        `answered`: the attempt completed, and its duration predicts that of other requests.
+        """
         if self._released:
             return
         self._released = True
@@ -158,7 +161,7 @@ class Lease:
 
 
 class RequestRunner:
-    """Runner of one request. `answer` and `timeline` may be read at any time."""
+    """Runner of one request over all its attempts. `answer` and `timeline` may be read at any time."""
 
     def __init__(
         self,
@@ -171,10 +174,10 @@ class RequestRunner:
         is_usual: bool = True,
         resumption: Resumption | None = None,
     ) -> None:
-        """Create a runner. `deadline_s`: monotonic seconds. `is_usual`: the request is a client's, and its duration
-        predicts that of others.
+        """Create a runner. `deadline_s`: monotonic seconds. `is_usual`: the request is a client's, not a probe, so that
+        its duration predicts that of others.
 
-        `resumption`: received part of the answer; only the rest is sent.
+        `resumption`: what the client of a resumed stream has received; only the rest is sent.
         """
         sampling = request.sampling
         made = RequestAnswer(sampling.n, request.stop, sampling.min_tokens, new_detokenizer)
@@ -200,19 +203,19 @@ class RequestRunner:
         )
         self._inbox: Inbox[OwnEvent] = Inbox(scheduling.fleet.wake_ups)
         self._entry: JournalEntry | None = None
-        self._leases: dict[int, Lease] = {}  # by attempt
+        self._leases: dict[int, Lease] = {}  # resources held, by attempt id
         self._timers: list[asyncio.TimerHandle] = []
 
     def supersede(self, error: BatonError) -> None:
-        """End the request because its weights were replaced, unless it has been answered."""
+        """End the request with `error`, unless its answer is complete. Used when its weights are replaced."""
         self._inbox.put_own(Superseded(error))
 
     async def events(self, entry: JournalEntry | None = None) -> AsyncGenerator[AnswerEvent | PromptPart, None]:
-        """Yield deltas and ends of the choices on arrival, after an echoed prompt; `answer.done` turns true before the
-        last one.
+        """Yield the echoed prompt, if any, then deltas and ends of the choices as they arrive. `answer.done` turns true
+        before the last event.
 
-        `entry`: journal entry for the request's workers. Closing this iterator releases everything on all workers.
-        Raises: BatonError.
+        `entry`: journal entry in which the request's workers are recorded. Closing this iterator releases everything on
+        all workers. Raises: BatonError.
         """
         quarantine = self._scheduling.quarantine
         if quarantine.until_s and quarantine.holds(self._request, time.monotonic()):
@@ -234,7 +237,7 @@ class RequestRunner:
                 else:
                     for event in events:
                         yield event
-            for event in last:  # the workers are released already, even if the client reads slowly
+            for event in last:  # sent after the workers are released, so that a slow client does not hold them
                 yield event
         except NotRepeated as error:
             closed = RequestClosed(RequestPhase.FAILED)
@@ -250,14 +253,17 @@ class RequestRunner:
                 timer.cancel()
 
     def _carried(self) -> Iterator[AnswerEvent]:
-        """Yield the events of the client's part of the answer, which detokenisers and stop strings need again."""
+        """Process again the tokens that the client has, for detokenizer and stop strings; yield events it lacks."""
         carried = self._resumption.carried(self._request) if self._resumption is not None else {}
         for choice, token_ids in carried.items():
             unscored = (_UNSCORED,) * len(token_ids) if self._request.sampling.logprobs is not None else ()
             yield from self.answer.take(self._state.stream.prime(choice, token_ids)._replace(logprobs=unscored))
 
     async def _reachable(self) -> Sequence[AttemptLocation]:
-        """Attempts of another router that can be adopted and whose workers are connected, within REACH_S."""
+        """Return another router's attempts that can be adopted.
+
+        Wait at most REACH_S until their workers are connected.
+        """
         if self._resumption is None or self.answer.done:
             return ()
         locations, until_s = adoptable(self._request, self._resumption), time.monotonic() + REACH_S
@@ -272,7 +278,7 @@ class RequestRunner:
         return worker is not None and worker.connected
 
     def _take(self, event: WorkerArrival | OwnEvent) -> None:
-        """Apply `event`, then queued worker events up to the next failure: earlier output is delivered first."""
+        """Apply `event`, then queued worker events up to the next failure, so that output before it is delivered."""
         if not isinstance(event, WorkerArrival):
             self._advance(event)
             return
@@ -287,7 +293,7 @@ class RequestRunner:
             arrival = inbox.take_first()
 
     def _deliver(self) -> Sequence[AnswerEvent | PromptPart]:
-        """Return what is sent to the client now."""
+        """Return the events that can be sent to the client now."""
         state, echo, began_s = self._state, self._echo, time.monotonic()
         parts: list[PromptPart] = []
         for scores in state.new_scores():
@@ -309,7 +315,7 @@ class RequestRunner:
         self._perform(self._state.advance(event, time.monotonic()))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
-        """Perform the effects. Raises: BatonError if the request fails."""
+        """Perform the effects that a state change requested. Raises: BatonError if the request fails."""
         cluster = self._scheduling.cluster
         for effect in effects:
             match effect:
@@ -354,7 +360,7 @@ class RequestRunner:
                     raise error
 
     def _lease(self, attempt: Attempt) -> Lease:
-        """Return the attempt's lease, creating it at first use."""
+        """Return the attempt's lease; the first call creates it."""
         return self._leases.setdefault(attempt.attempt_id, Lease(attempt.attempt_id, self._scheduling, self._entry))
 
     def _submit(self, attempt: Attempt) -> None:
@@ -396,7 +402,7 @@ class RequestRunner:
             attempt.note.look = self._look_at_cache(attempt.part, placement, now)
 
     def _look_at_cache(self, part: PreparedRequest, placement: Placement, now: float) -> CacheLook:
-        """Return the view of the computing worker's cache, which `baton why` shows."""
+        """Return what this router knows about the prompt's blocks at the computing worker, for `baton why`."""
         computing = placement.computing
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         caches, hit_blocks = self._scheduling.cluster.caches, hit_tokens // part.block_tokens
@@ -426,7 +432,10 @@ class RequestRunner:
         )
 
     def _record_prefill(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:
-        """Learn from a computed prompt. The rate of a decode worker is not measured: it reports its own."""
+        """Update hits, rates and charges after a computed prompt.
+
+        Decode workers report their prompt rates themselves.
+        """
         cluster, found_tokens = self._scheduling.cluster, timings.found_tokens
         hit_tokens = placement.decode_hit_tokens if placement.prefill is None else placement.prefill_hit_tokens
         cluster.caches.audit(placement.computing, hit_tokens, found_tokens)
@@ -446,9 +455,9 @@ class RequestRunner:
             asyncio.get_running_loop().call_soon(self._record_answer, attempt.placement, attempt.part)
 
     def _record_answer(self, placement: Placement, part: PreparedRequest) -> None:
-        """Record the blocks of each choice for the conversation's next turn, if the worker does not report its cache.
+        """Record that the blocks of each choice are cached at the worker, if the worker does not report its cache.
 
-        The last token of a choice has no KV.
+        The last token of a choice is left out, because its KV is never computed.
         """
         cluster = self._scheduling.cluster
         if cluster.caches.follows(placement.decode):
@@ -468,9 +477,9 @@ class RequestRunner:
         self._timers.append(asyncio.get_running_loop().call_later(delay_s, self._look, effect, heard, _LOOKS))
 
     def _look(self, effect: BackOff, heard: WorkerReport | None, looks: int) -> None:
-        """Report RetryDue once it is known whether the worker is gone, or after `looks` polls.
+        """Send RetryDue when it is known whether the worker is gone, or after `looks` polls.
 
-        A broken link may come back, and a worker counts as alive only after a report newer than `heard`.
+        A broken link may reconnect, and a worker counts as alive only after a report newer than `heard`.
         """
         worker = self._settling(effect)
         if looks and worker is not None and worker.held and (not worker.connected or worker.report is heard):
@@ -482,7 +491,10 @@ class RequestRunner:
         return None if effect.settles is None else self._scheduling.cluster.find(effect.settles)
 
     def _died(self, attempt: Attempt, failed: Failed) -> bool:
-        """Return whether a worker of the attempt is gone; decode may report its prefill worker's loss first."""
+        """Return whether the attempt failed because a worker process is gone.
+
+        That includes a prefill worker whose loss the decode worker reported as a failed transfer.
+        """
         if failed.reason is FailureReason.WORKER_DIED:
             return True
         note = attempt.note

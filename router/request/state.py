@@ -1,4 +1,4 @@
-"""Changes of a request and its attempts by events. Pure: time comes in, effects go out.
+"""State machine of a request and its attempts: events change the state and return effects. Pure.
 
 | phase | event | next phase |
 |---|---|---|
@@ -14,10 +14,10 @@
 | BACKOFF | RetryDue | ENDED; the rest starts in QUEUED or TURN, or the request fails if its tries are spent |
 | any | Closed: failed, past its deadline, or the client has gone | ENDED |
 
-An adopted answer begins in DECODE. In DECODE a failure of the prefill worker changes nothing, unless scores of the
-prompt or the first token of a choice are missing: a choice that finished with its first token never reaches decode.
-Outputs may arrive before FirstStep; the token stream orders them. Events of a closed attempt, or in a phase that does
-not expect them, change nothing.
+An adopted answer begins in DECODE. In DECODE a failure of the prefill worker changes nothing, unless log-probabilities
+of the prompt or the first token of a choice are missing: a choice that finished with its first token never reaches
+decode. Outputs may arrive before FirstStep; the token stream orders them. Events of a closed attempt, or in a phase
+that does not expect them, change nothing.
 """
 
 from collections import deque
@@ -88,7 +88,7 @@ _EXPECTED: Mapping[type, AttemptPhase] = {
 
 
 class RequestState:
-    """State of one request over all its attempts. `advance` alone changes it, and writes its timeline."""
+    """State of one request over all its attempts. Only `advance` changes the phases and writes the timeline."""
 
     def __init__(
         self,
@@ -101,14 +101,14 @@ class RequestState:
     ) -> None:
         """Create the state. `most_tries`: maximum number of consecutive failed attempts.
 
-        `may_be_poison`: whether the request is quarantined if its workers die.
+        `may_be_poison`: whether the request is quarantined if its workers die repeatedly.
         """
         self.request = request
         self.answer = answer
         self.timeline = timeline
         self.phase = RequestPhase.PREPARED
         self.stream = TokenStream(request.sampling.n)
-        self.attempts: dict[int, Attempt] = {}  # open ones
+        self.attempts: dict[int, Attempt] = {}  # open attempts by attempt id
         self.avoided_prefill: frozenset[str] = frozenset()
         """Prefill workers that the next attempt should avoid."""
         self.preferred_decode: str | None = None
@@ -118,7 +118,7 @@ class RequestState:
         self._may_be_poison = may_be_poison
         self._outputs: deque[SequenceOutput] = deque()
         self._scores: deque[PromptScores] = deque()
-        self._ended: list[NewTokens] = []  # choices found complete without a message
+        self._ended: list[NewTokens] = []  # ends of choices found complete without a worker's message
         self._unscored = False
 
     @property
@@ -127,21 +127,21 @@ class RequestState:
 
     @property
     def has_more(self) -> bool:
-        """True if `new_tokens` has results before the next event.
+        """True if `new_tokens` must be called before the next event is awaited.
 
-        These are choices found complete when no attempt is left, or an inconsistent output behind released ones.
+        Either no attempt is open, so that no event would come, or outputs remain after an inconsistent one.
         """
         return not self.attempts or (bool(self._outputs) and not self._unscored)
 
     def new_scores(self) -> Sequence[PromptScores]:
-        """Return the scores of the prompt in order, each once."""
+        """Return new log-probabilities of the prompt, in order."""
         if not self._scores:
             return ()
         scores, self._scores = self._scores, deque()
         return scores
 
     def new_tokens(self) -> Sequence[NewTokens]:
-        """Return the released tokens in order, each once; none while scores of the prompt are missing.
+        """Return newly released tokens, in order; none while log-probabilities of the prompt are missing.
 
         Raises: InconsistentOutput.
         """
@@ -152,7 +152,7 @@ class RequestState:
         return (*ended, *released) if ended else released
 
     def advance(self, event: AttemptEvent | OwnEvent, now: float) -> Sequence[Effect]:
-        """Apply an event and return what has to be done now. Raises: InconsistentOutput."""
+        """Apply an event and return the effects to perform. Raises: InconsistentOutput."""
         match event:
             case SequenceOutput():
                 return self._take_output(event, now)
@@ -196,12 +196,12 @@ class RequestState:
     def _continue(
         self, part: PreparedRequest, tries: Tries, now: float, locations: Sequence[AttemptLocation] = ()
     ) -> list[Effect]:
-        """Open attempts at the rest of a part: one per choice if tokens were released."""
+        """Open attempts at what is left of a part: one per choice if the choices have released tokens."""
         parts = placed(self.request, self._left(part), locations)
         return [self._open(each, tries, location, now) for each, location in parts]
 
     def _left(self, part: PreparedRequest) -> tuple[PreparedRequest, ...]:
-        """Return the parts still to be generated, and finish choices that are complete without a message."""
+        """Return the parts that must still be generated. Choices whose tokens already complete them are finished."""
         sampling = self.request.sampling
         answers: dict[int, tuple[int, ...]] = {}
         for choice in part.choices:
@@ -223,7 +223,7 @@ class RequestState:
             tries,
             before=[self.stream.released(choice) for choice in choices],
             unscored=0 if sampling.prompt_logprobs is None else len(part.token_ids) - 1,
-            # decode sends all choices of a beam search at its end
+            # the decode worker sends all choices of a beam search together at the end
             unreported=set() if sampling.beams is not None else set(choices),
             unfinished=set(choices),
             phase=AttemptPhase.TURN if waits else AttemptPhase.QUEUED,
@@ -239,7 +239,7 @@ class RequestState:
             prefill=None,
             decode=location.endpoint,
             prefill_hit_tokens=0,
-            decode_hit_tokens=len(attempt.part.token_ids),  # nothing is computed
+            decode_hit_tokens=len(attempt.part.token_ids),  # no part of the prompt is computed again
             prefill_tokens_in_flight=0,
             decode_tokens_in_flight=0,
             prefill_candidates=0,
@@ -297,7 +297,8 @@ class RequestState:
                 f"prompt log-probabilities begin at token {scores.offset}; the last {attempt.unscored} are missing"
             )
         attempt.unscored -= len(scores.logprobs)
-        self._unscored = attempt.unscored > 0  # a request whose prompt is scored has one attempt at a time
+        # One flag suffices, because a request with prompt log-probabilities has only one attempt at a time.
+        self._unscored = attempt.unscored > 0
         self._scores.append(scores)
         return ()
 
@@ -308,11 +309,11 @@ class RequestState:
         self.timeline.take_first_step(event, now)
         attempt.unfinished.difference_update(output.choice for output in event.outputs if output.end is not None)
         attempt.unreported.clear()
-        if attempt.part.pooling is not None:  # complete, without tokens
+        if attempt.part.pooling is not None:  # an embedding is complete now, without tokens
             attempt.unfinished.clear()
             self._ended.append(self.stream.finish(attempt.part.first_choice, SequenceEnd.LENGTH))
         if placement.prefill is None and not attempt.unfinished:
-            attempt.busy.clear()  # decode computed this step and knows that the answer is complete
+            attempt.busy.clear()  # the decode worker knows that the answer is complete: no cancel is needed
         if attempt.phase is AttemptPhase.PREFILL:
             attempt.enter(AttemptPhase.DECODE if placement.prefill is None else AttemptPhase.TRANSFER)
         self._outputs.extend(event.outputs)
@@ -367,7 +368,9 @@ class RequestState:
         return [*effects, LogRetry(failed), *self._continue(attempt.part, tries, now)]
 
     def _avoid(self, failed: Failed, placement: Placement, fresh_tokens: int) -> None:
-        """Prefer another prefill worker, but the same decode worker, if prefill failed or its KV could not be read."""
+        """If prefill failed or its KV could not be read, make the next attempt use another prefill and the same decode
+        worker.
+        """
         if fresh_tokens >= PROGRESS_TOKENS:
             self.avoided_prefill = frozenset()
         self.preferred_decode = None
@@ -398,16 +401,18 @@ class RequestState:
         return effects
 
     def _is_done(self, part: PreparedRequest) -> bool:
-        """Return whether the request, or the one choice of a part, is complete."""
+        """Return whether the answer to a part is complete: all choices of the request, or the one choice of a smaller
+        part.
+        """
         return self.answer.done or (part is not self.request and self.answer.has_finished(part.first_choice))
 
     def _fresh_tokens(self, attempt: Attempt) -> int:
-        """Return the maximum number of new tokens over the attempt's choices."""
+        """Return the number of tokens released since the attempt began, for the choice with most of them."""
         released = (self.stream.released(choice) for choice in attempt.part.choices)
         return max(now - before for now, before in zip(released, attempt.before, strict=True))
 
     def _end(self, attempt: Attempt) -> Sequence[Effect]:
-        """Close an attempt whose choices are all complete."""
+        """Close an attempt after all its choices are complete."""
         attempt.enter(AttemptPhase.ENDED)
         del self.attempts[attempt.attempt_id]
         return (self._release(attempt, answered=True),)
@@ -449,7 +454,7 @@ class RequestState:
 def placed(
     whole: PreparedRequest, parts: Sequence[PreparedRequest], locations: Sequence[AttemptLocation]
 ) -> Sequence[tuple[PreparedRequest, AttemptLocation | None]]:
-    """Return each part with its adoptable attempt, if any; the complete request if one attempt makes all choices."""
+    """Return each part with the attempt to adopt for it, or None; only `whole` if one attempt generates all choices."""
     for location in locations:
         if location.choices > 1:
             return ((whole, location),)
@@ -458,9 +463,9 @@ def placed(
 
 
 def _check_plausible(attempt: Attempt, outputs: Sequence[SequenceOutput], *prompt_counts: int) -> None:
-    """Check reported counts of prompt tokens and the outputs. Raises: InconsistentOutput for impossible ones."""
+    """Check a worker's counts of prompt tokens and its outputs. Raises: InconsistentOutput if they are impossible."""
     prompt_tokens, most_tokens = len(attempt.part.token_ids), attempt.part.sampling.max_tokens
-    if attempt.adopts is not None:  # the prompt may include tokens that the client did not receive
+    if attempt.adopts is not None:  # the adopted prompt may include answer tokens that the client did not receive
         prompt_tokens += most_tokens - attempt.part.answered_tokens
     if max(prompt_counts, default=0) > prompt_tokens:
         raise InconsistentOutput(f"{max(prompt_counts)} tokens of a prompt of {prompt_tokens}")

@@ -25,7 +25,7 @@ print(json.dumps([torch.cuda.mem_get_info(gpu)[0] for gpu in gpus]))
 GIB = 2**30
 CPU_KV_BYTES = GIB
 CPU_KV_SHARE = 0.1
-GPU_UTILIZATION = 0.9  # share of a GPU's memory for all of its workers
+GPU_UTILIZATION = 0.9  # share of a GPU's memory that all workers on it use together
 
 
 class DeviceChoice(StrEnum):
@@ -47,21 +47,26 @@ class Machine:
     gpu_free_bytes: tuple[int, ...] = ()
 
     def device(self, worker: int, tensor_parallel: int = 1) -> str:
-        """Return the first device of a worker; each worker uses `tensor_parallel` consecutive GPUs, in turn."""
+        """Return the first device of the worker with this number. Each worker uses `tensor_parallel` consecutive GPUs;
+        if there are more workers, they share the GPUs in turn.
+        """
         if not self.gpu_free_bytes:
             return "cpu"
         return f"cuda:{worker % self._groups(tensor_parallel) * tensor_parallel}"
 
     @property
     def default_kv_bytes(self) -> int | None:
-        """Default KV memory of a worker: at most 1 GiB on a CPU; None on a GPU, where workers measure free memory."""
+        """Return the default KV memory of a worker: at most 1 GiB on a CPU; None on a GPU, where workers measure free
+        memory.
+        """
         return None if self.gpu_free_bytes else min(CPU_KV_BYTES, int(self.memory_bytes * CPU_KV_SHARE))
 
     def worker_counts(self, prefill: int | None, decode: int | None, tensor_parallel: int = 1) -> tuple[int, int]:
-        """Return the numbers of prefill and decode workers; None lets this function choose.
+        """Return the numbers of prefill and decode workers. `prefill`, `decode` None: this function chooses the number.
 
-        On a CPU: one of each role. On GPUs: the groups that the other role leaves, half of all if neither is given; a
-        single group gets a decode worker that computes its prompts. Raises: DeviceError without a group of GPUs.
+        On a CPU, it chooses one worker. On GPUs, it chooses as many workers as the other role leaves groups of
+        `tensor_parallel` GPUs, or half of the groups for each role if neither number is given. A single group gets a
+        decode worker that also computes the prompts. Raises: DeviceError without a complete group.
         """
         if not self.gpu_free_bytes:
             return 1 if prefill is None else prefill, 1 if decode is None else decode
@@ -71,11 +76,11 @@ class Machine:
         return prefill, max(groups - prefill, 1) if decode is None else decode
 
     def gpu_share(self, workers: int, tensor_parallel: int = 1) -> float:
-        """Return the share of a GPU's memory for each worker."""
+        """Return the share of a GPU's memory that each of `workers` workers may use."""
         return GPU_UTILIZATION / -(-workers // self._groups(tensor_parallel))
 
     def _groups(self, tensor_parallel: int) -> int:
-        """Return the number of workers that have GPUs of their own. Raises: DeviceError if it is 0."""
+        """Return the number of complete groups of `tensor_parallel` GPUs. Raises: DeviceError if it is 0."""
         groups = len(self.gpu_free_bytes) // tensor_parallel
         if not groups:
             raise DeviceError(
@@ -85,7 +90,9 @@ class Machine:
 
 
 def inspect_machine(choice: DeviceChoice) -> Machine:
-    """Inspect the machine. Raises: DeviceError if CUDA is requested and there is none."""
+    """Return the cores, memory and GPUs of this machine. Raises: DeviceError if CUDA is requested and no GPU is
+    usable.
+    """
     gpus = () if choice is DeviceChoice.CPU else _free_gpu_bytes()
     if choice is DeviceChoice.CUDA and not gpus:
         raise DeviceError("--device cuda: no GPU that this build of torch can use (see: nvidia-smi)")
@@ -109,7 +116,7 @@ class CorePlan:
     """Cores of each process; `decode` and `prefill` have one entry per worker."""
 
     router: tuple[int, ...]
-    transfer: tuple[int, ...]  # for the threads of all workers that copy KV
+    transfer: tuple[int, ...]  # cores of the threads that copy KV, shared by all workers
     decode: tuple[tuple[int, ...], ...]
     prefill: tuple[tuple[int, ...], ...]
 
@@ -117,9 +124,9 @@ class CorePlan:
 def plan_cores(available: Sequence[int], prefill: int, decode: int) -> CorePlan:
     """Divide cores among at least one decode worker, the prefill workers and the router.
 
-    Workers get disjoint cores if there are enough, so that a decode step waits for no prompt; otherwise they share in
-    turn. Router, Redis and KV copies get a core that is left, else that of the last prefill worker. Without prefill
-    workers, decode workers divide all cores, and the router may use any of them.
+    Workers get disjoint cores if there are enough, so that a decode step waits for no prompt; otherwise they share
+    cores in turn. Router, Redis and KV copies get a core that no worker uses, else the core of the last prefill worker.
+    Without prefill workers, decode workers divide all cores, and the router may use any of them.
     """
     cores, workers = list(available), prefill + decode
     if not prefill:

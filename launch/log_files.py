@@ -22,7 +22,7 @@ class LogFile:
     """Log file of one process. Writing stops at the first error, such as a full disk."""
 
     def __init__(self, path: Path, report: Callable[[str], None], max_bytes: int = MAX_BYTES) -> None:
-        """Prepare a file. `report` gets a message if it cannot be written."""
+        """Prepare a log file, which the first line creates. `report` gets a message if the file cannot be written."""
         self._path = path
         self._report = report
         self._max_bytes = max_bytes
@@ -32,7 +32,7 @@ class LogFile:
         if not self._is_open:
             return
         try:
-            # Each line opens the file, which others may move or remove; lines are rare.
+            # The file is opened for each line, since other programs may move or remove it; lines are rare.
             append_private(self._path, line.encode(errors="replace") + b"\n", self._max_bytes)
         except OSError as error:
             self._is_open = False
@@ -40,7 +40,7 @@ class LogFile:
 
 
 class TeeWriter:
-    """Writer of each line to several sinks."""
+    """Sink that passes each line to several sinks."""
 
     def __init__(self, *sinks: LineSink) -> None:
         self._sinks = sinks

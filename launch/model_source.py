@@ -26,21 +26,23 @@ class ModelNotUsable(CommandFailed):
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     folder: Path
-    name: str  # name in requests
+    name: str  # name of the model in requests
     is_demo: bool = False
     is_random: bool = False  # random weights, whose output is noise
 
     def called(self, name: str | None) -> "ModelSource":
-        """Return the model under another name in requests, for a path its last part; None keeps the name."""
+        """Return the model with another name in requests. Of a path, the name is the last part; None keeps the present
+        name.
+        """
         if not name:
             return self
         return replace(self, name=Path(name).name if name.startswith(("/", ".", "~")) else name)
 
 
 def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--model") -> ModelSource:
-    """Find a model. Raises: ModelNotUsable.
+    """Return the model that `given` names; None: the demo model, or a tiny random one. Raises: ModelNotUsable.
 
-    `root`: the repository. `scratch`: folder for a random checkpoint. `flag`: the option, named in errors.
+    `root`: folder of the repository. `scratch`: folder for a random checkpoint. `flag`: name of the option, for errors.
     """
     if given is None:
         return _demo_model(root, scratch)
@@ -50,7 +52,7 @@ def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--mode
 
 
 def find_folder(given: str, patterns: Sequence[str], flag: str = "--model") -> Path:
-    """Return a local folder, or a cached one with the files of a Hugging Face model that match `patterns`.
+    """Return a local folder, or the cache folder of a Hugging Face model with its files that match `patterns`.
 
     Raises: ModelNotUsable.
     """

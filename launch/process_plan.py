@@ -38,7 +38,7 @@ WORKER_END_S = 5.0
 REDIS_GRACE_S = 5.0
 PREFILL_NICE = 5  # nice value of a prefill worker on the router's core, so that the router runs first
 # Share of a GPU's multiprocessors for a prefill worker that shares the GPU with a decode worker: the rest is left to
-# decode steps. It needs CUDA's MPS daemon (nvidia-cuda-mps-control -d); without it the processes take turns.
+# decode steps. It needs CUDA's MPS daemon (nvidia-cuda-mps-control -d); without it, the processes use the GPU in turn.
 PREFILL_GPU_PERCENT = 75
 LOOPBACK_INTERFACE = "lo"
 PASSWORD_BYTES = 16
@@ -68,8 +68,8 @@ class ServiceLayout:
     secret: str = field(default="", repr=False)  # cluster secret of the run; empty without one
     run_id: str = ""
     drain_s: float
-    router: Values  # fields of every router
-    worker: Values  # fields of every worker
+    router: Values  # configuration fields of every router
+    worker: Values  # configuration fields of every worker
 
     @property
     def target(self) -> str:
@@ -91,7 +91,8 @@ class ServiceLayout:
 
 
 def plan_processes(layout: ServiceLayout, surroundings: Mapping[str, str], options: Set[str]) -> list[ProcessSpec]:
-    """Return routers and workers, without Redis. `surroundings`: the environment of `up`; `options`: its options.
+    """Return the specs of routers and workers, without Redis. `surroundings`: environment of `baton up`; `options`:
+    names of its options, as configuration fields.
 
     Raises: CommandFailed.
     """
@@ -214,7 +215,7 @@ def _own_variables(layout: ServiceLayout) -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class RedisSource:
-    """Redis of `baton up`: the one at a given URL (`spec` is None), or a server of its own with a password."""
+    """Redis of `baton up`: the one at a given URL (`spec` is None), or a server that `up` starts with a password."""
 
     url: str
     spec: ProcessSpec | None

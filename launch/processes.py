@@ -20,7 +20,9 @@ from baton.launch.log_files import LineSink, TeeWriter
 
 @dataclass(slots=True)
 class Backoff:
-    """Delay of restarts: 0.2 s after the first death, doubling up to 10 s; reset by a life of 30 s."""
+    """Delay of restarts: 0.2 s after the first death, doubled after each further one, at most 10 s. A life of 30 s
+    resets it.
+    """
 
     first_s: float = 0.2
     longest_s: float = 10.0
@@ -59,7 +61,7 @@ class ProcessSpec:
     stage: Stage
     grace_s: float
     environment: Mapping[str, str]  # complete environment: nothing is inherited
-    cores: tuple[int, ...] = ()  # pinned before the start; empty: none
+    cores: tuple[int, ...] = ()  # cores to which the process is pinned; empty: it is not pinned
     noise: tuple[str, ...] = ()  # texts whose lines are dropped from the output
     stdin: bytes = field(default=b"", repr=False)  # may contain secrets; at most 64 KiB, which a pipe buffers
 
@@ -80,7 +82,7 @@ _LOG_LINE = re.compile(
 def shortened(line: str, columns: int, colours: bool) -> str:
     """Shorten `router    | 12:00:00.123 INFO router baton.x: text` to `12:00:00 router    text`, cut at `columns`.
 
-    Warnings and errors are not cut; lines of another form, such as those of `up`, are not changed.
+    Warnings and errors are not cut; lines of another format, such as those of `up`, are not changed.
     """
     found = _LOG_LINE.fullmatch(line)
     if found is None:
@@ -95,7 +97,9 @@ def shortened(line: str, columns: int, colours: bool) -> str:
 
 
 def form_for(stream: TextIO) -> Callable[[str], str]:
-    """Return the format of lines: short and coloured (unless NO_COLOR is set) at a terminal, else unchanged."""
+    """Return the function that formats lines: short and coloured (unless NO_COLOR is set) at a terminal, else
+    unchanged.
+    """
     if not stream.isatty():
         return str
     colours = not os.environ.get("NO_COLOR")
@@ -103,7 +107,7 @@ def form_for(stream: TextIO) -> Callable[[str], str]:
 
 
 class LineWriter:
-    """Writer of many children's lines to one stream. A closed stream drops lines and stops nothing else."""
+    """Writer of many children's lines to one stream. Lines are dropped once the stream is closed."""
 
     def __init__(self, stream: TextIO, form: Callable[[str], str] = str) -> None:
         """Create a writer. `form` returns the text to write for a line."""
@@ -122,7 +126,7 @@ class LineWriter:
 
 
 class Tail:
-    """Buffer of the last lines."""
+    """Buffer of the last lines of a process's output."""
 
     def __init__(self) -> None:
         self.lines: deque[str] = deque(maxlen=TAIL_LINES)
@@ -153,7 +157,7 @@ class ChildProcess:
                 stdout=PIPE,
                 stderr=PIPE,
                 env=spec.environment,
-                # In a session of its own: Ctrl-C reaches only this process, which stops the others in order.
+                # A session of its own: Ctrl-C reaches only the supervisor, which stops its children in order.
                 start_new_session=True,
             )
         tail = Tail()
@@ -176,7 +180,7 @@ class ChildProcess:
     async def wait(self) -> int:
         """Return the exit code (negative for a signal) once the output has been forwarded."""
         code = await self._process.wait()
-        # A grandchild may keep the pipe open for ever.
+        # The wait is bounded, since a grandchild may keep the pipe open for ever.
         _, unfinished = await asyncio.wait(self._pumps, timeout=OUTPUT_DRAIN_S)
         for pump in unfinished:
             pump.cancel()

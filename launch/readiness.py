@@ -24,7 +24,7 @@ class HealthState(Enum):
 
 
 class NotReady(Exception):
-    """Error: the service is not ready within its time."""
+    """Error: the service did not become ready in time."""
 
 
 async def check_health(
@@ -70,7 +70,9 @@ async def wait_until_serving(
 
 
 def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
-    """Return what a start waits for, empty if nothing. `workers`: ids of the started workers."""
+    """Return a text that says what the start of a service waits for; empty if for nothing. `workers`: ids of started
+    workers.
+    """
     connected = {worker.worker_id for worker in status.workers if worker.connected}
     missing = [worker for worker in workers if worker not in connected]
     if not missing:

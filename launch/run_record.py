@@ -26,7 +26,7 @@ class RunRecord:
     http_targets: tuple[str, ...]  # HTTP host:port of each router
     log_folder: str
     trace_file: str
-    flags: Mapping[str, Mapping[str, str]]  # values by process and flag
+    flags: Mapping[str, Mapping[str, str]]  # values of flags, by process and flag
     variables: Mapping[str, str]
     targets: tuple[str, ...] = ()  # gRPC host:port of each router
 
@@ -56,7 +56,9 @@ def kept_secret(runtime: Path, port: int) -> str:
 
 
 def write_admin_tokens(secret: ClusterSecret, ports: Iterable[int]) -> None:
-    """Open the admin ports of a run to the clients of this user. Raises: OSError, RuntimeError without a home."""
+    """Write the tokens with which this user's clients may call the admin ports of a run. Raises: OSError; RuntimeError
+    without a home folder.
+    """
     for port in ports:
         file = admin_token_file(port)
         private_folder(file.parent)
@@ -64,18 +66,18 @@ def write_admin_tokens(secret: ClusterSecret, ports: Iterable[int]) -> None:
 
 
 def remove_admin_tokens(ports: Iterable[int]) -> None:
-    """Remove the tokens. Raises: OSError, RuntimeError."""
+    """Remove the tokens of these admin ports. Raises: OSError; RuntimeError without a home folder."""
     for port in ports:
         admin_token_file(port).unlink(missing_ok=True)
 
 
 def newest_run(runtime: Path) -> RunRecord | None:
-    """Return the newest run; None before the first, or if its record cannot be read."""
+    """Return the newest run whose record can be read; None without one."""
     return next(_records(runtime), None)
 
 
 def running_services(runtime: Path, claimant: Callable[[int], int | None] = claimant_of) -> list[RunRecord]:
-    """Return the active runs, newest first. `claimant` returns the process that claims a port."""
+    """Return the active runs, newest first. `claimant` returns the pid of the process that claims a port."""
     return [
         record
         for record in _records(runtime)
@@ -84,7 +86,7 @@ def running_services(runtime: Path, claimant: Callable[[int], int | None] = clai
 
 
 def _records(runtime: Path) -> Iterator[RunRecord]:
-    """Yield the readable records, newest first."""
+    """Yield the run records that can be read, newest first."""
     for path in newest_first(runtime.glob(PATTERN)):
         try:
             yield _read(json.loads(path.read_text(encoding="utf-8")))
@@ -93,6 +95,6 @@ def _records(runtime: Path) -> Iterator[RunRecord]:
 
 
 def _read(content: Mapping[str, Any]) -> RunRecord:
-    """Parse a record. Raises: TypeError if fields are missing or unknown."""
+    """Parse a run record. Raises: TypeError if fields are missing or unknown."""
     fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in content.items()}
     return RunRecord(**fields)

@@ -1,10 +1,10 @@
 """Decode steps as recorded CUDA graphs: one launch per step, from its inputs to its tokens.
 
-Graphs are recorded for some batch sizes; a step uses the next larger one, and its padding rows have no context and no
-slot (kernels/attention.py, kernels/pages.py). One copy brings a step's numbers to where the recorded kernels read them,
-and one brings its tokens back. All graphs share their input and working memory, since one is replayed at a time.
+Graphs are recorded for some batch sizes. A step uses the smallest that fits; its padding rows have no context and no KV
+slot (kernels/attention.py, kernels/pages.py). One copy moves a step's inputs to the memory that the recorded kernels
+read, another moves its tokens to the host. All graphs share input and working memory, since one is replayed at a time.
 
-A row's token may be the one that the previous step sampled: it is read on the device.
+A row's input token may be the one that the previous step sampled: it is then read on the device.
 """
 
 import logging
@@ -33,23 +33,23 @@ from baton.kernels.types import DecodeRows, GroupRows, KvPages, Sampled
 logger = logging.getLogger(__name__)
 NO_SLOT = -1
 DECODE_PRIORITY = -1  # CUDA stream priority: decode steps precede prompt chunks that wait for the same GPU
-SIZES = (1, 2, 4, *range(8, MAX_RECORDED_ROWS + 1, 8))  # rows; larger steps are not recorded
+SIZES = (1, 2, 4, *range(8, MAX_RECORDED_ROWS + 1, 8))  # recorded sizes in rows; larger steps run without a graph
 UNDRAWN = Sample(0, SamplingParams(max_tokens=1))
-"""Sample of rows whose token is not used or sampled on the host: greedy, which is fastest."""
+"""Greedy sample, the fastest, for rows whose token is unused or is sampled on the host."""
 
 
 class Recorder(Protocol):
-    """Recorder of graphs; on a GPU that is GraphRecorder."""
+    """Interface that records a computation to replay it; on a GPU, GraphRecorder implements it."""
 
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Return a function that repeats `compute` on the same memory, and the tensor of its result."""
+        """Record `compute`. Return a function that repeats it on the same memory, and the tensor with its result."""
 
 
 class GraphRecorder:
-    """Recorder of CUDA graphs that share their working memory: they are replayed one at a time.
+    """Recorder of CUDA graphs, which share working memory because one is replayed at a time.
 
-    Kernels keep the priority of the stream that recorded them: that of decode in any role, since the role may change.
-    All are recorded on one stream, since PyTorch keeps a memory pool and a cuBLAS workspace per stream.
+    Kernels keep the priority of the stream on which they are recorded. It is decode's in every role, since the role may
+    change. One stream records all graphs, since PyTorch keeps a memory pool and a cuBLAS workspace per stream.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class GraphRecorder:
     def record(self, compute: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         side = self._side
         side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # compiles kernels and sets up libraries before recording
+        with torch.cuda.stream(side):  # this first call compiles kernels and sets up libraries
             compute()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
@@ -70,13 +70,13 @@ class GraphRecorder:
 
 
 class GraphSizes(NamedTuple):
-    rows: int  # maximum sequences of a step
-    columns: int  # maximum columns of one block table
+    rows: int  # maximum number of sequences in a step
+    columns: int  # maximum number of columns in one block table
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """Graph for batches of at most `rows` rows whose tables have at most `columns` columns together."""
+    """CUDA graph for steps with at most `rows` rows and at most `columns` block table columns in total."""
 
     rows: int
     columns: int
@@ -85,26 +85,29 @@ class RecordedStep:
 
 
 class RecordedSteps:
-    """Recorded decode steps of a model over one pool; `kv` is borrowed.
+    """Recorded decode steps of a model over `kv`, a borrowed KV pool.
 
     With several ranks only the layers are recorded: ranks compute logits together when the leader asks.
     """
 
     def __init__(self, model: Model, kv: KvPages, recorder: Recorder, most: GraphSizes, groups: int = 1) -> None:
-        """Record all sizes. `groups`: layer groups. The pool is not changed, since all rows are padding."""
+        """Record a step of each size up to `most`. `groups`: number of layer groups.
+
+        The pool is not changed, since all rows are padding.
+        """
         self._model, self._kv = model, kv
         self._decoder = model if isinstance(model, DecoderModel) else None
-        self._logits: torch.Tensor | None = None  # [rows, vocab] in the model's dtype, of the last step
+        self._logits: torch.Tensor | None = None  # last step's, [rows, vocab] in the model's dtype
         self.sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
             self._memory = _StepMemory(largest, largest * most.columns, groups, model.device)
-            # KV heads shared by all query heads may be read in several groups.
+            # One counter per row and query head: several groups of query heads may read the KV head that they share.
             self._arrivals = torch.zeros(largest * model.config.num_heads, dtype=torch.int32, device=kv.data.device)
             if self._decoder is not None:
                 vocab = model.config.vocab_size
                 self._logits = torch.empty(largest, vocab, dtype=model.dtype, device=model.device)
-            # Largest first, so that smaller graphs reuse its memory.
+            # The largest graph is recorded first, so that smaller ones reuse its memory.
             self._steps = {size: self._record(recorder, size, most) for size in reversed(self.sizes)}
         reserved = torch.cuda.memory_reserved(model.device) if model.device.type == "cuda" else 0
         logger.info(
@@ -116,10 +119,10 @@ class RecordedSteps:
         )
 
     def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
-        """Return the graph for a step, or None.
+        """Return the graph for a step, or None if the step must run without one.
 
-        There is none for prompt chunks, drafts, adapters, too many rows or blocks, or rows that follow a step larger
-        than any graph.
+        That is so with prompt chunks, drafts, adapters, too many rows or blocks, or a row whose token the previous
+        step samples in a row beyond the largest graph.
         """
         place, most = bisect_left(self.sizes, len(chunks)), self.sizes[-1]
         computed = any(len(chunk.token_ids) > 1 or chunk.adapter or chunk.is_draft for chunk in chunks)
@@ -136,7 +139,8 @@ class RecordedSteps:
     ) -> torch.Tensor:
         """Compute the residual stream of the chunks, `[chunks, hidden size]`, valid until the next step.
 
-        `after`: the previous step, whose tokens some chunks may follow. `draws`: whether `launched` will be called.
+        `after`: the previous step, whose tokens some chunks may follow. `draws`: whether `launched` will
+        return the graph's tokens.
         """
         follows = after is not None and any(chunk.follows is not None for chunk in chunks)
         if follows and after is not None:
@@ -151,7 +155,7 @@ class RecordedSteps:
         return self._logits is not None
 
     def logits(self, rows: int) -> torch.Tensor | None:
-        """Return float32 `[rows, vocab]` of the last step, or None if steps end with the last layer."""
+        """Return the last step's logits, float32 `[rows, vocab]`, or None if steps end with the last layer."""
         return None if self._logits is None else self._logits[:rows].float()
 
     def launched(self, chunks: Sequence[Chunk]) -> Launched:
@@ -184,9 +188,9 @@ class RecordedSteps:
 
 
 class _StepViews(NamedTuple):
-    """Numbers of a step of one size, int64 unless noted, where the device reads them."""
+    """Inputs of a step of one size, in the device memory that its graph reads; int64, except for `draws`."""
 
-    tokens: torch.Tensor  # sampled by the previous step, then the rows' own
+    tokens: torch.Tensor  # tokens sampled by the previous step, followed by those of the rows
     sources: torch.Tensor  # [rows], indexes into `tokens`
     positions: torch.Tensor  # [rows]
     context_tokens: torch.Tensor  # [rows]
@@ -196,20 +200,20 @@ class _StepViews(NamedTuple):
 
 
 class _StepMemory:
-    """Device memory that all recorded steps share: sampled log-probabilities and tokens, then the input numbers.
+    """Device memory that all recorded steps share: sampled log-probabilities, sampled tokens, and the inputs of a step.
 
-    Offsets follow from the padded number of rows; block tables come last.
+    The padded number of rows determines all offsets; block tables come last.
     """
 
     def __init__(self, rows: int, columns: int, groups: int, device: torch.device) -> None:
-        """Allocate the memory. rows, columns: of the largest step."""
+        """Allocate the memory. `rows`, `columns`: size of the largest step."""
         self._device, self._groups = device, groups
         numbers = packed(_room(rows, columns, groups), torch.device("cpu"))
         self._logprob_bytes = -(-4 * rows // ALIGNED_BYTES) * ALIGNED_BYTES
-        self._drawn = -(-8 * rows // ALIGNED_BYTES) * ALIGNED_BYTES // 8  # capacity in tokens
-        self._begin = self._logprob_bytes + 8 * self._drawn  # offset of the numbers
+        self._drawn = -(-8 * rows // ALIGNED_BYTES) * ALIGNED_BYTES // 8  # capacity for sampled tokens
+        self._begin = self._logprob_bytes + 8 * self._drawn  # byte offset of the inputs
         self._whole = torch.zeros(self._begin + len(numbers), dtype=torch.uint8, device=device)
-        self._latest: torch.Tensor | None = None  # tokens of the last recorded step
+        self._latest: torch.Tensor | None = None  # tokens of the last replayed step
 
     def views(self, rows: int, columns: int) -> _StepViews:
         parts = parts_of(self._whole[self._begin :], _room(rows, columns, self._groups))
@@ -228,13 +232,13 @@ class _StepMemory:
         self._whole[self._begin : self._begin + len(numbers)].copy_(numbers, non_blocking=True)
 
     def keep(self, tokens: torch.Tensor) -> None:
-        """Copy the previous step's tokens here, unless a recorded step left them here."""
+        """Copy the previous step's `tokens` to this memory, unless a replayed step sampled them there."""
         if tokens is not self._latest:
-            kept = tokens[: self._drawn]  # no row follows the others
+            kept = tokens[: self._drawn]  # `find` rejects rows that follow later ones
             self.sampled(len(kept)).token_ids.copy_(kept)
 
     def drawn(self, wanted: Sequence[bool]) -> Launched:
-        """Return the results of a recorded step. `wanted`: whether each row's token is used."""
+        """Return the results of the replayed step. `wanted`: whether each row's token is used."""
         chunks = len(wanted)
         self._latest = self.sampled(chunks).token_ids
         on_host = self._whole[: self._logprob_bytes + 8 * chunks].to("cpu", non_blocking=True, copy=True)
@@ -262,7 +266,7 @@ def _result(token_id: int, logprob: float, wanted: bool) -> ChunkResult:
 def _columns(
     chunks: Sequence[Chunk], rows: int, drawn: int, block_tokens: int, draws_on_device: bool, groups: int
 ) -> list[array]:  # type: ignore[type-arg]
-    """Return the numbers of a step, padded to `rows`. `drawn`: tokens stored before those of the rows."""
+    """Return the inputs of a step, padded to `rows`. `drawn`: number of sampled tokens stored before the rows' own."""
     numbers, draws = BatchNumbers(groups), DrawNumbers()
     sources = array("q", range(drawn, drawn + rows))
     for place, chunk in enumerate(chunks):
@@ -287,12 +291,12 @@ def _columns(
 
 
 def _room(rows: int, columns: int, groups: int) -> list[array]:  # type: ignore[type-arg]
-    """Return columns of the maximum size, for their lengths."""
+    """Return the input columns of the largest step; only their lengths are meaningful."""
     return [*_columns((), rows, 0, 1, False, groups)[:-1], array("q", bytes(8 * columns * groups))]
 
 
 def why_not_recorded(model: Model) -> str | None:
-    """Return why a decode step cannot be recorded: a part that waits for the host or is unknown. None if it can."""
+    """Return why the model's decode steps cannot be recorded, such as a wait for the host; None if they can."""
     if not model.config.makes_answers:
         return f"{model.config.family} computes vectors, not answers"
     if isinstance(model, ParallelModel):

@@ -1,4 +1,4 @@
-"""Engine step: scheduler decides, runner computes; on a GPU the next step is planned before this one finishes."""
+"""Engine step: the scheduler plans, the runner computes; on a GPU the next step is planned before this one finishes."""
 
 import time
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from baton.engine.runner.step_records import DoneStep
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import SchedulerOutcome
 
-DECAY = 1.001  # growth of the best time per step, since contexts grow
-EWMA_WEIGHT = 0.05  # of a step in the mean: about the last 20 count
-MIN_STEPS = 16  # steps before a ratio is reported
+DECAY = 1.001  # factor by which the best time grows per step, since contexts grow
+EWMA_WEIGHT = 0.05  # weight of the newest step in the mean: about the last 20 count
+MIN_STEPS = 16  # measured steps before a ratio is reported
 
 
 class SlowDown:
-    """Slow-down of decode steps compared with their best time, when nothing else ran on the device.
+    """Ratio of the time of decode steps to their best time, when nothing else ran on the device.
 
-    Steps are compared with steps of about as many rows.
+    Each step is compared with steps that had a similar number of rows.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,11 @@ class SlowDown:
 
 
 class StepRunner(Protocol):
-    """Executor of plans: engine/runner/runner.py, or the simulation's."""
+    """Interface that computes plans, implemented by engine/runner/runner.py and by the simulation."""
 
     @property
     def launches_ahead(self) -> bool:
-        """Return whether launching a step before the previous one is finished pays."""
+        """Return whether the engine should launch a step before the previous one has finished."""
 
     def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
         """Launch a plan. `after`: the previous step, whose sampled tokens its chunks may follow."""
@@ -57,10 +57,10 @@ class StepInFlight(NamedTuple):
 
 
 class Engine:
-    """Scheduler, blocks and runner of one thread. Not thread-safe."""
+    """Scheduler with its KV blocks, and runner. Not thread-safe: one thread owns it."""
 
     def __init__(self, runner: StepRunner, scheduler: Scheduler, throttle: PrefillThrottle | None = None) -> None:
-        """Start idle. `throttle`: limit of prefill on a GPU that decode workers share."""
+        """Start idle. `throttle`: limit on prefill work, for a GPU that decode workers also use."""
         self.scheduler = scheduler
         self.throttle = throttle
         self.slow_down = SlowDown()
@@ -71,7 +71,7 @@ class Engine:
         self._free_since = 0.0  # time at which the device finished the previous step
 
     def step(self) -> Sequence[SchedulerOutcome] | None:
-        """Return the outcomes of the oldest step in flight; None, without computing, if nothing can run."""
+        """Complete the oldest step in flight and return its outcomes; do nothing and return None if nothing can run."""
         if self.throttle is not None:
             self.throttle.rest()
         if (sessions := self.scheduler.pool.order.sessions).wakes:
@@ -92,7 +92,7 @@ class Engine:
         return StepInFlight(plan, self._runner.launch(plan, after and after.launched))
 
     def _observe(self, plan: Plan) -> None:
-        """Record the time of a finished step, from when the device was free for it."""
+        """Record the time of a finished step, counted from when the device had finished the step before it."""
         now = time.monotonic()
         seconds, self._free_since = now - self._free_since, now
         self.scheduler.observe(plan, seconds)
@@ -103,7 +103,7 @@ class Engine:
 
 
 def _finished(step: StepInFlight) -> DoneStep:
-    """Wait for the device, if any."""
+    """Wait until the device has finished the step; return its results and times."""
     launched = step.launched
     began_s, began_running_s = time.monotonic(), time.thread_time()
     results = launched.results()

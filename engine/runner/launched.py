@@ -1,4 +1,4 @@
-"""Result of a step that the device may still compute: tokens for the next step now, for the host when finished."""
+"""Step that the device may still compute: the next step reads its tokens on the device, the host when it is done."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -13,23 +13,26 @@ from baton.kernels.sampling import sample_tokens
 
 
 def finite_rows(rows: torch.Tensor) -> list[bool]:
-    """Return which rows of `[rows, size]` are finite, on the host."""
+    """Return which rows of `rows`, `[rows, size]`, are finite, as a list on the host."""
     found: list[bool] = finite_marks(rows).tolist()
     return found
 
 
 def finite_marks(rows: torch.Tensor) -> torch.Tensor:
-    """Return which rows are finite, bool `[rows]`. `x - x` is 0 or NaN: several times faster than isfinite."""
+    """Return which rows are finite, bool `[rows]`. Summing `x - x`, 0 or NaN, is several times faster than isfinite."""
     return (rows - rows).sum(-1) == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Launched step. `tokens`: int64 `[chunks]` on the device, valid for chunks with one sample."""
+    """Launched step, which may still be running.
+
+    `tokens`: sampled tokens, int64 `[chunks]` on the device; only those of chunks with one sample are valid.
+    """
 
     tokens: torch.Tensor
     results: Callable[[], tuple[ChunkResult, ...]]
-    """Wait for the device; return one result per chunk, in order, empty if it samples nothing."""
+    """Wait for the device; return one result per chunk, in order. A chunk without samples has an empty result."""
     moving_s: float = 0.0  # time in which the host only moved blocks
     masks_s: float = 0.0  # time in which the host waited for masks of structured output
 
@@ -38,7 +41,7 @@ NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
 def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None = None) -> Launched:
-    """Wrap results that are on the host. `device`: where the next step may read the tokens, if it may."""
+    """Wrap results that are on the host. `device`: copy the tokens there for the next step; None: it reads none."""
     if device is None:
         return Launched(NO_TOKENS, lambda: results)
     first = [each.drawn[0].token_id if isinstance(each, Computed) and each.drawn else 0 for each in results]
@@ -48,7 +51,8 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None 
 def launched_moves(device: torch.device) -> Launched:
     """Return a launched step that only moves blocks on the current stream.
 
-    It finishes with its moves: its blocks are then reused, and a pull on another stream waits for no event of this one.
+    It finishes only after its moves, since its blocks are then reused, and a transfer that reads or writes them on
+    another stream waits for no event of this stream.
     """
     done = torch.cuda.Event() if device.type == "cuda" else None
     if done is not None:
@@ -63,7 +67,7 @@ def _when(done: torch.cuda.Event | None) -> tuple[ChunkResult, ...]:
 
 
 def draws_on_device(chunks: Sequence[Chunk]) -> bool:
-    """Return whether every token needs only its logits, random number, temperature, top-k and top-p."""
+    """Return whether every sample needs only its logits, a random number, temperature, top-k and top-p."""
     return all(
         chunk.scored is None
         and chunk.pooled is None
@@ -78,9 +82,10 @@ def launch_draws(
     chunks: Sequence[Chunk],
     chunk_rows: Sequence[slice],
 ) -> Launched:
-    """Sample all tokens of chunks that satisfy draws_on_device; `chunk_rows`: their rows of `hidden`, `[rows, size]`.
+    """Launch the sampling of all tokens of chunks that satisfy `draws_on_device`.
 
-    `head` computes float32 logits `[rows, vocab]`. The host reads neither.
+    `chunk_rows`: rows of each chunk in `hidden`, `[rows, size]`. `head` computes float32 logits `[rows, vocab]`, which
+    the host does not read.
     """
     wanted = _Wanted(chunks, chunk_rows)
     rows, firsts, owners, top_k, numbers, temperature, top_p = to_device(wanted.columns, hidden.device)
@@ -94,14 +99,14 @@ def launch_draws(
 
 
 class DrawNumbers:
-    """Parameters of each sample as columns for a device."""
+    """Sampling parameters and random numbers as columns to copy to a device, one entry per sample."""
 
     def __init__(self) -> None:
         self._top_k, self._numbers = array("q"), array("d")
         self._temperature, self._top_p = array("f"), array("f")
 
     def add(self, sample: Sample, position: int) -> None:
-        """Add a sample. `position`: of the sampled token."""
+        """Add a sample. `position`: absolute position of the sampled token."""
         params = sample.params
         self._top_k.append(params.top_k)
         self._numbers.append(0.0 if params.greedy else uniform(params.seed, sample.choice, position))
@@ -115,7 +120,7 @@ class DrawNumbers:
 
 
 class _Wanted:
-    """Samples of a step, as numbers for a device."""
+    """Samples that the chunks of a step want, as columns to copy to a device."""
 
     def __init__(self, chunks: Sequence[Chunk], chunk_rows: Sequence[slice]) -> None:
         self.counts = [len(chunk.samples) for chunk in chunks]
@@ -131,12 +136,15 @@ class _Wanted:
 
 
 class _Fetched:
-    """Copies to the host in flight, and the event after them."""
+    """Results that are being copied to the host, and an event that marks the end of the copies."""
 
     def __init__(
         self, counts: Sequence[int], tokens: torch.Tensor, logprobs: torch.Tensor, sound: torch.Tensor
     ) -> None:
-        """Start the copies. tokens, logprobs: one per sample; counts, sound: samples and finiteness per chunk."""
+        """Start the copies.
+
+        `tokens`, `logprobs`: one per sample. `counts`: samples per chunk. `sound`: whether a chunk's values are finite.
+        """
         self._counts = counts
         self._parts = [part.to("cpu", non_blocking=True) for part in (tokens, logprobs, sound)]
         self._done = torch.cuda.Event() if tokens.is_cuda else None
@@ -149,5 +157,5 @@ class _Fetched:
         tokens, logprobs, sound = (part.tolist() for part in self._parts)
         draws = (Drawn(*pair) for pair in zip(tokens, logprobs, strict=True))
         of_chunks = [tuple(islice(draws, count)) for count in self._counts]
-        spoilt = NonFinite(kv_suspect=True)  # samples on a device have no masks
+        spoilt = NonFinite(kv_suspect=True)  # no mask was applied, so only the KV can be at fault
         return tuple(Computed(drawn) if good else spoilt for drawn, good in zip(of_chunks, sound, strict=True))

@@ -1,4 +1,4 @@
-"""Engine on its thread, seen from an event loop: calls go in, outcomes of steps come back as callbacks."""
+"""Engine on its own thread, used from an event loop: it passes calls to the thread, and outcomes to callbacks."""
 
 import asyncio
 import logging
@@ -45,15 +45,15 @@ class EngineLoad:
     """Snapshot of the engine between two steps."""
 
     pages: BlockCounts
-    held_by_sequences: int  # blocks
-    held_by_transfers: int  # blocks
+    held_by_sequences: int  # blocks of running sequences
+    held_by_transfers: int  # blocks held only by transfers
     running_sequences: int
     waiting_sequences: int  # prompts to compute and preempted sequences
-    pending_tokens: int  # to compute before the next one is sampled
-    unfilled_slots: int  # in blocks of running sequences
-    cache_query_tokens: int  # this and the following: since the start
-    cache_hit_tokens: int
-    preemptions: int
+    pending_tokens: int  # prompt tokens to compute before the next token is sampled
+    unfilled_slots: int  # token slots without KV in blocks of running sequences
+    cache_query_tokens: int  # tokens looked up in the prefix cache since the start
+    cache_hit_tokens: int  # tokens found in the prefix cache since the start
+    preemptions: int  # since the start
     rates: PromptRates
     speculated: Speculated
     sessions: SessionCounts
@@ -62,7 +62,7 @@ class EngineLoad:
     def of(cls, scheduler: Scheduler) -> "EngineLoad":
         batch = scheduler.batch
         counters, pages = batch.counters, batch.pool.counts
-        held_by_transfers = batch.held_by_transfers  # visits every pinned block, so only once per step
+        held_by_transfers = batch.held_by_transfers  # read once per step, since it visits every pinned block
         return cls(
             pages=pages,
             held_by_sequences=pages.held - held_by_transfers,
@@ -81,10 +81,10 @@ class EngineLoad:
 
 
 class EngineLoop:
-    """Engine thread with its callbacks on the event loop that creates it.
+    """Engine thread, and the callbacks that it triggers on the event loop that creates this object.
 
-    `on_outcomes`, `on_fault` and `on_cache` are called on that loop. A step's changes of the prefix cache precede its
-    outcomes.
+    `on_outcomes`, `on_fault` and `on_cache` are called on that loop. A step's changes of the prefix cache are reported
+    before its outcomes.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class EngineLoop:
         self._queue = ProcessQueue()
         self._hand_over = HandOver(ThreadMeter(), self._queue.share)
         self.held: StepTimeBreakdown = NO_TIME
-        """Breakdown of the time from the end of the step being delivered until its delivery."""
+        """Breakdown of the time from the end of the last delivered step to its delivery."""
 
         def make_ready() -> None:
             prepare()
@@ -125,7 +125,7 @@ class EngineLoop:
             self.held = self._hand_over.take(max(0.0, now - record.ended), now)
             try:
                 on_outcomes(outcomes, record)
-            except Exception as fault:  # no caller awaits it: any fault ends the worker
+            except Exception as fault:  # nobody awaits this callback, so any fault ends the worker
                 logger.exception("step outcomes could not be applied; stopping the worker")
                 on_fault(fault)
 
@@ -142,7 +142,9 @@ class EngineLoop:
 
     @property
     def since_hand_over(self) -> LoopDelay:
-        """Work of the event loop between the last two deliveries, which may have delayed what the first one sent."""
+        """Time in which this process was busy between the last two deliveries: it may have delayed sending the earlier
+        one.
+        """
         return self._hand_over.since
 
     async def start(self) -> None:
@@ -165,7 +167,7 @@ class EngineLoop:
         return self._thread.call(self._scheduler.add, request, cache_root)
 
     def reserve(self, request: Request, cache_root: bytes | None) -> "Future[Reservation | None]":
-        """Reserve blocks for a prompt whose KV will be received; None if there is no room. Raises: RequestRefused."""
+        """Reserve blocks for a prompt whose KV will be received; None if too few are free. Raises: RequestRefused."""
         return self._thread.call(self._scheduler.reserve, request, cache_root)
 
     def activate(self, request_id: int, first_tokens: Sequence[FirstToken]) -> Future[list[SchedulerOutcome]]:
@@ -173,7 +175,7 @@ class EngineLoop:
         return self._thread.call(self._scheduler.activate, request_id, first_tokens)
 
     def abort(self, request_id: int, landed_blocks: int = 0) -> None:
-        """Remove a request in any phase before any later call; unknown requests are ignored.
+        """Remove a request in any phase, before later calls are executed. Unknown requests are ignored.
 
         No copy into its blocks may be in flight. `landed_blocks`: see `Scheduler.abort`.
         """
@@ -182,15 +184,15 @@ class EngineLoop:
     def begin_fetch(
         self, hashes: Sequence[bytes], worthwhile: Callable[[int], bool]
     ) -> "Future[IncomingPrefix | None]":
-        """Allocate blocks for a fetch: see `RunningBatch.begin_fetch`."""
+        """Allocate blocks for a prefix to fetch: see `RunningBatch.begin_fetch`."""
         return self._thread.call(self._scheduler.batch.begin_fetch, hashes, worthwhile)
 
     def end_fetch(self, incoming: IncomingPrefix, blocks: int) -> None:
-        """Close a fetch whose first `blocks` blocks are valid, before any later call."""
+        """Close a fetch before later calls are executed. `blocks`: number of leading blocks with valid KV."""
         self._thread.post(self._scheduler.batch.end_fetch, incoming, blocks)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> "Future[IncomingPrefix | None]":
-        """Allocate blocks for a session: see `RunningBatch.begin_take_over`."""
+        """Allocate blocks for a session from another worker: see `RunningBatch.begin_take_over`."""
         return self._thread.call(self._scheduler.batch.begin_take_over, hashes)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
@@ -211,7 +213,7 @@ class EngineLoop:
 
     @property
     def groups(self) -> BlockGroups:
-        """Groups of the pool's blocks."""
+        """Layer groups of the KV pool, each with its own blocks."""
         return self._scheduler.pool.groups
 
     def touch(self, hashes: Sequence[bytes]) -> None:
@@ -234,17 +236,17 @@ class EngineLoop:
         self._thread.post(self._scheduler.pool.distrust, blocks)
 
     def between_steps(self, function: Callable[..., Result], *arguments: Any) -> "Future[Result]":
-        """Run a function before the next step. The future raises its exception, or EngineStopped."""
+        """Run a function before the next step. The future raises the function's exception, or EngineStopped."""
         return self._thread.call(function, *arguments)
 
     def observe_slow_down(self, slow_down: float) -> None:
-        """Record the slow-down of a decode worker on the same GPU."""
+        """Record the slow-down that a decode worker on the same GPU reports."""
         if self._engine.throttle is not None:
             self._thread.post(self._engine.throttle.observe_slow_down, slow_down)
 
     @property
     def slow_down(self) -> float:
-        """Mean slow-down of steps compared with their best; 0 if unknown. Readable on any thread."""
+        """Mean ratio of decode step times to their best time; 0 if unknown. Readable on any thread."""
         return self._engine.slow_down.ratio
 
     @property
@@ -258,7 +260,7 @@ class EngineLoop:
 
     @property
     def load(self) -> EngineLoad:
-        """Snapshot between the last two steps."""
+        """Latest snapshot of the engine, created between two steps."""
         return self._thread.observed
 
 
@@ -268,7 +270,7 @@ def _due_sessions(order: EvictionOrder, until_s: float, most: int, file_price: f
 
 
 def _publish_cache_changes(pool: BlockPool, events: asyncio.AbstractEventLoop, on_cache: CacheHandler) -> None:
-    """Publish changes immediately: routers should know of an eviction before the block is refilled."""
+    """Report changes of the prefix cache immediately: routers must know of an eviction before the block is reused."""
 
     def publish() -> None:
         changes = journal.take()

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 CHUNK_TOKENS = (256, 1024, 4096)
 CONTEXT_TOKENS = (1024, 4096, 16384)
 """Context lengths to measure. The last one also bounds the memory for gathering: longer contexts use our kernel."""
-MIN_GAIN = 0.95  # of our time: at a near tie our kernel is used
+MIN_GAIN = 0.95  # the library must take less than this fraction of our kernel's time
 BUDGET_S = 2.0
 ROUNDS = 5
 
@@ -42,8 +42,8 @@ class PrefillAttention(StrEnum):
 
 
 class ChunkShape(NamedTuple):
-    tokens: int  # new tokens
-    context: int  # tokens up to the last new one
+    tokens: int  # tokens to compute
+    context: int  # context length in tokens, including those to compute
 
 
 class Timed(NamedTuple):
@@ -54,13 +54,17 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """Shapes for which a library is faster. `planner`: FlashInfer, if it is the library."""
+    """Chunk shapes that a library computes faster than our kernel. `planner`: FlashInfer; None: PyTorch's attention."""
 
     by_library: frozenset[ChunkShape] = frozenset()
     planner: FlashInferPrefill | None = None
 
     def takes(self, chunk: Chunk) -> bool:
-        """Return whether the library computes this chunk, by a measured shape with fewer tokens and longer context."""
+        """Return whether the library computes this chunk.
+
+        It does if it is faster for the closest measured shape with at most as many tokens and at least as long a
+        context.
+        """
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)
         return tokens is not None and context is not None and ChunkShape(tokens, context) in self.by_library
@@ -96,9 +100,11 @@ def decide(times: Sequence[Timed]) -> frozenset[ChunkShape]:
 
 
 def library_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the memory that only a library's attention needs: gathered keys, values and outputs, and a workspace."""
+    """Return the bytes that a library's attention needs and our kernel does not: gathered keys and values, outputs, and
+    a workspace.
+    """
     if config.value_prefix is not None:
-        return 0  # no library reads its pool
+        return 0  # no library reads a pool whose values are prefixes of keys
     kept = 2 * config.num_kv_heads * min(CONTEXT_TOKENS[-1], config.max_positions)
     attended = config.num_heads * min(CHUNK_TOKENS[-1], config.max_positions)
     return (kept + attended) * config.head_dim * dtype.itemsize + (WORKSPACE_BYTES if is_installed() else 0)
@@ -109,7 +115,7 @@ Timer = Callable[[Callable[[], object]], float]
 
 
 def device_seconds(call: Callable[[], object]) -> float:
-    """Return the median time of some calls by events on the current stream, after one warm-up. Waits for the device."""
+    """Return the median time of ROUNDS calls on the device, after one warm-up call. Waits for the device."""
     call()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(ROUNDS + 1)]
     for mark in marks[:-1]:
@@ -128,7 +134,10 @@ def choose(
     timer: Timer = device_seconds,
     now: Callable[[], float] = time.monotonic,
 ) -> PrefillChoice:
-    """Choose the attention kernels; does not change the pool. Raises: ModelError if the FlashInfer asked for fails."""
+    """Choose the kernels for prompt chunks, without changing the pool.
+
+    Raises: ModelError if FlashInfer is asked for and cannot be loaded.
+    """
     choice, why, layer = OURS, "asked for", kv.layer(0)
     if asked is not PrefillAttention.TRITON:
         planner = _planner(asked, config.num_heads, layer)
@@ -150,7 +159,10 @@ def choose(
 
 
 def _planner(asked: PrefillAttention, heads: int, kv: KvLayer) -> FlashInferPrefill | None:
-    """Return FlashInfer's planner; in automatic mode only if its kernels are compiled, so that start does not wait."""
+    """Return FlashInfer's planner, or None if it is not used.
+
+    In automatic mode, its kernels must already be compiled, so that start does not wait. Raises: ModelError.
+    """
     if kv.scales is not None or kv.value_prefix is not None or kv.data.dtype.itemsize != 2:
         return None
     if asked is not PrefillAttention.FLASHINFER and not (asked is PrefillAttention.AUTO and is_compiled()):
@@ -191,7 +203,7 @@ def _seconds_or_never(timer: Timer, library: Callable[[], None]) -> float:
 def _calls(
     shape: ChunkShape, heads: int, kv: KvPages, planner: FlashInferPrefill | None
 ) -> tuple[Callable[[], None], Callable[[], None]]:
-    """Return calls of our kernel and of the library's for one layer, over arbitrary KV."""
+    """Return two functions that compute one layer's attention over arbitrary KV: our kernel, and the library's."""
     layer, start = kv.layer(0), shape.context - shape.tokens
     query = torch.randn(shape.tokens, heads, layer.head_dim, dtype=kv.data.dtype, device=kv.device)
     scoring, out = Scoring(layer.head_dim**-0.5), torch.empty_like(query)

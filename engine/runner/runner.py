@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightSets(Protocol):
-    """Models of one shape over one pool: engine/reload/runners.py."""
+    """Interface of several models of one shape over one KV pool, for a reload: engine/reload/runners.py."""
 
     @property
     def is_one(self) -> bool: ...
@@ -58,7 +58,7 @@ class WeightSets(Protocol):
     def follow(self, plan: Plan) -> None: ...
 
     def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-        """Return the chunks without the number of their weights, as one model computes them."""
+        """Return the chunks without the number of their weight set, since one model computes them."""
 
 
 CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -71,8 +71,9 @@ DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int = 1) -> Iterator[Plan]:
     """Yield plans that trigger all lazy set-up of a device.
 
-    One prompt and one answer; if the device `compiles` kernels at first use, also every size that it distinguishes. All
-    use block 0 and discard the results. `longest`: positions of the model, in tokens. `groups`: blocks per column.
+    Compute one prompt and one answer; if the device `compiles` kernels at first use, also every size that selects
+    another kernel. All plans use block 0, and their results are discarded. `longest`: maximum context of the model in
+    tokens. `groups`: blocks per block table column.
     """
     tokens = min(2, block_tokens)
     yield Plan((Chunk(0, [0] * tokens, 0, [0] * groups),))
@@ -83,10 +84,10 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int =
         for end in {
             tokens,
             longest - longest % block_tokens,
-        }:  # contexts of one part and of the most parts
+        }:  # shortest and longest context: attention splits them into one part and the most parts
             if tokens <= end <= longest:
                 yield Plan((_drawing_chunk(0, tokens, end, block_tokens, groups),))
-    for end in {2, longest - longest % block_tokens}:  # answers alone, of few rows, and with a prompt
+    for end in {2, longest - longest % block_tokens}:  # two answers alone, then with a prompt
         answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens, groups) for number in range(2))
         yield Plan(answers)
         yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens, groups)))
@@ -113,7 +114,7 @@ class HostPool:
         self._pieces: list[torch.Tensor] = []
 
     def reserve(self) -> None:
-        """Allocate the memory now: pinning gigabytes takes seconds, in which no step starts."""
+        """Allocate the memory now, not at the first swap: pinning gigabytes takes seconds, in which no step starts."""
         if not self._pieces:
             block_bytes, pinned = self._blocks.shape[1], self._blocks.device.type == "cuda"
             self._pieces = [
@@ -139,7 +140,7 @@ class HostPool:
 
 
 class Runner:
-    """Model with a borrowed pool `kv`, as `layout.view()` creates it. One thread at a time."""
+    """Model over a borrowed KV pool `kv`, as `layout.view()` creates it. Only one thread at a time may call it."""
 
     def __init__(
         self,
@@ -151,9 +152,11 @@ class Runner:
         graphs: GraphSizes | None = None,
         prefill_attention: PrefillAttention = PrefillAttention.AUTO,
     ) -> None:
-        """Check the pool. `host`: target of swapped blocks. `other_ranks`: owned; `kv` is this rank's part.
-        `graphs`: sizes of decode steps that `warm_up` records if device and model allow. `prefill_attention`: choice
-        for a model on one rank of a GPU.
+        """Check the pool.
+
+        `host`: memory for swapped blocks. `other_ranks`: owned by this runner; `kv` is then this rank's part of the
+        pool. `graphs`: maximum sizes of the decode steps that `warm_up` records, if device and model allow it.
+        `prefill_attention`: kernel for prompt chunks on one GPU; ignored with other ranks.
         """
         config = model.config
         wanted = (layout.num_layers, layout.kinds, config.num_kv_heads, layout.block_tokens, config.head_dim)
@@ -181,24 +184,27 @@ class Runner:
         self._threads = pytorch_alone if computes_natively else nullcontext
         # Kernels and events use the current device of the calling thread.
         self._on_device = partial(torch.cuda.device, model.device) if model.device.type == "cuda" else nullcontext
-        # Several ranks receive plans with token values, which are unknown while the previous step runs.
+        # Plans for other ranks have token values, which are unknown while the previous step runs: no launching ahead.
         self.may_launch_ahead = model.device.type == "cuda" and other_ranks is None
         self._clock = StepClock(0.0)  # restarted by each step with structured output
 
     @property
     def launches_ahead(self) -> bool:
-        """Return whether steps are launched ahead; not with several sets of weights, whose tokens are stored apart."""
+        """Return whether a step is launched before the previous one has finished.
+
+        Not so with several weight sets, whose tokens are in separate tensors.
+        """
         return self.may_launch_ahead and (self.weights is None or self.weights.is_one)
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
-        """Compute a plan; return one result per chunk, in order, empty if it samples nothing.
+        """Compute a plan; return one result per chunk, in order. A chunk without samples has an empty result.
 
         A chunk with any non-finite value is NonFinite, even if it samples nothing; the others are unaffected.
         """
         return self.launch(plan).results()
 
     def launch(self, plan: Plan, after: Launched | None = None) -> Launched:
-        """Launch a plan; if tokens are sampled on the device, the host does not wait for it.
+        """Launch a plan. The host does not wait for the device if all tokens are sampled there.
 
         `after`: the previous step, whose sampled tokens chunks of this plan may follow.
         """
@@ -226,10 +232,10 @@ class Runner:
         return self._launch_computed(chunks, after)
 
     def _begin(self, plan: Plan) -> float:
-        """Move blocks on every rank. Returns the seconds it took.
+        """Move the plan's blocks on every rank. Returns the seconds it took.
 
-        With several ranks, each has finished its moves by the first sum; without chunks, wait for them, since no block
-        may be free before.
+        Other ranks have finished their moves when the ranks' first sum completes. Without chunks there is no sum: wait
+        for their moves, since the blocks may be reused afterwards.
         """
         if self.other_ranks is not None:
             self.other_ranks.carry_out(plan)
@@ -248,7 +254,7 @@ class Runner:
         except Exception:  # a fault of one request's tokens must not affect its neighbours
             faults = {place: fault for place, chunk in enumerate(chunks) if (fault := self._fault(chunk)) is not None}
             if not faults or len(faults) == len(chunks) > 1 or self.other_ranks is not None:
-                raise  # no single request's fault, or other ranks have the plan
+                raise  # not the fault of single requests, or other ranks already have the plan
             return self._launch_others(chunks, faults, after)
         if batch.groups[0].prefills is not None:
             batch = self._prefill.planned(batch)
@@ -263,7 +269,7 @@ class Runner:
         device = self._model.device
         batch = make_batch(chunks, self._block_tokens, device, meanwhile, self._prefill.takes, self._groups)
         lowest, highest = (of(of(chunk.token_ids) for chunk in chunks) for of in (min, max))
-        if lowest < 0 or highest >= self._model.config.vocab_size:  # on a GPU an index error would destroy its context
+        if lowest < 0 or highest >= self._model.config.vocab_size:  # a GPU's context would not survive the index error
             raise ValueError(
                 f"token ids: {lowest} to {highest} are out of range; the model has {self._model.config.vocab_size}"
             )
@@ -275,13 +281,13 @@ class Runner:
             if all(0 <= token_id < self._model.config.vocab_size for token_id in array("q", chunk.token_ids)):
                 return None
         except (TypeError, OverflowError):
-            pass  # not integers, or beyond 64 bits
+            pass  # a token id is not an integer, or exceeds 64 bits
         return NonFinite("its tokens cannot be computed: one is not a token id of the model")
 
     def _launch_others(
         self, chunks: tuple[Chunk, ...], faults: Mapping[int, NonFinite], after: Launched | None
     ) -> Launched:
-        """Compute the chunks without a fault. `faults`: by position."""
+        """Compute the chunks without a fault; return the results of all. `faults`: failures by chunk index."""
         good = tuple(chunk for place, chunk in enumerate(chunks) if place not in faults)
         results = iter(self._launch_computed(good, after).results() if good else ())
         return self._waited_for(
@@ -324,7 +330,7 @@ class Runner:
         chunks: tuple[Chunk, ...],
         logits: torch.Tensor | None = None,
     ) -> tuple[ChunkResult, ...]:
-        """Return the results of a step. `logits`: of all rows, if already computed."""
+        """Return the results of a step. `logits`: logits of all rows, if already computed."""
         failed = _non_finite_chunks(hidden, chunk_rows)
         drawn = iter(self._draw(hidden, chunk_rows, chunks, logits))
         of_chunks = [next(drawn) if chunk.samples else () for chunk in chunks]
@@ -390,7 +396,7 @@ class Runner:
 
     @property
     def replays_steps(self) -> bool:
-        """Return whether decode steps without drafts are replayed after the warm-up."""
+        """Return whether decode steps without drafts are replayed as CUDA graphs after the warm-up."""
         will_record = self._graphs is not None and self._model.device.type == "cuda"
         return self._recorded is not None or (will_record and why_not_recorded(self._model) is None)
 
@@ -449,7 +455,7 @@ class Runner:
         return sample_each(self._model.logits(chosen) if logits is None else chosen, rows, self._clock)
 
     def _result(self, chunk: Chunk, hidden: torch.Tensor, rows: slice, drawn: RowResult) -> ChunkResult:
-        """Return the result of one chunk, whose rows are `rows`."""
+        """Return the result of one chunk. `rows`: its rows of `hidden`."""
         if isinstance(drawn, NonFinite):
             return drawn
         prompt = () if chunk.scored is None else prompt_scores(self._model.logits, hidden[rows], chunk.scored)
@@ -466,7 +472,7 @@ class Runner:
         chosen = hidden[pooled.rows.start : pooled.rows.stop]
         if pooled.head_token_ids:
             logits = self._model.logits(chosen)
-            if max(pooled.head_token_ids) >= logits.shape[-1]:  # a classification head has few outputs
+            if max(pooled.head_token_ids) >= logits.shape[-1]:  # a classification head has few outputs, no vocabulary
                 return NonFinite(f"pooling.head_token_ids: the head has {logits.shape[-1]} outputs")
             made = logits[:, list(pooled.head_token_ids)]
         else:
@@ -479,7 +485,7 @@ def _nothing() -> None:
 
 
 def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
-    """Fill in the tokens of the previous step that chunks of this one follow."""
+    """Copy the previous step's sampled tokens into the batch, for the chunks that follow them."""
     places = [chunk.follows for chunk in chunks if chunk.follows is not None]
     if not places:
         return
@@ -489,7 +495,7 @@ def _fill_in(batch: Batch, chunks: tuple[Chunk, ...], after: Launched) -> None:
 
 
 def _non_finite_chunks(hidden: torch.Tensor, chunk_rows: Sequence[slice]) -> set[int]:
-    """Return the chunks with a non-finite row after the last layer, where non-finite KV always shows."""
+    """Return the indexes of chunks with a non-finite row after the last layer; non-finite KV always causes one."""
     if math.isfinite(hidden.sum()):
         return set()
     finite = finite_rows(hidden)

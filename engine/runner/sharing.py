@@ -1,4 +1,4 @@
-"""Limit of prefill on a GPU that it shares with decode.
+"""Limits on prefill work on a GPU that decode workers also use.
 
 Two processes take turns on a GPU: a decode step waits while prefill kernels run. Smaller chunks leave more gaps between
 them; if that is not enough, prefill pauses after each chunk.
@@ -7,19 +7,19 @@ them; if that is not enough, prefill pauses after each chunk.
 import time
 from collections.abc import Callable
 
-MIN_TOKENS = 256  # smallest chunk; with fewer rows, reading the weights dominates
-MAX_REST = 1.0  # pause as a multiple of the chunk's time
+MIN_TOKENS = 256  # smallest chunk; below it, reading the weights takes most of the time
+MAX_REST = 1.0  # longest pause after a chunk, as a multiple of the chunk's time
 REST_STEP = 0.25
 GROWTH = 1.25
-COMFORT_SHARE = 0.9  # share of the target below which prefill may grow
-SILENCE_S = 2.0  # without reports, after which no worker decodes here
+COMFORT_SHARE = 0.9  # slow-down below which prefill may grow, as a fraction of the target
+SILENCE_S = 2.0  # time without a report after which no decode worker is assumed to use the GPU
 
 
 class DeviceShare:
     """Chunk size and pause that keep decode steps at about `target` times their undisturbed time."""
 
     def __init__(self, most_tokens: int, target: float) -> None:
-        """Start without limits. `most_tokens`: maximum chunk size. `target`: at least 1."""
+        """Start without limits. `most_tokens`: maximum chunk size. `target`: see the class; at least 1."""
         if target < 1.0:
             raise ValueError(f"target: {target} is below 1; a decode step cannot be faster than without prefill")
         self._most_tokens = most_tokens
@@ -30,7 +30,7 @@ class DeviceShare:
         self._heard_at: float | None = None
 
     def observe_slow_down(self, slow_down: float, now: float) -> None:
-        """Record the slow-down of a decode worker on this GPU. `now`: monotonic seconds."""
+        """Record the slow-down that a decode worker on this GPU reports. `now`: monotonic seconds."""
         self._heard_at = now
         if slow_down > self._target:
             if self._tokens > self._least_tokens:
@@ -61,7 +61,7 @@ MAX_REST_S = 0.05  # longest pause; meanwhile no cancellation or new prompt is h
 
 
 class PrefillThrottle:
-    """Pauses before steps, so that the previous step's results have been delivered."""
+    """Pauses between prefill steps. It pauses before a step, when the previous step's results have been delivered."""
 
     def __init__(
         self,
@@ -83,5 +83,5 @@ class PrefillThrottle:
         return self._share.chunk_tokens(now)
 
     def observe_slow_down(self, slow_down: float) -> None:
-        """Record the slow-down of a decode worker on this GPU."""
+        """Record the slow-down that a decode worker on this GPU reports."""
         self._share.observe_slow_down(slow_down, self._now())

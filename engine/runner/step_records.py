@@ -12,15 +12,15 @@ from baton.engine.scheduler.batch import RunningBatch
 from baton.engine.scheduler.speculation import Speculation, StepPrices
 
 KEPT_STEPS = 4096
-CONTENTION_S = 0.001  # wait of the event loop for a core; other threads may have waited too
-CONTENDED_STEPS = 32  # steps after contention in which other threads are inspected
+CONTENTION_S = 0.001  # wait of the event loop for a core that counts as contention: other threads may have waited too
+CONTENDED_STEPS = 32  # steps after contention for which the waits of other threads count too
 
 
 class StepTimeBreakdown(NamedTuple):
-    """Seconds from the end of the previous step to the end of this one; the parts add up to all of it."""
+    """Time from the end of the previous step to the end of this one, in seconds by cause."""
 
-    computing_s: float  # and everything else
-    idle_s: float = 0.0  # nothing could run
+    computing_s: float  # computing, and everything not listed below
+    idle_s: float = 0.0  # without anything to run
     moving_s: float = 0.0  # copies and swaps of blocks that the host waited for
     masks_s: float = 0.0  # waiting for masks of structured output
     collecting_s: float = 0.0  # garbage collection
@@ -31,7 +31,7 @@ class StepTimeBreakdown(NamedTuple):
 
 class PromptPart(NamedTuple):
     request_id: int
-    tokens: int  # in this step
+    tokens: int  # prompt tokens computed in this step
 
 
 class ChoiceKey(NamedTuple):
@@ -64,27 +64,27 @@ NO_TIME, NO_PRICES = StepTimeBreakdown(0.0), StepPrices()
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(StepTiming):
-    """Record of one step. Token counts are of this step.
+    """What one step computed, and how its time was spent.
 
-    Thousands are kept, so fields are plain tuples of numbers, which the garbage collector does not traverse repeatedly.
+    Thousands of records are kept, so fields are plain tuples of numbers, which the garbage collector stops tracking.
     """
 
-    number: int = 0  # from 1, without gaps
+    number: int = 0  # number of the step, from 1 without gaps
     spent: StepTimeBreakdown = NO_TIME
     answers: tuple[int, ...] = ()  # request ids of chunks that each sample the next token of an answer
-    contexts: tuple[int, ...] = ()  # tokens that each of these attends to, in the same order
+    contexts: tuple[int, ...] = ()  # context length of each of `answers`, in the same order
     prompts: tuple[PromptPart, ...] = ()  # chunks of prompts and of recomputed answers
     drafts: tuple[DraftPart, ...] = ()
-    prices: StepPrices = NO_PRICES  # zero without drafts
-    moved_blocks: int = 0  # copied or swapped
+    prices: StepPrices = NO_PRICES  # expected times; zero if the step has no drafts
+    moved_blocks: int = 0  # number of blocks copied or swapped
     late: tuple[ChoiceKey, ...] = ()  # choices whose mask was not ready, so nothing was sampled
-    preempted: tuple[ChoiceKey, ...] = ()  # answers that waited for blocks meanwhile
-    held_blocks: int = 0  # in the pool, after the step
+    preempted: tuple[ChoiceKey, ...] = ()  # preempted choices that were waiting for blocks
+    held_blocks: int = 0  # blocks in use in the pool after the step
     waiting: int = 0  # sequences without blocks, after the step
 
     @property
     def interval_s(self) -> float:
-        """Seconds since the end of the previous step."""
+        """Seconds from the end of the previous step to the end of this one."""
         return sum(self.spent)
 
     @property
@@ -110,7 +110,7 @@ class StepHistory:
         self._steps.append(step)
 
     def after(self, number: int) -> list[StepRecord]:
-        """Return the kept steps with a higher number."""
+        """Return the kept records of steps after step `number`, oldest first."""
         return list(takewhile(lambda step: step.number > number, reversed(self._steps)))[::-1]
 
     def __iter__(self) -> Iterator[StepRecord]:
@@ -121,7 +121,7 @@ class StepHistory:
 
 
 class DoneStep(NamedTuple):
-    """Finished step as the engine knows it. Times are exclusive: the host did nothing else."""
+    """Finished step and where its time went. In the given times the host did nothing else."""
 
     plan: Plan
     results: Sequence[ChunkResult]
@@ -137,7 +137,7 @@ class Meter(Protocol):
 
 
 class StepRecorder:
-    """Builder of step records on the engine's thread. `meter`: of that thread."""
+    """Creates step records on the engine's thread. `meter`: meter of that thread."""
 
     def __init__(self, batch: RunningBatch, meter: Meter, speculation: Speculation | None = None) -> None:
         self._batch = batch
@@ -151,12 +151,12 @@ class StepRecorder:
         self._meter.close()
 
     def record(self, timing: StepTiming, step: DoneStep, idle_s: float) -> StepRecord:
-        """Create the record of a step. `idle_s`: time since the previous step without work."""
+        """Create the record of a step. `idle_s`: time without work between the previous step and this one."""
         now, before = self._meter.read(), self._before
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
         answers, contexts, prompts = [], [], []
-        drafted: dict[tuple[int, int], int] = {}  # by request and choice; plain ints, as there are many
+        drafted: dict[tuple[int, int], int] = {}  # tokens by request id and choice
         for chunk in step.plan.chunks:
             if chunk.is_draft:
                 key = chunk.request_id, chunk.samples[0].choice
@@ -186,7 +186,7 @@ class StepRecorder:
 
 
 def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes) -> StepTimeBreakdown:
-    """Split an interval into parts; small clock differences never make one negative."""
+    """Split the time since the previous step by cause. No part is negative, even if clocks differ slightly."""
     left_s = interval_s
 
     def take(seconds: float) -> float:
@@ -210,15 +210,15 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
 
 
 class LoopDelay(NamedTuple):
-    """Seconds in which a process was busy with other work than sending what an event loop had delivered."""
+    """Seconds in which the event loop's process did other work than send the outcomes delivered to the loop."""
 
-    running_s: float = 0.0  # event loop's thread
+    running_s: float = 0.0  # on a core: the event loop's thread
     collecting_s: float = 0.0
-    queued_s: float = 0.0  # waiting for a core: that thread, and others under contention
+    queued_s: float = 0.0  # waiting for a core: the event loop's thread and, under contention, other threads
 
 
 class HandOver:
-    """Breakdown of the time between a step's end and the delivery of its outcomes. `meter`: of the loop's thread."""
+    """Breakdown of the time between a step's end and the delivery of its outcomes. `meter`: loop thread's."""
 
     def __init__(self, meter: Meter, others_share: Callable[[], float]) -> None:
         """Start the measurement. `others_share`: recent share of time in which threads of the process awaited cores."""
@@ -226,7 +226,7 @@ class HandOver:
         self._before = meter.read()
         self._others_share = others_share
         self._contended = 0
-        self._taken_s = 0.0  # monotonic
+        self._taken_s = 0.0  # monotonic time of the last delivery
         self.since = LoopDelay()
         """Delay since the previous call of `take`."""
 
@@ -234,9 +234,9 @@ class HandOver:
         self._meter.close()
 
     def take(self, held_s: float, now_s: float) -> StepTimeBreakdown:
-        """Return the breakdown of the `held_s` seconds since the end of the step: what the loop did not run, it waited.
+        """Return the breakdown of the `held_s` seconds since the end of the step: the loop's thread ran or waited.
 
-        If another step was delivered in between, the time before that counts as running.
+        If another step was delivered since then, the time before that delivery counts as running.
         """
         now, before = self._meter.read(), self._before
         self._before = now

@@ -73,8 +73,8 @@ class EngineThread(Generic[Outcome, Observation]):
         self.idle_s = 0.0
         """Seconds without work before the step for which `on_step` is called."""
         self.turns: int | None = None
-        """Liveness counter that grows with work and, a few times per second, without; None before and after the
-        thread's life.
+        """Liveness counter: it grows with every step and, without work, twice per second. None before the thread starts
+        and after it ends.
         """
         self.observed = observe()
 
@@ -102,7 +102,7 @@ class EngineThread(Generic[Outcome, Observation]):
         return future
 
     def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Run a function without result that cannot fail, before the next step: if it raises, the engine stops.
+        """Run a function before the next step and ignore its result. It must not fail: if it raises, the engine stops.
 
         Does nothing after the engine has stopped.
         """
@@ -130,7 +130,7 @@ class EngineThread(Generic[Outcome, Observation]):
             self._refuse_calls()
 
     def _carry_out_calls(self, wait: bool) -> bool:
-        """Execute queued calls; without work, wait for the first one. Returns False to stop."""
+        """Execute the queued calls. `wait`: wait for the first one. Returns False if the thread must stop."""
         while True:
             try:
                 call = self._next_call(wait)
@@ -145,7 +145,7 @@ class EngineThread(Generic[Outcome, Observation]):
                 self._carry_out(call, call.future)
 
     def _next_call(self, wait: bool) -> EngineCall | None:
-        """Return the next call. Raises: queue.Empty."""
+        """Return the next queued call, or None to stop. Raises: queue.Empty if there is none."""
         if not wait:
             return self._calls.get_nowait()
         began = time.monotonic()

@@ -9,18 +9,18 @@ from baton.text.cpu_wait import QueueTime
 
 
 class ThreadTimes(NamedTuple):
-    """Seconds since an arbitrary moment; only differences are meaningful."""
+    """Times of a thread in seconds since an arbitrary moment; only differences are meaningful."""
 
     running_s: float  # on a core
-    queued_s: float  # runnable without a core; 0 if the system does not tell
+    queued_s: float  # ready to run, but waiting for a core; 0 if the system does not report it
     others_s: float  # other threads of this process on cores, summed
     own_collections_s: float  # garbage collections on this thread
     other_collections_s: float  # garbage collections on other threads, which hold the interpreter's lock
-    lock_queued_s: float = 0.0  # waiting for a core by another thread that may hold the lock
+    lock_queued_s: float = 0.0  # another thread's wait for a core; it may hold the interpreter's lock
 
 
 class ThreadMeter:
-    """Meter of the thread that creates it. A reading takes about 4 µs."""
+    """Measures the times of the thread that creates this object. A reading takes about 4 µs."""
 
     def __init__(self, beside: int | None = None) -> None:
         """Start measuring. `beside`: native id of the other thread that runs most Python code."""
@@ -49,7 +49,9 @@ class ThreadMeter:
             self._queue_beside.close()
 
     def _on_collection(self, phase: Literal["start", "stop"], _: dict[str, Any]) -> None:
-        """Add up collections, which never overlap. One may release the interpreter's lock in an object's finalizer."""
+        """Add up the times of garbage collections. They never overlap, although other threads may run during one: an
+        object's finalizer may release the interpreter's lock.
+        """
         now, thread = time.perf_counter(), threading.get_ident()
         under_way, self._under_way = self._under_way, _Collection(thread, now) if phase == "start" else None
         if under_way is None:

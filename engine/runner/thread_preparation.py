@@ -17,10 +17,10 @@ from baton.kernels.native.library import native_library
 
 
 class CoreUse:
-    """Mark of whether this process computes on its cores: a byte in a file that other workers of the machine map.
+    """Byte that tells whether this process computes on its cores, in a file that other workers of the machine map.
 
-    A worker writes only its own byte. A worker that reads it may use idle cores at the lowest priority
-    (kernels/native/threads.cpp). The mapping is freed with the object.
+    A worker writes only its own byte. A worker that reads another's byte may use the other's cores while they are
+    idle, at the lowest priority (kernels/native/threads.cpp). The mapping is freed with the object.
     """
 
     def __init__(self, file: Path) -> None:
@@ -34,7 +34,7 @@ class CoreUse:
 
 @dataclass(frozen=True, slots=True)
 class SpareCores:
-    """Cores of another process. `in_use`: its byte, `[1]`, mapped read-only."""
+    """Cores of another process that this one uses while they are idle. `in_use`: the other's CoreUse byte, `[1]`."""
 
     cores: frozenset[int]
     in_use: npt.NDArray[np.uint8]
@@ -66,7 +66,7 @@ def count_as_idle() -> None:
 
     Waking threads are then placed on this core, and not on one where a decode worker computes. SCHED_IDLE gives a
     thread almost no weight within its group, and an unprivileged thread cannot leave it. So it is used only if this
-    process's session is its own group, which keeps its share of the CPU. Threads started later inherit it.
+    process's session is a scheduling group of its own, whose share of the CPU it keeps. Later threads inherit it.
     """
     if os.getsid(0) == os.getpid() and _are_sessions_groups():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -83,8 +83,8 @@ def _are_sessions_groups() -> bool:
 def _is_controlled(own_groups: str) -> bool:
     """Return whether a control group limits the process. `own_groups`: lines of hierarchy, controllers and path.
 
-    The path / may be only a container's root. Files tell: only groups below the root have `cpu.weight` (version 2),
-    only the root has `release_agent` (version 1). Version 2 names no controllers.
+    The path `/` may be the root of a container only. Files show the difference: only groups below the true root have
+    `cpu.weight` (version 2), only the true root has `release_agent` (version 1). Version 2 names no controllers.
     """
     for line in own_groups.splitlines():
         _, controllers, name = line.split(":", 2)
@@ -109,9 +109,9 @@ def thread_preparation(
 ) -> Callable[[], None]:
     """Return the first work of the engine's thread: pin it to its cores, set its thread count, warm up the model.
 
-    `cores`: of all ranks; the thread uses those of the first one. `nice`: niceness of it and the threads that it
-    starts. `priority`: of its CUDA stream; lower runs first. `warm`: the model is already warm, and blocks have owners.
-    `spare`: see SpareCores. `then`: other work before the first step.
+    `cores`: cores of all ranks; the thread uses the first rank's. `nice`: niceness of the thread and of those that it
+    starts. `priority`: priority of its CUDA stream; lower numbers run first. `warm`: the model is already warm, so that
+    blocks may have owners. `spare`: see SpareCores. `then`: last function to call before the first step.
     """
     first = Shard(0, 1 if runner.other_ranks is None else runner.other_ranks.degree)
     dealt = None if cores is None else tuple(sorted(cores))
@@ -125,7 +125,7 @@ def thread_preparation(
         if spare is not None and (native := native_library()) is not None:
             native.borrow(spare.cores, spare.in_use)
         if nice:
-            os.setpriority(os.PRIO_PROCESS, 0, nice)  # Linux: of this thread alone
+            os.setpriority(os.PRIO_PROCESS, 0, nice)  # on Linux, this changes only the calling thread
         if device.type == "cuda":
             torch.cuda.set_device(device)  # kernels are launched on the thread's current device
             torch.cuda.synchronize(device)  # weights and pool were created on another stream
@@ -134,6 +134,6 @@ def thread_preparation(
             runner.warm_up()
         then()
         if nice:
-            count_as_idle()  # last, since helper threads must inherit only the niceness
+            count_as_idle()  # called last: helper threads must inherit only the niceness
 
     return prepare

@@ -1,4 +1,4 @@
-"""Tokens that may come next in structured output, and the grammars compiled for one model.
+"""Masks of the tokens that may come next in structured output, and the grammars compiled for one model.
 
 Masks are computed on threads during the forward pass, also for drafts. A choice's matcher state follows from its tokens
 alone, so it does not matter which worker generated them, how often their KV was preempted, or which drafts were tried.
@@ -40,13 +40,16 @@ if TYPE_CHECKING:
     from baton.text.structured.library import LLMatcher
 
 Words = numpy.typing.NDArray[numpy.uint32]
-"""Bits of the tokens of the vocabulary, the least significant first."""
-MASK_WAIT_SHARE = 0.03  # longest wait for a mask, as a share of the step's time so far
-MASK_TIMEOUT_S = 30.0  # longest wait of a step without other rows
+"""One bit per token of the vocabulary in 32-bit words, the least significant bit first."""
+MASK_WAIT_SHARE = 0.03  # longest wait for masks, as a fraction of the step's time so far
+MASK_TIMEOUT_S = 30.0  # longest wait for a mask if the step has nothing else to sample
 
 
 class MaskBuffer:
-    """Memory of a mask in the library's size. Its address is cached: a mask costs only microseconds."""
+    """Memory for one mask, of the size that the library expects.
+
+    The address is cached, since computing a mask takes only microseconds.
+    """
 
     __slots__ = ("address", "allowed", "size_bytes", "words")
 
@@ -54,14 +57,14 @@ class MaskBuffer:
         self.size_bytes = -(-vocab_size // 32) * 4
         self.allowed: Allowed = torch.zeros(self.size_bytes, dtype=torch.uint8)
         self.address = self.allowed.data_ptr()
-        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # same memory
+        self.words: Words = self.allowed.numpy().view(numpy.uint32)  # the memory of `allowed`
 
 
 class Grammar:
     """Grammar compiled for one vocabulary; immutable and shared by all requests that use it."""
 
     def __init__(self, matcher: "LLMatcher", vocabulary: Vocabulary) -> None:
-        """Compute the first mask. `matcher` must be before the first token."""
+        """Compute the mask of the first token. `matcher` must not have consumed a token."""
         self.vocabulary = vocabulary
         self._matcher = matcher
         self._texts = ~self.bits(vocabulary.special) & self.bits(slice(vocabulary.size))
@@ -82,16 +85,17 @@ class Grammar:
         return numpy.packbits(one_each, bitorder="little").view(numpy.uint32)
 
     def first_allowed(self, ends: Words) -> Allowed:
-        """Return the mask before the first token. `ends`: tokens that end an answer. Raises: GrammarFailed."""
+        """Return the mask of an answer's first token. `ends`: tokens that end an answer. Raises: GrammarFailed."""
         room = self.room()
         numpy.copyto(room.words, self._first.words)
         _add_ends(room, ends if self._may_be_empty else None)
         return room.allowed
 
     def allow(self, matcher: "LLMatcher", ends: Words, room: MaskBuffer) -> list[int]:
-        """Fill in the tokens that continue the answer and, if it is complete, the tokens `ends`. Raises: GrammarFailed.
+        """Write the mask of the next token to `room`: tokens that continue the answer and, if it is complete, `ends`.
 
-        Returns the tokens that must come next if only one may; otherwise none.
+        If only one token is allowed, return it and all tokens that must follow it; otherwise none. Raises:
+        GrammarFailed.
         """
         self._fill(matcher, room)
         taken_words = _add_ends(room, ends if matcher.is_accepting() else None)
@@ -101,7 +105,7 @@ class Grammar:
         return token_ids if token_ids[:1] == [only] else []
 
     def _fill(self, matcher: "LLMatcher", room: MaskBuffer) -> None:
-        """Fill in the allowed tokens that have a text. Raises: GrammarFailed."""
+        """Write the mask of the allowed tokens to `room`, without special tokens. Raises: GrammarFailed."""
         fill_next_tokens(matcher, room.address, room.size_bytes)
         numpy.bitwise_and(room.words, self._texts, out=room.words)
 
@@ -114,7 +118,7 @@ def only_token(room: MaskBuffer) -> int | None:
 
 
 def _add_ends(room: MaskBuffer, ends: Words | None) -> int:
-    """Add the end tokens; return the number of non-empty words. Raises: GrammarFailed."""
+    """Add the tokens `ends` to a mask; return its number of non-empty words. Raises: GrammarFailed if all are empty."""
     if ends is not None:
         numpy.bitwise_or(room.words, ends, out=room.words)
     taken_words = int(numpy.count_nonzero(room.words))
@@ -127,14 +131,14 @@ class AllowedDrafts(NamedTuple):
     """Drafted tokens that a grammar allows in sequence."""
 
     token_ids: Sequence[int] = ()
-    bound: int = 0  # leading tokens that are certain
+    bound: int = 0  # number of leading tokens that the grammar forces
 
 
 class GrammarState:
-    """Grammar state of one choice: its matcher, and the masks requested since the answer grew.
+    """Grammar state of one choice: its matcher, and the masks requested since the answer last grew.
 
-    The matcher is after the answer or after drafts assumed to follow it, which are rolled back when another token
-    comes. Masks reuse their memory.
+    The matcher has consumed the answer and perhaps drafts assumed to follow it, which are rolled back when another
+    token comes. Later masks reuse the memory of earlier ones.
     """
 
     __slots__ = ("_ahead", "_answer", "_ends", "_forced", "_grammar", "_lock", "_masks", "_matcher", "_rooms", "_taken")
@@ -142,13 +146,13 @@ class GrammarState:
     def __init__(self, grammar: Grammar, ends: Words) -> None:
         self._grammar = grammar
         self._ends = ends
-        self._answer: list[int] = []  # extended by the engine's thread
-        self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by number of drafts; the drafts are the first entry
-        self._rooms: list[MaskBuffer] = []  # by number of drafts
-        self._lock = threading.Lock()  # guards all that follows
+        self._answer: list[int] = []  # answer tokens, extended by the engine's thread
+        self._masks: dict[int, tuple[Sequence[int], Mask]] = {}  # by number of drafts: the drafts and their mask
+        self._rooms: list[MaskBuffer] = []  # memory of masks, by number of drafts
+        self._lock = threading.Lock()  # guards the fields below
         self._matcher: LLMatcher | None = None
         self._taken = 0  # answer tokens that the matcher has consumed
-        self._ahead: Sequence[int] = ()  # drafts consumed after these
+        self._ahead: Sequence[int] = ()  # drafts consumed after those answer tokens
         self._forced: list[int] = []  # tokens that must come next at the matcher's position
 
     @property
@@ -156,7 +160,7 @@ class GrammarState:
         return len(self._answer)
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Extend the answer, which invalidates earlier masks."""
+        """Append tokens to the answer, and drop the masks of its earlier tokens."""
         if token_ids:
             self._answer += token_ids
             self._masks.clear()
@@ -166,7 +170,7 @@ class GrammarState:
         asked = self._masks.get(len(drafted))
         if asked is not None and asked[0] == drafted:
             if not asked[1].is_ready:
-                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread if a mask blocks this one
+                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread if a slow mask is ahead
             return asked[1]
         mask = Mask(partial(self._make, len(self._answer), self._room(len(drafted))), drafted)
         self._masks[len(drafted)] = drafted, mask
@@ -174,9 +178,10 @@ class GrammarState:
         return mask
 
     def vet(self, drafted: Sequence[int], most: int) -> AllowedDrafts:
-        """Return at most `most` certain tokens; otherwise the prefix of `drafted` that the grammar allows.
+        """Return the prefix of `drafted` that the grammar allows.
 
-        Does not wait: returns nothing while a mask is being computed.
+        If `drafted` does not begin with the tokens that the grammar forces, return those instead, at most `most`. Does
+        not wait: returns no tokens while a mask is being computed.
         """
         if any(not mask.is_ready for _, mask in self._masks.values()) or not self._lock.acquire(blocking=False):
             return AllowedDrafts()
@@ -188,7 +193,7 @@ class GrammarState:
                     return AllowedDrafts(bound, len(bound))
                 return AllowedDrafts(drafted[: takeable_tokens(matcher, drafted)], len(bound))
         except GrammarFailed:
-            return AllowedDrafts()  # the mask reports a failure that exists without drafts too
+            return AllowedDrafts()  # if the answer fails even without drafts, its mask reports it
         finally:
             self._lock.release()
 
@@ -200,9 +205,9 @@ class GrammarState:
     def _make(self, answer_tokens: int, room: MaskBuffer, drafted: Sequence[int]) -> Allowed:
         """Compute a mask on a mask thread. Raises: GrammarFailed."""
         with self._lock, self._renewed_on_failure():
-            if answer_tokens == len(self._answer):  # otherwise it was for a draft and is obsolete
+            if answer_tokens == len(self._answer):  # otherwise the answer has grown and this mask is obsolete
                 matcher = self._stand(answer_tokens, drafted)
-                if self._forced:  # the library would spell the complete text again for each of its tokens
+                if self._forced:  # the library would compute the complete forced text for each of its tokens
                     room.words.fill(0)
                     room.words[self._forced[0] // 32] = 1 << self._forced[0] % 32
                 else:
@@ -210,7 +215,7 @@ class GrammarState:
         return room.allowed
 
     def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> "LLMatcher":
-        """Move the matcher after this part of the answer and these drafts. Raises: GrammarFailed."""
+        """Move the matcher to the position after `answer_tokens` of the answer and `drafted`. Raises: GrammarFailed."""
         matcher = self._matcher = self._matcher or self._grammar.matcher()
         wanted = [*self._answer[self._taken : answer_tokens], *drafted]
         alike = 0
@@ -227,7 +232,7 @@ class GrammarState:
 
     @contextlib.contextmanager
     def _renewed_on_failure(self) -> Iterator[None]:
-        """Replace a matcher that failed, since it stays failed; the cause may be a draft."""
+        """Drop a matcher that fails, perhaps by a draft: it stays failed, and the next use creates a new one."""
         try:
             yield
         except GrammarFailed:
@@ -247,10 +252,10 @@ class Constraint:
         self._states: dict[int, GrammarState] = {}
 
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
-        """Request the mask of the token after `history`: prompt, answer so far, and then its drafts.
+        """Request the mask of the token after `history`, which consists of prompt, answer so far, and drafts.
 
-        Returns immediately; repeated calls are free once it is ready. Its result raises GrammarFailed if no bounded
-        continuation exists.
+        Returns immediately; later calls return the same mask. Its result raises GrammarFailed if no continuation of
+        bounded length exists.
         """
         answer_end = len(history) - drafted_tokens
         if answer_end == prompt_tokens:
@@ -260,8 +265,8 @@ class Constraint:
     def vet(
         self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
     ) -> AllowedDrafts:
-        """Return the allowed drafts after `history`: see GrammarState. Does not wait."""
-        special = self._grammar.vocabulary.special  # end an answer or never come
+        """Return the allowed drafts after `history`: see `GrammarState.vet`. Does not wait."""
+        special = self._grammar.vocabulary.special  # these tokens end an answer or are never sampled
         texts = list(takewhile(lambda token_id: token_id not in special, drafted))
         return self._state(choice, history, prompt_tokens, len(history)).vet(texts, most)
 
@@ -275,14 +280,14 @@ class Constraint:
 
 @dataclass(slots=True)
 class StepClock:
-    """Start of a step, monotonic, and seconds spent waiting for masks."""
+    """Start of a step, in monotonic seconds, and the seconds it has spent waiting for masks."""
 
     began_s: float
     masks_s: float = 0.0
 
 
 def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_drafts: Sequence[Mask] = ()) -> None:
-    """Wait briefly for late masks; until one is ready if the step has nothing else to sample.
+    """Wait briefly for late masks; if the step has nothing else to sample, wait until one is ready.
 
     Rows whose mask stays late do not delay the others: they are sampled in a later step. `of_drafts`: masks of drafted
     rows, which may turn out unused.
@@ -297,12 +302,12 @@ def wait_for(masks: Sequence[Mask], clock: StepClock, has_neighbours: bool, of_d
     clock.masks_s += time.monotonic() - now
 
 
-MAX_GRAMMARS = 32  # compiled
+MAX_GRAMMARS = 32  # compiled grammars kept per model
 MASK_THREADS = 2
 
 
 class Grammars:
-    """Grammars of one model, for any thread. Close it after all engines that use its constraints."""
+    """Compiled grammars of one model. Thread-safe. Close it after all engines that use its constraints."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """Remember the checkpoint `folder`, whose tokenizer is read by `prepare` or with the first grammar."""
@@ -314,10 +319,10 @@ class Grammars:
         self._grammars: OrderedDict[StructuredOutput, Grammar] = OrderedDict()
         self._lock = threading.Lock()
         self._threads = MaskThreads(MASK_THREADS)
-        self.compiled = 0  # since the start
+        self.compiled = 0  # number of compilations since the start
 
     def prepare(self) -> None:
-        """Read the tokenizer: 1 s for 128 000 tokens, during which no other Python thread runs.
+        """Read the tokenizer now. It takes 1 s for 128 000 tokens, in which no other Python thread runs.
 
         On failure, requests for structured output fail with the reason.
         """
@@ -332,14 +337,14 @@ class Grammars:
             raise FormRefused("is too ambiguous to be followed, or leads nowhere") from error
 
     def token_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text alone, including special tokens. Raises: FormRefused."""
+        """Return the tokens of a text, which may contain special tokens; none are added. Raises: FormRefused."""
         with self._lock:
             if self._tokenizer is None:
                 from tokenizers import Tokenizer  # slow to import, and rarely needed
 
                 try:
                     self._tokenizer = Tokenizer.from_file(str(self._folder / "tokenizer.json"))
-                except Exception as error:  # tokenizers raises nothing narrower
+                except Exception as error:  # tokenizers raises only Exception itself
                     raise FormRefused(f"the model's tokenizer cannot be read: {error}") from error
             return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
 

@@ -1,8 +1,8 @@
 """Changes of logits that requests ask for, and filters of the tokens that may be sampled.
 
-Changes: bias, penalties, bans; rows without any are not touched. Filters: temperature, top-k, top-p, min-p, typical-p,
-over a batch in float64, with sums in order of id or of likelihood, so that padding changes nothing. Order and meaning
-are those of transformers.
+Changes are bias, penalties and bans; a row without any stays as it is. Filters are temperature, top-k, top-p, min-p and
+typical-p, for a batch in float64. Sums are in order of token id or of likelihood, so that padding changes no result.
+Order and meaning are those of transformers.
 """
 
 import math
@@ -18,8 +18,9 @@ from baton.engine.sampling.params import SamplingParams
 def penalise(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
     """Apply repetition, then frequency and presence penalties to `logits`, float32 `[len(samples), vocab]`.
 
-    Repetition as in CTRL (arXiv 1909.05858) and transformers, over prompt and answer: positive logits are divided by
-    the penalty, negative ones multiplied. Frequency and presence as OpenAI defines them, over the answer alone.
+    The repetition penalty is that of CTRL (arXiv 1909.05858) and transformers, for tokens of prompt and answer:
+    positive logits are divided by it, negative ones multiplied. Frequency and presence penalties are OpenAI's, for
+    tokens of the answer alone.
     """
     repeated = [row for row, sample in enumerate(samples) if sample.params.repetition_penalty != 1.0]
     if repeated:
@@ -62,7 +63,7 @@ def _places(logits: torch.Tensor, tokens: Iterable[tuple[int, Sequence[int]]]) -
 
 
 def _per_row(logits: torch.Tensor, values: Sequence[float], places: torch.Tensor) -> torch.Tensor:
-    """Return the value of each index's row."""
+    """Return, for each of `places` (indexes in the flattened logits), the value of its row."""
     return torch.tensor(values, dtype=logits.dtype, device=logits.device)[places // logits.shape[-1]]
 
 
@@ -71,10 +72,10 @@ class HistoryMissing(ValueError):
 
 
 def adjust(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
-    """Change `logits`, contiguous float32 `[len(samples), vocab]`, in place.
+    """Apply all changes that requests ask for to `logits`, contiguous float32 `[len(samples), vocab]`, in place.
 
-    In the order of transformers' generate: bias, penalties, bad words, min_tokens; then allowed tokens. A row may end
-    up without any token. Raises: HistoryMissing.
+    The order is that of transformers' generate: bias, penalties, bad words, min_tokens; then allowed tokens. A row may
+    be left without any token. Raises: HistoryMissing.
     """
     for sample in samples:
         if sample.params.needs_history and not sample.history:
@@ -114,8 +115,8 @@ def _ban(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
 def banned_tokens(sample: Sample) -> Iterator[int]:
     """Yield tokens that would end the answer too early or complete a bad word.
 
-    As in transformers, a bad word may begin in the prompt, and a single stop token is not one: the answer could not
-    end.
+    As in transformers, a bad word may begin in the prompt. A bad word that is a single stop token is ignored, since the
+    answer could not end.
     """
     params = sample.params
     if len(sample.history) - sample.prompt_tokens < params.min_tokens:
@@ -148,18 +149,20 @@ def _existing(token_ids: Iterable[int], vocab_size: int) -> Iterator[int]:
     return (token_id for token_id in token_ids if 0 <= token_id < vocab_size)
 
 
-SPARE_TOKENS = 8  # beyond the requested number; ties of more tokens cost a second search
+SPARE_TOKENS = 8  # tokens searched beyond the requested number; more ties than that need a second search
 
 
 class Likeliest(NamedTuple):
-    """Tokens by ascending id; shorter rows are filled with -inf."""
+    """Most likely tokens of each row, by ascending id; unused entries have the logit -inf."""
 
     token_ids: torch.Tensor  # int64 [rows, width]
     logits: torch.Tensor  # [rows, width]
 
 
 def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
-    """Return the `counts[row]` most likely tokens of each row, `[rows, vocab]`, and all ties with the last."""
+    """Return, for each row of `logits` `[rows, vocab]`, the `counts[row]` most likely tokens, and all that tie with the
+    last of them.
+    """
     vocab_size = logits.shape[-1]
     values, token_ids = logits.topk(min(max(counts) + SPARE_TOKENS, vocab_size))
     threshold = _kth(values, counts)
@@ -171,22 +174,23 @@ def likeliest(logits: torch.Tensor, counts: Sequence[int]) -> Likeliest:
 
 
 def _kth(descending: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-    """Return the `counts[row]`-th largest value of each row, `[rows, 1]`, or the lowest finite number."""
+    """Return the `counts[row]`-th largest value of each row, `[rows, 1]`, but at least the lowest finite number."""
     places = torch.tensor(counts, device=descending.device).clamp(max=descending.shape[-1]) - 1
     return descending.gather(-1, places[:, None]).clamp(min=torch.finfo(descending.dtype).min)
 
 
 class Candidates(NamedTuple):
-    """Tokens by ascending id, including all that pass the filters; others have no weight."""
+    """Tokens of each row by ascending id. All that pass the filters are included; any others have the weight 0."""
 
     token_ids: torch.Tensor  # int64 [rows, width]
     cumulative: torch.Tensor  # float64 [rows, width], running sum of unnormalised weights
 
 
 def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidates:
-    """Return the candidates of each row of `logits`, float32 `[len(params), vocab]`, each with a finite maximum.
+    """Return the tokens of each row of `logits`, float32 `[len(params), vocab]`, that pass the filters of its `params`.
 
-    No temperature is 0. Ties at the top-k boundary stay. The most likely token always stays, except with typical-p.
+    Each row must have a finite maximum, and no temperature may be 0. Ties at the top-k boundary pass. The most likely
+    token always passes, except with typical-p.
     """
     vocab_size = logits.shape[-1]
     if all(each.is_narrow for each in params):
@@ -204,8 +208,8 @@ def filtered(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Candidat
 
 
 def pick(candidates: Candidates, numbers: torch.Tensor) -> torch.Tensor:
-    """Return the candidates whose intervals, by id, contain `numbers`, float64 `[rows, draws]` in [0, 1)."""
-    targets = numbers * candidates.cumulative[:, -1:]  # below the total: 1 - 2**-53 does not round up to it
+    """Return the candidates whose cumulative weight intervals contain `numbers`, float64 `[rows, draws]` in [0, 1)."""
+    targets = numbers * candidates.cumulative[:, -1:]  # below the total weight, even for 1 - 2**-53
     places = torch.searchsorted(candidates.cumulative, targets, right=True)
     return candidates.token_ids.gather(-1, places)
 
@@ -235,7 +239,7 @@ def _top_k(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tens
 
 
 def _nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Select the most likely tokens with together `top_p` of the mass, at least one."""
+    """Select the most likely tokens that together have the probability `top_p`, at least one (top-p)."""
     ascending = scaled.sort(dim=-1, stable=True)
     below = ascending.values.exp().cumsum(-1)
     inside = below > (1.0 - top_p) * below[:, -1:]
@@ -244,11 +248,11 @@ def _nucleus(scaled: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
 
 
 def _typical(scaled: torch.Tensor, mass: torch.Tensor) -> torch.Tensor:
-    """Select tokens with together `mass` whose information is closest to the entropy (arXiv 2202.00666)."""
+    """Select tokens of total probability `mass` whose information is closest to the entropy (arXiv 2202.00666)."""
     weights = scaled.exp()
     total = weights.cumsum(-1)[:, -1:]
     information = total.log() - scaled
-    expected = (weights / total * information).nan_to_num(nan=0.0)  # 0 * inf for tokens without weight
+    expected = (weights / total * information).nan_to_num(nan=0.0)  # 0 * inf is NaN for tokens of weight 0
     distance = (information - expected.cumsum(-1)[:, -1:]).abs()
     closest = distance.sort(dim=-1, stable=True)
     covered = weights.gather(-1, closest.indices).cumsum(-1)

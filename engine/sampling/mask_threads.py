@@ -1,4 +1,4 @@
-"""Masks, and the threads that compute them during the forward pass."""
+"""Masks of structured output, and the threads that compute them during the forward pass."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ from queue import Empty, SimpleQueue
 
 import torch
 
-CLOSE_TIMEOUT_S = 1.0  # for masks in progress
+CLOSE_TIMEOUT_S = 1.0  # longest wait for masks in progress when the threads stop
 Allowed = torch.Tensor
-"""Bits of the allowed tokens of the vocabulary, uint8, the least significant first."""
+"""One bit per token of the vocabulary, set if the token is allowed, in uint8, the least significant bit first."""
 
 
 class Mask:
@@ -66,7 +66,7 @@ def _raised(failure: Exception) -> Allowed:
 
 
 def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[Mask]:
-    """Wait until all masks, or the `first` one, are ready. Returns those that are not.
+    """Wait until all masks are ready or, with `first`, until one is. Returns the masks that are not ready.
 
     Masks are mostly computed in order, so a caller that waits for all of them waits for the last and is woken once.
     """
@@ -89,8 +89,8 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 class MaskThreads:
     """Threads that compute masks, on other cores than the thread that requests the first mask, if there are any.
 
-    They start with this object and inherit the priority of its creator: an engine's thread may later count as idle,
-    which no thread can leave. Until the first mask they sleep.
+    They start with this object and inherit the priority of the thread that creates it: an engine's thread may later get
+    an idle priority, which the threads that it starts could not leave. They sleep until the first mask is requested.
 
     Masks start in order of arrival. A submitted mask wakes at most one sleeping thread that has looked for work since
     the last wake-up: the many masks of a step wake one thread, and masks behind a slow one start when another is
@@ -110,7 +110,7 @@ class MaskThreads:
             thread.start()
 
     def submit(self, mask: Mask) -> None:
-        """Queue a mask. One thread at a time may call it."""
+        """Queue a mask to be computed. Only one thread at a time may call this."""
         if not self._engines and hasattr(os, "sched_getaffinity"):
             self._engines |= os.sched_getaffinity(0)
         self._masks.put(mask)
@@ -127,7 +127,7 @@ def _work(masks: SimpleQueue[Mask | None], engines: Set[int]) -> None:
 
 
 def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:
-    """Wait for the threads: an interpreter that exits while a thread is inside the library would crash."""
+    """Drop queued masks, and wait for the threads: the process would crash if one were in the library at its exit."""
     with contextlib.suppress(Empty):
         while True:
             masks.get_nowait()
@@ -135,7 +135,7 @@ def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -
         masks.put(None)
     until_s = time.monotonic() + CLOSE_TIMEOUT_S
     for thread in threads:
-        if thread is not threading.current_thread():  # possibly this one, during garbage collection
+        if thread is not threading.current_thread():  # garbage collection may call this on a mask thread
             thread.join(max(0.0, until_s - time.monotonic()))
 
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from baton.engine.sampling.constraint import Constraint
 
 
-NARROW_TOP_K = 1024  # largest top-k whose later filters process only those tokens, not the vocabulary
+NARROW_TOP_K = 1024  # largest top-k after which filters process only the top k tokens, not the vocabulary
 
 
 def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
-    """Return the number of most likely tokens that a step needs per beam.
+    """Return the number of most likely tokens that a step of a beam search needs per beam.
 
     They include the `width` best continuations of all beams and the `width` best that do not end, even if all stop
     tokens are among the most likely.
@@ -24,7 +24,7 @@ def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:
 
 
 FILTERS_BY_VALUE = tuple(name for name, number in NUMBERS.items() if number.filters and name not in ("top_k", "top_p"))
-"""Filters that need more than the order of the tokens and the sum of the most likely."""
+"""Filters that need more than the order of the tokens and the total probability of the most likely ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,25 @@ class SamplingParams(SamplingNumbers):
     """
 
     max_tokens: int
-    seed: int = 0  # 64 bits
+    seed: int = 0  # seed of the random numbers, 64 bits
     stop_token_ids: frozenset[int] = frozenset()
     n: int = 1
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # added to the logits; not modified
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id: addend of its logit
     allowed_token_ids: frozenset[int] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
-    logprobs: int = 0  # most likely tokens reported with each answer token
-    prompt_logprobs: int | None = None  # the same for the prompt; 0 reports only the prompt's own tokens
+    logprobs: int = 0  # number of most likely tokens reported with each answer token
+    prompt_logprobs: int | None = None  # the same with each prompt token; 0 scores only the prompt's own tokens
     beam: BeamParams | None = None  # None: choices are sampled independently
-    constraint: "Constraint | None" = field(default=None, compare=False)  # structured output; not shared
-    most_drafted: int | None = None  # drafted tokens per step; None: the engine's limit
-    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # before temperature, not counting grammars
+    constraint: "Constraint | None" = field(default=None, compare=False)  # structured output of this request
+    most_drafted: int | None = None  # maximum drafted tokens per step; None: the engine's limit
+    adjusts_logits: bool = field(init=False, repr=False, compare=False)  # whether logits change, apart from a grammar
     needs_history: bool = field(init=False, repr=False, compare=False)  # whether `Sample.history` must be set
     # The following fields are read in every step.
     greedy: bool = field(init=False, repr=False, compare=False)
-    takes_any_token: bool = field(init=False, repr=False, compare=False)  # samples from unchanged logits
+    takes_any_token: bool = field(init=False, repr=False, compare=False)  # whether sampling uses the unchanged logits
     filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # only temperature, top-k and top-p
-    first_draws: int = field(init=False, repr=False, compare=False)  # tokens sampled after the prompt's last token
-    is_narrow: bool = field(init=False, repr=False, compare=False)  # the same for all rows that are filtered together
+    first_draws: int = field(init=False, repr=False, compare=False)  # number of tokens sampled after the prompt
+    is_narrow: bool = field(init=False, repr=False, compare=False)  # whether filters process only the top k tokens
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -77,12 +77,12 @@ class SamplingParams(SamplingNumbers):
 
     @property
     def drawn_alone(self) -> bool:
-        """Return whether a token needs nothing but its logits and random number, and nothing else is reported of it."""
+        """Return whether sampling needs only logits and a random number, and no other tokens are reported."""
         return self.takes_any_token and self.logprobs == 0 and self.beam is None
 
     @property
     def places(self) -> int:
-        """Sequences that run together."""
+        """Number of the request's sequences that run at the same time."""
         return self.n if self.beam is None else self.beam.width
 
 

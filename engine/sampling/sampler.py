@@ -1,7 +1,8 @@
 """Sampling of tokens from logits for a batch. A row's tokens do not depend on other rows.
 
-First, rows with structured output get their masks, if these are ready. Then tokens are sampled. Finally, the model's
-own log-probabilities of sampled and prompt tokens are read: before penalties, temperature and filters.
+First, rows with structured output get their masks, if these are ready. Then tokens are sampled. Finally, the
+log-probabilities of sampled and prompt tokens are computed from the model's logits, without penalties, temperature and
+filters.
 """
 
 import logging
@@ -19,9 +20,9 @@ from baton.kernels.sampling import masked_rows, row_statistics, sample_tokens, s
 
 logger = logging.getLogger(__name__)
 Constrained = tuple[Constraint, Sample]
-"""Constraint and sample of structured output."""
+"""Constraint of structured output, and the sample that it restricts."""
 RowResult = tuple[Drawn, ...] | NonFinite | None
-"""Result of each sample of the row, in order; None if its mask was not ready in time."""
+"""Tokens of a row, one per sample in order; NonFinite if it failed; None if its mask was not ready in time."""
 
 
 @dataclass(slots=True)
@@ -29,15 +30,15 @@ class Distribution:
     """Samples of one row from the same distribution: same parameters, same preceding tokens."""
 
     row: int
-    sample: Sample  # one of them
-    places: list[int] = field(default_factory=list)  # in the row's samples
-    numbers: list[float] = field(default_factory=list)  # uniform in [0, 1), one per place; none if greedy
-    token_ids: list[int] = field(default_factory=list)  # sampled, one per place; none if no token has weight
-    allowed: Allowed | None = None  # by the answer's grammar, if it has one
+    sample: Sample  # any one of the samples
+    places: list[int] = field(default_factory=list)  # indexes of the samples in the row
+    numbers: list[float] = field(default_factory=list)  # random, in [0, 1), one per sample; empty if greedy
+    token_ids: list[int] = field(default_factory=list)  # sampled tokens, one per sample; empty if none can be
+    allowed: Allowed | None = None  # mask of the answer's grammar, if it has one
 
 
 Undrawn = dict[int, NonFinite | None]
-"""Reason by row why nothing is sampled; None if its mask is late."""
+"""Rows for which nothing is sampled: the failure, or None if the row's mask is late."""
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
@@ -52,25 +53,26 @@ def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
 def ask_for_masks(constrained: Iterable[Constrained]) -> None:
     """Request the masks of a step, those of drafts last, to be computed during its forward pass.
 
-    Call it just before the layers: before the interpreter's lock is released for long, mask threads could only compete
-    for it.
+    Call it just before the layers start, which release the interpreter's lock for long: earlier, mask threads would
+    only compete for the lock.
     """
     for constraint, sample in sorted(constrained, key=lambda each: each[1].drafted_tokens):
         _asked(constraint, sample)
 
 
 def _asked(constraint: Constraint, sample: Sample) -> Mask:
-    """Request a mask; a failed request returns a mask that fails only its own answer."""
+    """Request the mask of a sample. If that raises, return a mask that fails only this answer."""
     try:
         return constraint.mask(sample.choice, sample.history, sample.prompt_tokens, sample.drafted_tokens)
-    except Exception as failure:  # noqa: BLE001 -- of one request's form, whatever it is
+    except Exception as failure:  # noqa: BLE001 -- any fault of one grammar fails only its request
         return Mask.failed(failure)
 
 
 def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: StepClock) -> Undrawn:
-    """Set the masks of structured output that are ready. `has_neighbours`: whether other rows need none.
+    """Give the rows with structured output their masks, and return the rows that cannot be sampled.
 
-    `clock`: of the step. Raises: HistoryMissing.
+    `has_neighbours`: whether there are rows without structured output. `clock`: clock of the step. Raises:
+    HistoryMissing.
     """
     undrawn: Undrawn = {}
     masks = [
@@ -90,16 +92,16 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
             each.allowed = mask.result()
         except BaseException as error:  # noqa: BLE001 -- GrammarFailed, or a panic of the library on its own thread
             failed = NonFinite(f"the answer's form cannot be followed: {error}")
-            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # recurs without drafts if real
+            undrawn[each.row] = None if each.sample.drafted_tokens else failed  # a real failure recurs without drafts
     return undrawn
 
 
 def put_grammar_first(
     adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
 ) -> bool:
-    """Apply only the grammar to rows where other rules have banned all it allows. Returns whether there are any.
+    """Apply only the grammar to rows in which other rules ban all tokens that it allows. Returns whether there are any.
 
-    `logits`: the model's; `alive`: rows of `adjusted` with a token left.
+    `logits`: the model's logits. `alive`: whether each row of `adjusted` has a token left.
     """
     rows = [row for row, each in enumerate(distributions) if each.allowed is not None and not alive[row]]
     if rows:
@@ -119,12 +121,12 @@ CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between operations
 DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little compared with the KV pool
 
 
-MASK_BYTES = 10  # per logit: a copy of all rows, one of masked rows, and their masks twice
-FILTER_BYTES = 104  # per element: typical-p sorts next to nine tensors, and a GPU sorts in twice the result
+MASK_BYTES = 10  # memory per logit: a copy of all rows, a copy of the masked rows, and two copies of their masks
+FILTER_BYTES = 104  # per filtered logit: nine tensors while typical-p sorts, and a GPU's sort needs twice its result
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
-    """Return the GPU memory that `sample` needs at most, in addition to the logits."""
+    """Return the maximum GPU memory in bytes that `sample` needs in addition to the logits."""
     filtered_at_once = min(rows * vocab_size, max(DEVICE_SCRATCH_ELEMENTS, vocab_size))
     return max(MASK_BYTES * rows * vocab_size, FILTER_BYTES * filtered_at_once)
 
@@ -138,10 +140,11 @@ class Row:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
-    """Sample one result per row of `logits`, float32 `[rows, vocab]`. Non-finite rows affect no other.
+    """Sample one result per row of `logits`, float32 `[rows, vocab]`. A row with non-finite
+    logits does not affect the other rows.
 
-    `clock`: of the step, which structured output may delay by a share of its time; None: not at all. Raises:
-    HistoryMissing.
+    `clock`: clock of the step. Late masks of structured output delay the step by at most a fraction of its time so far;
+    longer only if nothing else can be sampled. None: only the latter. Raises: HistoryMissing.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))
@@ -192,7 +195,7 @@ def _alone(logits: torch.Tensor, row: Row, clock: StepClock | None) -> RowResult
 
 
 def _is_best_allowed(distribution: Distribution, row: Row) -> bool:
-    """Return whether a row needs only the most likely token that the grammar allows."""
+    """Return whether all samples of a row need only the most likely token that the grammar allows."""
     params = distribution.sample.params
     is_plain = params.greedy and not params.adjusts_logits
     return is_plain and distribution.allowed is not None and len(distribution.places) == len(row.samples)
@@ -203,7 +206,10 @@ def _draws_freely(row: Row) -> bool:
 
 
 def _distributions(index: int, row: Row) -> Iterator[Distribution]:
-    """Yield the distributions of a row that are not plain greedy. Samples of one kind are adjacent."""
+    """Yield the distributions of a row, except for samples that only take the most likely token.
+
+    Samples of one distribution must be adjacent.
+    """
     current: Distribution | None = None
     for place, wanted in enumerate(row.samples):
         params = wanted.params
@@ -223,7 +229,7 @@ def _distributions(index: int, row: Row) -> Iterator[Distribution]:
 def _draw(logits: torch.Tensor, distributions: Sequence[Distribution]) -> None:
     """Sample all distributions, grouped by kind of filter, in bounded scratch memory.
 
-    The kind depends only on a distribution's own parameters: two kinds may differ in the last bit of a sum.
+    The group depends only on a distribution's own parameters: sums in different groups may differ in the last bit.
     """
     elements = CPU_SCRATCH_ELEMENTS if logits.device.type == "cpu" else DEVICE_SCRATCH_ELEMENTS
     at_once = max(1, elements // logits.shape[-1])
@@ -302,10 +308,10 @@ def described(
     token_ids: Sequence[int],
     counts: Sequence[int],
 ) -> list[Drawn]:
-    """Return each token with its log-probability in its row, float32 `[rows, vocab]`, and the `counts` most likely.
+    """Return each of `token_ids` with its log-probability in its row, and with the row's `counts` most likely tokens.
 
-    `log_totals`: `[rows]`, from kernels/sampling.py. Rows may have any number of tokens. Also scores prompts: the token
-    at position p + 1 belongs to the row of position p.
+    `logits`: float32 `[rows, vocab]`. `log_totals`: `[rows]`, from kernels/sampling.py. `rows`: row of each token; a
+    row may have any number of tokens. In prompt scoring, the token at position p + 1 belongs to the row of position p.
     """
     if not rows:
         return []
@@ -324,7 +330,7 @@ def described(
 
 
 def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -> list[tuple[TokenLogprob, ...]]:
-    """Return the `most` most likely tokens of some rows, by logit and then by id."""
+    """Return the most likely tokens of some rows, by logit and then by id. `most`: number of tokens by row."""
     rows = list(most)
     found = likeliest(logits[rows], list(most.values()))
     width = min(max(most.values()), logits.shape[-1])
@@ -337,15 +343,16 @@ def _top(logits: torch.Tensor, log_totals: torch.Tensor, most: dict[int, int]) -
     ]
 
 
-ROWS_AT_ONCE = 64  # of [vocab] float32 logits and log-probabilities in memory
+ROWS_AT_ONCE = 64  # rows whose float32 logits and log-probabilities are in memory together
 
 
 def prompt_scores(
     logits: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, scored: Scored
 ) -> tuple[Drawn, ...] | None:
-    """Return one entry per token of `scored`; row i of a chunk's `hidden`, `[tokens, hidden size]`, predicts token i.
+    """Return the scores of all tokens of `scored`, or None if any of their logits are not finite.
 
-    `logits` computes float32 `[rows, vocab]` of some rows. None if those are not finite.
+    Row i of a chunk's `hidden`, `[tokens, hidden size]`, predicts token i. `logits` computes the logits of some rows,
+    float32 `[rows, vocab]`.
     """
     scores: list[Drawn] = []
     for start in range(0, len(scored.token_ids), ROWS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""Limit of reasoning: once its token budget is spent, only the tokens that close it may come.
+"""Limit on reasoning: once its token budget is spent, only the tokens that close the thought are allowed.
 
 The state follows from an answer's tokens alone, so it does not matter which worker generated them, how often their KV
 was preempted, or which drafts were tried.
@@ -15,12 +15,12 @@ from baton.engine.sampling.mask_threads import Allowed, Mask
 from baton.text.structured.output import StructuredOutput
 from baton.text.structured.thoughts import thoughts_of
 
-MAX_LEAD_TOKENS = 4  # white space may precede a thought
+MAX_LEAD_TOKENS = 4  # maximum tokens of white space before a thought
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtTokens:
-    """Markers of a thought as tokens; see text/structured/thoughts.py."""
+    """Markers that open and close a thought, as tokens; see text/structured/thoughts.py."""
 
     open: tuple[int, ...]
     closes: tuple[tuple[int, ...], ...]
@@ -29,7 +29,7 @@ class ThoughtTokens:
 
 
 class _At(Enum):
-    BEGIN = auto()  # with a form: a thought may or may not come
+    BEGIN = auto()  # only with structured output: a thought or the answer may begin
     THOUGHT = auto()
     SPENT = auto()  # the thought must close
     ANSWER = auto()
@@ -38,7 +38,7 @@ class _At(Enum):
 @dataclass(frozen=True, slots=True)
 class _Place:
     at: _At
-    tokens: int = 0  # BEGIN: of the opening; THOUGHT, SPENT: of the thought; ANSWER: before it
+    tokens: int = 0  # BEGIN: of the opening marker; THOUGHT, SPENT: of the thought; ANSWER: before the answer
 
 
 class ThoughtConstraint(Constraint):
@@ -50,9 +50,9 @@ class ThoughtConstraint(Constraint):
         self._vocab_size = vocab_size
         self._any = Mask.of(_bits(vocab_size, slice(vocab_size)))
         self._only: dict[int, Mask] = {}
-        self._either: Mask | None = None  # first token of the form or of a thought
-        self._ended: dict[int, int] = {}  # tokens before the answer, by choice
-        self._searched: dict[int, int] = {}  # position before which no close begins, by choice
+        self._either: Mask | None = None  # first token of the structured answer or of a thought
+        self._ended: dict[int, int] = {}  # by choice: number of tokens before the answer
+        self._searched: dict[int, int] = {}  # by choice: position before which no closing marker begins
 
     def mask(self, choice: int, history: Sequence[int], prompt_tokens: int, drafted_tokens: int = 0) -> Mask:
         """Request the mask of the next token."""
@@ -73,7 +73,7 @@ class ThoughtConstraint(Constraint):
     def vet(
         self, choice: int, history: Sequence[int], prompt_tokens: int, drafted: Sequence[int], most: int
     ) -> AllowedDrafts:
-        """Return drafts up to the end of the thought; forced tokens are drafted."""
+        """Return the drafts up to the end of the thought; once its budget is spent, the tokens that close it."""
         answer = list(history[prompt_tokens:])
         place = self._place(choice, answer, len(answer))
         match place.at:
@@ -122,7 +122,7 @@ class ThoughtConstraint(Constraint):
         return None
 
     def _end(self, answer: Sequence[int], begin: int, start: int) -> int | None:
-        """Return the number of tokens up to the end of the thought, searching from `start`."""
+        """Return the number of tokens up to the thought's end, or None if it is open. The search begins at `start`."""
         longest = max(map(len, self._tokens.closes))
         for place in range(max(begin, start - longest), len(answer)):
             for close in self._tokens.closes:
@@ -136,7 +136,7 @@ class ThoughtConstraint(Constraint):
         return self._only[token_id]
 
     def _thought_or_form(self) -> Mask:
-        """Return the mask of the first token. Raises: GrammarFailed."""
+        """Return the mask of the first token of a thought or of the structured answer. Raises: GrammarFailed."""
         if self._either is None and self._form is not None:
             first = self._form.mask(0, (), 0).result()
             thought = self._one(self._tokens.open[0]).result()
@@ -147,7 +147,10 @@ class ThoughtConstraint(Constraint):
 def thought_constraint(
     output: StructuredOutput, stop_token_ids: Iterable[int], grammars: Grammars
 ) -> ThoughtConstraint:
-    """Create the constraint; blocks. Raises: FormRefused, LibraryMissing."""
+    """Create the constraint of a request that limits thoughts; blocks while a grammar is compiled.
+
+    Raises: FormRefused, LibraryMissing.
+    """
     asked = thoughts_of(output)
     form = None if asked.form is None else grammars.constraint(asked.form, stop_token_ids)
     last = next(close for close in asked.closes if asked.forced.endswith(close))
@@ -161,7 +164,7 @@ def thought_constraint(
 
 
 def _bits(vocab_size: int, token_ids: Sequence[int] | slice) -> Allowed:
-    """Return a bit mask of the same size as a grammar's, without a Python step per token for slices."""
+    """Return the mask of these tokens, of the size of a grammar's. A slice needs no Python step per token."""
     bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.uint8)
     bits[token_ids if isinstance(token_ids, slice) else torch.tensor(token_ids)] = 1
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)

@@ -27,16 +27,16 @@ from baton.engine.scheduler.sequences import (
 )
 from baton.text.block_hash import HashChain
 
-LOOKAHEAD = 64  # waiting prompts that may be skipped per step, each after a cache lookup
+LOOKAHEAD = 64  # maximum number of waiting prompts to skip per step; each costs a cache lookup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IncomingPrefix:
-    """Blocks that a fetch is filling for the prefix cache. Close it with `end_fetch`, once."""
+    """Blocks that a fetch is filling for the prefix cache. Close it once, for example with `end_fetch`."""
 
     named: NamedBlocks
     chain: tuple[bytes, ...]  # column hashes of a prompt, reusable once all blocks are filled
-    known_columns: int  # columns reusable before the fetch
+    known_columns: int  # number of columns that were reusable before the fetch
 
     @property
     def hashes(self) -> tuple[bytes, ...]:
@@ -52,7 +52,7 @@ class IncomingPrefix:
         return self.named.cached
 
     def new_columns(self, blocks: int) -> int:
-        """Return the columns that became reusable with the first `blocks` blocks; with windows, all or none."""
+        """Return how many columns the first `blocks` blocks made reusable; with windowed layer groups, all or none."""
         if len(self.blocks) != len(self.chain):
             return len(self.chain) - self.known_columns if blocks == len(self.blocks) else 0
         return max(0, blocks - self.known_columns)
@@ -66,7 +66,7 @@ class Write(NamedTuple):
 
 
 def wanted_blocks(running: Iterable[ScheduledSequence], pool: BlockPool, block_tokens: int) -> int:
-    """Count the blocks needed for one more token of each answer."""
+    """Count the blocks needed to grow each running answer by one token."""
     growing = (sequence for sequence in running if sequence.is_answer)
     return blocks_to_write((Write(each.held(), each.computed_tokens) for each in growing), pool, block_tokens)
 
@@ -124,10 +124,10 @@ class RunningBatch:
         self.in_flight = StepsInFlight()
         self.waiting = ArrivalOrder()
         self.running = ArrivalOrder()
-        self.reserved: dict[int, ScheduledSequence] = {}  # by request
-        self.pinned: dict[int, ScheduledSequence] = {}  # by request
+        self.reserved: dict[int, ScheduledSequence] = {}  # by request id: prompts whose KV is being received
+        self.pinned: dict[int, ScheduledSequence] = {}  # by request id: prompts that another worker has yet to read
         self._incoming: set[IncomingPrefix] = set()
-        self.requests: dict[int, dict[int, ScheduledSequence]] = {}  # by request and choice, in any phase
+        self.requests: dict[int, dict[int, ScheduledSequence]] = {}  # by request id and choice
         self._block_tokens = block_tokens
         self._swap = swap
         self._on_end = on_end
@@ -189,8 +189,8 @@ class RunningBatch:
         return sequences * blocks + self.pool.groups.blocks(headroom_blocks(sequences - 1))
 
     def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
-        """Create the newest sequence, in no phase yet."""
-        # A Prefill command has hashes but no root: the chain continues from the last hash.
+        """Create a sequence with the next arrival number. It is in no phase yet."""
+        # A Prefill command has hashes but no cache root: the hash chain continues from the last hash.
         root = cache_root or (request.block_hashes[-1] if request.block_hashes else None)
         hashes = None if root is None else HashChain(root, self._block_tokens, request.block_hashes)
         turn = ArrivalKey(self._arrivals, request.first_choice)
@@ -267,7 +267,7 @@ class RunningBatch:
         self.pool.order.loaded(fresh)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """Allocate blocks that no session or prompt needs for a session from another worker; None if they are short."""
+        """Allocate blocks for a session from another worker. Return None if sessions or prompts here need them."""
         spare_blocks = self.pool.available - self.pool.order.awaited_blocks
         return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
@@ -335,9 +335,10 @@ class RunningBatch:
         return [prompt, *others]
 
     def branch(self, beams: Sequence[ScheduledSequence], parents: Sequence[int]) -> list[ScheduledSequence]:
-        """Return one sequence per entry of `parents`, indexes of `beams`: first the beam itself, then forks of it.
+        """Return one sequence per entry of `parents`, which are indexes of `beams`.
 
-        Remove beams that have no entry. All beams must be fully computed.
+        A beam's first child is the beam itself; further children are forks. Beams without children are removed. All
+        beams must be fully computed.
         """
         for index, beam in enumerate(beams):
             if index not in parents:
@@ -369,9 +370,9 @@ class RunningBatch:
             del self.requests[request_id]
 
     def _hold(self, sequence: ScheduledSequence, columns: int, beside: int, first_live: int | None = None) -> bool:
-        """Give a sequence its first table: cached blocks, then fresh ones. `beside`: blocks that must stay available.
+        """Give a sequence its block table: cached blocks, then new ones. Return False if blocks are short.
 
-        `first_live`: see `acquire`.
+        `beside`: number of blocks that must stay available, in addition to the headroom. `first_live`: see `acquire`.
         """
         hashes = sequence.reusable_hashes(self._block_tokens)
         try:
@@ -398,13 +399,13 @@ class RunningBatch:
 
     @property
     def _headroom_blocks(self) -> int:
-        """Blocks to leave free for the growth of answers; prompts that are only computed here have all their blocks."""
+        """Blocks to leave free for growing answers. `prefill_only` prompts need none: they have all their blocks."""
         computed_only = sum(sequence.request.prefill_only for sequence in self.running)
         columns = headroom_blocks(len(self.running) - computed_only + len(self.reserved))
         return self.pool.groups.blocks(columns)
 
     def _swap_in(self, sequence: ScheduledSequence) -> list[BlockSwap]:
-        """Return the swaps of uncached blocks. Slots are free now: none is used again before the next plan."""
+        """Return the swaps of a sequence's uncached blocks. Free its host slots, which the next plan may reuse."""
         swapped, sequence.swapped = sequence.swapped, None
         if swapped is None:
             return []
@@ -431,7 +432,7 @@ def admitted(
     is_coming: Callable[[ScheduledSequence], bool],
     admit: Callable[[ScheduledSequence], bool],
 ) -> Iterator[ScheduledSequence]:
-    """Admit sequences from `waiting`, the oldest first, one per iteration step. Iterates over `waiting` repeatedly.
+    """Admit sequences from `waiting`, the oldest first: one per iteration of the result.
 
     A prompt waits a few steps for a block that a running prompt will publish, rather than recompute it. Younger prompts
     are admitted meanwhile, up to as many tokens as the prompt itself has. A prompt that does not fit ends the pass, so

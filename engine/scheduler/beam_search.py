@@ -57,13 +57,13 @@ class BeamSearch:
 
     @property
     def length(self) -> int:
-        """Tokens of each running beam."""
+        """Number of tokens of each running beam; all have the same number."""
         return len(self._beams[0])
 
     def advance(self, candidates: Sequence[Sequence[TokenLogprob]]) -> list[Continuation]:
-        """Return the beams of the next step, best first; none if the search is over.
+        """Extend all beams by one token. Return the beams of the next step, best first; none if the search is over.
 
-        `candidates`: most likely tokens of each beam, in descending order, in the beam order of the last result.
+        `candidates`: for each beam in the order of the last result, its most likely tokens in descending order.
         """
         width = self._params.width
         best = self._best(candidates)
@@ -102,8 +102,9 @@ class BeamSearch:
         self._ended = nlargest(self._params.width, self._ended + new, key=attrgetter("score"))
 
     def _is_over(self, best_score: float, length: int) -> bool:
-        """Return whether no running beam, the best with the sum `best_score` and `length` tokens, can improve the
-        result.
+        """Return whether no running beam can improve the result.
+
+        `best_score`: sum of log-probabilities of the best running beam. `length`: number of tokens of every beam.
         """
         if len(self._ended) < self._params.width:
             return False
@@ -133,9 +134,9 @@ class BeamGroup:
 
 
 class BeamGroups:
-    """Beam groups of one batch. The caller that removes a request's sequences calls `forget`.
+    """Beam groups of one batch. Whoever removes a request's sequences must call `forget`.
 
-    A group advances when all its beams are computed: the others wait for preempted ones.
+    A group advances when all its beams are computed: it waits for preempted ones.
     """
 
     def __init__(self, batch: RunningBatch) -> None:
@@ -145,7 +146,7 @@ class BeamGroups:
     def take(self, sequence: ScheduledSequence, top: Sequence[TokenLogprob]) -> list[TokenMade | RequestFailed]:
         """Record the most likely tokens after a fully computed prompt or beam.
 
-        Returns all answers together when the search is over.
+        Returns all answers together when the search is over, and nothing before.
         """
         request, beam = sequence.request, sequence.request.params.beam
         if beam is None:

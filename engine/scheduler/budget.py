@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 from baton.engine.scheduler.estimator import OnlineEstimator
 
-EWMA_WEIGHT = 0.25  # of a new step time: about the last seven count, since contexts grow
-FORGET_AFTER = 32  # measurements of other batch sizes
-OUTLIER_RATIO = 1.25  # between measured and expected time: one is a disturbance, two in a row are a change
-CLOSE_RATIO = 1.1  # between bounds that are as good as a measurement
-INITIAL_NOISE = 0.05  # standard deviation as a share of a step
+EWMA_WEIGHT = 0.25  # weight of a new step time: only about the last seven count, since contexts grow
+FORGET_AFTER = 32  # measurements of other batch sizes after which a batch size is forgotten
+OUTLIER_RATIO = 1.25  # of measured to expected time: one outlier is a disturbance, two in a row are a change
+CLOSE_RATIO = 1.1  # ratio up to which two bounds are as good as a measurement
+INITIAL_NOISE = 0.05  # assumed standard deviation, as a fraction of the step time
 MIN_NOISE = 0.01
 
 
@@ -30,7 +30,7 @@ class TimeBounds:
 @dataclass(frozen=True, slots=True)
 class CostEstimate:
     seconds: float
-    error: float  # standard error, as a share
+    error: float  # standard error, as a fraction of `seconds`
 
 
 class DecodeStepCost:
@@ -42,12 +42,12 @@ class DecodeStepCost:
 
     def __init__(self) -> None:
         self._measured = OnlineEstimator(EWMA_WEIGHT, FORGET_AFTER)
-        self._outlier_ratio = 1.0  # of the last measurement, if it was an outlier
+        self._outlier_ratio = 1.0  # ratio of the last measurement if it was an outlier, otherwise 1
         self._variance = INITIAL_NOISE**2
 
     @property
     def noise(self) -> float:
-        """Standard deviation of a step time, as a share of it."""
+        """Standard deviation of a step time, as a fraction of the step time."""
         return max(MIN_NOISE, math.sqrt(self._variance))
 
     @property
@@ -56,7 +56,7 @@ class DecodeStepCost:
         return self._outlier_ratio != 1.0
 
     def estimate(self, answers: int) -> CostEstimate | None:
-        """Return the time of a step of `answers`, or None unless its bounds are close."""
+        """Return the time of a step of `answers` answers, or None if the bounds of that time are far apart."""
         expected = self.expected(answers)
         if expected is None or expected.most_s > CLOSE_RATIO * expected.least_s:
             return None
@@ -104,12 +104,12 @@ class DecodeStepCost:
         return TimeBounds(min(max(least), min(most)), max(max(least), min(most)))
 
 
-LONG_DECAY, SHORT_DECAY = 0.99, 0.85  # per step: about the last 100, or 7, count
+LONG_DECAY, SHORT_DECAY = 0.99, 0.85  # decay per step of the two fits: about the last 100 or 7 steps count
 SAFETY_SIGMAS = 1.0  # standard errors added to the long fit
 CONTRADICTION_SIGMAS = 3.0  # standard errors beyond which the short fit overrules the long one
-MAX_EXTRA_SHARE = 0.25  # share of a step's own cost to which an unexpected difference is capped
-MIN_WEIGHT = 16.0  # steps before the cost is reported
-MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # of a step without answers that serves as a first estimate; error as a share
+MAX_EXTRA_SHARE = 0.25  # cap of an unexpected difference, as a fraction of the time without prompt tokens
+MIN_WEIGHT = 16.0  # measured steps before the cost is reported
+MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # of first estimates, from steps without answers; error is relative
 
 
 class _LinearFit:
@@ -137,7 +137,7 @@ class _LinearFit:
 
 
 class PrefillTokenCost:
-    """Time that one prompt token adds to a step, fitted to step times beyond their cost without prompt tokens.
+    """Time that one prompt token adds to a step, fitted to how much longer steps take with prompt tokens.
 
     Two fits have long and short memory. The long one is used unless the short one contradicts it, so the cost is steady
     under noise and still follows a machine that changes.
@@ -153,9 +153,10 @@ class PrefillTokenCost:
         return self._steps >= MIN_WEIGHT
 
     def observe(self, tokens: int, extra_s: float, own_s: float, error: float) -> None:
-        """Record a step that took `extra_s` longer than without its prompt tokens.
+        """Record a step that took `extra_s` longer than it would have without its prompt tokens.
 
-        `own_s`: its time without them. `error`: standard error of the difference, as a share of the step.
+        `own_s`: estimated time of the step without prompt tokens. `error`: standard error of `extra_s`, as a fraction
+        of the step time.
         """
         expected_s = max(0.0, self._long.slope, self._short.slope) * tokens if self._steps else 0.0
         extra_s = min(max(extra_s, -MAX_EXTRA_SHARE * own_s), MAX_EXTRA_SHARE * own_s + 2.0 * expected_s)
@@ -173,42 +174,42 @@ class PrefillTokenCost:
         self._steps = max(self._steps, LONG_DECAY)
 
     def scale(self, ratio: float) -> None:
-        """Scale the cost along with the times of all steps."""
+        """Multiply the cost by `ratio`, by which the times of all steps have changed."""
         for fit in (self._long, self._short):
             fit.products *= ratio
 
     @property
     def seconds(self) -> float | None:
-        """Cautious cost of one more token, above 0; None before the first measurement."""
+        """Cautious (high) estimate of the cost of one more prompt token; None before the first measurement."""
         if not self._steps:
             return None
         long, short = self._long, self._short
         return max(max(0.0, long.slope) + SAFETY_SIGMAS * long.error, short.slope - CONTRADICTION_SIGMAS * short.error)
 
 
-PROMISED_SHARE = 0.10  # longest extension of a step by prompt tokens, as a share; tests check it
-TARGET_SHARE = PROMISED_SHARE / 2  # keeps the promise if a token costs up to twice the learned cost
-TARGET_MARGIN = 0.95  # of a configured target, since learned costs are wrong by some hundredths
-PROBE_EVERY = 8  # steps, one of which has no prompt tokens and measures the cost of its answers again
-MIN_TOKENS = 1  # per step, so that a prompt always advances
-TRUST_FACTOR = 2.0  # between a chunk and the largest one measured recently
-DECAY = 0.98  # of that largest chunk, per step
-ALONE_DECAY = 0.9  # of the rate without answers, per step
-ALONE_TRUST = 0.1  # share of a chunk without answers that counts as measured with answers
+PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fraction of it; tests check it
+TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
+TARGET_MARGIN = 0.95  # fraction of a configured target to plan for, since learned costs are wrong by some hundredths
+PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
+MIN_TOKENS = 1  # minimum of a step with prompt tokens, so that a prompt always advances
+TRUST_FACTOR = 2.0  # maximum ratio of a chunk to the largest one measured recently
+DECAY = 0.98  # decay of that largest chunk, per step
+ALONE_DECAY = 0.9  # decay of the prefill rate without answers, per step
+ALONE_TRUST = 0.1  # fraction of a chunk without answers that counts as measured with answers
 
 
 class PromptRates(NamedTuple):
-    """Prompt tokens per second; None without enough measurements."""
+    """Prefill rates in prompt tokens per second; None before enough steps are measured."""
 
     alone_tokens_per_s: float | None  # while no answer runs
     beside_tokens_per_s: float | None  # while answers run
 
 
 class StepBudget:
-    """Number of prompt tokens for the next step, by a time target.
+    """Limit on the prompt tokens of the next step, so that the step meets a target time.
 
-    `target_s`: longest step with prompt tokens; None: TARGET_SHARE more than without them. The time without them is
-    measured: one step in PROBE_EVERY has none.
+    `target_s`: longest time of a step with prompt tokens; None: TARGET_SHARE longer than a step without. To measure the
+    latter, one step in PROBE_EVERY has no prompt tokens.
     """
 
     def __init__(self, target_s: float | None = None) -> None:
@@ -219,9 +220,9 @@ class StepBudget:
         self._token = PrefillTokenCost()
         self._unsettled: list[
             tuple[int, int, float]
-        ] = []  # (answers, prompt tokens, seconds) since the last step without prompt tokens
-        self._largest = 0.0  # recent chunk, in tokens
-        self._answers = 0  # of the last decode step
+        ] = []  # answers, prompt tokens and seconds of each step since the last one without prompt tokens
+        self._largest = 0.0  # largest recent chunk, in tokens
+        self._answers = 0  # number of answers in the last decode step
         self._alone_tokens = self._alone_s = 0.0
 
     def observe(self, answers: int, prompt_tokens: int, seconds: float) -> None:
@@ -245,9 +246,9 @@ class StepBudget:
         self._unsettled.clear()
 
     def prompt_tokens(self, answers: int, most: int, beside_s: float = 0.0) -> int:
-        """Return the prompt tokens of the next step, at most `most`; 0 if it must measure the answers alone.
+        """Return the number of prompt tokens for the next step, at most `most`; 0 to measure its answers alone.
 
-        `beside_s`: part of the target that other work of the step takes.
+        `beside_s`: time of the step's other work, such as drafting, which the target must cover too.
         """
         measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
@@ -259,7 +260,7 @@ class StepBudget:
         return min(most, max(MIN_TOKENS, int(allowed)))
 
     def rates(self, most: int) -> PromptRates:
-        """Return prompt tokens per second in steps of at most `most` tokens, with as many answers as ran last."""
+        """Return the prefill rates of steps of at most `most` tokens, with as many answers as the last decode step."""
         alone = self._alone_tokens / self._alone_s if self._alone_s > 0.0 else 0.0
         return PromptRates(alone or None, self._beside_tokens_per_s(most))
 

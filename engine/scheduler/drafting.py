@@ -16,9 +16,9 @@ class Drafting:
         self._block_tokens = block_tokens
 
     def drafts(self, answers: Sequence[ScheduledSequence], most_rows: int) -> Sequence[Sequence[int]]:
-        """Return the drafted tokens of each answer. `most_rows`: rows of the step, including one per answer."""
+        """Return the drafted tokens of each answer. `most_rows`: maximum rows of the step, including one per answer."""
         columns = self._pool.available // self._pool.groups.count
-        spare = columns - len(answers)  # each answer's newest token takes at most one
+        spare = columns - len(answers)  # the newest token of each answer needs at most one column
         most = [self._most_tokens(sequence, with_new_column=number < spare) for number, sequence in enumerate(answers)]
         drafted = self._speculation.candidates(answers, most, most_rows)
         candidates = [vetted(*each) for each in zip(answers, drafted, most, strict=True)]
@@ -26,7 +26,7 @@ class Drafting:
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
     def judge(self, drafted: Sequence[ScheduledSequence], right: Sequence[ScheduledSequence]) -> None:
-        """Record which drafts were right: `drafted` and `right` have one entry per drafted token, its sequence."""
+        """Record which drafts were right. `drafted`, `right`: sequence of each drafted and of each accepted token."""
         accepted = Counter(right)
         for sequence, count in Counter(drafted).items():
             self._speculation.judge(sequence.drafts, count, accepted[sequence])
@@ -36,7 +36,7 @@ class Drafting:
         self._speculation.drafter.forget(sequence)
 
     def _most_tokens(self, sequence: ScheduledSequence, with_new_column: bool) -> int:
-        """Return the draft limit: within the answer's maximum length, and at most one extra column."""
+        """Return the maximum draft length: within the answer's length limit, and at most one new block table column."""
         if not sequence.may_draft:
             return 0
         block_tokens, position = self._block_tokens, sequence.computed_tokens

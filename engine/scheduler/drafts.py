@@ -12,14 +12,14 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from baton.engine.request import Sample
 
-CANDIDATES = 16  # positions to inspect
+CANDIDATES = 16  # maximum number of earlier positions to inspect per draft
 MAX_MATCH_TOKENS = 8  # longer matches do not count more
-TOKENS_PER_CALL = 512  # 0.5 ms: long prompts are indexed over several steps
-MOST_NOTED = 1 << 16  # tokens of the end of a prompt
+TOKENS_PER_CALL = 512  # tokens indexed per call, in 0.5 ms: a long prompt takes several steps
+MOST_NOTED = 1 << 16  # only this many tokens at the end of a prompt are indexed
 
 
 class AnswerSoFar(Hashable, Protocol):
-    """Answer being generated, the same object in every step. Its tokens only grow."""
+    """Answer that is being generated: the same object in every step, whose tokens only grow."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -30,14 +30,14 @@ class AnswerSoFar(Hashable, Protocol):
 
     @property
     def cache_root(self) -> bytes | None:
-        """Salt: only answers with the same one may draft for each other. None: for none."""
+        """Salt: only answers with the same salt may draft for each other. None: the answer drafts for no other."""
 
     @property
     def made_tokens(self) -> int:
         """Number of generated tokens; the tokens before are the prompt."""
 
     def reusable_hashes(self, block_tokens: int) -> Sequence[bytes]:
-        """Return the hashes of complete blocks before the newest token; none if it does not use caches."""
+        """Return the hashes of complete blocks before the newest token; none if the answer does not use caches."""
 
 
 class Drafter(Protocol):
@@ -56,8 +56,8 @@ class Drafter(Protocol):
 class Offer(NamedTuple):
     """Draft that a draft model can compute."""
 
-    tokens: int  # maximum
-    is_known: bool = True  # whether its earlier tokens are computed; if not, `catch_up` does that
+    tokens: int  # maximum number of drafted tokens
+    is_known: bool = True  # whether the model has computed the answer's earlier tokens; if not, `catch_up` does
 
 
 @runtime_checkable
@@ -65,10 +65,10 @@ class CostlyDrafter(Drafter, Protocol):
     """Drafter with its own computation, whose cost is weighed before it drafts."""
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Offer]:
-        """Return what it could draft for each answer, the oldest first, without computing."""
+        """Return what it could draft for each answer, without computing it. `answers` begin with the oldest."""
 
     def seconds(self, tokens: int) -> float:
-        """Return the expected time of a pass over the newest token of `tokens` answers."""
+        """Return the expected time of a drafting pass over one token of each of `tokens` answers."""
 
     @property
     def begin_s(self) -> float:
@@ -76,10 +76,10 @@ class CostlyDrafter(Drafter, Protocol):
 
     @property
     def least_room_s(self) -> float:
-        """Shortest time in which `catch_up` computes more tokens than an answer generates per step."""
+        """Minimum time that `catch_up` needs to compute more tokens than an answer generates per step."""
 
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
-        """Compute earlier tokens of unknown answers, in order, for at most `room_s` seconds.
+        """Compute earlier tokens of answers that are not known (see Offer), in order, for at most `room_s` seconds.
 
         Returns the seconds taken.
         """
@@ -114,7 +114,7 @@ class PerSequenceDrafter:
 
 
 class Place(NamedTuple):
-    """Earlier position of the newest `alike` tokens: that of the last one."""
+    """Earlier occurrence of the newest `alike` tokens, which ends at position `place`."""
 
     alike: int
     place: int
@@ -124,8 +124,8 @@ class PromptLookup:
     """Prompt lookup over one growing sequence of tokens."""
 
     def __init__(self) -> None:
-        self._newest: dict[int, int] = {}  # last position of each pair of tokens, by its second token
-        self._before = array("q")  # from _first on: previous position of the same pair; 0 if there is none
+        self._newest: dict[int, int] = {}  # by pair of adjacent tokens: newest position of the second one
+        self._before = array("q")  # by position from `_first` on: previous position of the same pair, or 0
         self._first = 0
 
     def draft(self, token_ids: Sequence[int], most: int) -> list[int]:
@@ -134,7 +134,7 @@ class PromptLookup:
         return [] if best is None else continued(token_ids, best.place, most)
 
     def best(self, token_ids: Sequence[int]) -> Place | None:
-        """Return the best match, or None without one or before all tokens are indexed."""
+        """Return the best match; None if there is none, or not all tokens are indexed yet."""
         if not self._note(token_ids):
             return None
         places = (Place(_alike(token_ids, place), place) for place in islice(self._places(), CANDIDATES))
@@ -161,7 +161,7 @@ class PromptLookup:
 
 
 def _alike(token_ids: Sequence[int], place: int) -> int:
-    """Count the tokens up to `place` that equal those at the end."""
+    """Count the tokens that end at `place` and equal those at the end."""
     count, last = 2, len(token_ids) - 1
     while count < MAX_MATCH_TOKENS and count <= place and token_ids[place - count] == token_ids[last - count]:
         count += 1
@@ -169,7 +169,7 @@ def _alike(token_ids: Sequence[int], place: int) -> int:
 
 
 def continued(token_ids: Sequence[int], place: int, most: int) -> list[int]:
-    """Return the tokens after `place`; a draft that reaches the end repeats itself."""
+    """Return `most` tokens after `place`; after the last token, the draft repeats from its start."""
     drafted: list[int] = []
     for position in range(place + 1, place + 1 + most):
         known = position < len(token_ids)

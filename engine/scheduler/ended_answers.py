@@ -1,8 +1,8 @@
-"""Recently finished answers, as drafts for others under the same salt: agents and extraction repeat themselves. Pure.
+"""Recently finished answers, from which others with the same salt are drafted: agents repeat themselves. Pure.
 
-The number of kept tokens is limited; the least recently used answer is dropped first. A position is found by the tokens
-before it, in a table of fixed size in which newer entries replace older ones. Every hit is compared with the tokens and
-the salt.
+The number of kept tokens is limited; the least recently used answer is dropped first. A table of
+fixed size maps hashes of a few tokens to their position; newer entries replace older ones. Every hit is compared with
+the tokens and the salt.
 """
 
 from array import array
@@ -13,40 +13,40 @@ from typing import NamedTuple
 
 from baton.engine.scheduler.drafts import MAX_MATCH_TOKENS, AnswerSoFar, PromptLookup, continued
 
-MAX_TOKENS = 1 << 18  # 1 MiB
-MAX_ANSWER_TOKENS = 1 << 12  # last tokens of one answer
-PROMPT_TAIL = 64  # last tokens of its prompt
+MAX_TOKENS = 1 << 18  # limit of all kept tokens, 1 MiB
+MAX_ANSWER_TOKENS = 1 << 12  # tokens kept of one answer, from its end
+PROMPT_TAIL = 64  # tokens kept of the prompt before an answer, from its end
 MATCH_TOKENS = (MAX_MATCH_TOKENS, 4)  # match lengths to look up, the longest first
-SLOTS = 1 << 20  # of the table, 8 MiB: two per token
-TOKENS_PER_CALL = 256  # 0.5 ms
+SLOTS = 1 << 20  # slots of the table, 8 MiB; each token uses two
+TOKENS_PER_CALL = 256  # tokens indexed per call, in 0.5 ms
 PLACE_BITS = 16  # bits of a slot for the position in an answer; the others are the answer's number
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedAnswer:
-    """End of a prompt and its answer."""
+    """Finished answer with the end of its prompt."""
 
     salt: bytes
     token_ids: "array[int]"
 
 
 class Continued(NamedTuple):
-    """Tokens that followed an earlier match of length `alike`."""
+    """Tokens that followed, in an earlier answer, the last `alike` tokens of the answer to draft for."""
 
     alike: int
     token_ids: Sequence[int]
 
 
 class EndedAnswers:
-    """Finished answers of one engine. `most_tokens`: limit of all together."""
+    """Finished answers of one engine. `most_tokens`: maximum number of tokens kept of all together."""
 
     def __init__(self, most_tokens: int = MAX_TOKENS) -> None:
         self._most_tokens = most_tokens
         self._kept: OrderedDict[int, FinishedAnswer] = OrderedDict()  # by number from 1, most recently used last
         self._number = 0
-        self._unnoted: deque[tuple[int, int]] = deque()  # number, and first position not in the table
+        self._unnoted: deque[tuple[int, int]] = deque()  # answers to index: number, and first position not in the table
         self._slots = array("q")  # number and position, 0 if empty; allocated with the first answer
-        self.tokens = 0  # kept
+        self.tokens = 0  # total number of kept tokens
 
     def keep(self, salt: bytes, token_ids: Sequence[int], prompt_tokens: int) -> None:
         """Keep a finished answer. `token_ids`: prompt, of `prompt_tokens` tokens, and answer."""
@@ -78,7 +78,7 @@ class EndedAnswers:
                 self._unnoted.appendleft((number, end))
 
     def after(self, salt: bytes, token_ids: Sequence[int], most: int) -> Continued | None:
-        """Return at most `most` tokens that followed the end of `token_ids` under the same salt, or None."""
+        """Return at most `most` tokens that followed the last `token_ids` in an answer with the same salt, or None."""
         if not self._kept:
             return None
         for alike in MATCH_TOKENS:
@@ -137,6 +137,6 @@ def _slot(salt: bytes, before: Sequence[int]) -> int:
 
 
 def _alike(token_ids: Sequence[int], kept: Sequence[int], place: int) -> int:
-    """Count the tokens of `kept` up to `place` that equal the end of `token_ids`."""
+    """Count the tokens of `kept` that end at `place` and equal the end of `token_ids`."""
     most = min(MAX_MATCH_TOKENS, place + 1, len(token_ids))
     return next((count for count in range(most) if kept[place - count] != token_ids[-1 - count]), most)

@@ -7,24 +7,24 @@ from dataclasses import dataclass
 class Estimate:
     seconds: float
     last: int  # number of the newest measurement
-    times: int = 1  # measurements
+    times: int = 1  # number of measurements
 
 
 class OnlineEstimator:
-    """Mean step time per number of rows: the first measurements weigh the same, later ones `weight` each.
+    """Mean step time by number of rows. Its first measurements weigh the same, later ones `weight` each.
 
-    An estimate is forgotten `forget_after` measurements after its last one, of any number of rows; with
-    `forget_after_each`, at the latest that many times its own measurements.
+    An estimate is forgotten when `forget_after` measurements of any numbers of rows have followed its last one; with
+    `forget_after_each`, already when that many per measurement of its own have followed.
     """
 
     def __init__(self, weight: float, forget_after: int, forget_after_each: int | None = None) -> None:
-        self.estimates: dict[int, Estimate] = {}  # by rows
+        self.estimates: dict[int, Estimate] = {}  # by number of rows
         self._weight = weight
         self._forget_after, self._forget_after_each = forget_after, forget_after_each
         self._number = 0
 
     def advance(self) -> None:
-        """Count a measurement, whether or not it is added."""
+        """Count a measurement towards the age of all estimates, whether or not it is added to one."""
         self._number += 1
 
     def add(self, rows: int, seconds: float) -> None:
@@ -45,7 +45,7 @@ class OnlineEstimator:
             each.seconds, each.times = each.seconds * ratio, 1
 
     def variance_share(self, rows: int) -> float:
-        """Variance of the estimate of `rows` as a share of the variance of one measurement."""
+        """Return the variance of the estimate of `rows`, as a fraction of the variance of one measurement."""
         estimate = self.estimates.get(rows)
         return 1.0 if estimate is None else max(1.0 / estimate.times, self._weight / (2.0 - self._weight))
 

@@ -64,7 +64,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
             return None
         if id(sequence) not in place or sequence.answer_tokens + 1 < sequence.request.params.max_tokens:
             continued.append(sequence)
-    # Next position to write: of a sequence in flight, the one after.
+    # Next position to write; one later for a sequence that is in flight.
     writes = [Write(each.held(), each.computed_tokens + (id(each) in place)) for each in continued]
     if blocks_to_write(writes, batch.pool, block_tokens) > batch.pool.available:
         return None
@@ -77,11 +77,13 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     return draft
 
 
-LANDING_DIVISOR = 8  # of prompt tokens per step while the KV of an answer is being received
+LANDING_DIVISOR = 8  # divisor of a step's prompt tokens while KV of an answer is being received
 
 
 class Scheduler:
-    """Scheduler of at most `max_sequences` choices, in steps of `max_step_tokens` tokens, or one per running choice.
+    """Scheduler of at most `max_sequences` choices, in steps of at most `max_step_tokens` tokens.
+
+    A step always has one token of each running choice, even if these are more.
 
     `budget` limits the prompt tokens in steps with answers. KV of preempted sequences is swapped to `swap` if all of it
     fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at most that
@@ -102,8 +104,8 @@ class Scheduler:
     ) -> None:
         """Start empty.
 
-        `whole_prompts`: compute each prompt in one step of any length, and cache nothing of it: its tokens attend to
-        later ones.
+        `whole_prompts`: compute each prompt in one step of any length and cache nothing of it, for a model whose tokens
+        attend to later ones.
         """
         self._whole_prompts = whole_prompts
         self.speculation = speculation
@@ -129,10 +131,11 @@ class Scheduler:
         self.batch.wait(self.batch.make(request, cache_root))
 
     def reserve(self, request: Request, cache_root: bytes | None = None) -> Reservation | None:
-        """Reserve blocks for a prompt whose KV will be received, and one column to continue in, all or none.
+        """Reserve blocks for a prompt whose KV will be received, and one more block table column for its answer.
 
-        Return None if there is no room now, or only room that waiting requests claim: the caller retries, in order of
-        arrival, after something has finished. Raises: RequestTooLong if there can never be room; RequestRefused.
+        Return None, without effect, if slots or blocks are short now or waiting requests claim them: the caller
+        retries, in order of arrival, when a request has finished. Raises: RequestTooLong if the request can never fit;
+        RequestRefused.
         """
         self._check(request)
         batch, groups, prompt_tokens = self.batch, self.pool.groups, len(request.token_ids)
@@ -182,7 +185,7 @@ class Scheduler:
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
                 if draft.chunks:
-                    break  # first in the next step
+                    break  # this prompt is the first of the next step
                 budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
         return self._begin(draft)
@@ -203,10 +206,10 @@ class Scheduler:
         outcomes: list[SchedulerOutcome] = []
         in_flight = self.batch.in_flight
         sequences = in_flight.finish()
-        right: list[ScheduledSequence] = []  # one entry per right draft
+        right: list[ScheduledSequence] = []  # sequence of each right draft
         for sequence, chunk, result in zip(sequences, plan.chunks, results, strict=True):
             if sequence.table is None or sequence in in_flight.ended or not sequence.draws(chunk):
-                continue  # finished or failed since the plan, or a wrong draft
+                continue  # the sequence ended after the plan, or the chunk follows a wrong draft
             if isinstance(result, NonFinite):
                 if result.kv_suspect:
                     self.pool.distrust(sequence.table.blocks)
@@ -218,7 +221,7 @@ class Scheduler:
                 outcomes += self._taken(sequence, chunk, result)
             except BlockError:
                 raise  # block accounting is broken: no request can be trusted
-            except Exception as fault:  # noqa: BLE001 -- of one request, which ends with it
+            except Exception as fault:  # noqa: BLE001 -- a fault of one request ends only that request
                 self.abort(chunk.request_id)
                 outcomes.append(RequestFailed(chunk.request_id, f"step failed: {type(fault).__name__}: {fault}"))
         if self._drafting is not None:
@@ -267,8 +270,8 @@ class Scheduler:
     def abort(self, request_id: int, landed_blocks: int = 0) -> bool:
         """Remove a request in any phase and free its blocks. Returns whether it existed.
 
-        No copy into the blocks of a reserved request may be in flight: stop it first. Of such a request, the first
-        `landed_blocks` blocks are valid: complete columns stay cached.
+        No copy into the blocks of a reserved request may be in flight: stop it first. `landed_blocks`:
+        number of its leading blocks with valid KV; their complete columns stay cached.
         """
         self._beams.forget(request_id)
         reserved = self.batch.reserved.get(request_id)
@@ -317,7 +320,7 @@ class Scheduler:
             raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
 
     def _most_columns(self, request: Request) -> int:
-        """Return the columns of one choice of maximum length, without the last token, whose KV is never needed."""
+        """Return the columns of one choice of maximum length. They exclude the last token, whose KV is never needed."""
         return blocks_for(request.longest_tokens - 1, self._block_tokens)
 
     def _drafted(self, answers: Sequence[ScheduledSequence]) -> Sequence[Sequence[int]]:
@@ -330,7 +333,7 @@ class Scheduler:
         left = max(0, self.max_step_tokens - decode_tokens)
         if self._budget is None:
             return left
-        if decode_tokens == 0:  # an answer whose KV arrives would wait for the complete step
+        if decode_tokens == 0:  # only answers whose KV is arriving would wait for the step
             return max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
         return self._budget.prompt_tokens(decode_tokens, left, drafting_s)
@@ -349,7 +352,7 @@ class Scheduler:
             draft.swaps_out += batch.preempt(preemptible[-1])
 
     def _lacks_blocks(self) -> bool:
-        """Return whether a running answer cannot grow by a token. One column per answer suffices for a quick check."""
+        """Return whether a running answer cannot grow by a token. Cheap if enough are free."""
         running, pool = self.batch.running, self.pool
         may_lack = len(running) * pool.column_blocks > pool.available
         return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available
@@ -367,7 +370,7 @@ class Scheduler:
             yield from admitted(self.batch.waiting, self.batch.is_coming, admit)
 
     def _without_tail(self, prompt: ScheduledSequence, budget_tokens: int) -> int:
-        """Return the tokens to compute of a prompt: complete blocks before its tail, if that gets a step of its own."""
+        """Return the maximum tokens of a prompt to compute: those before its tail, if that gets a step of its own."""
         began = prompt.computed_tokens > (prompt.cached_tokens or 0)
         fits = 0 < self._tail_tokens < prompt.uncomputed_tokens <= budget_tokens
         if self._whole_prompts or not (prompt.request.prefill_only and began and fits):
@@ -376,7 +379,7 @@ class Scheduler:
         return before_tail - prompt.computed_tokens
 
     def _take(self, sequence: ScheduledSequence, computed: Computed) -> list[SchedulerOutcome]:
-        """Sample one token for each choice of the sequence."""
+        """Apply one sampled token to each choice of the sequence."""
         if sequence.choices == 1:
             sequence.publish(self._block_tokens)
             choices = [sequence]

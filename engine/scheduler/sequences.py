@@ -53,20 +53,20 @@ class TokenMade:
 
 @dataclass(frozen=True, slots=True)
 class PromptComputed:
-    """Result of one computed chunk of a prompt; after the last one follows the first token of every choice, in order.
+    """Result of one computed chunk of a prompt. After the last one, a TokenMade of every choice follows, in order.
 
-    For a `prefill_only` request this result contains those tokens, and its blocks are pinned from then on.
+    For a `prefill_only` request, the last result contains the first tokens instead, and its blocks stay pinned.
     """
 
     request_id: int
-    computed_tokens: int  # of the prompt from its start, including cached ones
+    computed_tokens: int  # prompt tokens computed from the start, including cached ones
     cached_tokens: int  # prompt tokens found in the prefix cache at first admission
     ended: bool  # prompt complete
-    prompt: tuple[Drawn, ...] = ()  # with `params.prompt_logprobs`: the next prompt tokens, from the second on
+    prompt: tuple[Drawn, ...] = ()  # scores of prompt tokens, with `params.prompt_logprobs`; the first token has none
     new_blocks: tuple[int, ...] = ()
     """Blocks of a `prefill_only` request that became readable in this step, in order; the last may be partly filled."""
-    first: tuple[FirstToken, ...] | None = None  # of a complete `prefill_only` request: one per choice, in order
-    pooled: tuple[float, ...] = ()  # of a complete request with `pooling`
+    first: tuple[FirstToken, ...] | None = None  # of a complete `prefill_only` request, one per choice
+    pooled: tuple[float, ...] = ()  # vector of a complete request with `pooling`
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,10 @@ SchedulerOutcome = TokenMade | PromptComputed | RequestFailed
 class SchedulerCounters:
     """Counters since the start."""
 
-    cache_query_tokens: int = 0  # looked up in the prefix cache
+    cache_query_tokens: int = 0  # tokens looked up in the prefix cache
     cache_hit_tokens: int = 0
     preemptions: int = 0
-    preempted_tokens: int = 0  # whose KV was released
+    preempted_tokens: int = 0  # tokens whose KV preemptions released
     swapped_tokens: int = 0  # preempted tokens restored from host memory
     recomputed_tokens: int = 0  # preempted tokens neither restored nor cached
 
@@ -96,8 +96,8 @@ class SchedulerCounters:
 class Swapped:
     """KV of a preempted sequence in host memory."""
 
-    slots: SwapSlots  # by column
-    tokens: int  # from the first one
+    slots: SwapSlots  # host slots in order of columns
+    tokens: int  # number of leading tokens whose KV is stored
     first_live: int  # first column with blocks of windowed groups
 
 
@@ -112,18 +112,18 @@ class ScheduledSequence:
     arrival_key: ArrivalKey
     token_ids: list[int]  # prompt, tokens of earlier attempts, and generated tokens
     hashes: HashChain | None  # None if it does not use the cache
-    choices: int  # that it stands for
-    cache_root: bytes | None = None  # salt under which its answer may draft for others; None: for none
+    choices: int  # number of choices that it stands for
+    cache_root: bytes | None = None  # salt of the answers that it may draft for; None: no others
     table: BlockTable | None = None  # None while waiting and after the end
     computed_tokens: int = 0
     published_blocks: int = 0
-    cached_tokens: int | None = None  # of the prompt; None before first admission
+    cached_tokens: int | None = None  # prompt tokens found in the prefix cache; None before first admission
     lost_tokens: int = 0  # preempted tokens whose KV was released; 0 when running again
-    swapped: Swapped | None = None  # only while waiting
+    swapped: Swapped | None = None  # KV in host memory, only while waiting
     scored_tokens: int = 0  # prompt tokens after the first with reported log-probabilities
-    readable_blocks: int = 0  # of a `prefill_only` request, reported so far
-    pooled: tuple[float, ...] = ()  # sum so far, with `pooling`
-    overtaken_tokens: int = 0  # of prompts admitted while it waited for a block
+    readable_blocks: int = 0  # blocks of a `prefill_only` request reported as readable so far
+    pooled: tuple[float, ...] = ()  # sum of the chunks' pooled vectors so far
+    overtaken_tokens: int = 0  # tokens of prompts admitted while it waited for a block
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
 
@@ -133,7 +133,7 @@ class ScheduledSequence:
 
     @property
     def made_tokens(self) -> int:
-        """Tokens generated here, or by a prefill worker for it; 0 while it is a prompt."""
+        """Number of tokens generated here, or for it by a prefill worker; 0 while it is a prompt."""
         return len(self.token_ids) - len(self.request.token_ids)
 
     @property
@@ -153,7 +153,7 @@ class ScheduledSequence:
         return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.most_drafted != 0
 
     def draws(self, chunk: Chunk) -> bool:
-        """Return whether the chunk's token is the newest one; not so after a wrong draft."""
+        """Return whether the chunk's token is the sequence's newest one: false if its draft was wrong."""
         return not chunk.is_draft or (chunk.end == len(self.token_ids) and chunk.token_ids[0] == self.token_ids[-1])
 
     @property
@@ -204,7 +204,7 @@ class ScheduledSequence:
         return [] if self.hashes is None else self.hashes.first(self.published_blocks, self.token_ids)
 
     def reusable_hashes(self, block_tokens: int) -> list[bytes]:
-        """Return the hashes of blocks that are not computed if they are cached.
+        """Return the hashes of blocks that need not be computed if they are cached.
 
         The newest token is always computed, for its logits; so is every token of a prompt whose log-probabilities are
         requested or whose tokens are all pooled.
@@ -216,7 +216,7 @@ class ScheduledSequence:
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
     def makes(self, number: int, block_hash: bytes) -> bool:
-        """Return whether it computes this block of its prompt and has not published it yet."""
+        """Return whether it will publish block `number` of its prompt, with this hash."""
         own = self.request.block_hashes[number : number + 1]
         return self.is_prompt and own == (block_hash,) and self.published_blocks <= number
 
@@ -254,7 +254,7 @@ class ScheduledSequence:
         return PromptComputed(chunk.request_id, end, cached_tokens, ended, new, new_blocks, first)
 
     def _pool(self, pooling: Pooling, part: tuple[float, ...], ended: bool) -> tuple[float, ...]:
-        """Add a chunk's part. Returns the vector once the prompt is complete."""
+        """Add a chunk's pooled vector to the sum. Returns the prompt's vector once the prompt is complete."""
         if part:
             self.pooled = tuple(map(add, self.pooled, part)) if self.pooled else part
         divisor = pooling.divisor(len(self.request.token_ids))
@@ -312,7 +312,7 @@ class ArrivalOrder:
 
 
 def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
-    """Return a chunk of at most `budget_tokens` next tokens; with the newest token it samples one per choice."""
+    """Return a chunk of the next tokens, at most `budget_tokens`. If it has the newest one, it samples all choices."""
     start = sequence.computed_tokens
     token_ids = sequence.token_ids[start : start + budget_tokens]
     request, top = sequence.request, sequence.request.params.prompt_logprobs
@@ -326,7 +326,7 @@ def next_chunk(sequence: ScheduledSequence, budget_tokens: int) -> Chunk:
 
 
 def first_tokens(chunk: Chunk, drawn: Sequence[Drawn], offset: int = 0) -> tuple[FirstToken, ...]:
-    """Return the first tokens of a prompt whose last chunk this is. `offset`: their position in the answer."""
+    """Return the first token of each choice, sampled by a prompt's last `chunk`. `offset`: position in the answer."""
     return tuple(
         FirstToken(
             sample.choice,
@@ -371,7 +371,7 @@ class PlanBuilder:
         follows: int | None = None,
         is_draft: bool = False,
     ) -> None:
-        """Add a token, `ahead` of the computed ones."""
+        """Add a chunk of one token, `ahead` positions after the computed tokens."""
         request, start = sequence.request, sequence.computed_tokens + ahead
         table = sequence.held().numbers
         chunk = Chunk(
@@ -395,7 +395,7 @@ class StepsInFlight:
 
     def __init__(self) -> None:
         self._steps: deque[tuple[ScheduledSequence, ...]] = deque()
-        self._ended: list[ScheduledSequence] = []  # hold their blocks until no step in flight has them
+        self._ended: list[ScheduledSequence] = []  # finished sequences whose blocks steps in flight still write
 
     def __len__(self) -> int:
         return len(self._steps)

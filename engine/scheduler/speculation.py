@@ -1,8 +1,8 @@
 """Number of drafted tokens that each answer verifies in a step, chosen by their cost and acceptance rate. Pure.
 
 Speculative decoding (Leviathan, Kalman, Matias, 2023) that never changes the answer: every drafted token is a row next
-to that of the newest token, sampled with the random number of its own position. Samples are kept as far as the drafts
-agree with them, so the tokens equal those of one-by-one decoding.
+to that of the newest token, sampled with the random number of its own position. Samples are kept up to the first that
+differs from its draft, so the tokens equal those of one-by-one decoding.
 
 Steps without prompt tokens are timed by their number of rows. A drafted row pays if it raises the expected tokens per
 second of the step. If drafting itself takes time, that time is part of the step and is decided on first.
@@ -21,23 +21,23 @@ from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Drafter
 from baton.engine.scheduler.ended_answers import SharedLookup
 from baton.engine.scheduler.estimator import OnlineEstimator
 
-INITIAL_RATE = 0.5  # assumed acceptance rate
+INITIAL_RATE = 0.5  # acceptance rate assumed at the start
 INITIAL_RATE_COSTLY = 0.7  # the same for a draft model, which was chosen for its target model
-PRIOR_WEIGHT = 4.0  # drafts that the shared rate counts for in the rate of one answer
-DECAY = 0.95  # of an answer's counts, per draft
-SHARED_WEIGHT = 0.05  # of one draft in the shared rate; the first ones weigh more
-INITIAL_WEIGHT = 2  # drafts that the initial rate counts for
-RELAX_RATE = 0.002  # of the rate towards its initial value, per step without drafts: they are retried
+PRIOR_WEIGHT = 4.0  # in one answer's rate, the shared rate weighs as much as this many drafts
+DECAY = 0.95  # decay of an answer's counts, per draft
+SHARED_WEIGHT = 0.05  # weight of one draft in the shared rate; the first ones weigh more
+INITIAL_WEIGHT = 2  # the initial rate weighs as much as this many drafts
+RELAX_RATE = 0.002  # approach of the rate to its initial value per step without drafts, so that drafts are retried
 RELAX_RATE_COSTLY = 0.0005  # the same for a draft model, whose retries cost passes
-EXPLORE_EVERY = 32  # steps with drafts, one of which has one row more, since it may cost nothing
-CATCH_UP_SHARE = 0.25  # share of a step without drafts in which a draft model may catch up
-DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # choices of drafted tokens per step
+EXPLORE_EVERY = 32  # one in this many steps with drafts has one row more, since that may cost nothing
+CATCH_UP_SHARE = 0.25  # time for a draft model to catch up, as a fraction of a step without drafts
+DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # numbers of drafted tokens per step to choose from
 
-EWMA_WEIGHT = 0.1  # of a new step time
+EWMA_WEIGHT = 0.1  # weight of a new step time
 OUTLIER_RATIO = 1.5  # cap of a measurement, as a multiple of the estimate
-FORGET_AFTER = 256  # measurements
-FORGET_AFTER_EACH = 64  # measurements per own measurement: a disturbed first one must not last
-ASSUMED_GROWTH = 0.25  # share of a step that doubling the rows is assumed to add before it is measured
+FORGET_AFTER = 256  # measurements of other sizes after which one is forgotten
+FORGET_AFTER_EACH = 64  # the same per measurement of its own: a disturbed first one must not last
+ASSUMED_GROWTH = 0.25  # fraction of a step that doubling the rows is assumed to add until it is measured
 
 
 class RowCost:
@@ -51,14 +51,14 @@ class RowCost:
         self._expected: dict[int, float] = {}  # seconds by measured rows, ascending in both
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a step time. Other numbers of rows keep theirs, so a wrong first measurement stays local."""
+        """Record a step time. Other numbers of rows keep their times, so a wrong first one stays local."""
         measured = self._measured.estimates.get(rows)
         self._measured.advance()
         self._measured.add(rows, seconds if measured is None else min(seconds, OUTLIER_RATIO * measured.seconds))
         self._update()
 
     def grow_older(self) -> None:
-        """Age all estimates by one measurement, of steps that are measured apart."""
+        """Age all estimates by one measurement, which another RowCost has recorded."""
         self._measured.advance()
         self._update()
 
@@ -88,10 +88,10 @@ class SequenceDrafts:
 
     right: float = 0.0  # accepted tokens, with decay
     wrong: float = 0.0  # rejected tokens, with decay
-    bound: int = 0  # leading drafted tokens of this step that are certain, since a grammar allows no other
+    bound: int = 0  # number of leading drafted tokens of this step that a grammar forces
 
     def rate(self, shared: float) -> float:
-        """Return the expected acceptance rate of the next draft."""
+        """Return the expected acceptance rate of the next draft. `shared`: rate of all answers."""
         return (PRIOR_WEIGHT * shared + self.right) / (PRIOR_WEIGHT + self.right + self.wrong)
 
 
@@ -110,20 +110,20 @@ class DraftCandidate(NamedTuple):
 class StepPrices(NamedTuple):
     """Expected time of a step with drafts, in seconds."""
 
-    plain_s: float = 0.0  # without drafts
-    longer_s: float = 0.0  # added by the drafts
+    plain_s: float = 0.0  # time that the step would take without drafts
+    longer_s: float = 0.0  # time that the drafts add
 
 
 class Speculated(NamedTuple):
-    """Counters since the start. A draft is all that was drafted for one answer in one step.
+    """Counters of drafts since the start. A draft is all tokens drafted for one answer in one step.
 
-    Times are summed over answers: an accepted token gains its answer a step without drafts, and every answer loses the
-    added time of steps with drafts. The difference is the time saved.
+    Times are summed over answers: an accepted token saves its answer one step without drafts, and every answer loses
+    the time that drafts add to its steps. The difference is the time saved.
     """
 
     drafts: int = 0
     drafted_tokens: int = 0
-    accepted_by_position: tuple[int, ...] = ()  # tokens, by position in the draft
+    accepted_by_position: tuple[int, ...] = ()  # accepted tokens by position in the draft
     gained_s: float = 0.0
     lost_s: float = 0.0
 
@@ -167,7 +167,7 @@ class Speculation:
         self.prices = StepPrices()
         """Prices of the step planned last."""
         self._target_s = target_s
-        self._cost = RowCost()  # steps without drafts
+        self._cost = RowCost()  # times of steps without drafts
         self._drafted_cost = self._cost if computes_alike else RowCost()
         self._start = INITIAL_RATE if self._costly is None else INITIAL_RATE_COSTLY
         self._rate = self._start
@@ -251,13 +251,13 @@ class Speculation:
     ) -> list[int]:
         """Return how many of each answer's `counts` drafted tokens pay, at most `most` together.
 
-        `drafter`: draft model whose time counts.
+        `drafter`: draft model, if drafting takes time.
         """
         chances = []
         for index, (each, count) in enumerate(zip(drafts, counts, strict=True)):
             rate = each.rate(self._rate) if count else 0.0
             chances += [(rate ** max(0, position + 1 - each.bound), position, index) for position in range(count)]
-        chances.sort(key=lambda each: (-each[0], each[1]))  # a token never precedes its predecessor
+        chances.sort(key=lambda each: (-each[0], each[1]))  # at equal chances, a token comes after its predecessor
         del chances[max(0, min(most, DRAFT_COUNTS[-1])) :]
         drafting = drafting_s([position for _, position, _ in chances], drafter)
         chosen = self._worthwhile(len(drafts), [each[0] for each in chances], drafting, all_draft)
@@ -294,7 +294,7 @@ class Speculation:
         return None if seconds is None else seconds + drafting[drafted]
 
     def _expected_s(self, answers: int, drafted: int) -> float | None:
-        """Return the expected step time without drafting; steps with drafts cost like others until measured."""
+        """Return the expected step time, excluding drafting. Unmeasured steps with drafts cost as much as others."""
         seconds = self._drafted_cost.expected_s(answers + drafted) if drafted else None
         return self._cost.expected_s(answers + drafted) if seconds is None else seconds
 
@@ -306,7 +306,7 @@ class Speculation:
         return StepPrices(plain_s, max(0.0, whole_s + self.drafting_s - plain_s))
 
     def _longest_s(self, own_s: float, all_draft: bool) -> float:
-        """Return the longest step with drafts: answers without drafts must not wait much longer for those of others."""
+        """Return the maximum time of a step with drafts: answers without drafts must not wait much longer."""
         if self._target_s is not None:
             return self._target_s
         return math.inf if all_draft else (1.0 + PROMISED_SHARE) * own_s

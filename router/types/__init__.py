@@ -1,1 +1,1 @@
-"""Plain values of the router: requests, workers, events. They know no other part of it."""
+"""Plain value classes of the router: requests, workers, events. They import no other package of the router."""

@@ -1,4 +1,4 @@
-"""Events that workers send about one attempt at a request. Plain values, no protobuf."""
+"""Events that workers send about one attempt at a request, as plain values without protobuf."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -8,9 +8,9 @@ from baton.text.causes import CausePart
 
 
 class SequenceEnd(Enum):
-    """Reason why a sequence ended on a worker."""
+    """Reason why a worker completed a sequence."""
 
-    STOP = auto()  # a stop token, which is the last token
+    STOP = auto()  # the last token is a stop token
     LENGTH = auto()
 
 
@@ -21,12 +21,12 @@ class FailureReason(Enum):
     DEADLINE = auto()
     DRAINING = auto()
     NO_ROOM = auto()
-    ADOPTED = auto()  # another router continues the answer
+    ADOPTED = auto()  # another router has adopted the answer
     UNKNOWN_ATTEMPT = auto()  # the worker does not have the answer to be adopted
-    CORRUPT = auto()  # the checksum of transferred KV differs from its source's
-    UNKNOWN = auto()  # a reason of a newer release, or none
-    WORKER_LOST = auto()  # reported by the router's own link, never by a worker
-    WORKER_DIED = auto()  # reported by the router's own link: the process is gone
+    CORRUPT = auto()  # transferred KV has another checksum than at the source
+    UNKNOWN = auto()  # the worker gave no reason, or one of a newer release
+    WORKER_LOST = auto()  # the router's link to the worker was lost; never sent by a worker
+    WORKER_DIED = auto()  # the router found the worker's process gone; never sent by a worker
 
 
 class Alternative(NamedTuple):
@@ -35,25 +35,25 @@ class Alternative(NamedTuple):
 
 
 class TokenLogprob(NamedTuple):
-    """Log-probability of a token, and the alternatives at its position, likeliest first."""
+    """Log-probability of a token. `top`: alternatives at the same position, likeliest first."""
 
     logprob: float
     top: tuple[Alternative, ...]
 
 
 class WorkerGap(NamedTuple):
-    """Gap between two tokens on the worker: the sum of `usual_ms` and the causes."""
+    """Time between two tokens of an answer on its worker, which is the sum of `usual_ms` and the causes."""
 
     usual_ms: float
     causes: tuple[CausePart, ...]  # longest first
 
 
 class Drafts(NamedTuple):
-    """Effect of speculative decoding on an answer, by its own drafts and those of others in its steps."""
+    """Effect of speculative decoding on an answer, by its own drafts and those of other answers in the same steps."""
 
-    drafted_tokens: int = 0  # drafted for this answer
-    accepted_tokens: int = 0  # drafted and accepted
-    saved_ms: float = 0.0  # estimated by the worker; negative: drafts delayed its tokens
+    drafted_tokens: int = 0  # number of tokens drafted for this answer
+    accepted_tokens: int = 0  # number of drafted tokens that were accepted
+    saved_ms: float = 0.0  # time saved, estimated by the worker; negative: drafts delayed the answer
 
     def plus(self, other: "Drafts") -> "Drafts":
         return Drafts(
@@ -71,18 +71,18 @@ NO_DRAFTS = Drafts()
 
 
 class Made(NamedTuple):
-    """Generation of a token on its worker. Only differences of `at_us` (microseconds) in one epoch are meaningful."""
+    """Times of a token's generation on its worker. `at_us` (microseconds) is comparable within one worker epoch."""
 
     at_us: int
-    held_us: int  # time from generation to sending
-    gap: WorkerGap | None = None  # gap before the token, if it was longer than usual
+    held_us: int  # microseconds from generation to sending
+    gap: WorkerGap | None = None  # time since the previous token, if longer than usual
     held: tuple[CausePart, ...] = ()  # causes of a long `held_us`
-    since: tuple[CausePart, ...] = ()  # delays of the worker since the previous token was sent
+    since: tuple[CausePart, ...] = ()  # causes of delays of the worker since it sent the previous token
     drafts: Drafts = NO_DRAFTS
 
 
 class SequenceOutput(NamedTuple):
-    """Tokens of one choice; `offset`: position of the first one within the answer.
+    """Tokens of one choice. `offset`: position of the first of them within the answer.
 
     `logprobs` has one entry per token, or none if they were not requested. `made`: None for a repeated output.
     """
@@ -101,8 +101,8 @@ class PrefillTimings:
     queue_ms: float
     chunk_ms: tuple[float, ...]
     total_ms: float  # from the arrival of the command to the sending of the first step
-    cached_tokens: int  # fetched and restored tokens included
-    fetch_ms: float = 0.0  # part of queue_ms, even if the fetch failed
+    cached_tokens: int  # tokens that were not computed, including fetched and restored tokens
+    fetch_ms: float = 0.0  # part of queue_ms for fetching from another worker, even if it failed
     fetched_tokens: int = 0
     fetch_bytes: int = 0
     fetch_transport: str = ""
@@ -111,13 +111,13 @@ class PrefillTimings:
 
     @property
     def found_tokens(self) -> int:
-        """Return the tokens that were in the pool when the prompt arrived, which a router can predict."""
+        """Number of prompt tokens that were in the pool when the prompt arrived. The router predicts this number."""
         return self.cached_tokens - self.fetched_tokens - self.restored_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Log-probabilities of the prompt's tokens from `offset` on."""
+    """Log-probabilities of a prompt's tokens, beginning at the token `offset`."""
 
     attempt_id: int
     offset: int
@@ -126,7 +126,7 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class FirstStep:
-    """First token of every choice, from prefill; or the vector of the prompt without tokens."""
+    """Result of a computed prompt: the first token of every choice; for an embedding, the vector and no tokens."""
 
     attempt_id: int
     outputs: tuple[SequenceOutput, ...]
@@ -136,7 +136,7 @@ class FirstStep:
 
 @dataclass(frozen=True, slots=True)
 class KvReceived:
-    """Report of a decode worker on a finished KV transfer."""
+    """Report of a decode worker on a completed KV transfer."""
 
     attempt_id: int
     transferred_bytes: int
@@ -162,11 +162,11 @@ AttemptEvent = PromptScores | FirstStep | SequenceOutput | KvReceived | Failed
 
 
 class NewTokens(NamedTuple):
-    """Next released tokens of one choice; `logprobs` has one entry per token, or none."""
+    """Next released tokens of one choice. `logprobs` has one entry per token, or is empty if not requested."""
 
     choice: int
     offset: int
     token_ids: tuple[int, ...]
     end: SequenceEnd | None
     logprobs: tuple[TokenLogprob, ...] = ()
-    stop_token_id: int | None = None  # stop token that ended the choice, if it was released before
+    stop_token_id: int | None = None  # stop token that ended the choice, if it is not among token_ids

@@ -1,4 +1,4 @@
-"""Inputs of a placement: a request, and the workers at one moment. Plain values."""
+"""Inputs of a placement decision: the request, and the state of the workers. Plain values."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +11,10 @@ from baton.text.block_groups import CHARGED_ANSWER_TOKENS, ONE_GROUP, BlockGroup
 
 
 class Measured(Enum):
-    """Source of a rate."""
+    """Where a rate was measured."""
 
-    NOWHERE = auto()  # default value
-    ELSEWHERE = auto()  # measured on other workers
+    NOWHERE = auto()  # not measured: the rate is the default value
+    ELSEWHERE = auto()  # measured on other workers only
     HERE = auto()
 
 
@@ -22,13 +22,13 @@ class Measured(Enum):
 class WorkerRates:
     """Rates of a worker. The defaults apply until some worker has been measured."""
 
-    prefill_tokens_per_s: float = 10_000.0  # prompt rate without running answers
+    prefill_tokens_per_s: float = 10_000.0  # prompt rate while no answers run
     beside_tokens_per_s: float | None = None  # a decode worker's prompt rate while answers run; None: unknown
     token_gap_ms: float = 20.0  # time between tokens of a single answer
-    token_gap_ms_per_token: float = 5e-5  # increase for each token in flight on the worker
+    token_gap_ms_per_token: float = 5e-5  # increase of token_gap_ms for each token in flight on the worker
     kv_bytes_per_token: float = 100_000.0
-    link_gb_per_s: float = 10.0  # read rate from a worker that links_gb_per_s lacks
-    links_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # read rate by source endpoint
+    link_gb_per_s: float = 10.0  # rate of reading KV from a worker that links_gb_per_s lacks
+    links_gb_per_s: Mapping[str, float] = field(default_factory=dict)  # rate of reading KV, by source endpoint
     prefill_measured: Measured = field(default=Measured.NOWHERE, compare=False)  # source of prefill_tokens_per_s
 
 
@@ -37,8 +37,8 @@ UNMEASURED = WorkerRates()
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes three times as long, per worker and decision
 class WorkerView:
-    """Worker at one moment. `limit_*`: this router's credits, `used_*`: the part in use, `elsewhere_*`: reported load
-    of other routers.
+    """State of a worker for one placement decision. `limit_*`: this router's credit; `used_*`: credit that it uses;
+    `elsewhere_*`: load that other routers reported.
     """
 
     endpoint: str
@@ -51,41 +51,41 @@ class WorkerView:
     used_blocks: int = 0
     used_slots: int = 0
     tokens_in_flight: int = 0  # tokens of requests of all routers
-    hit_blocks: int = 0  # blocks of the request that are cached, or expected of a prompt in flight
+    hit_blocks: int = 0  # number of the request's blocks that are cached or that a prompt in flight will leave
     adapters: tuple[Adapter, ...] = ()
-    ready_blocks: int = 0  # part of hit_blocks that is cached now, which another worker could fetch
+    ready_blocks: int = 0  # those of hit_blocks that are cached now, so that another worker could fetch them
     elsewhere_slots: int = 0
     elsewhere_blocks: int = 0
     pending_prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute
-    recent_tokens: float = 0.0  # decaying sum of prompt tokens computed lately
+    recent_tokens: float = 0.0  # decaying sum of the prompt tokens assigned to the worker
     rates: WorkerRates = UNMEASURED
-    branches: int = 0  # earlier prompts that diverged behind the cached prefix
-    tier_blocks: int = 0  # blocks of the request behind hit_blocks, in files that the worker loads
+    branches: int = 0  # number of earlier prompts that diverged after the cached prefix
+    tier_blocks: int = 0  # number of the request's blocks after hit_blocks that the worker can load from files
     tier_block_bytes: int = 0  # size of a block in files
     load_bytes_per_s: float = 0.0  # measured rate of loading files; 0: unknown
-    loading_ms: float = 0.0  # loading time of prompts ahead
-    protocol: int = 1  # newest protocol of the worker
-    has_own_weights: bool = True  # still has the weights that it was started with
+    loading_ms: float = 0.0  # loading time of earlier prompts
+    protocol: int = 1  # newest protocol version that the worker knows
+    has_own_weights: bool = True  # False: the weights that it was started with were replaced
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
-    """Properties of a request that a placement depends on."""
+    """Properties of an attempt on which its placement depends."""
 
     fingerprint: bytes
     block_tokens: int
     prompt_tokens: int
-    max_tokens: int  # per choice
+    max_tokens: int  # maximum number of generated tokens per choice
     choices: int
     turn: int = 0  # number of the request, by which workers of equal cost take turns
-    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request: candidates only if alone
+    avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request: used only if there is no other
     broken_pairs: frozenset[tuple[str, str]] = frozenset()
     """Suspended pairs (prefill, decode), which are used only if there is no other pair."""
     preferred_decode: str | None = None  # decode worker of the last attempt, if another worker failed
     adapter: Adapter | None = None
-    prefix: bytes = b""  # hash of an early block, equal for prompts with the same beginning; empty without one
-    session: str | None = None  # session whose home workers are preferred
-    pooled: bool = False  # the request is for a vector
+    prefix: bytes = b""  # hash of an early block, equal for prompts with the same beginning; empty: too short
+    session: str | None = None  # session, whose requests prefer the same workers
+    pooled: bool = False  # the request asks for a vector, not for an answer
     groups: BlockGroups = ONE_GROUP
 
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
@@ -98,7 +98,7 @@ class PlacementRequest:
     """Maximum hit: it ends before the block of the last prompt token, whose logits are needed."""
 
     def __post_init__(self) -> None:
-        """Compute the derived counts once: a pending request is decided upon many times."""
+        """Compute the derived counts once, because a pending request goes through many decisions."""
         write, prompt_tokens, block_tokens = object.__setattr__, self.prompt_tokens, self.block_tokens
         charge = (prompt_tokens, self.max_tokens, self.choices, block_tokens, self.groups)
         write(self, "charged_answer_tokens", min(self.max_tokens, CHARGED_ANSWER_TOKENS))
@@ -107,7 +107,7 @@ class PlacementRequest:
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
 
     def charged_on(self, worker: WorkerView) -> int:
-        """Return the blocks of credit that the request needs there: at most all of the worker's."""
+        """Return the blocks of credit that the request needs on a worker: at most as many as the worker has."""
         return min(self.charged_blocks, worker.total_blocks)
 
     def hit_tokens(self, worker: WorkerView) -> int:
@@ -121,7 +121,7 @@ PREFIX_TOKENS = 1024
 
 
 def early_block(block_hashes: Sequence[bytes], block_tokens: int) -> bytes:
-    """Return the hash that identifies a prompt's beginning: of the last block within PREFIX_TOKENS; empty if none."""
+    """Return the hash of the last block within PREFIX_TOKENS, which identifies a prompt's beginning; empty if none."""
     last = min(max(PREFIX_TOKENS // block_tokens, 1), len(block_hashes))
     return block_hashes[last - 1] if last else b""
 
@@ -133,7 +133,7 @@ def placement_request(
     broken_pairs: frozenset[tuple[str, str]] = frozenset(),
     preferred_decode: str | None = None,
 ) -> PlacementRequest:
-    """Return the properties of one attempt that its placement depends on."""
+    """Return the properties of one attempt on which its placement depends."""
     pooled = request.pooling is not None
     return PlacementRequest(
         fingerprint=request.fingerprint,

@@ -1,4 +1,4 @@
-"""A client's request, as received, validated, and prepared as tokens. Plain values, no protobuf."""
+"""A client's request in three stages: as received, validated, and prepared as tokens. Plain values without protobuf."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,12 +22,12 @@ MAX_SESSION_CHARACTERS = 256
 
 
 def session_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Return the session in the metadata of a call; empty without one."""
+    """Return the session named in a call's metadata; empty if none is named."""
     return next((value for name, value in metadata if name == SESSION_HEADER and isinstance(value, str)), "")
 
 
 class Operation(Enum):
-    """Operation by its gen_ai name."""
+    """Operation of a request. Values are OpenTelemetry's names (gen_ai.operation.name)."""
 
     GENERATE = "text_completion"
     CHAT = "chat"
@@ -36,7 +36,7 @@ class Operation(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """Function call in an assistant's message. `arguments`: JSON as the model wrote it."""
+    """Function call in an assistant's message. `arguments`: JSON text as the model wrote it."""
 
     call_id: str
     name: str
@@ -45,14 +45,14 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Message of a chat."""
+    """One message of a chat prompt."""
 
     role: str
     content: str
     name: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""  # id of the call that a message of the role `tool` answers
-    reasoning: str = ""  # reasoning before the message, for templates that read it
+    tool_call_id: str = ""  # in a message of the role `tool`: id of the call that it answers
+    reasoning: str = ""  # the model's reasoning before the message, for templates that show it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Chat prompt. `tools`: JSON objects in OpenAI's format; `template_options`: variables for the chat template."""
+    """Input of the chat template. `tools`: JSON objects in OpenAI's format; `template_options`: its variables."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
@@ -77,7 +77,7 @@ class ChatPrompt:
 
 @dataclass(frozen=True, slots=True)
 class PairPrompt:
-    """Two texts that the tokenizer joins, for a reranker."""
+    """Query and document for a reranker. The tokenizer joins the two texts."""
 
     query: str
     document: str
@@ -94,10 +94,10 @@ class RequestedSpeculation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RequestedSampling:
-    """Sampling parameters as received; None: absent. Sequences have any length, so only the validator reads them."""
+    """Sampling parameters as received; None: not set. Only the validator reads sequences, which may have any length."""
 
     max_tokens: int | None = None
-    numbers: Mapping[str, float] = field(default_factory=dict)  # given numbers, by their name in `NUMBERS`
+    numbers: Mapping[str, float] = field(default_factory=dict)  # numbers that the client set, by name in `NUMBERS`
     seed: int | None = None
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
@@ -112,7 +112,7 @@ class RequestedSampling:
     best_of: int | None = None
     beam_width: int | None = None
     length_penalty: float | None = None
-    early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: an unknown value
+    early_stopping: BeamStop | None = BeamStop.UNPROMISING  # None: the client sent an unknown value
     structured: StructuredOutput | None = None
     speculative: RequestedSpeculation | None = None
 
@@ -128,42 +128,42 @@ class GenerationRequest:
     sampling: RequestedSampling = RequestedSampling()
     cache_salt: str = ""
     echo: bool = False
-    priority: int = 0  # lower is earlier among pending requests
-    session: str = ""  # session whose requests prefer the same workers; empty: none
-    session_id: str = ""  # session whose KV is kept; empty: none
-    keep_for_s: float | None = None  # retention of KV after this turn; None: until the next turn is overdue
-    done: bool = False  # last turn of the session
-    tenant: str = ""  # caller, for fair shares of the queue; empty is a tenant, too
-    key_salt: bytes = b""  # salt of the API key, which separates cached prompts of different keys
+    priority: int = 0  # pending requests with a lower value are served earlier
+    session: str = ""  # session, whose requests prefer the same workers; empty: none
+    session_id: str = ""  # session, whose KV is kept between requests; empty: none
+    keep_for_s: float | None = None  # time for which KV is kept after this turn; None: until the next turn is overdue
+    done: bool = False  # True: this is the last turn of the session
+    tenant: str = ""  # caller, among whom the queue is fair; an empty name is a tenant, too
+    key_salt: bytes = b""  # salt of the API key: prompts of different keys share no cached blocks
     limits: KeyLimits = UNLIMITED  # limits of the API key
     is_streamed: bool = True
-    shown_tokens: frozenset[str] = frozenset()  # special tokens kept in the text, by which its parts are recognised
-    own_form: StructuredOutput | None = None  # form that the client requested, if the answer may be calls instead
-    pooling: Pooling | None = None  # pooling of a request for a vector; None: for an answer
+    shown_tokens: frozenset[str] = frozenset()  # special tokens kept in the text for output parsers
+    own_form: StructuredOutput | None = None  # the client's schema or grammar, if the answer may be calls instead
+    pooling: Pooling | None = None  # how to compute a vector; None: the request asks for an answer
 
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """Changes of the logits of single tokens. The defaults change nothing."""
+    """Rules that change or forbid single tokens before sampling. The defaults change nothing."""
 
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # by token id
-    allowed_token_ids: tuple[int, ...] = ()  # empty allows all
-    bad_words: tuple[tuple[int, ...], ...] = ()  # forbidden sequences of token ids
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # number to add, by token id
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all tokens are allowed
+    bad_words: tuple[tuple[int, ...], ...] = ()  # sequences of token ids that must not be generated
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling(SamplingNumbers):
-    """Sampling parameters with every default resolved. `max_tokens` applies to each choice."""
+    """Validated sampling parameters with all defaults filled in. `max_tokens` applies to each choice."""
 
     max_tokens: int
     seed: int  # 64 bits
-    stop_token_ids: tuple[int, ...]  # sorted; includes the model's end-of-sequence tokens unless ignored
-    n: int  # generated choices
+    stop_token_ids: tuple[int, ...]  # sorted; with the model's end-of-sequence tokens unless the client ignores them
+    n: int  # number of generated choices
     rules: LogitRules = LogitRules()
-    logprobs: int | None = None  # reported alternatives per token; None: no log-probabilities
-    prompt_logprobs: int | None = None  # reported alternatives per prompt token; None: no log-probabilities
-    beams: BeamParams | None = None  # beam search, whose n best sequences are the choices
-    structured: StructuredOutput | None = None  # form of each choice
+    logprobs: int | None = None  # number of reported alternatives per token; None: no log-probabilities
+    prompt_logprobs: int | None = None  # number of reported alternatives per prompt token; None: no log-probabilities
+    beams: BeamParams | None = None  # beam search, of which the n best sequences are the choices
+    structured: StructuredOutput | None = None  # schema or grammar that each choice must match
     most_drafted: int | None = None  # maximum drafted tokens per step and choice; None: the worker's setting
 
     @property
@@ -174,7 +174,7 @@ class Sampling(SamplingNumbers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidRequest:
-    """Request with all defaults, validated as far as possible before tokenisation."""
+    """Request with all defaults filled in, validated as far as possible before the prompt is tokenised."""
 
     operation: Operation
     prompt: AnyPrompt
@@ -183,10 +183,10 @@ class ValidRequest:
     is_bounded: bool = True
     """True if the client set max_tokens; if not, `sampling` has the context's size until the prompt is tokenised."""
     stop: tuple[str, ...] = ()
-    n: int = 1  # choices of the answer: the best of the generated ones
+    n: int = 1  # number of choices in the answer: the best of `sampling.n` generated choices
     cache_salt: str = ""
-    bad_words: tuple[str, ...] = ()  # bad words given as texts; `sampling.rules` has those given as tokens
-    logprobs: int | None = None  # alternatives that the client requested
+    bad_words: tuple[str, ...] = ()  # bad words given as text; `sampling.rules` has those given as token ids
+    logprobs: int | None = None  # alternatives per token that the client asked for; None: no log-probabilities
     echo: bool = False
     priority: int = 0
     tenant: str = ""
@@ -198,7 +198,7 @@ class ValidRequest:
 
     @property
     def streams(self) -> bool:
-        """Return whether tokens can be sent on arrival: all generated choices belong to the answer."""
+        """Return whether tokens can be sent as they arrive, because all generated choices belong to the answer."""
         return self.sampling.n == self.n and self.sampling.beams is None
 
     @property
@@ -215,28 +215,28 @@ class ValidRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedRequest(ValidRequest):
-    """Validated request whose prompt is tokenised and hashed, ready for the workers of its model."""
+    """Validated request whose prompt is tokenised and hashed, ready to be sent to workers."""
 
     token_ids: tuple[int, ...]
     packed_tokens: bytes  # token_ids in protobuf's packed encoding
-    cache_root: bytes  # parent of the first block's hash
-    block_hashes: tuple[bytes, ...]  # one per complete block of the prompt
-    fingerprint: bytes  # fingerprint of the model, which the workers must have
+    cache_root: bytes  # parent hash of the first block
+    block_hashes: tuple[bytes, ...]  # one hash per complete block of the prompt
+    fingerprint: bytes  # fingerprint of the model that the workers must have
     block_tokens: int
-    echo_text: str = ""  # text of the prompt, if it is part of the answer
-    adapter: Adapter | None = None  # adapter, which the hashes cover and the workers must have
-    answered_tokens: int = 0  # last tokens of token_ids that belong to the answer, released by an earlier attempt
+    echo_text: str = ""  # text of the prompt, if it is echoed in the answer
+    adapter: Adapter | None = None  # adapter that the workers must have; part of the block hashes
+    answered_tokens: int = 0  # number of last tokens in token_ids that earlier attempts generated
     first_choice: int = 0  # index of the first generated choice
-    plain_root: bytes = b""  # cache_root without a salt; empty if unknown
+    plain_root: bytes = b""  # what cache_root would be without a salt; empty: unknown
     groups: BlockGroups = ONE_GROUP
 
     @property
     def is_salted(self) -> bool:
-        """Return whether the block hashes depend on a salt; false if unknown."""
+        """Return whether the block hashes depend on a salt. False if this is unknown."""
         return self.plain_root not in (b"", self.cache_root)
 
     def plain_hashes(self, most_blocks: int) -> tuple[bytes, ...]:
-        """Return the hashes of the first blocks without a salt; none if unknown."""
+        """Return the hashes that the first blocks would have without a salt; empty if unknown."""
         if not self.plain_root:
             return ()
         if not self.is_salted:
@@ -245,21 +245,21 @@ class PreparedRequest(ValidRequest):
 
     @property
     def cacheable(self) -> tuple[bytes, ...]:
-        """Blocks that need no computation if they are cached: none if every token's result is needed."""
+        """Hashes of blocks that need not be computed if they are cached. Empty if every token's result is needed."""
         pooling = self.pooling
         needs_all = self.sampling.prompt_logprobs is not None or (pooling is not None and not pooling.reuses_prefix)
         return () if needs_all else self.block_hashes
 
     @property
     def choices(self) -> range:
-        """Indices of the generated choices."""
+        """Indices of the generated choices within the original request."""
         return range(self.first_choice, self.first_choice + self.sampling.n)
 
 
 def end_of(sampling: Sampling, answered: tuple[int, ...]) -> SequenceEnd | None:
-    """Return how a choice with these tokens ended; None if it continues.
+    """Return how a choice with the tokens `answered` ended; None if it continues.
 
-    The end is derived because tokens from the client or another router come without it.
+    The end is derived from the tokens, because a client or another router sends tokens without their end.
     """
     if answered and answered[-1] in sampling.stop_token_ids:
         return SequenceEnd.STOP
@@ -269,12 +269,12 @@ def end_of(sampling: Sampling, answered: tuple[int, ...]) -> SequenceEnd | None:
 def replays(
     whole: PreparedRequest, part: PreparedRequest, answers: Mapping[int, tuple[int, ...]]
 ) -> tuple[PreparedRequest, ...]:
-    """Return the parts to attempt instead of the failed `part`.
+    """Return the requests to attempt in place of the failed `part`.
 
-    A new attempt's prompt includes the released tokens of the answer, so that no token is sampled twice. Each
-    unfinished choice becomes an attempt of its own, since their tokens differ. Without released tokens, and for a beam
-    search, the part is attempted again unchanged. `answers`: released tokens of its unfinished choices; `whole`:
-    original request.
+    A new attempt's prompt includes the released tokens of the answer, so that no token is sampled twice. Choices have
+    different tokens, so each unfinished choice is attempted separately. Without released tokens, and for a beam
+    search, `part` is attempted again unchanged. `answers`: released tokens of the unfinished choices of `part`;
+    `whole`: original request.
     """
     if whole.sampling.beams is not None or (len(answers) == len(part.choices) and not any(answers.values())):
         return (part,)
@@ -282,7 +282,7 @@ def replays(
 
 
 def replay(whole: PreparedRequest, choice: int, answered: tuple[int, ...]) -> PreparedRequest:
-    """Return the continuation of one choice. Its hashes cover the answer, whose blocks may be cached."""
+    """Return a request that continues one choice after the tokens `answered`, which become part of the prompt."""
     hashed_tokens = len(whole.block_hashes) * whole.block_tokens
     parent = whole.block_hashes[-1] if whole.block_hashes else whole.cache_root
     further = block_hashes(parent, (*whole.token_ids[hashed_tokens:], *answered), whole.block_tokens)

@@ -1,4 +1,4 @@
-"""Response to a client: one Started, PromptParts, Deltas, one Finished per choice. Plain values, no protobuf."""
+"""Events of a response: one Started, PromptParts, Deltas, one Finished per choice. Plain values without protobuf."""
 
 import secrets
 from collections.abc import Iterable
@@ -9,16 +9,16 @@ from baton.process.errors import Aborted
 from baton.router.types.events import TokenLogprob
 
 TOKEN_CHARACTERS = 32
-_VERSION_CHARACTERS = 8  # first characters, which identify the weights; the others are random
+_VERSION_CHARACTERS = 8  # number of first characters of a resume token, which identify the weights
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Prompt tokens from `offset` on. `logprobs` has one entry per token, or none."""
+    """Part of an echoed prompt, beginning at the token `offset`. `logprobs` has one entry per token, or is empty."""
 
     offset: int
     token_ids: tuple[int, ...]
-    text: str = ""  # text of the complete prompt; only in the first part
+    text: str = ""  # in the first part: text of the complete prompt
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -29,10 +29,10 @@ class FinishReason(Enum):
 
 @dataclass(slots=True)
 class Delta:
-    """New tokens of one choice; `offset`: position of the first one. The text may lag behind the tokens.
+    """New tokens of one choice. `offset`: position of the first in the answer. The text may lag behind the tokens.
 
-    `logprobs` has one entry per token, or none if they were not requested. Treat it as immutable: it is not frozen
-    because constructing a frozen one takes twice as long, for nearly every token.
+    `logprobs` has one entry per token, or none if they were not requested. Treat a delta as immutable. The class is
+    not frozen because nearly every token constructs a delta, and a frozen one would take twice as long.
     """
 
     index: int
@@ -44,7 +44,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceFinished:
-    """End of one choice. At most one of `stop_text` and `stop_token_id` is set."""
+    """End of one choice of an answer. At most one of `stop_text` and `stop_token_id` is set."""
 
     index: int
     reason: FinishReason
@@ -57,25 +57,25 @@ AnswerEvent = Delta | ChoiceFinished
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Durations of one request's stages in milliseconds; 0 for a stage that it did not reach."""
+    """Durations of one request's stages in milliseconds; 0 for a stage that the request did not reach."""
 
     ttft_ms: float
     total_ms: float
     router_queue_ms: float
     route_ms: float
-    prefill_fetch_ms: float  # fetching of cached KV from another worker, even if it failed
+    prefill_fetch_ms: float  # fetch of cached KV from another worker, even if it failed
     prefill_queue_ms: float
     prefill_ms: float
-    return_ms: float  # network to the prefill worker and back, and delivery of the first token
+    return_ms: float  # network time to the prefill worker and back, and delivery of the first token
     transfer_exposed_ms: float
     decode_admission_ms: float
     first_step_ms: float
-    recovery_ms: float  # from the first token until another attempt had generated it again
+    recovery_ms: float  # after failures: from the first token until another attempt generated it again
     token_gap_ms: float  # from the arrival of token 1 to that of token 2
 
 
 class AnswerId(StrEnum):
-    """Prefix of a response id, by API."""
+    """Prefix of the response ids of each HTTP API."""
 
     CHAT = "chatcmpl-"
     COMPLETION = "cmpl-"
@@ -90,7 +90,7 @@ def bare_id(given: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Beginning of a stream."""
+    """First event of a response."""
 
     request_id: str
     model: str
@@ -103,7 +103,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Numbers of tokens, summed over all choices."""
+    """Token counts of a request, summed over all choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -123,12 +123,12 @@ class Timings:
 class Summary:
     usage: Usage
     timings: Timings
-    pooled: tuple[float, ...] = ()  # vector of a pooled request
+    pooled: tuple[float, ...] = ()  # vector that an embedding request returns
     version: str = ""  # version of the weights, see ChosenModel
 
 
 def one_version(versions: Iterable[str]) -> str:
-    """Return the version of the weights that answered one call. Raises: Aborted if they were replaced meanwhile."""
+    """Return the version of the weights that answered a call's prompts. Raises: Aborted if there were several."""
     first, *others = sorted(set(versions))
     if others:
         raise Aborted("the weights were replaced between the prompts of this call; send it again", "MODEL_REPLACED")
@@ -137,7 +137,7 @@ def one_version(versions: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """End of a choice. `summary`: only with the last choice of the stream."""
+    """End of a choice, as sent to the client. `summary`: only with the last choice of the stream."""
 
     choice: ChoiceFinished
     summary: Summary | None
@@ -147,7 +147,7 @@ ResponseEvent = Started | PromptPart | Delta | Finished
 
 
 def resume_token(version: str) -> str:
-    """Draw the resume token of a stream. Its first characters identify the version of the weights."""
+    """Draw a random resume token for a stream. The first characters identify the version of the weights."""
     begin = version[:_VERSION_CHARACTERS]
     return begin + secrets.token_hex(TOKEN_CHARACTERS)[len(begin) : TOKEN_CHARACTERS]
 

@@ -1,4 +1,4 @@
-"""Session (conversation) of a request, whose KV workers keep longer than that of other prompts."""
+"""Session (conversation) of a request. Workers keep a session's KV longer than that of other prompts."""
 
 import hashlib
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ OWNER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """Retention of a session. Its `id` differs between API keys and between salts."""
+    """How long workers keep a session's KV. Equal names have different `id`s for different API keys or salts."""
 
-    name: str  # the client's name of the session
-    id: bytes  # digest of ID_BYTES
-    owner: bytes  # digest of OWNER_BYTES, equal for all sessions of one API key, or of one salt without keys
-    keep_for_s: float | None  # retention after this turn; None: by measured pauses
-    done: bool  # last turn of the session
+    name: str  # session_id that the client sent
+    id: bytes  # digest of caller, salt and name, ID_BYTES long
+    owner: bytes  # digest of the API key, or of the salt without keys, OWNER_BYTES long
+    keep_for_s: float | None  # time to keep the KV after this turn; None: by measured pauses
+    done: bool  # True: this is the last turn of the session
 
 
 def kept_session(
@@ -26,7 +26,7 @@ def kept_session(
     keep_for_s: float | None = None,
     done: bool = False,
 ) -> KeptSession | None:
-    """Return the retention of a named session; None without a name. All salts of one API key have the same owner."""
+    """Return how long to keep the session `name`; None without a name. All salts of one API key have the same owner."""
     if not name:
         return None
     salt = cache_salt.encode("utf-8", "surrogatepass")
@@ -37,7 +37,7 @@ def kept_session(
 
 
 def _digest(*parts: bytes) -> bytes:
-    """Return the SHA-256 of the parts with their lengths, so that no two lists of parts are equal."""
+    """Return the SHA-256 of the parts. Their lengths are hashed, too, so that different lists of parts differ."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)

@@ -1,4 +1,4 @@
-"""Worker as the router knows it: description and newest report. Plain values, no protobuf."""
+"""What a worker tells the router: its description and its reports. Plain values without protobuf."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from baton.versions import UNANNOUNCED, Versions, differing
 
 @dataclass(frozen=True, slots=True)
 class CacheSum:
-    """Checksum of a worker's cache after the changes up to `sequence`; see PrefixIndex.digest."""
+    """Checksum of a worker's set of cached blocks after message `sequence`; see PrefixIndex.digest."""
 
     sequence: int
     digest: int
@@ -23,17 +23,17 @@ __all__ = ["Adapter", "ModelDescription", "PoolBlocks", "WorkerDescription", "Wo
 class ModelDescription:
     name: str
     path: str  # folder of the checkpoint on the worker
-    max_model_len: int  # maximum tokens of prompt and answer
+    max_model_len: int  # maximum number of tokens of prompt and answer together
     vocab_size: int
     dtype: str  # "float32" or "bfloat16"
     block_tokens: int
-    makes_answers: bool = True  # False: only vectors or scores, by prefill workers
+    makes_answers: bool = True  # False: the model only computes vectors or scores, on prefill workers
     groups: BlockGroups = ONE_GROUP
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """LoRA adapter that a worker has loaded, or weights that replace its own, named WEIGHTS."""
+    """LoRA adapter that a worker has loaded; or, with the name WEIGHTS, weights that replace the model's own."""
 
     name: str  # model name by which requests choose it
     digest: str
@@ -41,10 +41,10 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class ListedAdapter:
-    """Adapter loaded at runtime."""
+    """Adapter, or weights, that the cluster loads at runtime."""
 
     adapter: Adapter
-    path: str  # its folder on the workers
+    path: str  # folder of the adapter on the workers
     grace_s: float = 0.0  # time for which requests with the previous weights may run
 
 
@@ -52,16 +52,16 @@ class ListedAdapter:
 class WorkerAdapters:
     """Adapters of one worker."""
 
-    version: int  # version of the last list that it received
+    version: int  # version of the newest adapter list that the worker has received
     listed: tuple[ListedAdapter, ...]
-    started: tuple[Adapter, ...]  # adapters that it was started with
-    refused: tuple[tuple[str, str], ...] = ()  # listed adapters that it could not load, with the reason
-    own_weights_freed: bool = False  # the weights that it was started with were replaced and released
+    started: tuple[Adapter, ...]  # adapters that the worker was started with
+    refused: tuple[tuple[str, str], ...] = ()  # listed adapters that the worker could not load: name and reason
+    own_weights_freed: bool = False  # the weights that the worker was started with were replaced and released
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """Worker's own description at the opening of a link. Only the adapters change within an epoch."""
+    """Description that a worker sends when a link opens. Within an epoch only the adapters change."""
 
     worker_id: str
     role: WorkerRole
@@ -70,14 +70,14 @@ class WorkerDescription:
     model: ModelDescription
     total_blocks: int
     total_slots: int  # 0 for a prefill worker
-    adapters: tuple[Adapter, ...] = ()  # adapters that requests can use
-    roles: tuple[WorkerRole, ...] = ()  # roles that it can change to; none: its role is fixed
-    pool_id: bytes = b""  # random id of its process; empty: an older release
-    arithmetic: str = ""  # rounding of its results; empty: an older release
+    adapters: tuple[Adapter, ...] = ()  # adapters that requests can use now
+    roles: tuple[WorkerRole, ...] = ()  # roles to which the worker can change; empty: its role is fixed
+    pool_id: bytes = b""  # random id of the worker's process; empty: an older release
+    arithmetic: str = ""  # how the worker rounds results; empty: an older release
     versions: Versions = UNANNOUNCED
-    checkpoint: bytes = b""  # digest of its weights; empty: an older release
+    checkpoint: bytes = b""  # digest of the worker's weights; empty: an older release
     kv_layout: str = ""  # description of the KV layout; empty: an older release
-    adapter_list: WorkerAdapters | None = None  # None: it loads adapters only at its start
+    adapter_list: WorkerAdapters | None = None  # None: the worker loads adapters only at its start
 
     @property
     def started_adapters(self) -> tuple[Adapter, ...]:
@@ -88,11 +88,11 @@ class WorkerDescription:
         return self.adapter_list is None or not self.adapter_list.own_weights_freed
 
     def is_same_process(self, other: "WorkerDescription") -> bool:
-        """Return whether both describe one process, perhaps in different roles. False for workers without a pool id."""
+        """Return whether both describe the same process, perhaps in different roles. False without a pool id."""
         return bool(self.pool_id) and self.pool_id == other.pool_id
 
     def differs_from(self, served: "WorkerDescription") -> str:
-        """Return why the worker cannot serve the model that `served` describes; empty if it can."""
+        """Return in what the worker's model differs from that of `served`, so that it cannot serve; empty if it can."""
         if self.fingerprint == served.fingerprint:
             return ""
         if self.kv_layout and served.kv_layout and self.kv_layout != served.kv_layout:
@@ -106,7 +106,7 @@ class WorkerDescription:
 
 @dataclass(frozen=True, slots=True)
 class PoolBlocks:
-    """Blocks of a worker's pool by state; free + cached + held = total."""
+    """Numbers of blocks in a worker's KV pool, by state: free + cached + held = total."""
 
     total: int
     free: int
@@ -122,52 +122,52 @@ class KvLink:
 
     endpoint: str
     transport: str
-    gb_per_s: float  # measured when the workers connected
-    fallback: str  # reason why no faster transport was chosen; empty for the fastest
+    gb_per_s: float  # read rate, measured when the two workers connected
+    fallback: str  # why no faster transport was chosen; empty: this is the fastest
 
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """KV in files of a worker. Counts are since its start."""
+    """State of a worker's KV tier (files and host memory). Counts without a state are since the worker's start."""
 
     blocks: int
     size_bytes: int
     reads: bool
     writes: bool
-    queried_blocks: int  # prompt blocks that the pool lacked
-    hit_blocks: int  # queried blocks that were in files
+    queried_blocks: int  # number of prompt blocks that the pool lacked
+    hit_blocks: int  # number of queried blocks that the tier loaded
     corrupt_blocks: int
     loaded_bytes: int
     stored_bytes: int
     dropped_blocks: int
     evicted_blocks: int
-    directory_id: bytes = b""  # workers with the same id read each other's files; empty: not announced
-    load_bytes_per_s: float = 0.0  # 0: not measured
+    directory_id: bytes = b""  # workers with the same id can read each other's files; empty: not announced
+    load_bytes_per_s: float = 0.0  # rate of loading from files; 0: not measured
     block_bytes: int = 0
-    sequence: int = 0  # number of the worker's last message about its own files
-    memory_blocks: int = 0  # blocks in host memory, a level above the files
+    sequence: int = 0  # number of the worker's newest message about its files
+    memory_blocks: int = 0  # number of blocks in host memory, the level above the files
     memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReport:
-    """Sessions whose KV is kept. Counts are since the worker's start, except the first two."""
+    """Sessions whose KV a worker keeps. The first two values are current; the others count since the worker's start."""
 
     known: int = 0
     protected_blocks: int = 0
     evicted_done_blocks: int = 0
     evicted_other_blocks: int = 0
     evicted_protected_blocks: int = 0
-    prefetched_blocks: int = 0  # from files
+    prefetched_blocks: int = 0  # blocks loaded from files before the session's next prompt
     prefetched_used_blocks: int = 0  # prefetched blocks that a prompt used
-    taken_over_blocks: int = 0  # received from workers that left
+    taken_over_blocks: int = 0  # kept blocks received from workers that left
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """Periodic report of a worker. Counts without another period are since the worker's start."""
+    """Periodic report of a worker. Counts of events are since the worker's start."""
 
-    limit_blocks: int  # maximum blocks that this router may have charged there
+    limit_blocks: int  # maximum number of blocks that this router may charge on the worker
     limit_slots: int
     pages: PoolBlocks
     waiting_requests: int
@@ -176,27 +176,27 @@ class WorkerReport:
     draining: bool
     steps: int
     cache_query_tokens: int = 0  # prompt tokens looked up in the prefix cache
-    cache_hit_tokens: int = 0  # prompt tokens found there
+    cache_hit_tokens: int = 0  # prompt tokens found in the prefix cache
     preemptions: int = 0
-    unfilled_slots: int = 0  # token slots of held blocks that are empty
+    unfilled_slots: int = 0  # number of empty token slots in held blocks
     links: tuple[KvLink, ...] = ()
     cache: CacheSum | None = None  # None: the worker does not report its cache
-    checked_blocks: int = 0  # blocks read from other workers and compared by checksum
+    checked_blocks: int = 0  # blocks read from other workers whose checksums were compared
     checksum_mismatches: int = 0  # checked blocks whose checksum differed
-    checked_at_rest_blocks: int = 0  # cached blocks compared by checksum before use
+    checked_at_rest_blocks: int = 0  # cached blocks whose checksums were compared before use
     corrupt_at_rest_blocks: int = 0  # checked cached blocks whose checksum differed
     alone_tokens_per_s: float | None = None  # prompt rate of a decode worker without running answers
     beside_tokens_per_s: float | None = None  # prompt rate of a decode worker while answers run
-    drafts: int = 0  # drafts of speculative decoding
+    drafts: int = 0  # number of drafts of speculative decoding
     drafted_tokens: int = 0
-    accepted_tokens: tuple[int, ...] = ()  # accepted tokens by position in a draft
+    accepted_tokens: tuple[int, ...] = ()  # number of accepted tokens, by position in a draft
     drafts_gained_s: float = 0.0  # step time saved by accepted tokens, summed over answers
     drafts_lost_s: float = 0.0  # additional time of steps with drafts, summed over answers
-    tier: TierReport | None = None  # None: no KV in files
+    tier: TierReport | None = None  # None: the worker has no KV tier
     sessions: SessionReport = SessionReport()
 
     @property
     def loads_files(self) -> bool:
-        """Return whether the worker loads KV of prompts from files: not while its disk fails, nor in older releases."""
+        """Return whether the worker loads prompt KV from files. False while its disk fails, and for older releases."""
         tier = self.tier
         return tier is not None and tier.reads and bool(tier.directory_id) and tier.block_bytes > 0

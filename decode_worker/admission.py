@@ -7,7 +7,7 @@ from baton.engine.request import Request, Reservation
 from baton.engine.runner.loop import EngineLoop
 
 LONGEST_COPY_S = 2.0
-"""Longest wait for the copy of an earlier attempt; blocks not cached by then are pulled again."""
+"""Longest wait for the copy of an earlier attempt. Blocks that are not cached by then are pulled again."""
 
 
 class PartialPrefixes:

@@ -50,7 +50,7 @@ class StepMessages:
         self.outputs: defaultdict[Link, session_pb2.StepOutputs] = defaultdict(session_pb2.StepOutputs)
         self.drafts = StepDrafts(step) if step.drafts else None
         self.touched: dict[int, Answer] = {}
-        """Answers with tokens of this step, by request."""
+        """Answers with tokens of this step, by request id."""
         self.choice_ended = False
         """True once a choice finished and released its blocks, even if others continue."""
 

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 DECAY = 0.95  # weight of a step relative to the step after it: about the last 20 steps count
 FIXED_S = {"shared_memory": 0.004, "grpc": 0.009}
-"""Fixed cost of a fetch in seconds, by transport: its calls and the wait for both engines. Measured."""
+"""Measured fixed cost of a fetch in seconds, by transport: the calls and the waits for both engines."""
 LATE_LOADS = 2.0
-"""Bound on the other worker's load from files, as a multiple of the time that the router expects."""
+"""Longest wait for the other worker's load from files, as a multiple of the time that the router expects."""
 LONGEST_LOAD_S = 20.0
 AVOIDED_S = 5.0  # time for which nothing is fetched from a worker after a failed fetch
 
@@ -196,7 +196,8 @@ class PrefixFetcher:
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
         """Pull blocks. After a failure or timeout they are released when the copy has finished.
 
-        Raises: TransferFailed, TimeoutError."""
+        Raises: TransferFailed, TimeoutError.
+        """
         restore = hint.loaded_blocks > 0
         pulling = self.reader.pull(hint.endpoint, hint.transfer_id, incoming, incoming.hashes, restore=restore)
         pull = asyncio.create_task(pulling, name="fetch")

@@ -128,7 +128,7 @@ class RouterProcess:
         self._meters = KeyMeters()
         self._peer_routers = self._make_peers()
         self.journal = self._open_journal()
-        """Journal in Redis; None without it."""
+        """Journal of streams in Redis; None without Redis."""
         self.streams = Streams(self._router_id, self.journal, self._on_taken_over)
         self._planning = _planning(config, self.cluster, self.queue, self._fleet, self._stores)
         self._process_queue, self._queue_time = ProcessQueue(), QueueTime(threading.get_native_id())

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 SPARE_SHARE = 0.1
-"""Share of the tokens that later classes get while the first class has pending requests."""
+"""Fraction of the served tokens that lower-priority classes get while the first class has pending requests."""
 
 Item = TypeVar("Item")
 

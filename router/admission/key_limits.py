@@ -64,7 +64,7 @@ class KeyMeter:
 
     def __init__(self, tenant: str, limits: KeyLimits, now: float) -> None:
         self.active = 0
-        """In-flight requests at this router."""
+        """Number of the key's in-flight requests at this router."""
         self.active_on_peers = 0
         self._begun = 0
         self._charged_tokens = 0

@@ -36,19 +36,19 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.router.types.worker import Adapter
 
 RECENT_S = 10.0
-"""Minimum time constant of the measured rate, in seconds with pending requests."""
+"""Minimum time constant of the measured release rate, in seconds with pending requests."""
 RECENT_ENDS = 4.0
-"""Minimum time constant of the measured rate, in completed requests, which may take minutes each."""
+"""Minimum time constant of the measured release rate, in completed requests, each of which may take minutes."""
 _GAP_KEPT = 0.7  # weight of the old mean time between completions when a new one arrives
 GUESS_S = 1.0
-"""Weight of the rate by Little's law, as seconds of measurement."""
+"""Weight of the rate by Little's law relative to the measured rate, as seconds of measurement."""
 MOST_COUNTED_S = 1.0
-"""Maximum time between two updates that counts: workers report several times per second, so in a longer time this
+"""Maximum counted time between two updates: workers report several times per second, so a longer time means that this
 process was stopped.
 """
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
 RETRY_AFTER_S = 1.0
-"""Retry time for clients if no better one is known."""
+"""Seconds after which clients should retry if no better estimate is known."""
 _KEPT = 0.98  # weight of earlier service times relative to the newest one, per completion
 
 
@@ -130,13 +130,13 @@ class WaitEstimate:
 
 
 BEGUN_PRIORITY = -1000
-"""Priority of a retried request: ahead of all others, and never rejected for a long queue."""
+"""Priority of retried requests, which come before all others and are not rejected because of a long queue."""
 PLANNED_SHARE = 0.8
-"""Share of the time until a deadline that may be planned; the rest covers errors of the estimates."""
+"""Fraction of the time until a deadline that may be planned; the rest covers errors of the estimates."""
 QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
-"""Causes of rejections, as counted in metrics."""
+"""Causes of rejections, by which metrics count them."""
 SURE_SHARE = 0.8
-"""Share of the usual service time: with less time left, a pending request is rejected in favour of others."""
+"""Fraction of the expected service time: with less time before its deadline, a pending request is rejected."""
 
 
 ABSENT = {
@@ -144,7 +144,7 @@ ABSENT = {
     NoRoom.NO_DECODE_WORKER: "decode worker",
     NoRoom.NO_POOLING_WORKER: "prefill worker whose release makes vectors",
 }
-"""Missing kind of worker, by reason."""
+"""Kind of worker that is missing, by the reason why a request cannot be placed."""
 
 
 def no_workers(reason: NoRoom) -> Unavailable:
@@ -280,9 +280,9 @@ class WaitForecast:
 
 
 OVERTAKING = 1.0
-"""Maximum tokens that may overtake a pending request, as a multiple of its own."""
+"""Maximum tokens of requests that overtake a pending request, as a multiple of that request's tokens."""
 LOOK_AHEAD = 64
-"""Maximum number of entries searched for one that fits."""
+"""Maximum number of pending entries that are searched for one that fits."""
 
 
 class _RequestKind(NamedTuple):

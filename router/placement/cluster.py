@@ -24,7 +24,7 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 ALL_UP_TO = 64
 HOLDERS, OTHERS = 16, 32
 Pair = tuple[str, str]
-"""Endpoints of a prefill worker and of a decode worker."""
+"""Endpoint of a prefill worker and endpoint of a decode worker."""
 _NONE: frozenset[Pair] = frozenset()
 _NO_FILES: Mapping[str, int] = {}
 
@@ -157,7 +157,9 @@ class Departures:
 
 
 WINDOW_S = 15.0
-"""Time constant of recent work: work has decayed to 1/e when the cluster has been assigned that much more work."""
+"""Time constant of recent work, measured in assigned work: after WINDOW_S of further work for the whole cluster, a
+worker's recent work has decayed to 1/e.
+"""
 
 
 @dataclass(slots=True)
@@ -323,7 +325,7 @@ LATEST_AGE = 0.05
 """Maximum age of a cached view, in multiples of WINDOW_S of assigned work: recent work has decayed by 5 % by then."""
 
 KEPT_NAMES = 1024
-"""Number of remembered worker names: failed attempts are explained after their worker is gone."""
+"""Number of remembered worker names, so that failed attempts can be explained after their worker is gone."""
 
 
 class Cluster:
@@ -336,7 +338,7 @@ class Cluster:
         self.tiers = TierDirectories()
         self.pairs = PairCircuitBreaker()
         self.departures: defaultdict[str, Departures] = defaultdict(Departures)
-        """Counts of lost links by worker name."""
+        """Counts of lost links by worker id."""
         self._peer_loads: Mapping[str, WorkerLoad] = {}
         self._names: dict[str, str] = {}  # worker id by endpoint, including workers that are gone
         self.rates = RateLedger()
@@ -345,7 +347,7 @@ class Cluster:
         self._recent, self._fan_out = RecentWork(), PrefixFanOut()
         self._seen_rates, self._seen_age = 0, 0.0  # rates.version and _recent.age for which the cached views are valid
         self.predictions = RecentPredictions()
-        """Placements to be announced to other routers."""
+        """Placements that the other routers have yet to learn."""
 
     @property
     def workers(self) -> tuple[Worker, ...]:

@@ -11,7 +11,7 @@ from baton.router.types.placement import Measured, PlacementRequest, WorkerRates
 
 KEPT_PREDICTIONS = 256
 ALIKE_FACTOR = 4.0
-"""Maximum ratio of the lengths of two prompts that count as similar."""
+"""Maximum ratio of the uncached lengths of two prompts that count as similar."""
 
 
 class Basis(StrEnum):

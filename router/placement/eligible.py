@@ -14,7 +14,7 @@ from baton.versions import POOLING_PROTOCOL
 POOLED_AHEAD_MS = 500.0
 """Maximum queueing time of a pooled prompt on its worker.
 
-Longer queues form in the router, where tenants take turns, so that prompts with answers find short queues on workers.
+Further pooled prompts wait in the router, where tenants take turns, so that other prompts find short queues on workers.
 """
 
 
@@ -36,7 +36,7 @@ class Reason(StrEnum):
 
 
 NEVER = frozenset({Reason.OTHER_MODEL, Reason.TOO_FEW_SLOTS, Reason.POOL_TOO_SMALL})
-"""Reasons that waiting does not remove."""
+"""Reasons that do not disappear by waiting."""
 
 _DECODE = WorkerRole.DECODE  # looking up an enum member is slow in a hot path
 

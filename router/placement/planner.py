@@ -54,7 +54,7 @@ def _others_of_its_role(workers: Sequence[Worker], worker: Worker) -> bool:
 
 GAIN = 0.15
 LEAST_HELP = 0.5
-"""Minimum effect of one more worker, as a share of the effect if all load of the role could be divided."""
+"""Minimum effect of one more worker, as a fraction of the effect that it would have if all load could be divided."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ REUSE_PREMIUM, SHARED_REUSE_PREMIUM = 40.0, 4.0
 MAX_AFFINITY_MS = 10_000.0
 RECENT_LOAD_WEIGHT = 0.2
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
-"""A decode worker computes a prompt, although that slows its answers down, if its first token comes at least twice as
-soon, and 1 s sooner, as from the best prefill worker.
+"""A decode worker computes a prompt, although that slows its answers down, if twice its TTFT plus 1 s is less than the
+TTFT of the best prefill worker.
 """
 
 

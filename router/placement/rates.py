@@ -14,18 +14,19 @@ from baton.text.kv_loading import LoadCosts
 
 DECAY = 0.9
 PRIOR_MS = 50.0
-"""Weight of the cluster's rate in a worker's own, as computing time: a first short prompt is no reliable measurement.
+"""Weight of the cluster's prompt rate in a worker's own, as milliseconds of computing: one short prompt measures the
+rate badly.
 """
 UNSEEN_DECAY = 0.98
-"""Decay of the worker that was measured longest ago, at each measurement of another: a worker that was measured as slow
-gets no prompts, and so no measurement that could correct it.
+"""Decay of the oldest measured worker's rate at each measurement of another worker. Without it, a worker that was
+once measured as slow would get no prompts, and so no measurement to correct the rate.
 """
 LEAST_SPREAD = 0.2
-"""Minimum spread of tokens in flight, as a share of their mean, for which a slope is fitted."""
+"""Minimum standard deviation of tokens in flight, as a fraction of their mean, for which a slope is fitted."""
 NEWS = 0.05
-"""Minimum relative change of a reported rate that replaces the known one."""
+"""Minimum relative change at which a reported rate replaces the known rate."""
 LEAST_APART_S = 0.1
-"""Minimum time between two reports from which a token gap is computed: fewer steps would give noise."""
+"""Minimum time between two reports from which a token gap is computed: a shorter time has too few steps."""
 _PREFILL = WorkerRole.PREFILL  # looking up an enum member is slow in a hot path
 
 
@@ -115,7 +116,7 @@ class RateLedger:
         self._known: dict[str, WorkerRates] = {}
         self._typical = UNMEASURED
         self.version = 0
-        """Number that changes whenever a result of `of` may have changed."""
+        """Number that changes whenever a worker's rates may have changed."""
 
     def of(self, worker: str) -> WorkerRates:
         return self._known.get(worker, self._typical)
@@ -224,7 +225,9 @@ def _is_close(one: float | None, other: float | None) -> bool:
 
 
 CAUTION = 0.1
-"""Share of a decode worker's prompt rate assumed while answers run, until it reports its own: this avoids overload."""
+"""Fraction of a decode worker's prompt rate that is assumed while answers run, until the worker reports that rate. It
+is low to avoid overload.
+"""
 
 
 class Expected(NamedTuple):

@@ -13,13 +13,15 @@ from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.planner import Pressure, Situation
 
 TARGET = 0.8
-"""Target pressure, as a share of what the SLOs allow: load grows while new workers start."""
+"""Target pressure, as a fraction of what the SLOs allow. The rest is for load that grows while new workers start."""
 LEAST_ROOM = 0.2
-"""Minimum share of the TTFT objective that is available for queueing, even if a prompt's own computation takes most."""
+"""Minimum fraction of the TTFT objective that counts as available for queueing, even if a prompt's own computation
+takes most of it.
+"""
 MOST_FOR_WAITING = 1.25
-"""Maximum growth factor for queueing alone: a queue shows that workers are missing, but not how many."""
+"""Maximum factor by which latency alone raises the number: a queue shows that workers are missing, but not how many."""
 SPARE = 0.1
-"""Required headroom below TARGET with one worker less, as a share."""
+"""Headroom below TARGET, as a fraction, that must remain with one worker less."""
 MOST_WORKERS = 1024
 
 

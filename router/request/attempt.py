@@ -89,7 +89,7 @@ class AttemptPhase(Enum):
     ENDED = 8  # closed, holds no resources
 
     on_workers: bool
-    """True while workers have the attempt."""
+    """True in phases in which workers run the attempt."""
 
     def __init__(self, number: int, on_workers: bool = False) -> None:
         self.on_workers = on_workers

@@ -50,7 +50,7 @@ from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
 GRACE_S = 10.0
-"""Lifetime of a record after its stream: the client may not have received the end."""
+"""Time for which a record is kept after its stream was closed: the client may not have received the end."""
 MAX_RECORD_BYTES = 1 << 20
 MAX_NOTED = 4096  # maximum number of pending changes; further ones are dropped
 BATCH = 16  # maximum records per call, so that serialising them blocks the event loop for less than 1 ms
@@ -169,7 +169,7 @@ class Journal:
         self._noted: dict[str, JournalEntry] = {}  # by key: entries to be written; those not in _live were closed
         self._changed = asyncio.Event()
         self.problem = ""
-        """Reason why the store rejected the last records; empty if it did not."""
+        """Reason why the store rejected the last write; empty if the write succeeded."""
 
     def open(
         self, key: str, stream: int, request: PreparedRequest, model: str, deadline_s: float, seize: bool = False

@@ -36,7 +36,7 @@ RETRYABLE = frozenset(
 )
 """Failures after which another attempt may succeed."""
 ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
-"""Failed reads from a prefill worker, as its decode worker reports them. The prefill worker may be gone."""
+"""Failures that a decode worker reports of its reads from a prefill worker. The prefill worker may be gone."""
 PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
 """Failures of a prefill worker after which its results are still valid, so that the decode worker keeps its KV."""
 
@@ -86,7 +86,7 @@ class Quarantine:
 
     def __init__(self) -> None:
         self.until_s: OrderedDict[bytes, float] = OrderedDict()
-        """End of the quarantine (monotonic) by digest, oldest first."""
+        """End of each request's quarantine (monotonic seconds) by digest, earliest first."""
 
     def __len__(self) -> int:
         return len(self.until_s)

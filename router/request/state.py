@@ -84,7 +84,7 @@ _EXPECTED: Mapping[type, AttemptPhase] = {
     RetryDue: AttemptPhase.BACKOFF,
     KvOverdue: AttemptPhase.COMPLETE,
 }
-"""Phase in which an event is applied. Worker events are applied in any phase in which workers have the attempt."""
+"""Phase in which each event is applied. Worker events are applied in all phases in which workers run the attempt."""
 
 
 class RequestState:

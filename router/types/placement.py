@@ -80,7 +80,7 @@ class PlacementRequest:
     turn: int = 0  # number of the request, by which workers of equal cost take turns
     avoided_prefill: frozenset[str] = frozenset()  # endpoints that failed this request: used only if there is no other
     broken_pairs: frozenset[tuple[str, str]] = frozenset()
-    """Suspended pairs (prefill, decode), which are used only if there is no other pair."""
+    """Suspended pairs (prefill endpoint, decode endpoint), which are used only if there is no other pair."""
     preferred_decode: str | None = None  # decode worker of the last attempt, if another worker failed
     adapter: Adapter | None = None
     prefix: bytes = b""  # hash of an early block, equal for prompts with the same beginning; empty: too short
@@ -89,13 +89,13 @@ class PlacementRequest:
     groups: BlockGroups = ONE_GROUP
 
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
-    """Charged answer length per choice."""
+    """Charged answer length per choice, in tokens."""
     charged_blocks: int = field(init=False, repr=False, compare=False)
-    """Complete prompt blocks once, plus for every choice the blocks of an answer of the charged length."""
+    """Charged blocks: complete prompt blocks once, plus each choice's blocks of an answer of the charged length."""
     longest_blocks: int = field(init=False, repr=False, compare=False)
-    """Blocks of the longest possible choice: the minimum size of a pool."""
+    """Blocks of the longest possible choice, which a worker's pool must be able to hold."""
     reusable_blocks: int = field(init=False, repr=False, compare=False)
-    """Maximum hit: it ends before the block of the last prompt token, whose logits are needed."""
+    """Maximum number of cached blocks that can be used: not the last prompt token's block, whose logits are needed."""
 
     def __post_init__(self) -> None:
         """Compute the derived counts once, because a pending request goes through many decisions."""

@@ -17,7 +17,7 @@ from baton.text.sampling import BeamParams, BeamStop, SamplingNumbers
 from baton.text.structured.output import StructuredOutput
 
 SESSION_HEADER = "x-session-id"
-"""Header with the session of a request, whose requests go to the same workers."""
+"""Header that names a request's session; requests of one session prefer the same workers."""
 MAX_SESSION_CHARACTERS = 256
 
 
@@ -181,7 +181,7 @@ class ValidRequest:
     request_id: str
     sampling: Sampling
     is_bounded: bool = True
-    """True if the client set max_tokens; if not, `sampling` has the context's size until the prompt is tokenised."""
+    """True if the client set max_tokens. If not, max_tokens is the context's size until the prompt is tokenised."""
     stop: tuple[str, ...] = ()
     n: int = 1  # number of choices in the answer: the best of `sampling.n` generated choices
     cache_salt: str = ""

@@ -83,9 +83,9 @@ def load_model(
 ) -> Model:
     """Load the checkpoint in `folder`. Raises: ModelError for missing or surplus tensors, or if memory is short.
 
-    `packed`: use the layout of the CPU's native kernels if they are built. `adapters`: set whose later additions may
-    change the projections. `quantize`: a WeightFormat. A progress bar is shown on a terminal, and with `progress`
-    always.
+    `packed`: use the layout of the CPU's native kernels if they are built. `adapters`: set to which adapters of the
+    projections can be added later. `quantize`: a WeightFormat. A progress bar is shown on a terminal, and
+    always with `progress`.
     """
     config = read_model_config(folder)
     format = weight_format(folder, quantize)
@@ -115,7 +115,7 @@ def load_part(
     collectives: Collectives,
     adapters: AdapterSet | None = None,
 ) -> DecoderModel:
-    """Load one rank's part of a model, with the sums that complete its outputs; see load_model."""
+    """Load one rank's part of a model, which sums its outputs with those of the other ranks; see load_model."""
     shard = collectives.shard
     config = check_parallel(folder, quantize, shard.degree)
     backend = MatmulBackend(device, dtype, packed=True)
@@ -146,13 +146,13 @@ def check_parallel(folder: Path, quantize: str, degree: int) -> DecoderConfig:
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device with an explicit index: `cuda` is the first GPU. Raises: RuntimeError."""
+    """Return the device with an explicit index: `cuda` is the first GPU. Raises: RuntimeError for an unknown name."""
     device = torch.device(name)
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
 
 
 def check_gpus(device: torch.device, degree: int) -> None:
-    """Check that consecutive GPUs from `device` on exist for all ranks. Raises: ModelError."""
+    """Check that each rank has a GPU: `device` and the ones after it. Raises: ModelError."""
     if device.type != "cuda":
         return
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # the count may include unusable ones
@@ -184,7 +184,7 @@ def _load_decoder(
 
 
 def return_freed_memory() -> None:
-    """Return memory freed while reading a checkpoint, about as much as is kept, from glibc to the system.
+    """Make glibc return freed memory to the system: reading a checkpoint frees about as much as the model keeps.
 
     Takes milliseconds. Does nothing with another C library.
     """
@@ -194,7 +194,7 @@ def return_freed_memory() -> None:
 
 
 class GatedNames(NamedTuple):
-    gate_up: tuple[str, ...]  # gate, then up
+    gate_up: tuple[str, ...]  # names of the gate and the up projection, or of one that fuses both
     down: str
 
 
@@ -224,7 +224,7 @@ class DecoderParts:
         shard: Shard = ALONE,
         int8_head: bool = False,
     ) -> None:
-        """Prepare the builder. `int8_head`: quantise the head for native kernels, since every step reads all of it."""
+        """Prepare the builder. `int8_head`: quantise the head, which every step reads fully, for native kernels."""
         self._source = source
         self._backend = backend
         self._adapters = adapters
@@ -232,7 +232,7 @@ class DecoderParts:
         self._int8_head = int8_head and backend.is_native
 
     def decoder(self, config: DecoderConfig) -> DecoderModel:
-        """Build one rank's decoder. Embedding and head come first, while packing has most free memory."""
+        """Build one rank's decoder. Embedding and head are built first, while most memory is free to pack them."""
         embedding, head = self._ends(config)
         dtype, device = self._backend.dtype, self._backend.device
         rope, tables = layer_tables(config.ropes, config.rotary_dim, device)
@@ -240,7 +240,7 @@ class DecoderParts:
         layers = tuple(self._layer(config, index, table, places) for index, table in enumerate(tables))
         norm = self._norm(config, "model.norm", config.hidden_size)
         own = shard_config(config, self._shard.degree)
-        # Rounded to the model's dtype, as in training. Summands are added undivided, so the embedding is divided.
+        # Rounded to the model's dtype, as in training. The residual stream is stored divided by residual_scale.
         scale = float(torch.tensor(config.embedding_scale, dtype=dtype)) / config.residual_scale
         angles = None
         if uses_triton(rope.frequencies):
@@ -267,7 +267,7 @@ class DecoderParts:
         return self._adapters.adapted(made, names, list(map(sum, stacked_in)), inputs, self._backend, parts)
 
     def _part(self, name: str, sizes: Sequence[int], inputs: int) -> Part:
-        """Return this rank's part of a module's LoRA factors. `sizes`: of the outputs stacked in the module."""
+        """Return this rank's part of a module's LoRA factors. `sizes`: outputs of each stacked projection."""
         cut = CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
         if cut is Cut.OUTPUTS:
             return replace(WHOLE, outputs=self._shard.equal_parts(sizes))
@@ -342,7 +342,7 @@ class DecoderParts:
         return Scoring(config.attention_scale, config.sliding_window[index], config.attention_softcap, sinks=sinks)
 
     def _qkv(self, config: DecoderConfig, attention: str) -> Linear:
-        """Build the input projections of attention as one."""
+        """Build attention's query, key and value projections as one linear layer."""
         latent, hidden, bias = config.latent, config.hidden_size, config.attention_bias
         if latent is not None:
             query, size = "q_proj", config.num_heads * (latent.nope_dim + latent.rope_dim)
@@ -430,7 +430,7 @@ class DecoderParts:
             ),
             shared=self._shared(config, experts, prefix, names),
         )
-        # Stacked for kernels that read all experts together.
+        # Triton's kernels read all experts of a layer together, and need them stacked.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)
 
     def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:
@@ -466,6 +466,6 @@ class DecoderParts:
 
 
 def _narrow(embedding: torch.Tensor) -> torch.Tensor:
-    """Return a copy in bfloat16 if that is lossless."""
+    """Return a copy of the embedding, in bfloat16 if that is lossless."""
     wide = embedding.dtype == torch.float32 and is_bfloat16(embedding)
     return embedding.bfloat16() if wide else embedding.clone()

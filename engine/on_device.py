@@ -1,4 +1,4 @@
-"""Allocation in a device's memory from any thread: on that device, visible to every stream, or rejected."""
+"""Allocate a device's memory from any thread, visible to all streams; a lack of memory raises ModelError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -14,9 +14,9 @@ class NoMemoryLeft(ModelError):
 
 @contextmanager
 def made_on(device: torch.device, what: str) -> Iterator[None]:
-    """Run the body with the device as the thread's current one, then synchronise, since other streams do not wait.
+    """Run the body with `device` as the thread's current GPU, then synchronise: other streams do not wait for its work.
 
-    Raises: NoMemoryLeft, naming `what`.
+    Raises: NoMemoryLeft; its message says that there is no memory for `what`.
     """
     on_gpu = device.type == "cuda"
     with torch.cuda.device(device) if on_gpu else nullcontext():

@@ -1,4 +1,4 @@
-"""Prepare a checkpoint folder for a runner: sizes within a memory budget, or an error that names what would fit.
+"""Prepare a checkpoint folder for a runner: choose sizes within the memory budget, or name sizes that fit.
 
 The caller provides the pool's storage, since the engine does not decide which processes map it.
 """
@@ -41,19 +41,19 @@ from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
 ENCODER_TOKENS = 1 << 20  # maximum tokens of an encoder's pool
-INT8_ROW_BYTES = 8  # scale, and sum of the integers
+INT8_ROW_BYTES = 8  # per output of the head: its scale, and the sum of its integers
 Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Model of a process. `dtype`: "auto" or a key of DTYPES. `kv_cache_dtype`: see resolve_kv_dtype. `quantize`: a
-    WeightFormat, to create while loading or that of the checkpoint.
+    """Options of a process's model. `dtype`: "auto" or a key of DTYPES. `kv_cache_dtype`: see resolve_kv_dtype.
+    `quantize`: WeightFormat of the checkpoint, or the one to create while loading.
     """
 
     folder: Path
-    device: torch.device  # of the first rank; see device_named
+    device: torch.device  # device of the first rank; see device_named
     dtype: str
     block_tokens: int | None  # None: chosen by kv_layout
     kv_memory_bytes: int
@@ -61,18 +61,18 @@ class ModelOptions:
     kv_cache_dtype: str = "auto"
     quantize: str = WeightFormat.PLAIN
     tensor_parallel: int = 1  # ranks
-    cores: tuple[int, ...] | None = None  # CPU cores, divided among ranks; None: each rank uses its share of threads
+    cores: tuple[int, ...] | None = None  # CPU cores, divided among ranks; None: ranks run on any core
     prefill_attention: str = PrefillAttention.AUTO  # a PrefillAttention
     draft: "ModelOptions | None" = None  # options of the draft model, see engine/drafting/
-    speculates: bool = False  # steps compute tokens that may be discarded
+    speculates: bool = False  # steps compute draft tokens, which may be discarded
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedRanks:
     """Model loaded on all ranks, without a pool yet."""
 
-    model: ParallelModel  # first rank's part
-    other_ranks: OtherRanks  # must be closed
+    model: ParallelModel  # the first rank's part of the model
+    other_ranks: OtherRanks  # the caller must close them
 
 
 class HandedOver(Generic[Loaded]):
@@ -89,7 +89,7 @@ class HandedOver(Generic[Loaded]):
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """Checkpoint whose sizes fit, before its weights are loaded."""
+    """Checkpoint whose pool and context length fit into memory. Usually its weights are not loaded yet."""
 
     options: ModelOptions
     config: ModelConfig
@@ -98,28 +98,28 @@ class PreparedModel:
     total_blocks: int
     max_model_len: int  # prompt and answer together
     weight_format: WeightFormat
-    weight_bytes: int  # in memory
-    looked_up_bytes: int  # of weight_bytes: untied embedding, of which a step reads a few rows
-    checkpoint: bytes  # 32 bytes, see model_fingerprint
+    weight_bytes: int  # size in memory
+    looked_up_bytes: int  # part of weight_bytes: an untied embedding, of which a step reads few rows
+    checkpoint: bytes  # 32-byte digest, see model_fingerprint
     kv_description: str  # layout and arithmetic of KV, equal for pools that exchange blocks
     model: HandedOver[Model] | None = None  # weights loaded early, see engine/kv_cache/memory.py
-    adapters: AdapterSet | None = None  # with which `model`, or this rank's part, was loaded
-    ranks: HandedOver[LoadedRanks] | None = None  # the same for several ranks
+    adapters: AdapterSet | None = None  # set that `model`, or this rank's part of it, was loaded with
+    ranks: HandedOver[LoadedRanks] | None = None  # weights of several ranks, loaded early
     draft: "PreparedModel | None" = None  # None without a draft model
 
     @property
     def fingerprint(self) -> bytes:
-        """32 bytes over everything that pools must share to exchange blocks."""
+        """32-byte digest of everything that must be equal in pools that exchange blocks."""
         return hashlib.sha256(self.checkpoint + self.kv_description.encode()).digest()
 
     @property
     def arithmetic(self) -> str:
-        """Name of the arithmetic: processes with the same one round the same, see kernels/arithmetic.py."""
+        """Name of the arithmetic: processes with equal names round equally, see kernels/arithmetic.py."""
         return arithmetic(self.options.device, self.options.tensor_parallel)
 
     @property
     def copies(self) -> int:
-        """Copies of each block in the ranks' pools; 1 if ranks store parts of it."""
+        """Number of copies of each block in the ranks' pools; 1 if each rank stores a part of it."""
         return copies_of(self.layout, self.options.tensor_parallel)
 
     @property
@@ -137,7 +137,7 @@ class PreparedModel:
 
     @property
     def kv_dtype_name(self) -> str:
-        """Key of KV_DTYPES."""
+        """Stored dtype of KV, as a key of KV_DTYPES."""
         return self.layout.dtype_name
 
     def __str__(self) -> str:
@@ -167,7 +167,9 @@ class PreparedModel:
 
         `host_slots`: blocks of host memory for swapping, allocated at the first swap. With several ranks, each has an
         equal part of the pool, [rank][block], and of each slot; `ranks`: how the others run. `decode_rows`: maximum
-        sequences of a decode step, up to which the warm-up records graphs on a GPU. Raises: ModelError, RankLost.
+        number of sequences of a decode step; on a GPU, the warm-up records CUDA graphs up to it.
+
+        Raises: ModelError, RankLost.
         """
         options = self.options
         columns = -(-self.max_model_len // self.layout.block_tokens)
@@ -183,7 +185,7 @@ class PreparedModel:
         return Runner(model, self.layout, kv, host, graphs=graphs, prefill_attention=attention)
 
     def load_ranks(self, progress: bool, options: RankOptions, adapters: AdapterSet | None = None) -> LoadedRanks:
-        """Load all ranks' parts in parallel; blocks. Raises: ModelError, RankLost."""
+        """Load all ranks' parts in parallel, and wait for all. Raises: ModelError, RankLost."""
         asked = self.options
         start = RankStart(
             folder=str(asked.folder.resolve()),
@@ -214,7 +216,7 @@ class PreparedModel:
         options: RankOptions,
         graphs: GraphSizes | None,
     ) -> Runner:
-        """Create a runner over all ranks, which it owns, also on failure; see `load`. Raises: ModelError, RankLost."""
+        """Create a runner that owns all ranks; a failure closes the ranks. See `load`. Raises: ModelError, RankLost."""
         with ExitStack() as undo:
             undo.callback(ranks.other_ranks.close)
             pool = RankPool(self.kv_dtype_name, self.layout.block_tokens, self.total_blocks, host_slots)
@@ -255,16 +257,16 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     dtype = resolve_dtype(options)
     format = weight_format(options.folder, options.quantize)
     layout = resolve_layout(options, config)
-    shard_layout(layout, options.tensor_parallel)  # raises if it cannot be sharded
+    shard_layout(layout, options.tensor_parallel)  # raises ModelError if the layout cannot be sharded
     kv_memory_bytes = options.kv_memory_bytes // copies_of(layout, options.tensor_parallel)
     pool = _pool_size(config, layout, kv_memory_bytes, options.max_model_len)
     described = layout.describe()
     if layout.is_quantised:
-        described += f" computed_in={dtype}"  # otherwise the layout contains it
+        described += f" computed_in={dtype}"  # the description of an unquantised layout has the dtype
     if format in MADE_WHILE_LOADING:
         described += f" weights={format}"
     if layout.state_numbers and options.tensor_parallel > 1:
-        described += f" ranks={options.tensor_parallel}"  # parts of a state are not slices of it
+        described += f" ranks={options.tensor_parallel}"  # a rank's part of a state depends on the number of ranks
     weights = weights_of(options, config, format, dtype)
     draft = None if options.draft is None else _prepare_draft(options, options.draft, config)
     return PreparedModel(
@@ -283,7 +285,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
 
 
 def _pool_size(config: ModelConfig, layout: KvLayout, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """Size the pool; an encoder's, which caches nothing, covers the prompts of many steps. Raises: ModelError."""
+    """Size the pool. An encoder's caches nothing: ENCODER_TOKENS, many steps' prompts, suffice. Raises: ModelError."""
     if isinstance(config, EncoderConfig):
         kv_memory_bytes = min(kv_memory_bytes, ENCODER_TOKENS * layout.token_bytes)
     return size_pool(layout, config.max_positions, kv_memory_bytes, max_model_len)
@@ -307,7 +309,7 @@ class LoadedWeights(NamedTuple):
 
 
 def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat, dtype: torch.dtype) -> LoadedWeights:
-    """Return the memory of the weights, and of an embedding that is only looked up."""
+    """Return the memory of all weights, and the part of it whose rows are only looked up: an untied embedding."""
     packed = packs(options.device) and isinstance(config, DecoderConfig)
     unused = config.unused_tensors if isinstance(config, DecoderConfig) else ()
     loaded = loaded_bytes(options.folder, format, dtype.itemsize, packed, unused)
@@ -316,10 +318,8 @@ def weights_of(options: ModelOptions, config: ModelConfig, format: WeightFormat,
     if packed and format in WITH_INT8_HEAD:
         head_bytes, is_one = config.vocab_size * (config.hidden_size + INT8_ROW_BYTES), False
     elif packed and tied and options.tensor_parallel > 1:
-        head_bytes, is_one = (
-            loaded.embedding,
-            False,
-        )  # packed head parts, complete embeddings
+        # Each rank packs its part of the head and keeps the complete embedding: they share no memory.
+        head_bytes, is_one = loaded.embedding, False
     return LoadedWeights(loaded.total - loaded.head + head_bytes, 0 if is_one else loaded.embedding)
 
 

@@ -19,23 +19,22 @@ UNKNOWN = 0  # placeholder of a token that is not sampled yet
 class Sample:
     """Token to sample from the logits of a chunk's last token.
 
-    If `params.needs_history`, `history` is the prompt and all tokens of this choice so far: as many as the position of
-    the sampled token. It is read while the plan runs; a list may grow later.
+    If `params.needs_history`, `history` is the prompt and all tokens of this choice so far; their number is the
+    position of the sampled token. It is read while the plan runs; a list may grow afterwards.
     """
 
     choice: int
     params: SamplingParams
     history: Sequence[int] = ()
-    prompt_tokens: int = 0  # of `history`
-    drafted_tokens: int = 0  # at the end of `history`, possibly wrong
+    prompt_tokens: int = 0  # number of prompt tokens at the start of `history`
+    drafted_tokens: int = 0  # number of drafts at the end of `history`, which may be wrong
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Prompt tokens whose log-probabilities are reported: those one position after a chunk's own, in order.
+    """Prompt tokens whose log-probabilities a chunk computes: the successor of each of its tokens, in order.
 
-    As many as the chunk has, or one fewer at the end of the prompt. Each is reported with the `top` most likely
-    alternatives.
+    The last token of the prompt has no successor. Each token is reported with the `top` most likely alternatives.
     """
 
     token_ids: Sequence[int]
@@ -47,7 +46,7 @@ class Pooled:
     """Rows of a chunk, counted from its first token, whose hidden states or logits are summed."""
 
     rows: range
-    head_token_ids: tuple[int, ...] = ()  # tokens whose logits are summed; none: hidden states
+    head_token_ids: tuple[int, ...] = ()  # tokens whose logits are summed; empty: hidden states are summed
     second_from: int | None = None  # first row of the second text of a pair
 
 
@@ -63,11 +62,11 @@ class Chunk:
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int]  # block id of each logical block
-    samples: tuple[Sample, ...] = ()  # empty: only writes KV
+    samples: tuple[Sample, ...] = ()  # empty: the chunk only writes KV
     scored: Scored | None = None
     pooled: Pooled | None = None
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
-    follows: int | None = None  # chunk of the previous plan whose sampled token is this one's token, UNKNOWN until then
+    follows: int | None = None  # index of the previous plan's chunk that samples this chunk's (UNKNOWN) token
     is_draft: bool = False
     """Uncertain token: the result is void if the preceding chunk of the plan samples another token."""
 
@@ -92,7 +91,7 @@ class BlockSwap:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step. Blocks are moved first: `swaps_out`, then `swaps_in`, then `copies`.
+    """Work of one step. Blocks are moved before chunks are computed: `swaps_out`, then `swaps_in`, then `copies`.
 
     `copies` are for copy-on-write. A step without chunks only moves blocks.
     """
@@ -108,7 +107,7 @@ class Plan:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of prompts and recomputed ones, without those that each sample the next token of an answer."""
+        """Number of tokens of prompts and of recomputed sequences; decode tokens, one per answer, are not counted."""
         return sum(len(chunk.token_ids) for chunk in self.chunks if len(chunk.token_ids) > 1 or not chunk.samples)
 
 
@@ -126,14 +125,14 @@ class Drawn:
 
     token_id: int
     logprob: float
-    top: tuple[TokenLogprob, ...] = ()  # requested number, most likely first; ties by lower id
+    top: tuple[TokenLogprob, ...] = ()  # the requested number of candidates, most likely first, equal ones by id
 
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
     """Failure of a chunk's request: non-finite logits, or no token left after masks. Its KV is never published."""
 
-    cause: str = ""  # why the grammar could not be followed, if that is the reason
+    cause: str = ""  # why the answer could not follow its grammar; empty for another failure
     kv_suspect: bool = field(default=False, compare=False)
     """Logits were non-finite before any mask or bias: KV that the chunk read may be corrupt."""
 
@@ -143,14 +142,14 @@ class Computed:
     drawn: tuple[Drawn, ...] = ()  # one per sample, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
     pooled: tuple[float, ...] = ()  # sums of `Chunk.pooled`
-    late: bool = False  # its mask was not ready: nothing was sampled, and its last token is computed again
+    late: bool = False  # the grammar mask was late: nothing was sampled, the last token is computed again
 
 
 ChunkResult = Computed | NonFinite
 
 
 def pooled(pooling: Pooling | None, start: int, end: int, prompt_tokens: int) -> Pooled | None:
-    """Return what a chunk over [start, end) of a prompt adds to its vector, or None."""
+    """Return the rows that a chunk over [start, end) of a prompt adds to the pooled vector; None without any."""
     rows = range(0) if pooling is None else pooling.rows(start, end, prompt_tokens)
     return Pooled(rows, pooling.head_token_ids, pooling.second_from) if pooling is not None and rows else None
 
@@ -162,7 +161,7 @@ def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> S
 
 
 class EndReason(enum.Enum):
-    STOP = "stop"  # stop token, the last one of the answer
+    STOP = "stop"  # the last token of the answer is a stop token
     LENGTH = "length"  # max_tokens reached
 
 
@@ -171,7 +170,7 @@ class RequestRefused(ValueError):
 
 
 class RequestTooLong(RequestRefused):
-    """Rejection of a request that exceeds even an empty pool or batch."""
+    """Rejection of a request that does not fit even into an empty pool or batch."""
 
 
 class UnknownRequest(KeyError):
@@ -182,17 +181,17 @@ class UnknownRequest(KeyError):
 class Request:
     """Prompt and sampling parameters. `request_id` is unique within one scheduler.
 
-    With `answered_tokens` it continues one choice of an answer started elsewhere, with the tokens that would have come
-    there. They count in `max_tokens` and `min_tokens`; offsets start after them.
+    With `answered_tokens`, it continues one choice that another worker began, and samples the tokens which that worker
+    would have. Answered tokens count in `max_tokens` and `min_tokens`; offsets start after them.
     """
 
     request_id: int
     token_ids: tuple[int, ...]  # prompt, then the answered tokens
     params: SamplingParams
     block_hashes: tuple[bytes, ...]  # one per complete block of `token_ids`, chained; empty: not cached
-    adapter: int = 0  # see Chunk; the root of the hashes covers its identity
+    adapter: int = 0  # see Chunk; the root of `block_hashes` covers the adapter's identity
     answered_tokens: int = 0
-    first_choice: int = 0  # offset of choice numbers, which seed the sampling
+    first_choice: int = 0  # number of the first choice; choice numbers seed the sampling
     prefill_only: bool = False
     """First tokens are sampled, and no others; then the prompt's blocks stay pinned until the request is aborted."""
     turn: SessionTurn | None = None  # None without a session
@@ -205,7 +204,7 @@ class Request:
 
     @property
     def longest_tokens(self) -> int:
-        """Tokens of prompt and answer of one choice that only `max_tokens` ends."""
+        """Number of tokens of the prompt and of one choice that ends by `max_tokens`."""
         return self.prompt_tokens + self.params.max_tokens
 
     @property
@@ -235,7 +234,7 @@ class FirstToken:
 class Reservation:
     """Blocks that receive a prompt's KV. The first `cached_blocks` contain it already and must not be written."""
 
-    blocks: tuple[int, ...]  # of the complete prompt, in order
+    blocks: tuple[int, ...]  # all blocks of the prompt, in order
     cached_blocks: int
     cached_tokens: int = 0
 
@@ -253,7 +252,7 @@ def blocks_for(tokens: int, block_tokens: int) -> int:
 
 
 def reusable_hashes(request: Request, block_tokens: int) -> tuple[bytes, ...]:
-    """Return the hashes to look up: those before the last prompt token's block, or none if all tokens are needed."""
+    """Return the hashes to look up: those before the last token's block, or none if every token must be computed."""
     if request.needs_every_token:
         return ()
     return request.block_hashes[: (len(request.token_ids) - 1) // block_tokens]
@@ -288,7 +287,7 @@ MIX_STEP, MIX_FIRST, MIX_SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D0
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """Return a number in [0, 1) with 53 random bits for one token of one choice, by counter without state.
+    """Return a number in [0, 1) with 53 random bits for one token of one choice, without any generator state.
 
     The same request samples the same token on any worker, in any batch. seed: 64 bits (modulo 2**64). choice: index of
     the request's choice. position: absolute position of the sampled token. Each is mixed by the finaliser of SplitMix64

@@ -34,7 +34,7 @@ from baton.text.host.files import reads
 from baton.text.pooler_files import ENCODERS, ModelKind, PoolingRefused, head_score, model_kind
 
 LAYER_KINDS = ("full_attention", "sliding_attention")
-STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # need nothing of transformers
+STATED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral")  # families that are read without transformers
 INTEGERS = (
     "vocab_size",
     "hidden_size",
@@ -101,7 +101,7 @@ def decoder_config(fields: Mapping[str, Any], eos_token_ids: frozenset[int]) -> 
     kv_heads = int(fields.get("num_key_value_heads") or heads)
     latent = latent_config(fields) if family.latent else None
     if latent is not None:
-        kv_heads = 1  # shared by all query heads
+        kv_heads = 1  # one KV head serves all query heads
     if heads % kv_heads:
         raise ModelError(f"config.json: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     head_dim = int(fields.get("head_dim") or hidden // heads)
@@ -168,7 +168,7 @@ Default = TypeVar("Default", float, float | None)
 
 
 def _number(fields: Mapping[str, Any], name: str | None, default: Default) -> float | Default:
-    """Return a positive field of a family; `default` if the family lacks it or it is not stated."""
+    """Return the field `name`, which must be positive; `default` if the family or config.json has no such field."""
     value = None if name is None else fields.get(name)
     if value is None:
         return default
@@ -190,7 +190,7 @@ def _activation(fields: Mapping[str, Any], name: str) -> Activation:
 
 def _clamped(fields: Mapping[str, Any]) -> Activation:
     for name, supported in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
-        if fields.get(name, supported) != supported:  # transformers computes with these values, whatever the field says
+        if fields.get(name, supported) != supported:  # transformers ignores the fields and uses these values
             raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {supported}")
     return Activation.CLAMPED
 
@@ -215,7 +215,7 @@ def _attention_scale(family: Family, fields: Mapping[str, Any], head_dim: int) -
 def _ropes(
     family: Family, fields: Mapping[str, Any], windows: Sequence[int | None], head_dim: int
 ) -> tuple[tuple[RopeConfig, ...], int]:
-    """Return the rotation of each layer, whose parameters may differ by kind, and the rotated numbers per head."""
+    """Return each layer's rotary embedding, which may differ by layer kind, and how many numbers of a head rotate."""
     parameters = fields["rope_parameters"]
     kinds = fields["layer_types"] if "full_attention" in parameters else [None] * len(windows)
     of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}
@@ -263,7 +263,7 @@ def stated_fields(raw: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     fields = {name: value for name, value in raw.items() if name not in ROPE_SPELLINGS}
     if raw["model_type"].startswith("qwen"):
-        fields["sliding_window"] = None  # _has_window: they state that they use none
+        fields["sliding_window"] = None  # _has_window has checked that use_sliding_window is false
     return {**fields, "rope_parameters": rope}
 
 
@@ -289,7 +289,7 @@ def _is_count(value: object) -> bool:
 
 def _has_head_dim(raw: Mapping[str, Any]) -> bool:
     head_dim = raw.get("head_dim")
-    # The default is hidden_size over heads, except for qwen3.
+    # head_dim defaults to hidden_size / num_attention_heads, except in qwen3.
     return _is_count(head_dim) or (head_dim is None and raw["model_type"] != "qwen3")
 
 
@@ -307,7 +307,7 @@ def _has_end(raw: Mapping[str, Any]) -> bool:
 
 
 def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the parameters in the new or old spelling; None if both or only parts are present."""
+    """Return the rotary parameters of the new or old spelling; None if transformers must resolve them."""
     new, scaling, theta = (raw.get(name) for name in ROPE_SPELLINGS)
     if new is not None:
         found = new if scaling is None and theta is None else None

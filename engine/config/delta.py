@@ -17,7 +17,7 @@ SIZES = (
 
 
 def delta_config(fields: Mapping[str, Any], interleaved: bool) -> DeltaConfig:
-    """Convert the fields. Raises: ModelError."""
+    """Convert the fields of config.json. Raises: ModelError."""
     kinds, layers = fields["layer_types"], int(fields["num_hidden_layers"])
     if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR}:
         raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {FULL}, {LINEAR}")

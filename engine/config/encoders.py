@@ -1,4 +1,4 @@
-"""Convert config.json of an encoder to the engine's configuration. What is not computed exactly is rejected."""
+"""Convert an encoder's config.json to the engine's configuration; reject encoders that cannot be computed exactly."""
 
 from pathlib import Path
 from typing import Any

@@ -11,7 +11,7 @@ UNGROUPED, GROUPED = "greedy", "group_limited_greedy"
 
 
 def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> ExpertsConfig | None:
-    """Convert the fields of a family. Layers and routing weights follow transformers' modelling file of each.
+    """Convert a family's fields; None without experts. Layers and routing are those of the family's transformers code.
 
     Raises: ModelError.
     """
@@ -24,7 +24,7 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
         step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers", ())
         layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
         inner, normalised = fields["moe_intermediate_size"], fields.get("norm_topk_prob", True)
-    elif name == "gpt_oss":  # softmax over the chosen ones equals softmax over all, normalised
+    elif name == "gpt_oss":  # a softmax over the chosen experts equals one over all, normalised
         layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
     else:
         return None
@@ -37,7 +37,7 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
 def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfig | None:
     for name, only in (("moe_layer_freq", 1), ("scoring_func", grouped.odds.value)):
         if fields.get(name, only) != only:
-            # transformers ignores it, and would compute another model.
+            # transformers ignores the field and would compute another model.
             raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {only!r}")
     first, layers = int(fields["first_k_dense_replace"]), int(fields["num_hidden_layers"])
     if first >= layers:
@@ -62,7 +62,7 @@ def _grouped(grouped: GroupedExperts, fields: Mapping[str, Any]) -> ExpertsConfi
 
 
 def _groups(grouped: GroupedExperts, fields: Mapping[str, Any], count: int, per_token: int) -> tuple[int, int]:
-    """Return the number of groups, and of groups that are kept."""
+    """Return the number of expert groups, and the number of groups that a token may use."""
     method = GROUPED if grouped.methods is None else fields[grouped.methods]
     if method not in (UNGROUPED, GROUPED):
         raise ModelError(f"config.json: {grouped.methods} {method!r} is neither {UNGROUPED!r} nor {GROUPED!r}")

@@ -13,11 +13,11 @@ from baton.kernels.types import GatingFunction
 
 
 class Bias(Enum):
-    """Biases of attention's projections."""
+    """Choice of attention's projections that have biases."""
 
-    STATED = auto()  # `attention_bias`: all four
-    NOT_OUTPUT = auto()  # `attention_bias`: all except the output
-    OUTPUT_APART = auto()  # `attention_bias`, and `attention_out_bias` for the output
+    STATED = auto()  # all four, if `attention_bias` is true
+    NOT_OUTPUT = auto()  # queries, keys and values, if `attention_bias` is true
+    OUTPUT_APART = auto()  # the output by `attention_out_bias`, the others by `attention_bias`
     QKV = auto()  # queries, keys and values, always
 
 
@@ -31,15 +31,15 @@ class Rotating(Enum):
     """Layers that rotate queries and keys."""
 
     ALL = auto()
-    STATED = auto()  # `no_rope_layers`, where 0 marks a layer without rotation
-    WINDOWED = auto()  # those with a window, if any has one
+    STATED = auto()  # layers whose entry in `no_rope_layers` is not 0
+    WINDOWED = auto()  # layers with a window; all layers if the model has no window
 
 
 class Delta(Enum):
     """Layout of the projections of gated delta nets."""
 
-    INTERLEAVED = auto()  # by key head, in two modules
-    APART = auto()  # queries, keys and values in one module, the others in one each
+    INTERLEAVED = auto()  # two modules, whose outputs are grouped by key head
+    APART = auto()  # queries, keys and values share a module; each other projection has its own
 
 
 BEFORE = NormPlaces()
@@ -58,7 +58,7 @@ AFTER = NormPlaces(
 
 @dataclass(frozen=True, slots=True)
 class GroupedExperts:
-    """Choice among grouped experts, in addition to shared ones.
+    """Routing to grouped experts, which are used in addition to shared experts.
 
     A string names a field of config.json.
     """
@@ -66,7 +66,7 @@ class GroupedExperts:
     odds: GatingFunction
     judged_by: int
     corrected: bool
-    normalised: str | None  # None: not normalised
+    normalised: str | None  # field that says whether routing weights are normalised; None: they are not
     methods: str | None = None  # field whose value "greedy" disables groups
 
 
@@ -81,25 +81,25 @@ class Family:
     norm_offset: float = 0.0
     wide_norms: bool = False
     qk_norm: QkNorm = QkNorm.NONE
-    qk_norm_flag: str | None = None  # None: always
+    qk_norm_flag: str | None = None  # field that turns `qk_norm` on; None: always on
     bias: Bias = Bias.STATED
     windows: Windows = Windows.BY_LAYER
     rotating: Rotating = Rotating.ALL
     fused: bool = False
-    latent: bool = False  # DeepSeek's attention
+    latent: bool = False  # DeepSeek's multi-head latent attention
     sinks: bool = False  # a learned score per head that every query sees
     clamped: bool = False  # gpt-oss's feed-forward layers
     grouped_experts: GroupedExperts | None = None
     delta: Delta | None = None
     gated_attention: bool = False
     activation: str = "hidden_act"
-    scales_embedding_by_root: bool = False  # of hidden_size
+    scales_embedding_by_root: bool = False  # the factor is the square root of hidden_size
     embedding_scale: str | None = None
     residual_scale: str | None = None
     logits_divisor: str | None = None
     logits_softcap: str | None = None
-    attention_scale: str | None = None  # None: 1 / sqrt(head_dim)
-    attention_scale_of: str | None = None  # 1 / sqrt of this field
+    attention_scale: str | None = None  # field with the scale of scores; None: 1 / sqrt(head_dim)
+    attention_scale_of: str | None = None  # field whose inverse square root is the scale of scores
     attention_softcap: str | None = None
 
 

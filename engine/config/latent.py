@@ -10,7 +10,7 @@ from baton.engine.config.rope import yarn_magnitude
 
 
 def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
-    """Convert the fields. Raises: ModelError, NotInDecoderError."""
+    """Convert the fields of config.json. Raises: ModelError, NotInDecoderError."""
     query_rank = fields["q_lora_rank"]
     rank, nope_dim, rope_dim, value_dim = positive_sizes(
         fields, "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"
@@ -28,7 +28,7 @@ def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
 
 
 def latent_scale(latent: LatentConfig, rope: Mapping[str, Any]) -> float:
-    """Return the scale of attention scores; YaRN's magnitude of all dimensions (`rope`) counts twice."""
+    """Return the scale of attention scores, times the square of YaRN's magnitude for all dimensions, if any."""
     scale = 1.0 / math.sqrt(latent.nope_dim + latent.rope_dim)
     of_all = rope.get("mscale_all_dim")
     if rope.get("rope_type", "default") == "default" or not of_all:

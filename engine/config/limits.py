@@ -1,4 +1,4 @@
-"""Limits of numbers in a config.json, checked by name before use."""
+"""Largest accepted numbers in a config.json, chosen by the field's name and checked before any use."""
 
 import re
 from collections.abc import Mapping
@@ -17,7 +17,10 @@ LIMITS = {
 
 
 def check_numbers(path: Path, fields: Mapping[str, Any], within: str = "") -> None:
-    """Check all numbers. `path`: of config.json. `within`: names of the enclosing fields. Raises: ModelError."""
+    """Check that no number exceeds its limit. `path`: config.json. `within`: dotted names of the enclosing fields.
+
+    Raises: ModelError.
+    """
     for name, value in fields.items():
         if isinstance(value, dict):
             check_numbers(path, value, f"{within}{name}.")
@@ -28,7 +31,7 @@ def check_numbers(path: Path, fields: Mapping[str, Any], within: str = "") -> No
 
 
 def positive_sizes(fields: Mapping[str, Any], *names: str) -> list[int]:
-    """Return the sizes. Raises: ModelError unless each is a positive integer."""
+    """Return the named fields. Raises: ModelError unless each is a positive integer."""
     for name in names:
         if not isinstance(fields[name], int) or fields[name] < 1:
             raise ModelError(f"config.json: {name} {fields[name]!r} must be a positive integer")

@@ -16,32 +16,32 @@ class ModelError(files.FileRefused):
 
 
 class NotInDecoderError(ModelError):
-    """Unsupported feature of a supported family."""
+    """Feature of a supported family that Baton's own decoder does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Configuration of any architecture: size of its KV and limits of its requests."""
+    """Configuration that models of every architecture have: the size of KV and the limits of requests."""
 
     family: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int  # of the feed-forward layers
+    intermediate_size: int  # inner size of the feed-forward layers
     num_layers: int
     num_heads: int
-    num_kv_heads: int  # as stored
-    head_dim: int  # of keys, and of values as stored
+    num_kv_heads: int  # KV heads in the pool
+    head_dim: int  # numbers of a key, and of a value in the pool
     max_positions: int
     eos_token_ids: frozenset[int]
 
     @property
     def makes_answers(self) -> bool:
-        """Return whether it generates tokens, not only vectors or scores."""
+        """Return whether the model generates tokens; other models return only vectors or scores."""
         return True
 
     @property
     def value_prefix(self) -> int | None:
-        """Leading numbers of a stored key that are the value; None: values are stored apart."""
+        """Number of a stored key's leading numbers that are also the value; None: values are stored separately."""
         return None
 
     @property
@@ -55,7 +55,7 @@ class ModelConfig:
 
     @property
     def state_ranks(self) -> int:
-        """Number of ranks that share the state."""
+        """Number of ranks among which a recurrent state is divided."""
         return 1
 
 
@@ -63,12 +63,12 @@ class ModelConfig:
 class EncoderConfig(ModelConfig):
     """Configuration of an encoder. Tokens attend to the complete prompt, so nothing is reusable and no KV is stored.
 
-    Its pool has one number per token, which represents the capacity for prompts computed together.
+    Its pool stores one number per token, only to limit the prompts that are computed together.
     """
 
-    labels: int | None  # of its classification head; None without one
-    text_types: int  # text types with an embedding; 0 without any
-    padding_id: int | None  # in families that count positions from the next id; None: from 0
+    labels: int | None  # outputs of the classification head; None without one
+    text_types: int  # number of token types (first text, second text) with an embedding
+    padding_id: int | None  # positions count from the id after this one; None: from 0
 
     @property
     def makes_answers(self) -> bool:
@@ -98,7 +98,7 @@ class RopeConfig:
     slow_turns: float = 1.0
     truncates: bool = True
     divisors: tuple[float, ...] = ()
-    magnitude: float = 1.0  # of cosines and sines
+    magnitude: float = 1.0  # factor of cosines and sines
 
 
 class Activation(Enum):
@@ -106,7 +106,7 @@ class Activation(Enum):
 
     SILU = "silu"
     GELU = "gelu_pytorch_tanh"
-    CLAMPED = "clamped"  # gpt-oss's, not named by its `hidden_act`
+    CLAMPED = "clamped"  # activation of gpt-oss, which its `hidden_act` does not name
 
 
 class QkNorm(Enum):
@@ -122,21 +122,21 @@ class NormPlaces:
     """Names of a layer's norms in a checkpoint, in order of use; None for a missing norm."""
 
     attention: str | None = "input_layernorm"
-    attention_end: str | None = None  # of attention's output
+    attention_end: str | None = None  # norm of attention's output
     feed_forward: str | None = "post_attention_layernorm"
-    feed_forward_end: str | None = None  # of the feed-forward output
+    feed_forward_end: str | None = None  # norm of the feed-forward output
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """Mixture of experts that replaces the feed-forward layer."""
 
-    layers: frozenset[int]  # with experts; the others are dense
+    layers: frozenset[int]  # layers with experts; the others are dense
     count: int
-    inner_size: int  # per expert
+    inner_size: int  # inner size of one expert
     routing: Routing
     shared_size: int = 0  # inner size of the shared expert
-    gates_shared: bool = False  # by the sigmoid of a gate
+    gates_shared: bool = False  # the shared expert's output is multiplied by a gate's sigmoid
     together: bool = False  # the checkpoint stacks the experts of a layer in one tensor per projection, with biases
 
 
@@ -148,13 +148,13 @@ class LatentConfig:
     numbers of a key shared by all heads.
     """
 
-    query_rank: int | None  # intermediate size of queries; None: projected directly
+    query_rank: int | None  # intermediate size of queries; None: queries are projected directly
     rank: int
-    nope_dim: int  # per head, not rotated
+    nope_dim: int  # unrotated numbers of a key, per head
     rope_dim: int
-    value_dim: int  # per head
+    value_dim: int  # numbers of a value, per head
     interleaved: bool  # rotated pairs are adjacent in the checkpoint
-    norm_eps: float = 1e-6  # of both inner norms
+    norm_eps: float = 1e-6  # epsilon of q_a_layernorm and kv_a_layernorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +165,13 @@ class DeltaConfig:
     """
 
     layers: frozenset[int]
-    key_heads: int  # same number of query heads
+    key_heads: int  # there are as many query heads
     value_heads: int  # head h uses query and key of head h // (value_heads / key_heads)
     key_dim: int
     value_dim: int
     kernel: int  # tokens in the convolution, including the current one
-    interleaved: bool  # a projection groups everything by key head
-    ranks: int = 1  # ranks that share the heads
+    interleaved: bool  # the checkpoint groups a projection's outputs by key head
+    ranks: int = 1  # ranks among which the heads are divided
 
     @property
     def channels(self) -> int:
@@ -184,7 +184,7 @@ class DeltaConfig:
 
     @property
     def layer_numbers(self) -> int:
-        """Numbers of one layer's state."""
+        """Number of float32 numbers in one layer's state."""
         return self.value_heads * self.key_dim * self.value_dim + self.kernel * self.channels
 
 
@@ -193,29 +193,29 @@ class DecoderConfig(ModelConfig):
     """Configuration of the families that engine/models/decoder.py computes."""
 
     rms_norm_eps: float
-    ropes: tuple[RopeConfig, ...]  # per layer
+    ropes: tuple[RopeConfig, ...]  # one per layer
     tie_word_embeddings: bool
-    attention_bias: bool  # of query, key and value projections
-    output_bias: bool  # of attention's output projection
+    attention_bias: bool  # query, key and value projections have biases
+    output_bias: bool  # attention's output projection has a bias
     qk_norm: QkNorm
     sliding_window: tuple[int | None, ...]  # per layer: visible tokens including the query's own; None: all
-    rotary_dim: int  # rotated numbers of head_dim
-    attention_scale: float  # of attention scores
+    rotary_dim: int  # how many of a head's `head_dim` numbers are rotated
+    attention_scale: float  # factor of attention scores
     norms: NormPlaces
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
-    unused_layers: int = 0  # after the last one in the checkpoint; they predict tokens further ahead
+    unused_layers: int = 0  # layers for multi-token prediction, after the last one in the checkpoint
     norm_offset: float = 0.0  # added to the weights of all norms
-    wide_norms: bool = False  # norms round once, after their weight; matters in shorter dtypes
+    wide_norms: bool = False  # norms round to the model's dtype once, after their weight
     activation: Activation = Activation.SILU
     fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
     attention_softcap: float | None = None
     logits_softcap: float | None = None
     logits_scale: float = 1.0
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of the outputs of attention and feed-forward layers
+    residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward layers
     sinks: bool = False  # a learned score per head that every query sees
-    labels: int | None = None  # of a classification head that replaces the vocabulary's; None without one
+    labels: int | None = None  # outputs of a classification head, which replaces the vocabulary's; or None
     delta: DeltaConfig | None = None
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate
 
@@ -236,7 +236,7 @@ class DecoderConfig(ModelConfig):
 
     @property
     def attended_size(self) -> int:
-        """Numbers per token of attention's output."""
+        """Size of attention's output per token."""
         return self.num_heads * (self.head_dim if self.latent is None else self.latent.value_dim)
 
     @property

@@ -35,6 +35,9 @@ def fields_of(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def end_of_text(config: PretrainedConfig) -> Any:
-    """Return a token id, a list of ids, or None. In a multimodal model the outer value precedes the text model's."""
+    """Return the id of the end-of-text token, a list of ids, or None.
+
+    In a multimodal model, its own value precedes the text model's.
+    """
     stated = getattr(config, "eos_token_id", None)
     return getattr(config.get_text_config(decoder=True), "eos_token_id", None) if stated is None else stated

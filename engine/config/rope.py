@@ -11,7 +11,7 @@ PER_SEQUENCE = {"dynamic", "longrope"}
 
 
 def per_sequence_fault(parameters: Any) -> str | None:
-    """Return the reason to refuse transformers' code with these parameters, or with several by layer kind."""
+    """Return why transformers' code cannot use these rotary parameters, which may be nested by layer kind; or None."""
     if not isinstance(parameters, dict):
         return None
     if (kind := parameters.get("rope_type")) in PER_SEQUENCE:
@@ -20,7 +20,7 @@ def per_sequence_fault(parameters: Any) -> str | None:
 
 
 def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """Convert the parameters. Raises: NotInDecoderError for another type; ModelError for a missing parameter."""
+    """Convert rotary parameters. Raises: NotInDecoderError for an unsupported type; ModelError if one is missing."""
     name = parameters.get("rope_type", "default")
     if name not in SERVED:
         raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported; supported: {', '.join(SERVED)}")
@@ -69,7 +69,7 @@ def yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _longrope(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:
-    """Convert LongRoPE (arXiv:2402.13753), only its short factors: DecoderConfig limits the context to them."""
+    """Convert LongRoPE (arXiv:2402.13753), only its short factors: DecoderConfig limits the context accordingly."""
     original = int(parameters["original_max_position_embeddings"])
     factor = _factor(parameters, max_positions, original)
     magnitude = parameters.get("attention_factor")

@@ -14,13 +14,13 @@ from baton.engine.weights.formats import MADE_WHILE_LOADING, WeightFormat, store
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """Draft model that outlives its drafter, for example across changes of a worker's role."""
+    """Draft model in memory. It outlives its drafter, for example when the worker changes its role."""
 
     prepared: PreparedModel
     runner: Runner
 
     def drafter(self) -> ModelDrafter:
-        """Return a drafter with an empty pool; only one at a time."""
+        """Return a drafter with an empty pool. The previous drafter must not be used any more."""
         prepared = self.prepared
         positions = prepared.config.max_positions
         layout = prepared.layout
@@ -29,13 +29,13 @@ class DraftModel:
         )
 
     def warm_up(self, drafter: ModelDrafter) -> None:
-        """Warm up on the thread that will run it, before its first answer."""
+        """Warm up the draft model, on the thread that will use the drafter and before the drafter's first answer."""
         self.runner.warm_up()
         drafter.measure()
 
 
 def draft_options(target: ModelOptions, folder: Path, kv_memory_bytes: int) -> ModelOptions:
-    """Return the target's options with a draft model in `folder`: same dtype, and same quantisation if it is plain.
+    """Return `target` with a draft model in `folder`, of the same dtype; plain weights are quantised like the target's.
 
     Raises: ModelError.
     """

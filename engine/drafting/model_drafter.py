@@ -1,12 +1,12 @@
 """Drafter with a small model that drafts all answers of a step together.
 
-It samples each token as the target model will: with the same parameters and the same random number of seed, choice and
-position. So both agree as often as their distributions do, also for sampled answers.
+It samples each token as the target model will: with the same parameters and the same random number, which depends on
+seed, choice and position. So both agree as often as their distributions do, also for sampled answers.
 
 The draft model has its own pool with a prefix cache. An answer's table covers its tokens and its drafts; KV of a wrong
-draft is overwritten. If the pool is short, answers outside the step release their blocks first, the least recently used
-one before others; then the newest of the step. They are recomputed when there is room. Decides and executes passes but
-holds no model: `run` computes them.
+draft is overwritten. If the pool is short, answers that are not in the step release their blocks, the least recently
+used answer first; then the newest answers of the step. Their KV is recomputed once blocks are free. The drafter
+decides which passes to compute; `run` computes them.
 """
 
 import time
@@ -21,12 +21,12 @@ from baton.engine.scheduler.drafts import AnswerSoFar, Offer
 from baton.engine.scheduler.speculation import EWMA_WEIGHT, OUTLIER_RATIO, RowCost
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-DECAY = 0.98  # of the extra time of first passes, per step without drafts
-MAX_FIRST_TOKENS = 8  # most uncomputed tokens in the first pass of a draft; mostly one or two
-CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # choices of tokens per catch-up pass
-MIN_CATCH_UP_TOKENS = 8  # with fewer, a growing answer is never caught up with
-MEASURED_TOKENS = (1, 4, 16, 64)  # tokens per pass measured at start
-MEASUREMENTS = 3  # per size
+DECAY = 0.98  # factor of the extra time of first passes, per step without drafts
+MAX_FIRST_TOKENS = 8  # maximum number of uncomputed tokens in a draft's first pass; usually one or two
+CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # possible sizes of a catch-up pass, in tokens
+MIN_CATCH_UP_TOKENS = 8  # smaller passes would never catch up with a growing answer
+MEASURED_TOKENS = (1, 4, 16, 64)  # sizes of the passes measured at start, in tokens
+MEASUREMENTS = 3  # measurements per size
 
 Run = Callable[[Plan], Sequence[ChunkResult]]
 """Function that runs the draft model."""
@@ -42,7 +42,7 @@ class KnownAnswer:
         self.drafted: list[int] = []
 
     def begin(self, hashes: Sequence[bytes], columns: int, block_tokens: int) -> None:
-        """Allocate `columns` columns, reusing cached ones. Raises: OutOfBlocks."""
+        """Allocate `columns` columns of blocks, reusing cached ones. Raises: OutOfBlocks."""
         acquired = acquire(self._pool, hashes, columns)
         self.table.release()
         self.table = acquired.table
@@ -50,7 +50,7 @@ class KnownAnswer:
         self.settled = acquired.cached_columns * block_tokens
 
     def settle(self, token_ids: Sequence[int]) -> None:
-        """Keep the drafts that were right. The newest token is always computed, for its logits."""
+        """Settle the drafts that were right. The newest token is never settled: its logits are still needed."""
         newest = len(token_ids) - 1
         for token_id in self.drafted:
             if self.settled >= newest or token_ids[self.settled] != token_id:
@@ -76,7 +76,7 @@ class KnownAnswer:
 
 
 class ModelDrafter:
-    """Drafter with a draft model: a `CostlyDrafter`. Used on the engine's thread."""
+    """Drafter that runs a draft model, a `CostlyDrafter`. Only the engine's thread may use it."""
 
     def __init__(
         self,
@@ -87,21 +87,21 @@ class ModelDrafter:
         clock: Callable[[], float] = time.monotonic,
         groups: BlockGroups = ONE_GROUP,
     ) -> None:
-        """Start with an empty pool for `run`. `most_tokens`: context of the draft model."""
+        """Start with an empty pool. `run`: computes passes. `most_tokens`: context length of the draft model."""
         self.pool = BlockPool(total_blocks, groups)
         self._run = run
         self._block_tokens = block_tokens
         self._most_tokens = min(most_tokens, total_blocks // groups.count * block_tokens)
         self._clock = clock
-        self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in order of release
+        self._known: dict[AnswerSoFar, KnownAnswer] = {}  # in the order in which answers release their blocks
         self._spoilt = set[AnswerSoFar]()  # answers with non-finite results
-        # Cost of passes with one token per answer, which a GPU replays, and of longer ones.
+        # Cost of passes with one token per answer, which a GPU replays from CUDA graphs, and of other passes.
         self._cost, self._chunk_cost = RowCost(), RowCost()
         self._longer_s = 0.0  # extra time of the first pass of a draft
-        self._has_drafted = False  # since the last offers
+        self._has_drafted = False  # whether drafts were computed since the last `offers`
 
     def measure(self) -> None:
-        """Measure the cost of passes over block 0. Raises: ValueError after the first answer."""
+        """Measure the cost of passes of several sizes, over block 0. Raises: ValueError after the first answer."""
         if self._known:
             raise ValueError("passes must be measured before the first answer")
         for tokens in (each for each in MEASURED_TOKENS if each <= self._most_tokens):
@@ -149,7 +149,7 @@ class ModelDrafter:
         return drafted
 
     def _note_first_pass(self, answers: int, seconds: float) -> None:
-        """Average the extra time of a first pass; outliers are capped as for steps."""
+        """Update the mean extra time of first passes; outliers are capped as for steps."""
         self._has_drafted = True
         usual_s = self.seconds(answers)
         longer_s = min(seconds, OUTLIER_RATIO * (usual_s + self.begin_s)) - usual_s if usual_s else 0.0
@@ -196,7 +196,7 @@ class ModelDrafter:
         return Offer(most, is_known=tokens - known.settled <= MAX_FIRST_TOKENS)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
-        """Extend an answer's table to `tokens` tokens, at the cost of earlier answers. Return whether it succeeded."""
+        """Extend an answer's table to `tokens` tokens; other answers may lose their blocks. Return the success."""
         own, columns = self._known[answer], blocks_for(tokens, self._block_tokens)
         lacking = columns - own.table.columns
         needed = self.pool.groups.blocks(lacking)
@@ -213,7 +213,7 @@ class ModelDrafter:
         return True
 
     def _spoil(self, answer: AnswerSoFar) -> None:
-        """Stop drafting for an answer."""
+        """Stop drafting for an answer with non-finite results, and discard its KV."""
         known = self._known[answer]
         self.pool.distrust(known.table.blocks)
         known.give_up()
@@ -236,7 +236,7 @@ class ModelDrafter:
             known.settled = chunk.end
 
     def _chunk_s(self, tokens: int) -> float:
-        """Return the expected time of a catch-up pass."""
+        """Return the expected time of a catch-up pass over `tokens` tokens."""
         return self._chunk_cost.expected_s(tokens) or 0.0
 
     def _measured_chunk(self, number: int, tokens: int) -> Chunk:
@@ -244,7 +244,7 @@ class ModelDrafter:
         return Chunk(number, [0] * tokens, 0, table, (LIKELIEST,))
 
     def _computed(self, chunks: tuple[Chunk, ...]) -> tuple[Sequence[ChunkResult], float]:
-        """Compute chunks; returns the results and the seconds taken."""
+        """Compute the chunks; return the results and the seconds taken."""
         results, seconds = self._timed(chunks)
         tokens = sum(len(chunk.token_ids) for chunk in chunks)
         cost = self._cost if tokens == len(chunks) else self._chunk_cost
@@ -261,7 +261,7 @@ LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 
 
 def drawn_alike(params: SamplingParams) -> SamplingParams:
-    """Return parameters that sample the same tokens, without reports or grammars, since drafts may be wrong."""
+    """Return parameters that sample the same tokens, without log-probabilities or a grammar, which drafts lack."""
     if params.constraint is None and params.logprobs == 0 and params.prompt_logprobs is None:
         return params
     return replace(params, constraint=None, logprobs=0, prompt_logprobs=None)

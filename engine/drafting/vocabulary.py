@@ -1,4 +1,4 @@
-"""Check that two models share token ids, without which drafts would mean other text."""
+"""Check that two models have the same token ids; with others, drafts would mean other text."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def _token_ids(folder: Path) -> dict[str, int]:
 
 
 def _file(folder: Path) -> Path:
-    """Return the tokenizer file. Raises: ModelError."""
+    """Return the path of the folder's tokenizer file. Raises: ModelError."""
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise ModelError(f"{folder} has no {TOKENIZER_FILE}, whose ids a model and its draft model must share")

@@ -23,8 +23,9 @@ class CacheChanges:
 
 
 class CacheJournal:
-    """Cache changes, written by a BlockPool on its thread and read on any. A hash stored and evicted between two reads
-    counts as evicted.
+    """Journal of cache changes. A BlockPool writes it on its thread; any thread may read it.
+
+    A hash that is stored and evicted between two reads counts as evicted.
 
     `notify` is called on the writer's thread at the first change after a read, and must only schedule the next read.
     """
@@ -32,11 +33,11 @@ class CacheJournal:
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
         self._notify = notify
         self._notified = False
-        self._found: deque[tuple[bytes, bool]] = deque()  # each hash, and whether it can be found now
+        self._found: deque[tuple[bytes, bool]] = deque()  # changes: a hash, and whether it became findable
 
     def take(self) -> CacheChanges | None:
         """Return the changes since the last call, or None if there are none."""
-        self._notified = False  # first, so that a later write is either read below or notified
+        self._notified = False  # reset before reading: a later write is either read below or notified
         last: dict[bytes, bool] = {}
         while self._found:
             block_hash, found = self._found.popleft()
@@ -79,7 +80,7 @@ class BlockCounts:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Name of a complete block. Hashes are chained: one stands for every token up to the block's end."""
+    """Name of a complete block. Hashes are chained: each covers all tokens up to the block's end."""
 
     block_hash: bytes
     parent_hash: bytes | None  # None for the first block of a prompt
@@ -87,7 +88,7 @@ class Published:
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """Blocks that a reader reads without holding them, so that readers never reduce the pool's capacity.
+    """Blocks that are read without a reference on them: readers never reduce the pool's capacity.
 
     `broken` becomes true, permanently, before one of the blocks gets another owner; any thread may read it.
     """
@@ -108,7 +109,7 @@ class BlockPool:
         self._published: dict[int, Published] = {}
         self._by_hash: dict[bytes, int] = {}
         self._children: Counter[bytes] = Counter()  # number of published blocks by parent hash
-        self._watches: dict[int, set[Watch]] = {}  # by block
+        self._watches: dict[int, set[Watch]] = {}  # watches by block id
         self._journal: CacheJournal | None = None  # None if no reader follows the cache
 
     @property
@@ -222,7 +223,7 @@ class BlockPool:
         return journal
 
     def touch(self, hashes: Sequence[bytes]) -> tuple[int, ...]:
-        """Mark the blocks of the longest cached prefix of `hashes` as just used, and return them without references."""
+        """Mark the blocks of the longest cached prefix of `hashes` as just used; return them, without references."""
         known = takewhile(lambda block: block is not None, map(self._by_hash.get, hashes))
         blocks = tuple(block for block in known if block is not None)
         for block in reversed(blocks):  # in reverse: a prefix is evicted after its continuation
@@ -231,7 +232,7 @@ class BlockPool:
         return blocks
 
     def touch_columns(self, hashes: Sequence[bytes]) -> int:
-        """Mark all blocks that make a prefix of `hashes` reusable as just used. Return its columns."""
+        """Mark all blocks of the longest reusable prefix of `hashes` as just used. Return its number of columns."""
         if self.column_blocks == 1:
             return len(self.touch(hashes))
         columns = self.known_columns(hashes)
@@ -290,8 +291,9 @@ class BlockPool:
     def _evict_one(self) -> None:
         """Free the first cached leaf in eviction order.
 
-        There may be none: of two copies of a parent only one is published, and the cached one may have held children.
-        Watched blocks go last, after their watches are marked broken.
+        If no cached block is a leaf, free the least recently used block and forget its published descendants: tables
+        hold them together with their own, unpublished copies of the block. Watched blocks are evicted last, after
+        their watches were marked broken.
         """
         block = self._cached.take()
         if block is None:
@@ -306,7 +308,7 @@ class BlockPool:
         return block in self._watches
 
     def _forget_below(self, block: int) -> None:
-        """Forget all published descendants of a block. Rare: mostly tables hold their own copies of a parent."""
+        """Forget all published descendants of a block. Walks all published blocks, but is rarely called."""
         below: dict[bytes | None, list[int]] = {}
         for other, published in self._published.items():
             below.setdefault(published.parent_hash, []).append(other)

@@ -11,7 +11,7 @@ from baton.text.block_groups import BlockGroups
 
 
 class BlockTable:
-    """Blocks of one sequence, by column and by group within it; released exactly once.
+    """Blocks of one sequence, ordered by column, then by group; released exactly once.
 
     The table owns a reference on each block, taken by its creator. Windowed groups hold blocks only from column
     `first_live` on; earlier entries repeat the table's first block, which no window reads.
@@ -26,7 +26,7 @@ class BlockTable:
 
     @property
     def numbers(self) -> "array[int]":
-        """Blocks as a contiguous array, from which steps are built. Read-only. Raises: BlockError."""
+        """Block ids as a contiguous array, which steps read. Read-only. Raises: BlockError after the release."""
         blocks = self.blocks
         if self._numbers is None:
             self._numbers = array("q", blocks)
@@ -77,13 +77,13 @@ class BlockTable:
             self._numbers = self._numbers + array("q", fresh)  # new array: a step may still use the old one
 
     def fork(self, columns: int) -> "BlockTable":
-        """Return another table over the first columns, sharing their blocks."""
+        """Return another table over the first `columns` columns, which shares their blocks."""
         for block in self.held(0, columns):
             self._pool.share(block)
         return BlockTable(self._pool, self.blocks[: columns * self.groups.count], self._first_live)
 
     def make_writable(self, column: int) -> list[BlockCopy]:
-        """Replace shared blocks of a column by fresh ones; return the copies to make before writing.
+        """Replace shared blocks of a column by fresh ones; return the block copies that must precede any write.
 
         Raises: OutOfBlocks.
         """
@@ -101,7 +101,7 @@ class BlockTable:
         return copies
 
     def grow(self, position: int, block_tokens: int) -> list[BlockCopy]:
-        """Make the blocks of `position` exist and belong to this table alone; return the copies to make first.
+        """Make `position` writable: allocate its column, or replace its shared blocks; return the copies to make first.
 
         Raises: OutOfBlocks.
         """
@@ -169,7 +169,7 @@ def acquire(
     """Create a table of `columns` columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
 
     `hashes` has at most `columns` entries; `spare_blocks` stay available. `first_live`: first column that windows need;
-    by default, what continuing after the cached prefix needs. Raises: OutOfBlocks.
+    by default, the first one needed to continue after the prefix. Raises: OutOfBlocks.
     """
     groups = pool.groups
     cached = pool.known_columns(hashes, first_live)

@@ -1,7 +1,7 @@
 """Eviction order of cached blocks: finished sessions first, then unprotected blocks by last use, then the session whose
 next turn is farthest away. Pure.
 
-Only leaves are evicted, blocks that no other cached block continues, so that every remaining block keeps its prefix.
+Only leaves are evicted: blocks that no other cached block continues. So every remaining block keeps its prefix.
 Without sessions this is plain LRU over leaves.
 """
 
@@ -17,15 +17,15 @@ from baton.engine.kv_cache.sessions import DueSession, RetentionState, SessionRe
 class Evictions:
     """Numbers of evicted blocks since the start."""
 
-    done: int = 0  # from finished sessions
-    others: int = 0  # unprotected
-    protected: int = 0  # from sessions with an expected next turn
+    done: int = 0  # blocks of finished sessions
+    others: int = 0  # unprotected blocks
+    protected: int = 0  # blocks of sessions with an expected next turn
 
 
-HALF_LIFE_BLOCKS = 2048  # blocks after which older counts weigh half
+HALF_LIFE_BLOCKS = 2048  # after this many prefetched blocks, older counts weigh half
 MIN_BLOCKS = 256  # observed blocks before prefetching may be reduced
-MIN_USED_SHARE = 0.5  # share of prefetched blocks that must be used to prefetch for all sessions
-RETRY_EVERY = 8  # sessions, one of which is prefetched otherwise
+MIN_USED_SHARE = 0.5  # below this share of used prefetched blocks, only few sessions are prefetched
+RETRY_EVERY = 8  # one in this many sessions is prefetched while prefetching is reduced
 
 
 @dataclass(slots=True)
@@ -35,9 +35,9 @@ class Prefetches:
     If most are evicted unused, because the pool is small or busy, only few sessions are prefetched.
     """
 
-    blocks: int = 0  # since the start
-    used: int = 0  # by a request, since the start
-    waiting: set[int] = field(default_factory=set)  # in the cache and not used yet
+    blocks: int = 0  # prefetched since the start
+    used: int = 0  # prefetched blocks that a request has used, since the start
+    waiting: set[int] = field(default_factory=set)  # prefetched blocks in the cache that no request has used
     _used_lately: float = 0.0
     _lost_lately: float = 0.0
     _skipped: int = 0
@@ -88,9 +88,9 @@ LeafEntries = list[tuple[int, int]]
 
 
 class EvictionOrder:
-    """Cached blocks by class and last use.
+    """Cached blocks in eviction order: by class, then by last use.
 
-    `is_leaf` and `is_watched` are asked at the time of the call. Watched blocks, and blocks loaded for a prompt that
+    `is_leaf` and `is_watched` return the current state of a block. Watched blocks, and blocks loaded for a prompt that
     has not started, are evicted last.
     """
 
@@ -107,7 +107,7 @@ class EvictionOrder:
         self._done: LeafEntries = []
         self._others: LeafEntries = []
         self._protected: dict[SessionRetention, LeafEntries] = {}
-        self._loaded: set[int] = set()  # by the newest load for a prompt that has not started
+        self._loaded: set[int] = set()  # blocks of the newest load, whose prompt has not started
 
     def __contains__(self, block: int) -> bool:
         return block in self.used
@@ -125,7 +125,7 @@ class EvictionOrder:
             self.prefetches.on_used(block)
 
     def add(self, block: int, is_leaf: bool, keep: SessionRetention | None = None) -> None:
-        """Add a block as most recently used. Without `keep`, a session that protects it continues to."""
+        """Add a block as most recently used. Without `keep`, a session that protects the block still protects it."""
         if keep is not None or self._keeps:
             self._give(block, keep)
         self._now = self.used[block] = self._now + 1
@@ -164,11 +164,11 @@ class EvictionOrder:
         return None
 
     def loaded(self, blocks: Iterable[int]) -> None:
-        """Evict these blocks last until a prompt that will be queued has used them, or more are loaded."""
+        """Evict these blocks last until the prompt that they were loaded for uses them, or other blocks are loaded."""
         self._loaded = {block for block in blocks if block in self.used}
 
     def prefetched(self, blocks: Iterable[int]) -> None:
-        """Record blocks that are cached from now on without a request."""
+        """Record blocks that were prefetched into the cache, without a request."""
         before = len(self.prefetches.waiting)
         self.prefetches.waiting.update(block for block in blocks if block in self.used)
         self.prefetches.blocks += len(self.prefetches.waiting) - before
@@ -221,7 +221,7 @@ class EvictionOrder:
         self.sessions.count(keep, 1)
 
     def _push(self, entries: LeafEntries, used: int, block: int) -> None:
-        if len(entries) > 2 * len(self.used) + 64:  # frequently used blocks leave many outdated entries
+        if len(entries) > 2 * len(self.used) + 64:  # removes outdated entries, which frequently used blocks leave
             entries[:] = sorted({entry for entry in entries if self._is_current(entries, *entry)})
         heapq.heappush(entries, (used, block))
 
@@ -248,7 +248,7 @@ class EvictionOrder:
         while entries and found is None:
             used, block = heapq.heappop(entries)
             if self.used.get(block) != used or not self._is_leaf(block):
-                continue  # pushed again when it becomes a leaf
+                continue  # an outdated entry, or no leaf: pushed again when it becomes one
             if self._keeps and self._entries(block) is not entries:
                 continue
             if spares_watched and (block in self._loaded or self._is_watched(block)):
@@ -260,7 +260,7 @@ class EvictionOrder:
         return found
 
     def _on_end(self, keep: SessionRetention) -> None:
-        """Move the leaves of a finished retention to the heap of their new class; other blocks follow as leaves."""
+        """Move a finished retention's leaves to the heap of its new class; others follow when they become leaves."""
         leaves = self._protected.pop(keep, [])
         into = self._done if keep.state is RetentionState.DONE else self._others
         for used, block in leaves:

@@ -1,4 +1,4 @@
-"""Groups of equally many layers whose KV shares blocks: see text/block_groups.py. Pure."""
+"""Division of a model's layers into groups of equal size, whose KV shares blocks: see text/block_groups.py. Pure."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -6,9 +6,9 @@ from typing import NamedTuple
 from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.text.block_groups import BlockGroups
 
-MAX_PADDING_SHARE = 0.08  # unused share of a column
+MAX_PADDING_SHARE = 0.08  # maximum unused share of a column
 MAX_GROUPS = 32
-MIN_POSITIONS_RATIO = 2  # times the window; models with fewer positions would save next to nothing
+MIN_POSITIONS_RATIO = 2  # positions per window size; below this, groups would save next to nothing
 
 
 class LayerPlace(NamedTuple):
@@ -20,15 +20,15 @@ class LayerPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerGroups:
-    """Assignment of layers to groups."""
+    """Assignment of a model's layers to groups."""
 
     groups: BlockGroups
-    layers: int  # per block
-    places: tuple[LayerPlace, ...]  # of each layer with KV, in order
+    layers: int  # layers per group
+    places: tuple[LayerPlace, ...]  # one per layer with KV, in order
 
 
 def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
-    """Return one group, or the fewest groups that fit well if layers with and without a window are mixed."""
+    """Return one group, or the fewest groups with little padding if layers with and without a window are mixed."""
     windows = config.sliding_window if isinstance(config, DecoderConfig) else ()
     one = LayerGroups(BlockGroups(), config.kv_layers, tuple(LayerPlace(0, at) for at in range(config.kv_layers)))
     sizes = {window for window in windows if window is not None}
@@ -41,7 +41,7 @@ def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
     if layers is None or config.max_positions < MIN_POSITIONS_RATIO * window:
         return one
     groups = BlockGroups(-(-whole_layers // layers), -(-windowed_layers // layers), window, block_tokens)
-    seen = {True: 0, False: groups.whole * layers}  # next free index of each kind, counted over all groups
+    seen = {True: 0, False: groups.whole * layers}  # next free place for layers without a window (True) and with one
     places = []
     for each in windows:
         places.append(LayerPlace(*divmod(seen[each is None], layers)))
@@ -50,13 +50,13 @@ def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
 
 
 def layer_places(config: ModelConfig) -> tuple[LayerPlace, ...]:
-    """Return the place of each layer with KV, in order."""
+    """Return the index in a column of each layer with KV, in order."""
     return layer_groups(config, block_tokens=1).places
 
 
 def _layers_of_a_group(whole: int, windowed: int) -> int | None:
-    """Return the layers per group for few groups with little padding, or None if too many groups are needed."""
-    best: tuple[int, int] | None = None  # groups, layers
+    """Return the layers per group that give the fewest groups with little padding; None if these are too many."""
+    best: tuple[int, int] | None = None  # number of groups, layers per group
     for layers in range(1, max(whole, windowed) + 1):
         groups = -(-whole // layers) + -(-windowed // layers)
         if groups * layers <= (1 + MAX_PADDING_SHARE) * (whole + windowed) and (best is None or groups < best[0]):

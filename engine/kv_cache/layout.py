@@ -11,11 +11,11 @@ from baton.kernels.types import QUANTISED, KvPages
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 SCALE = torch.float32
-BLOCK_TOKENS = 32  # default
+BLOCK_TOKENS = 32  # default tokens per block
 STATE = torch.float32
 STATE_SHARE = 0.5
 STATE_ALIGNED_BYTES = 16
-STATE_ROOM_BYTES = 128  # after a state's numbers, for its token count; each rank stores a part
+STATE_ROOM_BYTES = 128  # bytes after a state's numbers, for its token count; divided among ranks
 KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -41,19 +41,19 @@ class KvLayout:
     per group.
     """
 
-    num_layers: int  # per block
+    num_layers: int  # layers per block
     num_kv_heads: int
     block_tokens: int
     head_dim: int
-    dtype: torch.dtype  # as stored
+    dtype: torch.dtype  # stored dtype
     value_prefix: int | None = None  # leading numbers of a key that are the value; None if values are stored apart
-    state_numbers: int = 0  # 0 without a state
-    state_ranks: int = 1  # ranks that share the state
+    state_numbers: int = 0  # float32 numbers of a recurrent state; 0 without one
+    state_ranks: int = 1  # ranks among which the state is divided
     groups: BlockGroups = ONE_GROUP
 
     @property
     def kinds(self) -> int:
-        """Stored kinds per head: keys, and values if stored apart."""
+        """Number of stored kinds per head: 2 (keys and values), or 1 if values are prefixes of keys."""
         return 1 if self.value_prefix is not None else 2
 
     @property
@@ -62,7 +62,7 @@ class KvLayout:
 
     @property
     def dtype_name(self) -> str:
-        """Key of KV_DTYPES."""
+        """Stored dtype, as a key of KV_DTYPES."""
         return next(name for name, dtype in KV_DTYPES.items() if dtype == self.dtype)
 
     @property
@@ -89,11 +89,11 @@ class KvLayout:
 
     @property
     def rows(self) -> int:
-        """Rows into which a block is cut by heads; 1 with a state, which has no heads."""
+        """Number of rows of heads in a block; 1 with a recurrent state, which is not divided by heads."""
         return 1 if self.state_numbers else self.kinds * self.num_layers
 
     def view(self, storage: torch.Tensor, num_blocks: int) -> KvPages:
-        """Return the first `num_blocks` blocks of `storage`, uint8 `[bytes]`, as a pool without a copy."""
+        """Return a pool over the first `num_blocks` blocks of `storage` (uint8 `[bytes]`), without a copy."""
         wanted = num_blocks * self.block_bytes
         if storage.dtype != torch.uint8 or storage.dim() != 1 or storage.numel() < wanted:
             raise ValueError(
@@ -125,7 +125,7 @@ class KvLayout:
 def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None) -> KvLayout:
     """Return the KV layout of a model.
 
-    `block_tokens`: by default BLOCK_TOKENS, or the multiple of it at which state is at most STATE_SHARE of a block.
+    `block_tokens`: by default BLOCK_TOKENS, or the multiple of it at which a state is at most STATE_SHARE of a block.
     Raises: ValueError for an invalid block size, ModelError for one that the dtype does not allow.
     """
     if block_tokens is not None and block_tokens < 1:

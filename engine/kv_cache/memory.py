@@ -25,7 +25,7 @@ from baton.text.host.memory import total_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
-ANY_BYTES = 1 << 50  # larger than any request; such a pool is never allocated
+ANY_BYTES = 1 << 50  # KV memory for any request; a pool of this size is never allocated
 DRAWN = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
 
 
@@ -44,10 +44,10 @@ class MemoryMeter(Protocol):
     """Meter of a device's memory."""
 
     def begin(self) -> None:
-        """Reset the peak."""
+        """Start a measurement: reset the recorded peak."""
 
     def read(self, pool_bytes: int) -> StepMemory:
-        """Return the use since `begin`, of which `pool_bytes` are a pool."""
+        """Return the memory use since `begin`. `pool_bytes`: size of the pool that is part of it."""
 
 
 class CudaMeter:
@@ -79,13 +79,15 @@ def prepare_with_spare_memory(
 ) -> PreparedModel:
     """Load the weights on a GPU and size the pool by the memory that they and a step leave.
 
-    Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`,
-    `set_aside_bytes`: loaded later. With several ranks, each measures its part and the one with the least memory left
-    decides; `ranks`: how the others run. Raises: ModelError with the amounts if nothing is left; RankLost.
+    Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`: set to
+    which adapters can be added later. `set_aside_bytes`: kept free for what is loaded later. With several ranks, each
+    measures its part and the one with the least memory left decides; `ranks`: how the others run.
+
+    Raises: ModelError with the amounts if nothing is left; RankLost.
     """
     roomy = prepare_model(replace(asked, kv_memory_bytes=ANY_BYTES))
     if isinstance(roomy.config, EncoderConfig):
-        return roomy  # bounded pool that needs none of a step's memory
+        return roomy  # its pool is bounded by ENCODER_TOKENS, without any measurement
     if asked.tensor_parallel > 1:
         return _prepare_ranks(roomy, step, utilization, ranks or RankOptions(), meter, adapters)
     model = roomy.load_model(progress=False, adapters=adapters)
@@ -93,7 +95,7 @@ def prepare_with_spare_memory(
     with _trying(step, model.device):
         trial = StepTrial(model, roomy.layout, plan, meter(model.device))
         trial.runner.run(plan)
-    # The measured step used no memory of recorded steps, library attention or sampling on the host.
+    # Memory that the measured step did not use: sampling on the host, recorded steps, library attention, drafts.
     set_aside_bytes += draw_bytes(step.sequences, model.config.vocab_size)
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)
@@ -103,7 +105,7 @@ def prepare_with_spare_memory(
 
 
 def draft_bytes(prepared: PreparedModel, step: LargestStep) -> int:
-    """Return the memory of the draft model, which is loaded later and never runs at the same time."""
+    """Return the memory of the draft model, which is loaded later and never runs at the same time as the model."""
     draft = prepared.draft
     if draft is None:
         return 0
@@ -130,7 +132,7 @@ def _prepare_ranks(
             trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
             trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
-        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # on one rank; all pools have the same size
+        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # one rank samples; all pools have one size
         left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes, drawn_bytes)
         prepared = replace(roomy.resized(left * degree), ranks=HandedOver(ranks), adapters=adapters)
         undo.pop_all()
@@ -142,7 +144,7 @@ def _trying(step: LargestStep, device: torch.device) -> AbstractContextManager[N
 
 
 class StepTrial:
-    """Step over blocks of its own, to measure memory; the blocks are freed with it."""
+    """Trial step that measures memory. It has its own blocks, which are freed with this object."""
 
     def __init__(self, model: Model, layout: KvLayout, plan: Plan, meter: MemoryMeter) -> None:
         blocks = 1 + max(block for chunk in plan.chunks for block in chunk.block_table)

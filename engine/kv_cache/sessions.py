@@ -17,20 +17,20 @@ MAX_SESSIONS = 16_384
 NAMED_POOLS = 4
 """Limit of remembered block hashes of sessions, in pools; the session that finished first is dropped first."""
 MIN_PAUSE_S = 0.05  # a sooner arrival is a retry of the same turn
-INITIAL_PAUSE_S = 5.0  # before the first measurement
-INITIAL_PATIENCE_S = 300.0  # wait for a next turn, before the first measurement
-MIN_PAUSES = 8  # pauses before their distribution is used
+INITIAL_PAUSE_S = 5.0  # expected pause before any is measured
+INITIAL_PATIENCE_S = 300.0  # how long a next turn is waited for, before MIN_PAUSES are measured
+MIN_PAUSES = 8  # measured pauses before their distribution is used
 MIN_PATIENCE_RATIO = 4.0  # shortest wait, as a multiple of the expected pause
-PATIENCE_QUANTILE = 0.95  # quantile of all pauses up to which a session is waited for
-PAUSE_EWMA_WEIGHT = 0.3  # of the newest pause in a session's mean
-DECAY = 0.999  # of a pause's count, per later pause of any session
+PATIENCE_QUANTILE = 0.95  # a next turn is waited for up to this quantile of all pauses
+PAUSE_EWMA_WEIGHT = 0.3  # weight of the newest pause in a session's mean
+DECAY = 0.999  # factor of a pause's count, per later pause of any session
 DOUBLE_COST_BLOCKS = 2048
 """Depth in blocks at which computing a block costs twice as much as the first: attention reads all before it."""
 
 
 class RetentionState(Enum):
     PROTECTED = "protected"  # a next turn is expected
-    OTHER = "other"  # like blocks without a session
+    OTHER = "other"  # evicted like blocks without a session
     DONE = "done"  # no next turn will come: evicted first
 
 
@@ -41,19 +41,19 @@ class SessionTurn:
     session_id: bytes
     owner: bytes  # API key or cache salt
     arrived_s: float
-    keep_for_s: float | None = None  # after its end; None: while a next turn is likely
-    done: bool = False  # the last turn
+    keep_for_s: float | None = None  # protection after the turn's end; None: while a next turn is likely
+    done: bool = False  # whether this is the session's last turn
 
 
 @dataclass(eq=False, slots=True)
 class SessionRetention:
-    """Retention of a session's blocks between turns. Its state leaves PROTECTED once and never returns."""
+    """Retention of a session's blocks between turns. A state other than PROTECTED is final."""
 
     session_id: bytes
     owner: bytes
     state: RetentionState = RetentionState.PROTECTED
-    blocks: int = 0  # of its last turn, including blocks shared with other sessions
-    cached_blocks: int = 0  # currently in the cache
+    blocks: int = 0  # blocks of the last turn, including those shared with other sessions
+    cached_blocks: int = 0  # blocks of the session that are in the cache now
     ended_s: float = 0.0  # end of the last turn
     due_s: float = math.inf  # expected next turn; the later, the sooner its blocks are evicted
     lapse_s: float = math.inf  # end of the protection
@@ -72,7 +72,7 @@ class KeptBlocks:
 
 @dataclass(frozen=True, slots=True)
 class DueSession:
-    """Session with an expected next turn, and the hashes of the blocks that its last one left."""
+    """Session with an expected next turn, and the hashes of the blocks that its last turn left."""
 
     session_id: bytes
     names: tuple[bytes, ...]
@@ -81,14 +81,14 @@ class DueSession:
 @dataclass(eq=False, slots=True)
 class Session:
     keep: SessionRetention | None = None
-    ended_s: float | None = None  # end of its last turn; None while one runs or before the first ends
+    ended_s: float | None = None  # end of the last turn; None during a turn and before the first has ended
     pauses: int = 0
-    usual_pause_s: float = 0.0  # geometric mean: a few pauses of minutes say little about the next
+    usual_pause_s: float = 0.0  # geometric mean, which a few long pauses change little
     due_s: float = math.inf  # expected next turn
 
 
 class Pauses:
-    """Histogram of pauses by powers of two, from 1/16 s to 36 hours, with decay."""
+    """Histogram of the pauses between turns, with decay. Buckets are powers of two, from 1/16 s to 36 hours."""
 
     FIRST = -4
     BUCKETS = 22
@@ -104,7 +104,7 @@ class Pauses:
         self.observed += 1
 
     def quantile_s(self, share: float) -> float:
-        """Return the upper bound of the bucket with this quantile of all pauses; 0 without any."""
+        """Return the upper bound of the bucket that contains the quantile `share` of all pauses; 0 without pauses."""
         left = share * sum(self._counts)
         for bucket, count in enumerate(self._counts):
             left -= count
@@ -135,7 +135,7 @@ class FarthestFirst:
         return None
 
     def in_order(self) -> Generator[SessionRetention, None, None]:
-        """Iterate over all. Close the generator before changing anything."""
+        """Iterate over all retentions. Close the generator before changing any of them."""
         seen: dict[SessionRetention, tuple[float, int, SessionRetention]] = {}
         try:
             while (keep := self.first()) is not None:
@@ -153,7 +153,7 @@ class FarthestFirst:
 
 @dataclass(slots=True)
 class Owner:
-    blocks: int = 0  # of its protected sessions
+    blocks: int = 0  # blocks of the owner's protected sessions
     farthest: FarthestFirst = field(default_factory=FarthestFirst)
 
 
@@ -165,7 +165,7 @@ class Sessions:
         self._on_end = on_end
         self._most = most
         self._sessions: OrderedDict[bytes, Session] = OrderedDict()  # least recently used first
-        self._owners: dict[bytes, Owner] = {}  # with a protected session
+        self._owners: dict[bytes, Owner] = {}  # owners of at least one protected session
         self.wakes: list[tuple[float, int, SessionRetention]] = []
         """Heap of the times at which `advance` checks a retention; empty without sessions."""
         self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # block hashes by session, oldest first
@@ -175,7 +175,7 @@ class Sessions:
         self.farthest = FarthestFirst()
         self.pauses = Pauses()
         self.now = 0.0
-        self.protected_blocks = 0  # in the cache
+        self.protected_blocks = 0  # protected blocks in the cache
         self.file_price: float | None = None
         """Cost of loading a block from files, relative to computing the first block of a prompt; None without files."""
 
@@ -192,7 +192,7 @@ class Sessions:
                 continue
             if self.now >= keep.lapse_s:
                 self._end(keep, RetentionState.OTHER)
-            else:  # the longer it is overdue, the longer it will take
+            else:  # the longer a turn is overdue, the later it is expected
                 self._expect(keep, keep.ended_s + 2.0 * max(self.now - keep.ended_s, MIN_PAUSE_S))
 
     def begin(self, turn: SessionTurn) -> Session:
@@ -218,8 +218,8 @@ class Sessions:
     def end(self, session: Session, turn: SessionTurn, blocks: int | None, names: Sequence[bytes] = ()) -> None:
         """Record the end of a turn.
 
-        `blocks`: blocks of prompt and answer, which will be released next; None if it had none. `names`: hashes of the
-        first of them.
+        `blocks`: number of blocks of prompt and answer, which the caller releases next; None if the turn had none.
+        `names`: hashes of the first of these blocks.
         """
         session.ended_s = self.now
         keep = session.keep
@@ -261,7 +261,7 @@ class Sessions:
         if session is not None:
             if session.ended_s is None:
                 return session.keep  # its next turn arrived in the meantime
-            session.ended_s = None  # not its last turn, so no pause
+            session.ended_s = None  # its last turn was in another pool: no pause is measured
         session = self.begin(turn)
         self.end(session, turn, len(names), names)
         return session.keep
@@ -294,7 +294,7 @@ class Sessions:
         return self.pauses.quantile_s(0.5) or INITIAL_PAUSE_S
 
     def patience_s(self, expected_s: float) -> float:
-        """Return how long to wait for a session without `keep_for_s`."""
+        """Return how many seconds after a turn a session without `keep_for_s` stays protected."""
         late_s = self.pauses.quantile_s(PATIENCE_QUANTILE) if self.pauses.observed >= MIN_PAUSES else INITIAL_PATIENCE_S
         return max(late_s, MIN_PATIENCE_RATIO * expected_s)
 
@@ -305,11 +305,11 @@ class Sessions:
 
     @property
     def most_protected_blocks(self) -> int:
-        """Limit of one owner: half of the pool, a third if two owners have sessions, and so on."""
+        """Maximum of protected blocks per owner: half of the pool, a third if two owners have sessions, and so on."""
         return self._total_blocks // (len(self._owners) + 1)
 
     def count(self, keep: SessionRetention | None, blocks: int) -> None:
-        """Add to the number of a session's blocks in the cache."""
+        """Add `blocks` to the number of a session's blocks in the cache."""
         if keep is not None:
             keep.cached_blocks += blocks
             if keep.state is RetentionState.PROTECTED:
@@ -354,7 +354,7 @@ class Sessions:
             self._end(keep, RetentionState.OTHER)
 
     def _bound_all(self) -> None:
-        """Apply the limits after a new owner lowered them."""
+        """Unprotect sessions of every owner above its limit. Call it after adding an owner, which lowers the limits."""
         for owner in tuple(self._owners.values()):
             self._bound(owner)
 

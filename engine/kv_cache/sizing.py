@@ -8,7 +8,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-MIN_COLUMNS = 2  # one for a prompt, one to continue
+MIN_COLUMNS = 2  # one for a prompt, one for its answer
 
 
 class PoolSize(NamedTuple):
@@ -51,7 +51,7 @@ class KvSizing:
     block_tokens: int
     kv_memory_bytes: int
     max_model_len: int
-    state_bytes: int = 0  # per block, in addition to its tokens
+    state_bytes: int = 0  # bytes of a recurrent state, in each block in addition to its tokens
     groups: BlockGroups = ONE_GROUP
 
     @classmethod
@@ -69,23 +69,23 @@ class KvSizing:
 
     @property
     def tokens(self) -> int:
-        """Tokens that fit if none has left a window."""
+        """Number of tokens whose KV fits, if windows have not released any."""
         return self.blocks // self.groups.count * self.block_tokens
 
     @property
     def request_blocks(self) -> int:
-        """Blocks of one request of maximum length while its prompt is computed."""
+        """Number of blocks of a request of maximum length while its prompt is computed."""
         return self.groups.blocks(-(-self.max_model_len // self.block_tokens))
 
     @property
     def answer_blocks(self) -> int:
-        """Blocks of one request of maximum length after its windows have released what they can."""
+        """Number of blocks of a request of maximum length after its windows have released what they can."""
         columns = -(-self.max_model_len // self.block_tokens)
         return self.groups.blocks(columns, self.groups.first_live(self.max_model_len))
 
     @property
     def concurrency(self) -> float:
-        """Concurrent requests of maximum length, the last one with all its blocks."""
+        """Number of concurrent requests of maximum length; windows of all but one have released what they can."""
         if self.blocks < self.request_blocks:
             return self.blocks / self.request_blocks
         return 1 + (self.blocks - self.request_blocks) / self.answer_blocks
@@ -100,9 +100,9 @@ class KvSizing:
 
 
 def host_pieces(slots: int, block_bytes: int) -> Iterator[int]:
-    """Yield the slots of each allocation of host memory.
+    """Divide the slots into allocations of host memory, and yield the number of slots of each.
 
-    PyTorch rounds pinned memory up to a power of two: pieces of nearly that size waste next to nothing.
+    PyTorch rounds pinned memory up to a power of two: allocations of nearly such a size waste next to nothing.
     """
     while slots:
         whole = _rounded(slots * block_bytes)
@@ -123,10 +123,10 @@ def _rounded(size_bytes: int) -> int:
     return 1 << (size_bytes - 1).bit_length()
 
 
-GPU_RESERVE_BYTES = 1 << 30  # not counted by PyTorch: context, loaded kernels, recorded graphs, fragmentation
+GPU_RESERVE_BYTES = 1 << 30  # memory that PyTorch does not count: context, kernels, CUDA graphs, fragmentation
 
 
-MAX_RECORDED_ROWS = 256  # of a recorded decode step
+MAX_RECORDED_ROWS = 256  # maximum number of sequences of a recorded decode step
 
 
 def recorded_logits_bytes(rows: int, vocab_size: int, itemsize: int) -> int:
@@ -139,17 +139,17 @@ class StepMemory:
     """Memory of one GPU, in bytes, measured after the largest step over a pool of few blocks."""
 
     total: int
-    free: int  # to all processes
-    allocated: int  # by this process: weights and the small pool
-    peak: int  # during the step
-    pool: int  # the small pool
+    free: int  # unused by any process
+    allocated: int  # used by this process between steps: weights and the small pool
+    peak: int  # most that this process used during the step
+    pool: int  # size of the small pool, part of `allocated` and `peak`
 
 
 def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
-    """Return the bytes left for KV, by `utilization` and by free memory; not positive if none are left.
+    """Return the bytes left for KV, limited by `utilization` and by free memory; zero or negative if none are left.
 
-    `utilization` is this process's share: memory used by others counts only if it leaves less than that. `set_aside`:
-    for what is loaded later, such as adapters.
+    `utilization`: this process's share of the memory; what other processes use counts only if it leaves less than that.
+    `set_aside`: bytes for what is loaded later, such as adapters.
     """
     needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES
     of_share = int(memory.total * utilization) - needed

@@ -21,7 +21,7 @@ class SwapSpace:
         return SwapSlots(self, tuple(self._free.pop() for _ in range(count)))
 
     def give_back(self, slots: tuple[int, ...]) -> None:
-        """Release slots. Only for SwapSlots, which does so once."""
+        """Release slots. Only SwapSlots calls it, once for its slots."""
         self._free.extend(reversed(slots))
 
 

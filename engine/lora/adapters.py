@@ -1,4 +1,4 @@
-"""LoRA adapters of one loaded model: the projections that they may change, and the numbers by which chunks name them.
+"""LoRA adapters of one loaded model: the projections that adapters may change, and each adapter's number in chunks.
 
 A projection adds the output of each row's adapter; adapters of any rank share one batch. Projections are wrapped while
 a model is built, so this works for every architecture and weight format.
@@ -19,11 +19,11 @@ from baton.engine.models.linear import Linear, MatmulBackend
 class Part:
     """This rank's part of a module's matrix; the complete matrix on a single rank."""
 
-    outputs: tuple[slice, ...]  # one per stacked projection
+    outputs: tuple[slice, ...]  # rows of the matrix, one slice per stacked projection
     inputs: slice
 
     def rows(self, size: int) -> int:
-        """Count the rows of a module's `size` rows that are here."""
+        """Return how many of a module's `size` rows this rank has."""
         return sum(len(range(size)[each]) for each in self.outputs)
 
 
@@ -34,20 +34,20 @@ WHOLE = Part((slice(None),), slice(None))
 class _Stack:
     """Immutable factors of a module: a step still running on a GPU keeps the version that it started with."""
 
-    down: torch.Tensor  # [all ranks, in]
-    up: torch.Tensor  # [all ranks, out]
-    owners: torch.Tensor  # int64 [all ranks], number of the adapter
-    ends: tuple[int, ...]  # end of each adapter's ranks; number 0, no adapter, is empty
+    down: torch.Tensor  # [sum of the adapters' LoRA ranks, in]
+    up: torch.Tensor  # [sum of the adapters' LoRA ranks, out]
+    owners: torch.Tensor  # int64, number of the adapter of each row of `down` and `up`
+    ends: tuple[int, ...]  # end of each adapter's rows, by its number; number 0, no adapter, has none
 
 
 class StackedFactors:
-    """Factors of all adapters for one module, concatenated by rank, so that one product serves every row."""
+    """LoRA factors of all adapters for one module, concatenated: one matrix product serves all rows of a batch."""
 
     def __init__(
         self, columns: slice, shape: tuple[int, int], dtype: torch.dtype, device: torch.device, part: Part = WHOLE
     ) -> None:
-        """Start without adapters. `columns`: the module's outputs on this rank in the projection. `shape`: of the
-        full matrix, `[out, in]`, of which this rank has `part`.
+        """Start without adapters. `columns`: columns of the projection's output that belong to the module. `shape`:
+        `[out, in]` of the unsharded matrix, of which this rank has `part`.
         """
         self.columns = columns
         self.shape = shape
@@ -61,7 +61,7 @@ class StackedFactors:
         )
 
     def appended(self, factors: LowRank | None) -> _Stack:
-        """Return the factors with the next adapter, its scale folded into `up`; None has no effect here."""
+        """Return the factors with the next adapter's, its scale folded into `up`. None: none for this module."""
         old, rank = self._stack, 0 if factors is None else factors.rank
         ends = (*old.ends, old.ends[-1] + rank)
         if factors is None:
@@ -73,7 +73,7 @@ class StackedFactors:
         return _Stack(torch.cat((old.down, down)), torch.cat((old.up, up)), torch.cat((old.owners, owners)), ends)
 
     def without(self, number: int) -> _Stack:
-        """Return the factors without the ranks of an adapter, whose number stays used; for `replace`."""
+        """Return the factors without those of an adapter, for `replace`. The adapter's number is not used again."""
         old = self._stack
         begin, end = old.ends[number - 1], old.ends[number]
         if begin == end:
@@ -87,8 +87,8 @@ class StackedFactors:
     def add_to(self, y: torch.Tensor, x: torch.Tensor, adapters: AdapterRows) -> None:
         """Add the adapters' output to `y` `[rows, out]` in place, for rows `x` `[rows, in]` with adapters.
 
-        All ranks between the lowest and highest adapter of the batch are computed for all rows, and those of other
-        adapters zeroed: a row's result does not depend on the others in the batch.
+        Each row is multiplied by the factors of all adapters from the batch's lowest to its highest number, and the
+        products with adapters of other rows are zeroed: a row's result does not depend on the other rows of the batch.
         """
         stack = self._stack
         ranks = slice(stack.ends[adapters.lowest - 1], stack.ends[adapters.highest])
@@ -101,7 +101,7 @@ class StackedFactors:
 
 
 class AdaptedLinear:
-    """Projection, possibly of stacked modules, with the adapters of each. Rows without an adapter cost nothing."""
+    """Projection of one or several stacked modules, with the adapters of each. Rows without an adapter cost nothing."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class AdaptedLinear:
         device: torch.device,
         parts: Sequence[Part] | None = None,
     ):
-        """Wrap a projection. `sizes`, `inputs`: of the unsharded model. `parts`: this rank's part of each module."""
+        """Wrap a projection. `sizes`: unsharded outputs of each module. `parts`: this rank's part of each module."""
         self.base = base
         parts = parts or [WHOLE] * len(sizes)
         own = [part.rows(size) for size, part in zip(sizes, parts, strict=True)]
@@ -143,7 +143,7 @@ class AdapterSet:
         self._count = 0
 
     def adopt(self, modules: Callable[[], Mapping[str, StackedFactors]]) -> None:
-        """Use modules by name that apply their factors themselves; they are requested with the first adapter."""
+        """Use modules, by name, that apply their factors themselves. `modules` is called with the first adapter."""
         self._adopted = modules
 
     def adapted(
@@ -187,7 +187,7 @@ class AdapterSet:
         return self.add("none", Adapter({}))
 
     def remove(self, number: int) -> None:
-        """Free an adapter's memory; its number stays used. No step may run and no request may use the adapter."""
+        """Free an adapter's memory; its number is not reused. No step may run and no request may use the adapter."""
         for stacked in self._modules.values():
             stacked.replace(stacked.without(number))
 
@@ -202,5 +202,5 @@ class AdapterSet:
 
 
 def is_adaptable(module: str) -> bool:
-    """Return whether a projection gets its rows in order: not the head, which gets last rows, nor experts."""
+    """Return whether a module can be adapted: it must get all rows in order, which the head and experts do not."""
     return module.endswith(("_proj", "_proj_with_mqa")) and "expert" not in module

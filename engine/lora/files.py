@@ -68,9 +68,9 @@ FACTOR_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[A
 
 @dataclass(frozen=True, slots=True)
 class NarrowedTargets:
-    """Modules that PEFT adapts, if a list of name endings is not enough."""
+    """Choice of the modules that PEFT adapts, if a list of name endings cannot express it."""
 
-    pattern: str | None = None  # of complete names, replaces target_modules
+    pattern: str | None = None  # regular expression of complete module names, used instead of target_modules
     exclude_modules: str | tuple[str, ...] = ()
     layers_to_transform: tuple[int, ...] | None = None
     layers_pattern: tuple[str, ...] = (ANY_LAYERS,)
@@ -91,7 +91,7 @@ class AdapterConfig:
         return self._by_pattern("rank_pattern", self.rank_pattern, module, self.rank)
 
     def scale_of(self, module: str) -> float:
-        """Return the factor of the product of both matrices."""
+        """Return the factor by which the product of a module's two matrices is multiplied."""
         rank = self.rank_of(module)
         alpha = self._by_pattern("alpha_pattern", self.alpha_pattern, module, self.alpha)
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
@@ -185,7 +185,7 @@ def _names(path: Path, name: str, listed: object) -> tuple[str, ...]:
 
 
 def _at_end(pattern: str) -> str:
-    """Return a pattern for complete names whose end matches."""
+    """Return a pattern for complete module names whose end matches `pattern`."""
     return rf"(.*\.)?({pattern})"
 
 

@@ -12,20 +12,20 @@ import regex
 
 from baton.engine.config.model_config import ModelError
 
-MAX_CHARACTERS = 1000  # of an expression
+MAX_CHARACTERS = 1000  # maximum length of an expression
 MATCH_TIMEOUT_S = 2.0
 
 
 @dataclass(slots=True)
 class Patterns:
-    """Expressions of one adapter, whose matches together may take MATCH_TIMEOUT_S."""
+    """Regular expressions of one adapter. All its matches together may take MATCH_TIMEOUT_S."""
 
-    file: str = "adapter_config.json"  # for messages
+    file: str = "adapter_config.json"  # file name for error messages
     _left_s: float = MATCH_TIMEOUT_S
     _compiled: dict[str, "regex.Pattern[str]"] = field(default_factory=dict)
 
     def compile(self, name: str, expression: str) -> "regex.Pattern[str]":
-        """Compile an expression. `name`: of the field, for messages. Raises: ModelError."""
+        """Compile an expression. `name`: name of the field, for error messages. Raises: ModelError."""
         if expression not in self._compiled:
             if len(expression) > MAX_CHARACTERS:
                 too_long = f"an expression of {len(expression)} characters; at most {MAX_CHARACTERS} are read"

@@ -1,4 +1,4 @@
-"""Chunks of a plan as tensors, and the interface of a model that computes them.
+"""Chunks of a plan as tensors, and the interface of models, which compute such batches.
 
 Single-token chunks come first, so that decode attention is one launch; rows with an adapter are contiguous.
 """
@@ -18,11 +18,11 @@ from baton.kernels.types import DecodeRows, GroupRows, KvPages, PagedRows, Prefi
 ALIGNED_BYTES = 16
 """Alignment of every tensor that a kernel reads: Triton compiles another kernel for less aligned pointers."""
 
-DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # by type code of the array
+DTYPES = {"q": torch.int64, "d": torch.float64, "f": torch.float32}  # dtypes by the array's type code
 
 
 def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    """Copy arrays to the device as parts of one copy, aligned to ALIGNED_BYTES."""
+    """Copy arrays to the device in one transfer; each begins at a multiple of ALIGNED_BYTES."""
     whole = packed(arrays, device)
     return parts_of(whole if whole.device == device else whole.to(device, non_blocking=True), arrays)
 
@@ -30,7 +30,7 @@ def to_device(arrays: Sequence[array], device: torch.device) -> list[torch.Tenso
 def packed(arrays: Sequence[array], device: torch.device) -> torch.Tensor:  # type: ignore[type-arg]
     """Concatenate arrays as uint8 on the host, for copying to `device`.
 
-    For a GPU they are in pinned memory, which PyTorch's allocator does not reuse before the copy is finished.
+    For a GPU the result is in pinned memory, which PyTorch's allocator does not reuse before the copy is finished.
     """
     whole = bytearray()
     for each in arrays:
@@ -41,7 +41,7 @@ def packed(arrays: Sequence[array], device: torch.device) -> torch.Tensor:  # ty
 
 
 def parts_of(whole: torch.Tensor, arrays: Sequence[array]) -> list[torch.Tensor]:  # type: ignore[type-arg]
-    """Return views of `packed` for these arrays or others of the same lengths; the last one may have been shorter."""
+    """Return views of `whole`, laid out as by `packed`, one per array. Only the arrays' types and lengths matter."""
     parts, begin = [], 0
     for each in arrays:
         size = len(each) * each.itemsize
@@ -55,8 +55,8 @@ class AdapterRows:
     """Rows of a batch that have an adapter, contiguous by `batch_order`."""
 
     rows: slice
-    adapters: torch.Tensor  # int64 [rows.stop - rows.start], each at least 1
-    lowest: int  # of `adapters`
+    adapters: torch.Tensor  # int64 [rows.stop - rows.start], adapter number of each row, at least 1
+    lowest: int  # smallest number in `adapters`
     highest: int
 
     @classmethod
@@ -68,13 +68,13 @@ class AdapterRows:
 def batch_order(is_long: bool, adapter: int) -> tuple[bool, int]:
     """Return the sort key of a chunk: single tokens first, and rows with an adapter contiguous.
 
-    Single-token chunks are sorted from no adapter upwards, longer ones downwards.
+    Single-token chunks are sorted by ascending adapter number (0: none), longer ones by descending number.
     """
     return is_long, -adapter if is_long else adapter
 
 
 def adapter_run(adapters: Sequence[int]) -> slice:
-    """Return the rows with an adapter; `adapters`: number of each row in `batch_order` (0: none)."""
+    """Return the rows with an adapter. `adapters`: adapter number of each row (0: none), sorted by `batch_order`."""
     rows = [index for index, adapter in enumerate(adapters) if adapter]
     if not rows:
         return slice(0, 0)
@@ -85,10 +85,10 @@ def adapter_run(adapters: Sequence[int]) -> slice:
 
 @dataclass(frozen=True, slots=True)
 class Batch(PagedRows):
-    chunk_rows: tuple[slice, ...]  # rows of each chunk, parallel to the chunks
-    adapters: AdapterRows | None = None  # None if no row has one
+    chunk_rows: tuple[slice, ...]  # rows of each chunk, in the order of the plan
+    adapters: AdapterRows | None = None  # None if no row has an adapter
     drafts: bool = False  # whether a row of `decode` reads KV that another one writes in the same layer
-    second_rows: tuple[slice, ...] = ()  # of the second texts of pairs
+    second_rows: tuple[slice, ...] = ()  # rows of the second text of each pair
     meanwhile: Callable[[], None] = lambda: None
     """Called once by a model when its layers start, to run Python work of other threads meanwhile."""
 
@@ -103,8 +103,8 @@ def make_batch(
 ) -> Batch:
     """Build the batch of a plan's chunks.
 
-    `by_library`: whether a library computes attention of a long chunk; those come last. `groups`: layer groups, each
-    with its own blocks. Raises ValueError for a chunk without tokens or with too short a block table.
+    `by_library`: returns whether a library computes a long chunk's attention; these chunks come last. `groups`: number
+    of layer groups, each with its own blocks. Raises ValueError for a chunk without tokens or with too short a table.
     """
     for chunk in chunks:
         if not chunk.token_ids or len(chunk.block_table) // groups * block_tokens < chunk.end:
@@ -168,16 +168,16 @@ class BatchNumbers:
 
     def __init__(self, groups: int = 1) -> None:
         self.token_ids, self.positions, self.ends = array("q"), array("q"), array("q")
-        self.adapters = array("q")  # by row; `tensors` copies those needed
-        self.slots = [array("q") for _ in range(groups)]  # by group
-        self.block_starts = array("q", [0])  # within a group
+        self.adapters = array("q")  # adapter number of each row
+        self.slots = [array("q") for _ in range(groups)]  # one array per group
+        self.block_starts = array("q", [0])  # start of each table among the block ids of a group
         self._block_ids = [array("q") for _ in range(groups)]
 
     def add(self, chunk: Chunk, block_tokens: int) -> slice:
-        """Add a chunk. Returns its rows."""
+        """Add a chunk, and return its rows in the batch."""
         first, groups, end = len(self.token_ids), len(self.slots), chunk.end
         blocks = -(-end // block_tokens)
-        if is_single := end == chunk.start + 1:  # decode, the common case
+        if is_single := end == chunk.start + 1:  # decode, the most frequent case
             self.token_ids.append(chunk.token_ids[0])
             self.positions.append(chunk.start)
             self.adapters.append(chunk.adapter)
@@ -207,7 +207,7 @@ class BatchNumbers:
         return array("q", [before + start for start in self.block_starts]) if before else self.block_starts
 
     def tensors(self, device: torch.device, *others: "array[int]") -> tuple[torch.Tensor, ...]:
-        """Return token_ids, positions, ends, block_ids and others as tensors; then slots and starts of each group."""
+        """Return token_ids, positions, ends, block_ids and `others` as tensors, then slots and starts of each group."""
         of_groups = ((slots, self.starts_of(group)) for group, slots in enumerate(self.slots))
         parts = (self.token_ids, self.positions, self.ends, self.block_ids, *others)
         return tuple(to_device((*parts, *itertools.chain.from_iterable(of_groups)), device))
@@ -250,13 +250,13 @@ class Rotation(NamedTuple):
 
     cos: torch.Tensor
     sin: torch.Tensor
-    rows: torch.Tensor | None = None  # int64 [tokens], index of each token's angles; None: one per token
+    rows: torch.Tensor | None = None  # int64 [tokens], index of each token's angles; None: angle i is token i's
 
     def table(self, index: int) -> "Rotation":
         return Rotation(self.cos[index], self.sin[index], self.rows)
 
     def of_tokens(self) -> "Rotation":
-        """Return the angles of each token, for one table."""
+        """Return the angles in the order of the tokens. Only for a single table."""
         return self if self.rows is None else Rotation(self.cos[self.rows], self.sin[self.rows])
 
 
@@ -268,7 +268,7 @@ class Rope:
     magnitudes: torch.Tensor | None  # float32 [tables, 1, 1], scale of cosines and sines; None: 1
 
     def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Return the angles of positions, computed in float32: bfloat16 cannot distinguish positions 256 and 257."""
+        """Return the rotation at each position. Angles are float32: bfloat16 has no separate 256 and 257."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies[:, None, :]
         cos, sin = angles.cos(), angles.sin()
         if self.magnitudes is not None:

@@ -1,7 +1,7 @@
 """Decoder of Llama and related families: RMS norms, rotary grouped-query attention, gated feed-forward layers.
 
-Families differ only in data (engine/config/families.py). If all layers are packed for the CPU's native kernels, one
-call computes them.
+Families differ only in their configuration (engine/config/families.py). If all layers are packed for the CPU's native
+kernels, one call computes them all.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from baton.kernels.types import Gate, GroupRows, HeadNorms, KvLayer, KvPages, Sc
 def store_and_attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring
 ) -> torch.Tensor:
-    """Write the keys and values of a step's tokens, then compute attention; returns a new tensor like `query`.
+    """Write the keys and values of a step's tokens, then compute attention; return a new tensor shaped like `query`.
 
     query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, head_dim]`, rotated if the model rotates.
     """
@@ -38,7 +38,7 @@ def store_and_attend(
 
 
 def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
-    """Compute attention of tokens whose KV is in `kv`; returns a new `[tokens, heads, value_dim]`."""
+    """Compute attention of tokens whose KV is already in `kv`; return a new `[tokens, heads, value_dim]`."""
     if (decode := rows.decode) and not rows.prefills:
         return paged_decode(query, kv, decode, scoring)
     query = query.contiguous()
@@ -54,19 +54,19 @@ def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) 
 @dataclass(frozen=True, slots=True)
 class Layer:
     attention_norm: Norm | None
-    qkv: Linear  # queries, keys, values
+    qkv: Linear  # projection to queries, keys and values
     head_norms: HeadNorms | WholeNorms | None
-    latent: Latent | None  # then `qkv` computes its inputs
+    latent: Latent | None  # latent attention, whose inputs `qkv` computes; None: plain attention
     output: Linear
-    attention_end_norm: Norm | None  # of attention's output
+    attention_end_norm: Norm | None  # norm of attention's output
     feed_forward_norm: Norm | None
     feed_forward: FeedForward
-    feed_forward_end_norm: Norm | None  # of the feed-forward output
+    feed_forward_end_norm: Norm | None  # norm of the feed-forward output
     scoring: Scoring
-    table: int  # index of its rotation table
+    table: int  # index of the layer's rotation table
     place: LayerPlace
-    gated: bool = False  # each query is followed by a gate of its attention output
-    delta: DeltaNet | None = None  # replaces attention
+    gated: bool = False  # in `qkv`, each query is followed by a gate of its attention output
+    delta: DeltaNet | None = None  # recurrent layer that replaces attention; None: attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +75,12 @@ class DecoderModel:
     embedding: Embedding
     layers: tuple[Layer, ...]
     norm: Norm
-    head: Linear  # [vocab, hidden]; the embedding if tied, unless quantised
+    head: Linear  # [vocab, hidden]; shares memory with a tied embedding unless quantised
     rope: Rope
-    dtype: torch.dtype  # of weights and activations
+    dtype: torch.dtype  # dtype of weights and activations
     embedding_scale: float = 1.0
-    native: NativeDecoder | None = None  # all layers in one native call, without adapters
-    angles: Rotation | None = None  # of all positions, for kernels on a GPU that look them up
+    native: NativeDecoder | None = None  # computes all layers in one call, for steps without adapters
+    angles: Rotation | None = None  # rotation at every position, which kernels on a GPU look up
 
     @property
     def device(self) -> torch.device:
@@ -117,11 +117,14 @@ class DecoderModel:
         return stream.end()
 
     def _runs(self, batch: Batch, kv: KvPages) -> StateRuns | None:
-        """Return the states of this step, and mark them as written; once per step. None without recurrent layers."""
+        """Return this step's states of recurrent layers, and mark them as written; None without such layers.
+
+        Call it once per step.
+        """
         return None if self.config.delta is None else begin_runs(batch, kv, self.config.state_numbers)
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return a new `[tokens, hidden]` of any float dtype."""
+        """Return the scaled embeddings of tokens, a new `[tokens, hidden]` of any float dtype."""
         rows = self.embedding(token_ids)
         return rows if self.embedding_scale == 1.0 else rows.to(self.dtype) * self.embedding_scale
 
@@ -138,7 +141,7 @@ class DecoderModel:
         return self.norm(hidden.to(self.dtype)).float()
 
     def _bounded(self, logits: torch.Tensor) -> torch.Tensor:
-        """Scale and softcap logits in place, if the model does."""
+        """Scale and softcap logits in place, if the model's configuration says so."""
         if self.config.logits_scale != 1.0:
             logits.mul_(self.config.logits_scale)
         if (cap := self.config.logits_softcap) is not None:
@@ -146,7 +149,7 @@ class DecoderModel:
         return logits
 
     def _attention(self, layer: Layer, qkv: torch.Tensor, angles: Rotation, batch: Batch, kv: KvLayer) -> torch.Tensor:
-        """Return attention's output `[tokens, heads * head_dim]` from `[tokens, all heads]`, keys and values last."""
+        """Return attention's output `[tokens, heads * head_dim]` from queries, keys, values, `[tokens, all heads]`."""
         rows = batch.groups[layer.place.group]
         if layer.latent is not None:
             query, key = layer.latent.rows(qkv, angles, batch.adapters)
@@ -166,7 +169,7 @@ class DecoderModel:
         return attend(rotate_and_store(qkv, *rotation), rows, kv, layer.scoring).view(tokens, -1)
 
     def _without_gates(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Split the gates from the queries; returns qkv and the gates."""
+        """Split the gates from the queries; return qkv without gates, and the gates."""
         size = self.config.num_heads * self.config.head_dim
         gated, rest = qkv.split((2 * size, qkv.shape[1] - 2 * size), dim=1)
         query, gate = gated.unflatten(1, (self.config.num_heads, 2, -1)).unbind(2)
@@ -174,14 +177,14 @@ class DecoderModel:
 
 
 def with_native_layers(model: DecoderModel) -> DecoderModel:
-    """Return the model with one native call for its layers, if all of them are packed."""
+    """Return the model, with one native call for all its layers if each of them is packed."""
     layers = [_packed_layer(layer) for layer in model.layers]
     whole = tuple(layer for layer in layers if layer is not None)
-    # The native call has one eps for all norms.
+    # The native call supports only one eps for all norms.
     if len(whole) < len(layers) or any(_epsilons(layer) - {model.norm.eps} for layer in model.layers):
         return model
     head, norm = packed_weight(without_adapters(model.head)), model.norm
-    # In a shorter dtype the norm rounds its output, which the native one does not.
+    # In a shorter dtype the last norm rounds its output; the native norm does not, so it is used only for float32.
     own_head = head if model.dtype == torch.float32 else None
     embedding = Embedded(model.embedding.weight, model.embedding_scale, model.dtype)
     native = NativeDecoder(whole, model.config.num_heads, norm.eps, embedding, norm.weight.float(), own_head)
@@ -194,7 +197,7 @@ def _epsilons(layer: Layer) -> set[float]:
 
 
 def _packed_layer(layer: Layer) -> PackedLayer | None:
-    """Return the packed layer, or None if a part is not packed."""
+    """Return the layer as native kernels read it; None if one of its weights is not packed."""
     qkv, output = packed_weight(without_adapters(layer.qkv)), packed_weight(without_adapters(layer.output))
     mixing, feed_forward = _packed_mixing(layer), _packed_feed_forward(layer.feed_forward)
     if qkv is None or output is None or mixing is None or feed_forward is None:

@@ -1,4 +1,4 @@
-"""Gated delta nets, layers with a recurrent state instead of keys and values, and the location of states in a step.
+"""Gated delta nets, layers with a recurrent state instead of keys and values; and where steps read and write states.
 
 The state after a sequence's last computed token is in that token's block. A run of tokens starts from the block of the
 preceding token and leaves a state in each block that it touches. A full block ends with the state from which every
@@ -26,14 +26,14 @@ class DeltaNet:
     """Gated delta net without its projections."""
 
     sizes: DeltaConfig
-    place: int  # index of its state in a block
+    place: int  # index of the layer's state in a block
     convolution: torch.Tensor  # [channels, kernel]
     rates: DeltaRates
     norm: torch.Tensor  # [value_dim]
     eps: float
 
     def __call__(self, projected: torch.Tensor, kv: KvPages, runs: StateRuns) -> torch.Tensor:
-        """Compute `[tokens, value_size]`. projected: queries, keys, values, gates, betas and decays of each token."""
+        """Compute `[tokens, value_size]`. projected: per token queries, keys, values, gates, betas, decays."""
         sizes, tokens = self.sizes, len(projected)
         mixed, gate, beta, decay = self._split(projected)
         matrices, inputs = self._states(kv)
@@ -69,7 +69,7 @@ class DeltaNet:
         )
 
     def _split(self, projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return the convolution's inputs, the values' gates, and per value head the inputs of beta and decay."""
+        """Return the convolution's inputs, the gates of values, and each value head's inputs of beta and of decay."""
         sizes = self.sizes
         if not sizes.interleaved:
             widths = [sizes.channels, sizes.value_size, sizes.value_heads, sizes.value_heads]
@@ -84,7 +84,7 @@ class DeltaNet:
         return torch.cat((query, key, value), dim=1), gate, beta, decay
 
     def _states(self, kv: KvPages) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the layer's matrices and last convolution inputs of all blocks."""
+        """Return all blocks' states of this layer: the matrices, and the last inputs of the convolution."""
         if kv.states is None:
             raise ValueError("the pool has no room for states; the layout must include them")
         sizes, first = self.sizes, self.place * self.sizes.layer_numbers
@@ -97,9 +97,9 @@ class DeltaNet:
 
 
 def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
-    """Return the states of a step for all layers, and mark its blocks as having the states after it.
+    """Return where all layers read and write states in a step; store in the written blocks the token counts after it.
 
-    A state after other tokens than expected is BROKEN. `state_numbers`: offset of the token count.
+    A block whose token count is not the expected one has a BROKEN state. `state_numbers`: offset of the token count.
     """
     if kv.states is None:
         raise ValueError("the pool has no room for states; the layout must include them")
@@ -119,14 +119,14 @@ def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
     begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, StateInit.AGAIN)
     begins.masked_fill_(positions == 0, StateInit.ZERO)
     if rows.prefills is not None:
-        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # from a run computed in this step
+        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # state of an earlier run in this step
     ends[destinations] = (positions + lengths).int()
     starts = F.pad(lengths.cumsum(0), (1, 0))
     return StateRuns(starts, sources, destinations, begins, alone, tuple(itertools.chain.from_iterable(long)))
 
 
 def _single_runs(decode: DecodeRows, block_tokens: int) -> tuple[torch.Tensor, ...]:
-    """Return sources, destinations, first positions and lengths of decode rows."""
+    """Return the source block, destination block, first position and length (1) of each decode row."""
     positions, firsts = decode.context_tokens - 1, decode.block_starts[:-1]
     sources = decode.block_ids[firsts + (positions - 1).clamp(min=0) // block_tokens]
     destinations = decode.block_ids[firsts + positions // block_tokens]
@@ -134,7 +134,7 @@ def _single_runs(decode: DecodeRows, block_tokens: int) -> tuple[torch.Tensor, .
 
 
 def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
-    """Return the rows of each chunk's runs: those in its first block, in the second, and so on."""
+    """Return the lengths of each chunk's runs: its number of tokens in its first block, in the second, and so on."""
     lengths = []
     for chunk in prefills.chunks:
         end = chunk.start + chunk.rows.stop - chunk.rows.start
@@ -146,8 +146,8 @@ def _run_lengths(prefills: PrefillChunks, block_tokens: int) -> list[list[int]]:
 def _chunk_runs(
     prefills: PrefillChunks, lengths: Sequence[Sequence[int]], block_tokens: int
 ) -> tuple[torch.Tensor, ...]:
-    """Return sources, destinations, first positions and lengths of runs, and whether each follows another."""
-    columns = [array("q") for _ in range(5)]  # the first two: indexes into all block ids
+    """Return each run's source block, destination block, first position, length, and whether it follows another run."""
+    columns = [array("q") for _ in range(5)]  # the first two columns are indexes into `block_ids`
     first = 0
     for chunk, of_chunk in zip(prefills.chunks, lengths, strict=True):
         position = chunk.start

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 NAME, KEYWORD = "baton_encoder", "prompt_lengths"
 UNUSED = ("pooler.",)  # parts that checkpoints may lack, since no vector needs them
 CHECKED_LENGTHS = (11, 5)
-MOST_EXACT, MOST_ROUNDED = 0.001, 0.2  # relative error in float32, and in shorter dtypes
+MOST_EXACT, MOST_ROUNDED = 0.001, 0.2  # maximum relative error in float32, and in shorter dtypes
 Head = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -56,7 +56,7 @@ def _attention(
 
 
 def _near(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
-    """Return the mask of tokens within the window, or None if all are visible."""
+    """Return the mask of the tokens within the window of each token, or None if all are visible."""
     tokens = query.shape[2]
     if window is None or window >= tokens:
         return None
@@ -65,7 +65,7 @@ def _near(query: torch.Tensor, window: int | None) -> torch.Tensor | None:
 
 
 class EncoderModel:
-    """Encoder without KV. `loaded`: transformers model on its device, with the attention `NAME`."""
+    """Encoder without KV. `loaded`: transformers' model, on its device, with the attention function NAME."""
 
     def __init__(self, config: EncoderConfig, loaded: Any) -> None:
         self.config = config
@@ -75,7 +75,7 @@ class EncoderModel:
         self._body = loaded.base_model
 
     def hidden(self, batch: Batch, kv: KvPages | None = None) -> torch.Tensor:
-        """Compute hidden states of complete prompts. Raises: ValueError for a partial one."""
+        """Compute hidden states of complete prompts. Raises: ValueError for a chunk that does not begin its prompt."""
         batch.meanwhile()
         lengths = [rows.stop - rows.start for rows in sorted(batch.chunk_rows, key=lambda rows: rows.start)]
         begins = batch.positions.new_tensor([0, *lengths[:-1]]).cumsum(0)
@@ -84,7 +84,7 @@ class EncoderModel:
         return self._hidden(batch.token_ids, self._positions(batch, lengths), self._types(batch), lengths)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return float32 `[rows, labels]` of the classification head, which reads first tokens."""
+        """Return float32 `[rows, labels]` of the classification head, which reads the hidden states of first tokens."""
         if self.config.labels is None:
             raise ValueError(f"{self.config.family} has no head here")
         first, model = hidden[:, None], self._loaded
@@ -96,7 +96,7 @@ class EncoderModel:
         return hidden.float()
 
     def check_against_itself(self) -> None:
-        """Compare two concatenated prompts with each alone, as transformers computes it. Raises: ModelError."""
+        """Compare two concatenated prompts with transformers' result of each. Raises: ModelError if they differ."""
         ids = [[(7 + 5 * place) % self.config.vocab_size for place in range(length)] for length in CHECKED_LENGTHS]
         chunks = [Chunk(index, each, 0, range(len(each))) for index, each in enumerate(ids)]
         made = self.hidden(make_batch(chunks, 1, self.device)).float()
@@ -124,7 +124,7 @@ class EncoderModel:
         return hidden
 
     def _positions(self, batch: Batch, lengths: Sequence[int]) -> torch.Tensor:
-        """Return positions that skip padding tokens sent by a client, as in transformers."""
+        """Return the positions of tokens; padding tokens in a client's prompt do not count, as in transformers."""
         padding_id = self.config.padding_id
         if padding_id is None:
             return batch.positions
@@ -144,7 +144,7 @@ class EncoderModel:
 def load_encoder(
     folder: Path, config: EncoderConfig, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> EncoderModel:
-    """Load an encoder. Raises: ModelError for missing or surplus tensors, and for wrong results."""
+    """Load an encoder. Raises: ModelError for missing or surplus tensors, and if results differ from transformers'."""
     from baton.engine.models.transformers_checkpoint import progress_bar
 
     AttentionInterface.register(NAME, _attention)

@@ -23,7 +23,7 @@ FeedForward = Linear
 class Gated:
     """SwiGLU layer (arXiv:2002.05202)."""
 
-    gate_up: Linear  # gate, then up
+    gate_up: Linear  # gate projection, then up projection
     down: Linear
     gate: Gate = Gate.SILU
 
@@ -33,9 +33,9 @@ class Gated:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    linear: Linear  # logits of the experts
+    linear: Linear  # projection to one logit per expert
     routing: Routing
-    correction: torch.Tensor | None = None  # float32 [experts]
+    correction: torch.Tensor | None = None  # float32 [experts], added to the scores that choose experts
 
     def __call__(self, x: torch.Tensor) -> ExpertChoice:
         numbers = self.linear(x.float() if self.routing.wide else x).float()
@@ -47,7 +47,7 @@ class GatedExpert:
     """Shared expert, scaled by the sigmoid of its own gate."""
 
     expert: Gated
-    gate: Linear  # to one logit
+    gate: Linear  # projection to one logit
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
         return sigmoid(self.gate(x).float()).to(x.dtype) * self.expert(x, None)
@@ -57,13 +57,13 @@ class GatedExpert:
 class Experts:
     """Mixture of experts (arXiv:2401.04088). Rows are grouped by expert: one product per expert and step.
 
-    `packed`: the layer for the CPU's native kernels, which compute it in one call. Adapters do not apply inside
-    (engine/lora/adapters.py rejects those that would).
+    `packed`: the layer for the CPU's native kernels, which compute it in one call. Adapters cannot change
+    these projections (engine/lora/adapters.py rejects such adapters).
     """
 
     router: Router
     experts: tuple[Gated, ...]
-    shared: FeedForward | None = None  # added for every row
+    shared: FeedForward | None = None  # shared experts, whose output is added to every row
     packed: PackedExperts | None = None
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
@@ -80,10 +80,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """Mixture of experts with stacked weights. All shapes follow from the number of rows, so a step can be recorded."""
+    """Mixture of experts with stacked weights. Shapes depend only on the number of rows: a GPU can record it."""
 
     router: Router
-    gate_up: ExpertWeight  # gate, then up, of each expert
+    gate_up: ExpertWeight  # per expert: gate projection, then up projection
     down: ExpertWeight
     shared: FeedForward | None = None
     gate: Gate = Gate.SILU
@@ -101,7 +101,7 @@ class ExpertStack:
 
 
 def with_packed(experts: Experts) -> Experts:
-    """Return the experts with a packed copy, or unchanged if a part cannot be packed."""
+    """Return the experts with a copy that is packed for native kernels; unchanged if a weight is not packed."""
     apart, router = [packed_gated(each) for each in experts.experts], packed_weight(experts.router.linear)
     whole, shared = tuple(each for each in apart if each is not None), _packed_shared(experts.shared)
     if router is None or shared is None or len(whole) < len(apart):
@@ -116,7 +116,7 @@ class _PackedShared(NamedTuple):
 
 
 def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
-    """Return the packed shared expert, or None if a part is not packed."""
+    """Return the shared expert as native kernels read it; None if one of its weights is not packed."""
     if shared is None:
         return _PackedShared(None, None)
     if isinstance(shared, GatedExpert):
@@ -127,7 +127,7 @@ def _packed_shared(shared: FeedForward | None) -> _PackedShared | None:
 
 
 def packed_gated(gated: Gated) -> PackedGated | None:
-    """Return the packed layer without adapters, or None if a part is not packed."""
+    """Return the layer, without adapters, as native kernels read it; None if one of its weights is not packed."""
     gate_up, down = (packed_weight(without_adapters(each)) for each in (gated.gate_up, gated.down))
     return None if gate_up is None or down is None else PackedGated(gate_up, down, gated.gate)
 
@@ -143,12 +143,12 @@ def stacked(experts: Experts) -> Experts | ExpertStack:
 
 
 def _plus(made: torch.Tensor, bias: torch.Tensor | None, chosen: torch.Tensor) -> torch.Tensor:
-    """Add the bias of each pair's expert."""
+    """Add to each pair of row and expert the bias of its expert. `chosen`: expert of each pair."""
     return made if bias is None else made + bias[chosen]
 
 
 def _biases(linears: Sequence[Linear]) -> torch.Tensor | None:
-    """Return the biases `[linears, outputs]`, or None; all linears have one, or none has."""
+    """Return the biases of linear layers as `[linears, outputs]`; None if they have none."""
     biases = [each.bias for each in linears if isinstance(each, DenseLinear | KernelLinear) and each.bias is not None]
     return torch.stack(biases) if biases else None
 

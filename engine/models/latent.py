@@ -20,11 +20,11 @@ from baton.kernels.native.layers import PackedLatent
 from baton.kernels.norms import rotary
 from baton.kernels.types import Scoring
 
-MOST_TOGETHER = 16  # heads that share one read of a row: the rows of a GPU's matrix instruction
+MOST_TOGETHER = 16  # heads that share one read of a row: as many as a GPU's matrix instruction has rows
 
 
 def groups_of(heads: int) -> int:
-    """Return the number of groups in which heads read the shared row."""
+    """Return the number of groups into which heads are divided; the heads of a group read the row together."""
     return heads // math.gcd(heads, MOST_TOGETHER)
 
 
@@ -34,8 +34,8 @@ class Latent:
 
     sizes: LatentConfig
     query_norm: Norm | None
-    query_up: Linear | None  # to all queries; None: `qkv` computes them directly
-    norm: Norm  # of the latent row
+    query_up: Linear | None  # projection to the queries of all heads; None: `qkv` computes the queries
+    norm: Norm  # norm of the latent row
     to_keys: HeadLinear  # per head: nope_dim to rank
     to_values: HeadLinear  # per head: rank to value_dim
 
@@ -44,7 +44,7 @@ class Latent:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return queries, `[tokens, heads, rank + rope_dim]`, and stored rows, `[tokens, 1, rank + rope_dim]`.
 
-        made: `[tokens, ...]`, of each token its query or the query's input, then its row.
+        made: `[tokens, ...]`, per token its query (or the input of `query_up`), then its row before norm and rotation.
         """
         sizes, (cos, sin, _) = self.sizes, angles.of_tokens()
         of_query, row, turning = made.split(
@@ -59,11 +59,11 @@ class Latent:
         return query, key
 
     def values(self, attended: torch.Tensor) -> torch.Tensor:
-        """Project `[tokens, heads, rank]` to `[tokens, heads * value_dim]`."""
+        """Project attention's output `[tokens, heads, rank]` to values `[tokens, heads * value_dim]`."""
         return self.to_values(attended).flatten(1)
 
     def packed(self, scoring: Scoring, table: int, place: LayerPlace) -> PackedLatent | None:
-        """Return the packed projections, or None if a part is not packed."""
+        """Return the layer as native kernels read it; None if one of its weights is not packed."""
         to_keys, to_values, sizes = self.to_keys, self.to_values, self.sizes
         query_up = None if self.query_up is None else packed_weight(without_adapters(self.query_up))
         if not isinstance(to_keys, PackedHeads) or not isinstance(to_values, PackedHeads):
@@ -89,7 +89,7 @@ class Latent:
         )
 
     def _turned(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate; pairs end up half a head apart in queries and keys, whose products do not depend on the order."""
+        """Rotate `x`. Interleaved pairs are moved half a head apart in queries and keys, whose products stay equal."""
         if self.sizes.interleaved:
             x = x.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2)
         return rotary(x, cos, sin)

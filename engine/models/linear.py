@@ -1,4 +1,4 @@
-"""Choice of a projection's implementation: one table from device and stored format to a `Linear`. Also embeddings.
+"""Linear layers and embeddings. A table chooses a layer's implementation by device and stored format.
 
 On a CPU native kernels read weights in their own layout; on a GPU Triton kernels read quantised weights as stored, for
 few rows. PyTorch computes everything else, tile by tile from the stored numbers.
@@ -60,16 +60,16 @@ class StackedLinear:
         return torch.cat([part(x) for part in self.parts], dim=-1)
 
 
-# Numbers of one tile: on a CPU it stays in the L2 cache; on a GPU fewer launches matter.
+# Numbers of one tile. On a CPU a tile must stay in the L2 cache; on a GPU larger tiles need fewer launches.
 CPU_TILE_NUMBERS = 1 << 19
 CUDA_TILE_NUMBERS = 1 << 25
-ROW_MULTIPLE = 32  # products of narrower tiles are slow
+ROW_MULTIPLE = 32  # tiles have a multiple of these rows: matrix products with narrower ones are slow
 
 
 def tiled_linear(
     x: torch.Tensor, outputs: int, rows: Callable[[slice], torch.Tensor], bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """Compute `[tokens, outputs]` tile by tile; `rows` returns weight rows, `[rows, in]`, in x's dtype."""
+    """Compute a layer's `[tokens, outputs]` tile by tile; `rows` returns weight rows, `[rows, in]`, in x's dtype."""
     numbers = CPU_TILE_NUMBERS if x.device.type == "cpu" else CUDA_TILE_NUMBERS
     height = max(numbers // x.shape[-1] // ROW_MULTIPLE, 1) * ROW_MULTIPLE
     if height >= outputs:
@@ -81,7 +81,7 @@ def tiled_linear(
     return out
 
 
-# The exponent bias is 7 in E4M3 and 15 in float16.
+# 2 ** (15 - 7): the exponent bias is 15 in float16 and 7 in E4M3.
 FLOAT16_RATIO = 256.0
 WITHOUT_SECOND_SIGN = -16385  # 0xBFFF
 
@@ -100,7 +100,7 @@ class Fp8Linear:
 
 @dataclass(frozen=True, slots=True)
 class BlockFp8Linear:
-    """Linear with dequantisation per tile, since a product would need a scale per block of inputs."""
+    """Linear layer that dequantises each tile: scales differ by block of inputs, so they cannot scale the product."""
 
     weight: BlockFp8Weight
 
@@ -110,7 +110,7 @@ class BlockFp8Linear:
 
 
 def spelled_blocks(weight: BlockFp8Weight, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise some rows."""
+    """Dequantise the rows `rows` of a weight."""
     height, width = weight.block
     blocks = torch.arange(rows.start, rows.stop, device=weight.scales.device) // height
     numbers = reduced(weight.numbers[rows], torch.float32)
@@ -119,17 +119,17 @@ def spelled_blocks(weight: BlockFp8Weight, rows: slice, dtype: torch.dtype) -> t
 
 
 def reduced(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return 2**-8 times finite float8_e4m3fn, exactly, in a wider dtype, by shifting the bits to float16.
+    """Return finite float8_e4m3fn numbers times 2**-8, exactly, in a wider dtype, by shifting their bits to float16.
 
-    Goes through integers and float32, because torch converts float8, and float16 to bfloat16, number by number on a
-    CPU.
+    The detour through integers and float32 is faster on a CPU, where torch converts float8, and float16 to bfloat16,
+    number by number.
     """
     bits = weight.view(torch.int8).to(torch.int16)  # sign-extended: the sign is in bits 15 to 7
     halves = ((bits << 7) & WITHOUT_SECOND_SIGN).view(torch.float16)
     return halves.float().to(dtype)
 
 
-# Maximum rows for torch's CPU kernel, which reads the integers; for more rows, tiles are faster.
+# Maximum number of rows for torch's CPU kernel, which reads the integers; with more rows, tiles are faster.
 INT8_KERNEL_ROWS = 16
 
 
@@ -142,7 +142,7 @@ class Int8Linear:
         if x.dtype == torch.bfloat16 and x.device.type == "cpu" and len(x) <= INT8_KERNEL_ROWS:
             out = torch._weight_int8pack_mm(x.contiguous(), numbers, scales.to(x.dtype))
         else:
-            # Integers up to 127 are exact in every dtype, so the product is scaled.
+            # Integers up to 127 are exact in every dtype, so the scales are applied to the product.
             out = tiled_linear(x, len(numbers), lambda tile: numbers[tile].to(x.dtype), None)
             out = (out * scales).to(x.dtype)
         return out if bias is None else out + bias
@@ -150,7 +150,7 @@ class Int8Linear:
 
 @dataclass(frozen=True, slots=True)
 class Int4KernelLinear:
-    """Linear in bfloat16 with torch's int4 CPU kernel: fast for few rows, slow for many on CPUs with bfloat16."""
+    """Linear layer in bfloat16 with torch's int4 CPU kernel: fast for few rows, slow for many on CPUs with bfloat16."""
 
     packed: torch.Tensor  # uint8 [out, in / 2], in the order of _convert_weight_to_int4pack_for_cpu
     scales_and_zeros: torch.Tensor  # bfloat16 [groups, out, 2]: weight = (code - 8) * scale + zero
@@ -175,15 +175,15 @@ class GgufLinear:
         return tiled_linear(x, len(rows), lambda tile: dequantise(rows[tile], kind).to(x.dtype), self.weight.bias)
 
 
-KERNEL_ROWS = 64  # with more rows a temporary plain weight is faster
+KERNEL_ROWS = 64  # maximum number of rows for the kernel; with more, dequantisation is faster
 
 
 @dataclass(frozen=True, slots=True)
 class KernelLinear:
-    """Quantised linear on a GPU: a kernel that reads the stored bytes for few rows, otherwise dequantisation."""
+    """Quantised linear layer: on a GPU, a kernel reads the stored bytes for few rows; else tiles are dequantised."""
 
     weight: QuantisedWeight
-    column_order: torch.Tensor | None  # int64 [in], input of each column; None: unchanged
+    column_order: torch.Tensor | None  # int64 [in], input of each column; None: in order
     bias: torch.Tensor | None  # [out]
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
@@ -200,7 +200,7 @@ class KernelLinear:
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """Linear by the CPU's native kernels."""
+    """Linear layer that the CPU's native kernels compute."""
 
     weight: PackedWeight
     wants_largest: bool = False
@@ -226,11 +226,11 @@ class DenseHeads:
 
 @dataclass(frozen=True, slots=True)
 class PackedHeads:
-    """Per-head linear by the CPU's native kernels."""
+    """One linear layer per head, which the CPU's native kernels compute."""
 
-    weight: PackedWeight  # of all heads, each padded to complete panels
+    weight: PackedWeight  # weights of all heads, each padded to complete panels
     heads: int
-    outputs: int  # per head
+    outputs: int  # outputs per head
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return head_linear(x.float(), self.weight, self.heads)[..., : self.outputs].to(x.dtype)
@@ -242,20 +242,20 @@ HeadLinear = DenseHeads | PackedHeads
 
 class Kernels(enum.Enum):
     TORCH = enum.auto()
-    TRITON = enum.auto()  # GPU
-    NATIVE = enum.auto()  # CPU
+    TRITON = enum.auto()  # on a GPU
+    NATIVE = enum.auto()  # on a CPU
 
 
 def packs(device: torch.device) -> bool:
-    """Return whether packed projections are faster here than PyTorch's."""
+    """Return whether the device has native kernels, which read packed weights and are faster than PyTorch."""
     return device.type == "cpu" and native_library() is not None
 
 
 class MatmulBackend:
-    """Factory of one model's projections."""
+    """Factory of a model's linear layers."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, packed: bool = False) -> None:
-        """Choose the kernels. `dtype`: of activations. `packed`: use the CPU's native kernels if they are built."""
+        """Choose the kernels. `dtype`: activations' dtype. `packed`: use the CPU's native kernels if they are built."""
         self.device = device
         self.dtype = dtype
         self.kernels = Kernels.TORCH
@@ -274,7 +274,7 @@ class MatmulBackend:
         return make(weight, self)
 
     def heads(self, weight: torch.Tensor) -> HeadLinear:
-        """Build a per-head linear from weight `[heads, out, in]`."""
+        """Build one linear layer per head from weight `[heads, out, in]`."""
         count, outputs, _ = weight.shape
         if not self.is_native:
             return DenseHeads(weight.contiguous())
@@ -282,11 +282,11 @@ class MatmulBackend:
         return PackedHeads(self.packed(pack(padded, _lossless(padded), None)).weight, count, outputs)
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy to huge pages for native kernels: a view of a file would keep the complete file in memory."""
+        """Copy a tensor to huge pages for native kernels: a view of a file would keep the complete file in memory."""
         return self._pages.copy(tensor) if self.is_native else tensor
 
     def packed(self, weight: PackedWeight, wants_largest: bool = False) -> PackedLinear:
-        """Copy all tensors of a packed weight: small ones too would pin memory that is freed while a model is read."""
+        """Copy all tensors of a packed weight: others would keep memory alive that is freed while a model is read."""
         rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
         bias, scales, sums, zeros = (None if part is None else self.keep(part) for part in rest)
         data = self.keep(weight.data)
@@ -294,7 +294,7 @@ class MatmulBackend:
 
 
 def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise a weight that no projection kernel multiplies with, `[out, in]`. Raises: ModelError."""
+    """Return a weight as plain numbers `[out, in]`. Raises: ModelError for a format without such a conversion."""
     if isinstance(weight, PlainWeight):
         return weight.numbers
     if isinstance(weight, BlockFp8Weight):
@@ -310,7 +310,7 @@ def spelled_out(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     raise ModelError(f"{type(weight).__name__} cannot be dequantised as a whole")
 
 
-AT_ONCE_ROWS = 4096  # rows inspected together
+AT_ONCE_ROWS = 4096  # number of rows that are inspected together
 
 
 def is_bfloat16(tensor: torch.Tensor) -> bool:
@@ -323,7 +323,7 @@ def _packed_plain(weight: PlainWeight, backend: MatmulBackend) -> Linear:
 
 
 def _lossless(numbers: torch.Tensor) -> Stored:
-    """Return the storage in which a weight loses nothing."""
+    """Return the shortest storage in which a plain weight loses nothing."""
     if numbers.dtype == torch.bfloat16:
         return Stored.ROUNDING
     return Stored.BFLOAT16 if is_bfloat16(numbers) else Stored.FLOAT32
@@ -335,7 +335,7 @@ def _packed_int8(weight: Int8Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
-    """Pack an int4 weight; PyTorch computes it if columns, groups or scales are not supported."""
+    """Pack an int4 weight; leave it to PyTorch if native kernels do not support its column order, groups or scales."""
     scales, inputs = weight.scales.half(), weight.codes.shape[1]
     fits = weight.column_order is None and takes_groups(inputs, scales.shape[1])
     if not fits or not torch.equal(scales.to(weight.scales.dtype), weight.scales):
@@ -344,7 +344,7 @@ def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
-    """Pack an FP4 weight; PyTorch computes it if half a scale is not float16, except of all-zero groups."""
+    """Pack an FP4 weight; leave it to PyTorch if half a scale is no float16 number, unless its group is all zero."""
     is_zero = ((weight.codes & 7).unflatten(1, (weight.exponents.shape[1], -1)) == 0).all(-1)
     scales = weight.scales.masked_fill(is_zero, 1.0).float() / 2
     halves = scales.half()
@@ -363,7 +363,7 @@ def _fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
 
 
 def _halves_together(codes: torch.Tensor) -> torch.Tensor:
-    """Pack two codes per byte as in QuantisedWeight."""
+    """Pack two 4-bit codes into each byte, in the order of QuantisedWeight."""
     half = codes.shape[1] // 2
     return codes[:, :half] | (codes[:, half:] << 4)
 
@@ -425,9 +425,9 @@ class DenseEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class PackedEmbedding:
-    """Embedding that reads the rows of the tied head, so that they are in memory once."""
+    """Embedding that reads the rows of the tied head: both share one copy in memory."""
 
-    weight: PackedWeight  # of plain numbers, see kernels/linear.py
+    weight: PackedWeight  # plain numbers in packed order, see kernels/linear.py
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         return gather_rows(token_ids, self.weight)

@@ -1,7 +1,7 @@
 """Residual stream of a decoder, and projections that read it and add to it.
 
-For few rows each projection is one kernel together with its norm, gate or addition. For more rows a library multiplies,
-and an addition is deferred to the following norm, with which it shares a kernel.
+For few rows, one kernel computes a projection with its norm, gate or addition. For more rows, a library multiplies,
+and an addition is deferred to the following norm: one kernel computes both.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,14 @@ from baton.kernels.types import Gate, QuantisedWeight
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    weight: torch.Tensor  # [size], of the model's dtype or float32
+    weight: torch.Tensor  # [size], in the model's dtype or float32
     eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return rms_norm(x, self.weight, self.eps)
 
     def after_adding(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """Add `x` to `residual` in place and return its norm."""
+        """Add `x` to `residual` in place, and return the normalised residual."""
         return add_rms_norm(x, residual, self.weight, self.eps)
 
 
@@ -39,7 +39,7 @@ class WholeNorms:
     key: torch.Tensor  # [kv_heads * head_dim]
     eps: float
     ranks: int = 1
-    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums  # sum over the ranks that share the heads
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums  # sums over all ranks
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """Normalise qkv, `[tokens, all heads]`, in place."""
@@ -62,10 +62,10 @@ class Stream:
 
     def __init__(self, x: torch.Tensor) -> None:
         self._x = x
-        self._waiting: torch.Tensor | None = None  # deferred addition
+        self._waiting: torch.Tensor | None = None  # output whose addition to the stream is deferred
 
     def normal(self, norm: Norm | None) -> torch.Tensor:
-        """Return the normalised stream; without a norm the stream itself, to be read before the next addition."""
+        """Return the normalised stream. Without a norm, return the stream itself: the next addition changes it."""
         if norm is None:
             return self.end()
         waiting, self._waiting = self._waiting, None
@@ -86,7 +86,7 @@ class Stream:
             return fused_linear(self._x, *fused, norm=weight, eps=eps, gate=gate, out=out)
         normal = self.normal(norm)
         if out is not None and isinstance(linear, DenseLinear) and linear.bias is None and gate is None:
-            return torch.mm(normal, linear.weight.T, out=out)  # copying many logits would take as long as a layer
+            return torch.mm(normal, linear.weight.T, out=out)  # a copy of many logits would take as long as a layer
         made = linear(normal, adapters)
         made = made if gate is None else gate_mul(made, gate)
         return made if out is None else out.copy_(made)
@@ -94,7 +94,7 @@ class Stream:
     def add(
         self, x: torch.Tensor, linear: Linear, adapters: AdapterRows | None = None, norm: Norm | None = None
     ) -> None:
-        """Add a projection of `x`, normalised if there is a norm; visible at the next read."""
+        """Add a projection of `x` to the stream. `norm`: norm of the projection's output, if any."""
         fused = _fused(linear, x, adapters) if norm is None else None
         if fused is None:
             made = linear(x, adapters)
@@ -115,7 +115,7 @@ class _Fused(NamedTuple):
 
 
 def _fused(linear: Linear, x: torch.Tensor, adapters: AdapterRows | None) -> _Fused | None:
-    """Return what a projection multiplies with, if a fused kernel takes such rows."""
+    """Return the weight and bias of a projection if a fused kernel can compute it for `x`, else None."""
     if adapters is None:
         linear = without_adapters(linear)
     if isinstance(linear, KernelLinear) and linear.column_order is not None:

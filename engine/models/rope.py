@@ -12,7 +12,7 @@ from baton.engine.models.batch import Rope
 
 class LayerTables(NamedTuple):
     rope: Rope
-    of_layers: tuple[int, ...]  # table of each layer
+    of_layers: tuple[int, ...]  # index of each layer's table in `rope`
 
 
 def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.device) -> LayerTables:
@@ -25,13 +25,13 @@ def layer_tables(ropes: Sequence[RopeConfig], rotary_dim: int, device: torch.dev
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
-    """Return radians per position, float32 `[rotary_dim / 2]`."""
+    """Return each pair's rotation speed in radians per position, float32 `[rotary_dim / 2]`."""
     exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
     spans = rope.theta**exponents
     frequencies = 1.0 / spans
     match rope.kind:
         case RopeKind.NONE:
-            return torch.zeros_like(frequencies)  # a rotation by zero is exact
+            return torch.zeros_like(frequencies)  # a rotation by zero changes nothing, exactly
         case RopeKind.DEFAULT:
             return frequencies
         case RopeKind.LINEAR:
@@ -45,8 +45,8 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> torch.Tensor:
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Slow long wavelengths by `factor`, keep short ones, and interpolate between (Llama 3.1)."""
-    wavelengths = 2 * math.pi / frequencies  # positions
+    """Divide frequencies of long wavelengths by `factor`, keep those of short ones, interpolate between (Llama 3.1)."""
+    wavelengths = 2 * math.pi / frequencies  # in positions
     longest_kept = rope.original_max_positions / rope.high_freq_factor
     shortest_slowed = rope.original_max_positions / rope.low_freq_factor
     smooth = rope.original_max_positions / wavelengths - rope.low_freq_factor
@@ -57,14 +57,14 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, spans: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    """Scale pairs by their number of turns in the original context (YaRN, arXiv:2309.00071).
+    """Scale each pair's frequency by its number of turns in the original context (YaRN, arXiv:2309.00071).
 
-    Pairs with `fast_turns` or more are kept, those with `slow_turns` or fewer slowed by `factor`, and those between in
-    proportion to their index.
+    Frequencies of pairs with `fast_turns` or more are kept, with `slow_turns` or fewer divided by `factor`, and those
+    between are interpolated by the pair's index.
     """
 
     def index(turns: float) -> float:
-        """Return the index of the pair with this number of turns."""
+        """Return the index, a fraction, of the pair that makes `turns` turns in the original context."""
         return rotary_dim * math.log(rope.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     first, last = index(rope.fast_turns), index(rope.slow_turns)

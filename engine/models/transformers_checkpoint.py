@@ -23,9 +23,9 @@ from baton.engine.weights.files import read_safetensors_header, weight_files
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 4
-CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # tokens of two sequences per step
-MOST_IMPLIED = 2  # parameters, as a multiple of those in the files: some parts may be absent
-MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # relative error of a token in float32, mean over tokens in shorter dtypes
+CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # per step: number of tokens of the first and of the second sequence
+MOST_IMPLIED = 2  # maximum ratio of implied to stored parameters: some may be absent
+MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # maximum relative error: of any token in float32, mean in shorter dtypes
 
 
 def load_transformers_model(
@@ -80,7 +80,7 @@ def _check_size(kind: Any, folder: Path) -> None:
 
 
 def _check_against_itself(model: TransformersModel) -> None:
-    """Compare two sequences in chunks with each at once through transformers' attention.
+    """Compare two sequences, computed in chunks on paged attention, with transformers' results for each at once.
 
     Detects features that no configuration names, such as other positions or convolutions over neighbours. Raises:
     ModelError.
@@ -89,7 +89,7 @@ def _check_against_itself(model: TransformersModel) -> None:
     layout = kv_layout(config, model.dtype, BLOCK_TOKENS)
     lengths = [sum(of_sequence) for of_sequence in zip(*CHUNKS, strict=True)]
     blocks = [-(-length // BLOCK_TOKENS) for length in lengths]
-    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # NaN
+    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # NaNs
     kv = layout.view(storage, sum(blocks))
     tables = [list(range(blocks[0])), list(range(blocks[0], sum(blocks)))]
     token_ids = [[(5 + 7 * index) % config.vocab_size for index in range(length)] for length in lengths]
@@ -118,7 +118,7 @@ def _check_against_itself(model: TransformersModel) -> None:
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[None]:
-    """Set transformers' one switch for all progress bars."""
+    """Show or hide all progress bars of transformers in the body, then restore the previous setting."""
     before = transformers_logging.is_progress_bar_enabled()
     _switch_progress_bar(shown)
     try:

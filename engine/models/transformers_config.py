@@ -1,6 +1,6 @@
-"""Check whether a model can run through transformers' code on paged attention, by its calls instead of a list.
+"""Check whether transformers' code of a model can run on paged attention, by its attention calls, not by a list.
 
-It is built without weights and run once on the meta device, where an attention function records calls.
+The model is built without weights and run once on the meta device; an attention function records the calls.
 """
 
 import copy
@@ -30,7 +30,7 @@ ON_META = {"experts_implementation": "batched_mm"}  # other implementations read
 
 
 def transformers_config(config: PretrainedConfig, eos_token_ids: frozenset[int]) -> ModelConfig:
-    """Return the configuration. Raises: ModelError with the reason why transformers' code cannot serve it on pages."""
+    """Convert the configuration of a model. Raises: ModelError with the reason why paged attention cannot serve it."""
     text: Any = config.get_text_config(decoder=True)
     refusal = _refusal(config, text)
     if refusal is None:
@@ -55,8 +55,8 @@ def transformers_config(config: PretrainedConfig, eos_token_ids: frozenset[int])
 
 
 def forget_padding(config: PretrainedConfig) -> None:
-    """Clear the padding token: there is no padding, but some models would search every batch for it."""
-    with suppress(StrictDataclassError):  # where it may not be None
+    """Clear the padding token: batches have no padding, but some models would search every batch for it."""
+    with suppress(StrictDataclassError):  # some configurations require a padding token
         config.get_text_config(decoder=True).pad_token_id = None
 
 
@@ -72,12 +72,12 @@ def _cannot(config: PretrainedConfig, reason: str) -> ModelError:
 
 
 def _widest(sizes: int | list[int]) -> int:
-    """Return the largest size; some configurations have one per layer."""
+    """Return the largest size; some configurations list one size per layer."""
     return max(sizes) if isinstance(sizes, list) else int(sizes)
 
 
 def _refusal(config: PretrainedConfig, text: Any) -> str | None:
-    """Return why its configuration or class rules it out, or None."""
+    """Return why a model's configuration or class cannot be served, or None."""
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return "it is no causal language model of transformers"
     if config.is_encoder_decoder:
@@ -95,7 +95,7 @@ def _refusal(config: PretrainedConfig, text: Any) -> str | None:
 
 
 def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
-    """Return the attention calls of its layers, in order. Raises: ModelError if it cannot run like that."""
+    """Return the attention calls of a model's layers, in order of the layers. Raises: ModelError if its code fails."""
     register_attention()
     calls: list[AttentionCall] = []
 
@@ -113,7 +113,7 @@ def _attention_calls(config: PretrainedConfig) -> list[AttentionCall]:
     except UnsupportedAttentionError as error:
         raise _cannot(config, str(error)) from error
     except (RuntimeError, ValueError, TypeError, AttributeError, LookupError, AssertionError) as error:
-        first_line = str(error).partition("\n")[0]  # torch appends every signature of an operation
+        first_line = str(error).partition("\n")[0]  # after it, torch lists every signature of the operation
         raise _cannot(config, f"its code fails without a cache: {type(error).__name__}: {first_line}") from error
     return sorted(calls, key=lambda call: call.layer)
 

@@ -1,8 +1,8 @@
 """Any causal language model of transformers with its attention interface, on paged attention: slower but correct.
 
 Models call a registered function without state: our `Attention` is passed as a keyword argument of the forward pass,
-which these models hand down to every layer. No cache or mask of transformers is used; it creates no mask for a name
-without a mask function.
+which these models hand down to every layer. No cache or mask of transformers is used: for an attention name without a
+mask function, it creates no mask.
 """
 
 import copy
@@ -27,12 +27,12 @@ UNSUPPORTED = {"position_bias": "its attention has a bias by position"}
 
 
 class UnsupportedAttentionError(Exception):
-    """Attention that paged attention does not compute."""
+    """Feature of a model's attention that paged attention does not compute."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """Attention call of one layer. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, size]`."""
+    """One layer's attention call. query: `[tokens, heads, head_dim]`; key, value: `[tokens, kv_heads, size]`."""
 
     layer: int
     query: torch.Tensor
@@ -95,7 +95,7 @@ def _attention(
 
 
 class TransformersModel:
-    """Transformers model. `causal`: on its device, with the attention `NAME`."""
+    """`Model` that runs transformers' code. `causal`: loaded model on its device, with the attention function NAME."""
 
     def __init__(self, config: ModelConfig, causal: Any) -> None:
         self.config = config
@@ -103,11 +103,11 @@ class TransformersModel:
         self.dtype: torch.dtype = causal.dtype
         self.device: torch.device = causal.device
         self._head = _without_body(causal)
-        self._adapters: AdapterRows | None = None  # of the running forward pass
-        self._tokens = 0  # of the running forward pass
+        self._adapters: AdapterRows | None = None  # rows with adapters in the running forward pass
+        self._tokens = 0  # number of tokens in the running forward pass
 
     def adaptable_modules(self) -> dict[str, StackedFactors]:
-        """Return the linear modules by name, hooked to add the output of each row's adapter. Call it once."""
+        """Return the factors of linear modules by name, and hook each module to add its adapters. Call it once."""
         body = {id(module) for module in self.causal.base_model.modules()}
         return {
             name: self._hook(module)
@@ -116,7 +116,7 @@ class TransformersModel:
         }
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Compute hidden states. To transformers the batch is one sequence whose positions restart. Not reentrant."""
+        """Compute hidden states. For transformers the batch is one sequence, whose positions restart. Not reentrant."""
         batch.meanwhile()
         self._adapters, self._tokens = batch.adapters, len(batch.token_ids)
         try:
@@ -154,7 +154,7 @@ class TransformersModel:
         factors = StackedFactors(slice(0, outputs), (outputs, inputs), weight.dtype, weight.device)
 
         def add(module: torch.nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-            """Add adapters. Input and output are `[..., size]`, with the batch's rows in order."""
+            """Add the adapters' output. Inputs and outputs are `[..., size]`, with the batch's rows in order."""
             if self._adapters is None:
                 return
             x, y = arguments[0].reshape(-1, inputs), output.view(-1, outputs)
@@ -168,13 +168,13 @@ class TransformersModel:
 
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
-    """Attention of one forward pass over pages."""
+    """Paged attention of one forward pass: the `Attention` that a model's layers call."""
 
     batch: Batch
     kv: KvPages
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        """Compute one call. Values narrower than keys (latent attention, arXiv:2405.04434) are stored zero-padded."""
+        """Compute attention for one layer's call. V narrower than K (latent attention, arXiv:2405.04434) is padded."""
         width = call.value.shape[-1]
         value = F.pad(call.value, (0, call.key.shape[-1] - width))
         sinks = None if call.sinks is None else call.sinks.float().contiguous()
@@ -186,7 +186,7 @@ class PagedAttention:
 
 
 class _Output:
-    """Output of a model's body: by name, or the first of a tuple. All other fields are None."""
+    """Output of a model's body, read by name or as the first element of a tuple. All other fields are None."""
 
     def __init__(self, last_hidden_state: torch.Tensor) -> None:
         self.last_hidden_state = last_hidden_state
@@ -199,18 +199,18 @@ class _Output:
 
 
 class _Body(torch.nn.Module):
-    """Replacement of the layers that returns its input."""
+    """Replacement of a model's layers: it returns its input."""
 
     @property
     def decoder(self) -> "_Body":
-        return self  # some models call it directly
+        return self  # some models call `decoder` instead of the body
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Output:
         return _Output(inputs_embeds)
 
 
 def _without_body(causal: Any) -> Any:
-    """Return the model, with shared weights, reduced to what follows its layers: head, scaling, softcap of logits."""
+    """Return a copy of the model that shares its weights but lacks its layers: head, scaling and softcap of logits."""
     head = copy.copy(causal)
     head._modules = {**causal._modules, causal.base_model_prefix: _Body()}
     return head

@@ -1,4 +1,4 @@
-"""Answer of one offline request: tokens in, text and RequestOutput out. Names and fields of outputs are vLLM's."""
+"""Answer of one offline request: converts tokens to text and to a RequestOutput. Names and fields are vLLM's."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from baton.text.stop_strings import StopFilter
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token. `rank` counts from 1; None if the token is not among the requested ones."""
+    """Log-probability of a token. `rank` counts from 1; None if the token is not among the requested top tokens."""
 
     logprob: float
     rank: int | None
@@ -28,11 +28,11 @@ class CompletionOutput:
 
     index: int  # index of the choice
     text: str
-    token_ids: list[int]  # with the stop token or the tokens of a stop string
+    token_ids: list[int]  # including a stop token, or the tokens of a stop string
     cumulative_logprob: float
-    logprobs: list[dict[int, Logprob]] | None  # per token; None unless asked for
-    finish_reason: str | None  # stop, length, abort, or error (logits not finite); None while running
-    stop_reason: int | str | None  # the caller's stop token or stop string that ended it
+    logprobs: list[dict[int, Logprob]] | None  # one per token; None unless requested
+    finish_reason: str | None  # stop, length, abort or error (non-finite logits); None while running
+    stop_reason: int | str | None  # the caller's stop token or stop string that ended the choice
 
     @property
     def finished(self) -> bool:
@@ -46,17 +46,17 @@ class RequestOutput:
     request_id: str
     prompt: str | None  # None for a prompt of token ids
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]  # by index; with best_of best first, and empty until all have finished
+    outputs: list[CompletionOutput]  # by index; with best_of: best first, and empty until all choices finish
     finished: bool
     num_cached_tokens: int  # prompt tokens found in the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = (
-        None  # per token, None for the first; None unless asked for
+        None  # one per prompt token, None for the first token; None unless requested
     )
 
 
 @dataclass(slots=True)
 class ChoiceAnswer:
-    """State of one choice. `detokenizer` is None if text is only needed at the end."""
+    """State of one choice. `detokenizer`: None if text is only needed once the choice has finished."""
 
     detokenizer: Detokenizer | None
     stop_filter: StopFilter
@@ -71,7 +71,7 @@ class ChoiceAnswer:
 
 
 class LlmAnswer:
-    """Choices of one request. With `streams`, outputs are read before the end, so text grows token by token."""
+    """Choices of one request. `streams`: outputs are read while it runs, so text is generated token by token."""
 
     def __init__(
         self, request_id: str, prompt: Prompt, params: SamplingParams, decoder: TextDecoder, streams: bool
@@ -81,7 +81,7 @@ class LlmAnswer:
         self._params = params
         self._decoder = decoder
         self._cached_tokens = 0
-        self._prompt: list[Drawn] = []  # scores of prompt tokens from the second one on
+        self._prompt: list[Drawn] = []  # log-probabilities of prompt tokens, from the second token on
         grows = params.detokenize and (streams or bool(params.stops))
         skip = params.skip_special_tokens
         self._choices = [
@@ -108,14 +108,14 @@ class LlmAnswer:
             return False
         self._cached_tokens = made.cached_tokens
         choice.drawn.append(made.drawn)
-        hidden = made.end is EndReason.STOP  # a stop token belongs to the tokens, not to the text
+        hidden = made.end is EndReason.STOP  # a stop token is in token_ids, but not in the text
         stopped = self._grow(choice, None if hidden else made.drawn.token_id, ends=made.end is not None)
         if not stopped and made.end is not None:
             self._end(choice, made.end, made.drawn.token_id)
         return stopped and made.end is None
 
     def fail(self) -> None:
-        """Finish all running choices with "error": logits were not finite, or no token could be drawn."""
+        """Finish all running choices with "error": logits were not finite, or no token could be sampled."""
         self._finish_all("error")
 
     def give_up(self) -> None:
@@ -136,7 +136,7 @@ class LlmAnswer:
         )
 
     def _chosen(self) -> list[ChoiceAnswer]:
-        """Return the choices to show: with best_of, the best ones, and none before all have finished."""
+        """Return the choices to output: with best_of the best ones, or none before all have finished."""
         if self._params.choices == self._params.n:
             return self._choices
         return sorted(self._choices, key=_score, reverse=True)[: self._params.n] if self.finished else []
@@ -183,7 +183,7 @@ class LlmAnswer:
         )
 
     def _logprobs(self, drawn: Drawn) -> dict[int, Logprob]:
-        """Return the likeliest tokens by rank, and the token of the answer."""
+        """Return log-probabilities by token id, of the likeliest tokens by rank and of the sampled token."""
         by_token_id = {
             top.token_id: Logprob(top.logprob, rank, self._decoder.decode((top.token_id,), False))
             for rank, top in enumerate(drawn.top, start=1)

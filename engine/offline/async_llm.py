@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class AnswerStream:
-    """A request that a caller iterates over in the event loop."""
+    """Request whose answer a caller reads by an iterator in the event loop."""
 
     number: int  # id of the request in the engine
     answer: LlmAnswer
@@ -53,7 +53,7 @@ class AsyncLLM:
         request_id: str | None = None,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """Yield the answer so far whenever it has grown, at last the finished one. Closing the iterator aborts it.
+        """Yield the answer so far whenever it has grown, until it is finished. Closing the iterator aborts the request.
 
         Raises: ValueError, ModelError; EngineStopped if the engine failed or was shut down.
         """

@@ -1,4 +1,4 @@
-"""Parameters and results of beam search under vLLM's names. engine/scheduler/beam_search.py has the rules."""
+"""Parameters and results of beam search under vLLM's names. engine/scheduler/beam_search.py is the algorithm."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ _STOPS: dict[EarlyStopping, BeamStop] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamSearchParams:
-    """Parameters of vLLM, with transformers' `early_stopping`. The length penalty counts only the answer's tokens.
+    """Beam search parameters of vLLM, and transformers' `early_stopping`. The length penalty counts only answer tokens.
 
     Creating a request raises ValueError, naming the field.
     """
@@ -30,11 +30,11 @@ class BeamSearchParams:
     ignore_eos: bool = False
     temperature: float = 0.0  # must be 0
     length_penalty: float = 1.0
-    include_stop_str_in_output: bool = False  # show the end-of-sequence token too
+    include_stop_str_in_output: bool = False  # `text` includes the end-of-sequence token
     early_stopping: EarlyStopping = False
 
     def sampling(self) -> SamplingParams:
-        """Return the parameters that every request has. Raises: ValueError."""
+        """Return the sampling parameters of a request, without the beam search. Raises: ValueError."""
         check_alone("beam_width", (("temperature", self.temperature),))
         if self.beam_width < 1:
             raise FieldRefused("beam_width", "must be at least 1")
@@ -48,7 +48,7 @@ class BeamSearchParams:
         )
 
     def searching(self, resolved: sampling_params.SamplingParams) -> sampling_params.SamplingParams:
-        """Return the engine's parameters with the search. Raises: ValueError."""
+        """Return the engine's parameters `resolved` with the beam search added. Raises: ValueError."""
         if self.early_stopping not in _STOPS:
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
         beam = BeamParams(self.beam_width, self.length_penalty, _STOPS[self.early_stopping])
@@ -61,9 +61,9 @@ class BeamSearchSequence:
 
     tokens: list[int]
     text: str
-    cum_logprob: float  # of the answer, with its end-of-sequence token
-    score: float  # cum_logprob / answer tokens ** length_penalty: the order
-    logprobs: list[dict[int, Logprob]]  # per token of the answer
+    cum_logprob: float  # sum over the answer's tokens, with the end-of-sequence token
+    score: float  # cum_logprob / answer tokens ** length_penalty; orders the sequences
+    logprobs: list[dict[int, Logprob]]  # one per token of the answer
     finish_reason: str | None  # stop or length
     stop_reason: int | str | None
 

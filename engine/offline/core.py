@@ -54,7 +54,7 @@ from baton.text.structured.output import FormRefused, StructuredKind, Structured
 
 
 def request_seed(engine_seed: int, number: int) -> int:
-    """Return the 64-bit seed of the engine's `number`th request: distinct per request, the same in every run."""
+    """Return the 64-bit seed of the engine's `number`th request: distinct per request, equal in every run."""
     return int.from_bytes(hashlib.sha256(f"{engine_seed}:{number}".encode()).digest()[:8], "little")
 
 
@@ -66,7 +66,7 @@ class OfflineModel:
 
 
 class OfflineEngine:
-    """Engine that takes requests and returns outcomes of steps. One thread at a time may step or change it."""
+    """Engine of LLM and AsyncLLM: queues requests, returns the outcomes of steps. One thread at a time may use it."""
 
     def __init__(self, args: EngineArgs) -> None:
         """Load the model. Raises: ValueError, ModelError, naming the sizes that fit."""
@@ -93,7 +93,7 @@ class OfflineEngine:
         self._kind = model_kind(read_json(self.folder / CONFIG_FILE))
         self._prepared = prepared
         self._caches_prefixes = args.enable_prefix_caching
-        self._roots: dict[int, bytes] = {}  # roots of block names, by adapter number
+        self._roots: dict[int, bytes] = {}  # root hashes of block names, by adapter number
         self._engine = Engine(self.runner, self.scheduler)
         self.close = weakref.finalize(self, self.runner.close)
         """Stop the other ranks, at the latest when this engine is garbage-collected."""
@@ -102,7 +102,7 @@ class OfflineEngine:
         self._grammars = Grammars(self.folder, prepared.config.vocab_size, prepared.config.eos_token_ids)
 
     def warm_up_drafts(self) -> None:
-        """Warm up the draft model on the stepping thread, before its first step."""
+        """Warm up the draft model, if any. Call it on the thread that executes steps, before the first step."""
         if self._draft is not None and self._drafter is not None:
             self._draft.warm_up(self._drafter)
 
@@ -119,7 +119,7 @@ class OfflineEngine:
         return self._adapters.add(read)
 
     def request(self, prompt: Prompt, params: SamplingParams, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
-        """Return a request of the engine with its id, not queued yet. Raises: ValueError."""
+        """Create a request with a new id, without queueing it. Raises: ValueError."""
         self._refuse_to_answer()
         number = self._next_number(adapter)
         resolved = self._resolved(prompt, params, request_seed(self._seed, number))
@@ -131,16 +131,16 @@ class OfflineEngine:
             raise ValueError(f"{self.folder.name} is {self._kind}: use embed or score")
 
     def pooled(self, prompt: Prompt, pooling: Pooling, adapter: ChosenAdapter = NO_ADAPTER) -> Request:
-        """Return a request that computes a vector, not queued yet. Raises: ValueError."""
+        """Create a request that computes a vector, without queueing it. Raises: ValueError."""
         number, most_tokens = self._next_number(adapter), self.limits.max_model_len
         return pooled_request(number, prompt, pooling, adapter.number, most_tokens)
 
     def pooler(self) -> Pooler:
-        """Return the pooling of the checkpoint. Raises: ValueError."""
+        """Return how the checkpoint pools hidden states to vectors or scores. Raises: ValueError."""
         return read_pooler(self.folder)
 
     def _next_number(self, adapter: ChosenAdapter) -> int:
-        """Return the number of the next request and prepare the root of its adapter's block names."""
+        """Return the next request's id, and compute the root hash of its adapter's block names."""
         number = self._requests
         self._requests += 1
         if self._caches_prefixes and adapter.number not in self._roots:
@@ -153,7 +153,7 @@ class OfflineEngine:
         self._resolved(prompt, params, seed=0)
 
     def _resolved(self, prompt: Prompt, params: SamplingParams, seed: int) -> sampling_params.SamplingParams:
-        """Return the engine's parameters with structured output. Raises: ValueError."""
+        """Return the engine's parameters, with the compiled constraint of structured output. Raises: ValueError."""
         resolved = resolve(params, len(prompt.token_ids), self.limits, seed, self.reader.encode)
         form, budget = params.structured_outputs, params.thinking_token_budget
         try:
@@ -171,15 +171,15 @@ class OfflineEngine:
         return replace(resolved, constraint=constraint)
 
     def _constraint(self, asked: StructuredOutput, stop_token_ids: frozenset[int]) -> Constraint | ThoughtConstraint:
-        """Compile the constraint. Raises: FormRefused, LibraryMissing."""
+        """Compile the constraint of structured output. Raises: FormRefused, LibraryMissing."""
         if asked.kind is StructuredKind.THOUGHTS:
             return thought_constraint(asked, stop_token_ids, self._grammars)
         return self._grammars.constraint(asked, stop_token_ids)
 
     def _bounded(self, form: StructuredOutput | None, budget: int, prompt: Prompt) -> StructuredOutput | None:
-        """Return the form after a limit of reasoning tokens; the form alone if the prompt ends the reasoning.
+        """Return the structured output `form` preceded by at most `budget` reasoning tokens.
 
-        Raises: ValueError.
+        Return `form` itself if the prompt ends the reasoning. Raises: ValueError.
         """
         try:
             thoughts = thoughts_before(form, budget, self.reader.template, self.reader.ending(prompt))
@@ -225,9 +225,8 @@ def load(args: EngineArgs, adapters: OfflineAdapters | None = None) -> OfflineMo
     )
     draft = load_draft_model(prepared, rows)
     if args.tensor_parallel_size > 1 and device.type == "cpu":
-        torch.set_num_threads(
-            threads_of(Shard(0, args.tensor_parallel_size), None)
-        )  # remaining cores for the other ranks
+        # The other ranks use the remaining cores.
+        torch.set_num_threads(threads_of(Shard(0, args.tensor_parallel_size), None))
     if not args.quiet:
         sys.stderr.write(summary(prepared, time.monotonic() - started))
         sys.stderr.flush()
@@ -241,7 +240,7 @@ def _speculation(args: EngineArgs, drafter: Drafter | None, computes_alike: bool
 
 
 def _prepared(args: EngineArgs, asked: ModelOptions, adapters: OfflineAdapters | None) -> PreparedModel:
-    """Return the model with the stated pool, or one sized by device. Raises: ModelError."""
+    """Size the pool by the arguments, or else by the device's memory. Raises: ModelError."""
     if args.stated_kv_bytes is not None:
         prepared = prepare_model(asked)
         amounts = {"kv_cache_memory_bytes": prepared.pool_bytes, "weights": prepared.weight_bytes}
@@ -267,7 +266,7 @@ def sizing_of(prepared: PreparedModel) -> KvSizing:
 
 
 def summary(prepared: PreparedModel, load_s: float) -> str:
-    """Return the lines printed at start: weights, KV, and how many requests fit."""
+    """Return the lines printed at start: size of weights and KV cache, and how many requests fit."""
     sizing, mib = sizing_of(prepared), 1 << 20
     kept = "" if prepared.weight_format is WeightFormat.PLAIN else f"{prepared.weight_format} and "
     kept += f"{prepared.dtype_name} "
@@ -293,7 +292,7 @@ def deliver(
     for outcome in outcomes:
         answer = answers.get(outcome.request_id)
         if answer is None:
-            continue  # aborted meanwhile
+            continue  # the request was aborted during the step
         if isinstance(outcome, PromptComputed):
             answer.take_prompt(outcome.prompt)
             continue

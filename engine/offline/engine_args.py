@@ -1,4 +1,4 @@
-"""Options of an offline engine under vLLM's names, checked once."""
+"""Options of an offline engine under vLLM's names, with their checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,26 +53,26 @@ class EngineArgs:
     """Options of an offline engine. Raises ValueError, naming the field."""
 
     model: str  # a folder, or a Hugging Face id
-    tokenizer: str | None = None  # folder or id; default: the model's
+    tokenizer: str | None = None  # folder or Hugging Face id; None: the model's tokenizer
     dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's, float32 on a CPU without bf16
     seed: int = 0  # base seed of requests without one
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
     max_model_len: int | None = None  # tokens of prompt and answer; None: as many as model and memory allow
     block_size: int | None = None  # tokens; None: 32, or enough to keep a model's state within half a block
-    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on CPU a share of memory
+    kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on a CPU at most 1 GiB
     kv_memory: int | None = None  # Baton's name for kv_cache_memory_bytes
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # share of GPU memory for weights, KV and everything else
     enable_prefix_caching: bool = True
     max_num_seqs: int = MAX_SEQUENCES
-    max_num_batched_tokens: int | None = None  # tokens per step; None: by device
+    max_num_batched_tokens: int | None = None  # tokens per step; None: a default of the device
     quiet: bool = False  # print nothing on stderr at start
     quantization: str | None = None  # int8, int4, fp8: quantised while loading; awq, gptq, gguf: as in the checkpoint
-    kv_cache_dtype: str = "auto"  # fp8, fp8_e4m3, fp8_e5m2, int8; auto: as dtype
-    enable_lora: bool = False  # allow lora_request
-    max_loras: int = 1  # adapters to reserve GPU memory for; any number share a batch, and all stay loaded
-    max_lora_rank: int | None = None  # None: any, with memory reserved for 16
-    tensor_parallel_size: int = 1  # ranks, on consecutive GPUs from `device` on
-    enforce_eager: bool = False  # on a GPU: do not record decode steps as CUDA graphs
+    kv_cache_dtype: str = "auto"  # fp8, fp8_e4m3, fp8_e5m2, int8; auto: the same as dtype
+    enable_lora: bool = False  # allow requests with lora_request
+    max_loras: int = 1  # adapters to reserve GPU memory for; does not limit the adapters of a batch
+    max_lora_rank: int | None = None  # None: any rank; memory is reserved for rank 16
+    tensor_parallel_size: int = 1  # number of ranks; they use consecutive GPUs, from `device` on
+    enforce_eager: bool = False  # True: decode steps on a GPU are not recorded as CUDA graphs
     disable_log_stats: bool = True
     speculative_config: Mapping[str, Any] | None = None  # {"method": "ngram", "num_speculative_tokens": 8}
     """{"method": "draft_model", "model": FOLDER} drafts with a model: a folder, or a Hugging Face id."""
@@ -112,13 +112,13 @@ class EngineArgs:
 
     @property
     def speculative_tokens(self) -> int | None:
-        """Return the maximum of drafts per sequence and step; None without speculative decoding."""
+        """Return the maximum number of drafts per sequence and step; None without speculative decoding."""
         config = self.speculative_config
         return None if config is None else config.get("num_speculative_tokens", SPECULATIVE_TOKENS)
 
     @property
     def draft_model(self) -> str | None:
-        """Return the draft model, a folder or a Hugging Face id; None without one."""
+        """Return the draft model's folder or Hugging Face id; None without a draft model."""
         return None if self.speculative_config is None else self.speculative_config.get("model")
 
     def _knows_speculation(self) -> bool:
@@ -136,7 +136,10 @@ class EngineArgs:
 
 
 def model_folder(name: str) -> Path:
-    """Return the folder, or that of a Hugging Face model, downloaded unless cached. Raises: ValueError."""
+    """Return the folder `name`, or the local folder of a Hugging Face id, which is downloaded unless cached.
+
+    Raises: ValueError.
+    """
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder.resolve()

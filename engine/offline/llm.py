@@ -46,7 +46,7 @@ class LLM:
         self._engine.warm_up_drafts()
 
     def shutdown(self) -> None:
-        """Stop the other ranks of an engine with several; otherwise they stop when it is garbage-collected."""
+        """Stop the other ranks, if any. Without this call they stop when the engine is garbage-collected."""
         self._engine.close()
 
     def generate(
@@ -58,8 +58,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """Return the answers in the order of the prompts: strings, lists of token ids, or {"prompt_token_ids": [...]}.
 
-        Default parameters are those of the model's generation_config.json. `lora_request`: one adapter for all, or one
-        or None per prompt. Raises: ValueError, ModelError, before anything is computed.
+        Default parameters are those of the model's generation_config.json. `lora_request`: one adapter for all
+        prompts, or one (or None) per prompt.
+
+        Raises: ValueError, ModelError, before anything is computed.
         """
         return self._in_order(self._engine.reader.read(as_list(prompts)), sampling_params, use_tqdm, lora_request)
 
@@ -73,7 +75,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Return the answers to one conversation or several, formatted by the model's chat template.
+        """Return the answers to one conversation or several; the model's chat template formats the prompts.
 
         The template gets `tools` and the variables in `chat_template_kwargs`, such as enable_thinking. Raises:
         ValueError, ModelError.
@@ -91,7 +93,7 @@ class LLM:
         use_tqdm: bool = False,
         loras: Sequence[LoRARequest | None] | None = None,
     ) -> Iterator[RequestOutput]:
-        """Yield each request when it finishes, with its index as `request_id`. Closing the iterator aborts the rest.
+        """Yield each answer when it finishes. `request_id` is the prompt's index. Closing the iterator aborts the rest.
 
         Raises: ValueError, ModelError, before anything is computed.
         """
@@ -140,7 +142,7 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: LoRARequest | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Return how well each text of `data_2` matches its text of `data_1`, or the only one.
+        """Return how well each text of `data_2` matches the text of `data_1` with the same index, or the only one.
 
         A reranker returns a probability, other models the cosine of two vectors. Raises: ValueError, ModelError.
         """
@@ -157,7 +159,7 @@ class LLM:
     def _pooled(
         self, prompts: Sequence[Prompt], pooling: Pooling, adapter: ChosenAdapter, use_tqdm: bool
     ) -> list[Vector]:
-        """Return the vectors in the order of the prompts. Raises: ValueError."""
+        """Return the pooled vectors in the order of the prompts. Raises: ValueError."""
         engine = self._engine
         requests = [engine.pooled(prompt, pooling, adapter) for prompt in prompts]
         waiting, made = dict[int, Prompt](), dict[int, Vector]()
@@ -216,13 +218,13 @@ class LLM:
 
     @property
     def speculated(self) -> Speculated:
-        """Return the drafted and accepted tokens since the start; zero without a `speculative_config`."""
+        """Return the numbers of drafted and accepted tokens since the start; zero without a `speculative_config`."""
         speculation = self._engine.scheduler.speculation
         return Speculated() if speculation is None else speculation.done
 
     @property
     def max_model_len(self) -> int:
-        """Return the maximum of tokens of a prompt and its answer."""
+        """Return the maximum number of tokens of a prompt and its answer together."""
         return self._engine.limits.max_model_len
 
     @property
@@ -238,7 +240,7 @@ class LLM:
         return self._engine.sizing
 
     def read(self, prompt: PromptType) -> Prompt:
-        """Return a prompt for `finished`. Raises: ValueError."""
+        """Convert a prompt for `finished`. Raises: ValueError."""
         return self._engine.reader.read([prompt])[0]
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:

@@ -1,4 +1,4 @@
-"""Adapters of an offline engine under vLLM's names, loaded on first use and kept."""
+"""LoRA adapters of an offline engine, under vLLM's names. Adapters are loaded at first use and stay loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +10,14 @@ from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import Adapter, adapter_digest, read_adapter
 from baton.engine.offline.engine_args import model_folder
 
-USUAL_RANK = 16  # vLLM's max_lora_rank
+USUAL_RANK = 16  # default of vLLM's max_lora_rank
 
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
     """Adapter of a request; names are vLLM's.
 
-    Its files identify the adapter: requests for equal files share one, under any name.
+    An adapter is identified by its files: requests for equal files use the same adapter, under any name.
     """
 
     lora_name: str
@@ -32,13 +32,13 @@ class LoRARequest:
 @dataclass(frozen=True, slots=True)
 class ReadAdapter:
     name: str
-    digest: str  # digest of what it computes
-    adapter: Adapter | None  # None if the engine has it already
+    digest: str  # digest of the adapter's factors and scales
+    adapter: Adapter | None  # None if the adapter is already loaded
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenAdapter:
-    number: int = 0  # number in the batch, as in Chunk
+    number: int = 0  # adapter number, as in Chunk; 0: none
     digest: str = ""
 
 
@@ -47,14 +47,14 @@ NO_ADAPTER = ChosenAdapter()
 
 class OfflineAdapters:
     def __init__(self, max_rank: int | None) -> None:
-        """Accept adapters up to rank `max_rank`; None accepts all."""
+        """Start without adapters. `max_rank`: maximum LoRA rank of an adapter; None: no maximum."""
         self.adapters = AdapterSet()
         self._max_rank = max_rank
         self._digests: dict[Path, str] = {}
-        self._numbers: dict[str, int] = {}  # numbers by digest
+        self._numbers: dict[str, int] = {}  # adapter numbers by digest
 
     def read(self, request: LoRARequest) -> ReadAdapter:
-        """Read the files on first use; one thread at a time. Raises: ValueError, ModelError."""
+        """Read an adapter's files unless they were read before. Not thread-safe. Raises: ValueError, ModelError."""
         folder = model_folder(request.lora_path)
         digest = self._digests.get(folder) or adapter_digest(folder)
         if digest in self._numbers:
@@ -68,7 +68,7 @@ class OfflineAdapters:
         return ReadAdapter(request.lora_name, digest, adapter)
 
     def add(self, read: ReadAdapter) -> ChosenAdapter:
-        """Add an adapter to the model if new, on the engine's thread between steps. Raises: ModelError."""
+        """Add a new adapter to the model. Call it on the engine's thread, between steps. Raises: ModelError."""
         if read.digest not in self._numbers:
             if read.adapter is None:
                 raise ValueError(f"adapter {read.name!r} was not read")
@@ -77,7 +77,7 @@ class OfflineAdapters:
 
 
 def adapter_bytes(config: ModelConfig, rank: int, dtype: torch.dtype) -> int:
-    """Return the maximum size of an adapter of this rank on every projection."""
+    """Return the size in bytes of an adapter of LoRA rank `rank` that changes every projection."""
     attention = _attention_sizes(config)
     feed_forward = 3 * (config.hidden_size + config.intermediate_size)
     return config.num_layers * rank * (attention + feed_forward) * dtype.itemsize

@@ -25,18 +25,21 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """Structured output, one field of these. JSON has no white space. Creating a request raises ValueError."""
+    """Structured output: exactly one field is set. JSON answers have no white space.
+
+    Creating a request raises ValueError for other combinations and invalid values.
+    """
 
     json: str | Mapping[str, Any] | None = None  # a JSON schema
     regex: str | None = None
     choice: Sequence[str] | None = None
-    grammar: str | None = None  # llguidance's Lark
+    grammar: str | None = None  # grammar in llguidance's Lark syntax
     json_object: bool | None = None
     thoughts: str | None = None  # reasoning before the answer, as in text/structured/thoughts.py
 
     @staticmethod
     def from_output(asked: StructuredOutput) -> "StructuredOutputsParams":
-        """Return the parameters of a form. Raises: FormRefused for invalid choices."""
+        """Convert the engine's structured output to these parameters. Raises: FormRefused for invalid choices."""
         match asked.kind:
             case StructuredKind.JSON_SCHEMA:
                 return StructuredOutputsParams(json=asked.text)
@@ -52,7 +55,7 @@ class StructuredOutputsParams:
                 return StructuredOutputsParams(thoughts=asked.text)
 
     def output(self) -> StructuredOutput:
-        """Return the form. Raises: ValueError."""
+        """Convert the parameters to the engine's structured output. Raises: ValueError unless one field is set."""
         schema = self.json if self.json is None or isinstance(self.json, str) else json.dumps(self.json)
         asked = [
             StructuredOutput(kind, text)
@@ -74,15 +77,15 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams(SamplingNumbers):
-    """Sampling of one prompt; names and defaults are vLLM's.
+    """Sampling parameters of one prompt. Names and defaults are vLLM's.
 
     A top_k of -1 keeps all tokens, like 0. Creating a request raises ValueError, naming the field.
     """
 
     n: int = 1
-    best_of: int | None = None  # choices generated; the n with the best mean log-probability are returned
+    best_of: int | None = None  # choices to generate; the n best by mean log-probability are returned
     temperature: float = 1.0
-    seed: int | None = None  # None: a seed per request from the engine's
+    seed: int | None = None  # None: derived from the engine's seed and the request's number
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
@@ -90,13 +93,13 @@ class SamplingParams(SamplingNumbers):
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: up to max_model_len
     logprobs: int | None = None
-    prompt_logprobs: int | None = None  # the same for the prompt, which then uses no prefix cache
+    prompt_logprobs: int | None = None  # like logprobs, for prompt tokens; disables the prefix cache for the prompt
     detokenize: bool = True
     skip_special_tokens: bool = True
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     structured_outputs: StructuredOutputsParams | None = None
-    thinking_token_budget: int | None = None  # maximum of reasoning tokens; structured_outputs apply after them
+    thinking_token_budget: int | None = None  # maximum reasoning tokens; structured_outputs apply after them
     speculative: Mapping[str, Any] | None = None
     """{"method": "ngram", "draft_model" or "off", "num_speculative_tokens": 1 to 64}, within the engine's
     speculative_config. Drafting changes no token.
@@ -108,7 +111,7 @@ class SamplingParams(SamplingNumbers):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """Return the stop strings. Raises: ValueError for an empty one."""
+        """Return the stop strings. Raises: ValueError for an empty string, or without detokenize."""
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if "" in stops:
             raise FieldRefused("stop", "a stop string is empty")
@@ -119,17 +122,17 @@ class SamplingParams(SamplingNumbers):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """Values of a model that bound and end its answers."""
+    """Limits of a model's requests, and the tokens that end its answers."""
 
     max_model_len: int  # tokens of prompt and answer
-    max_choices: int  # choices of one request
+    max_choices: int  # maximum number of choices per request
     eos_token_ids: frozenset[int]
 
 
 def resolve(
     params: SamplingParams, prompt_tokens: int, limits: ModelLimits, seed: int, encode: Encode
 ) -> sampling_params.SamplingParams:
-    """Return the engine's parameters for one prompt. `seed`: for a request without one.
+    """Return the engine's parameters for one prompt. `seed`: seed if `params` has none.
 
     As in vLLM, max_tokens is cut to the remaining context. Raises: ValueError, naming the field.
     """
@@ -164,7 +167,7 @@ def resolve(
 
 
 def _most_drafted(asked: Mapping[str, Any] | None) -> int | None:
-    """Return the maximum of drafts per step; None: the engine's. Raises: ValueError."""
+    """Return a request's maximum number of drafts per step; None: the engine's maximum. Raises: ValueError."""
     if asked is None:
         return None
     if unknown := asked.keys() - {"method", "num_speculative_tokens"}:

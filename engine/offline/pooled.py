@@ -17,8 +17,8 @@ NOTHING_DRAWN = SamplingParams(max_tokens=1)
 class PoolingParams:
     """Options of `embed`.
 
-    `dimensions`: size to which vectors are cut; None: uncut. `prompt_name`: name of the checkpoint's prompt to put
-    before each text; None: its default.
+    `dimensions`: size to which vectors are cut; None: uncut. `prompt_name`: name of the checkpoint's prompt that
+    precedes each text; None: the checkpoint's default prompt.
     """
 
     dimensions: int | None = None
@@ -69,18 +69,18 @@ class Vector:
 
 
 class NotFinite(ValueError):
-    """Hidden states of a prompt that are not finite."""
+    """Failure of a prompt: its hidden states are not finite."""
 
 
 def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: int, most_tokens: int) -> Request:
-    """Return a request that computes a vector. Raises: ValueError for a prompt that is too long."""
+    """Create a request that computes a prompt's vector. Raises: ValueError if the prompt is too long."""
     check_prompt_tokens(len(prompt.token_ids), most_tokens, pooled=True)
     of_pair = replace(pooling, second_from=prompt.second_from)
     return Request(request_id, prompt.token_ids, NOTHING_DRAWN, (), adapter=adapter, prefill_only=True, pooling=of_pair)
 
 
 def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt]) -> list[tuple[int, Vector]]:
-    """Return the vectors that a step completed, by request, and remove them from `waiting`. Raises: NotFinite."""
+    """Return the vectors that a step completed, with request ids; remove these from `waiting`. Raises: NotFinite."""
     made = []
     for outcome in outcomes:
         if isinstance(outcome, RequestFailed):
@@ -92,7 +92,7 @@ def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt])
 
 
 def embedding(index: int, vector: Vector, pooler: Pooler, params: PoolingParams) -> EmbeddingRequestOutput:
-    """Return the output of `embed`. Raises: ValueError, naming the field."""
+    """Create the output of `embed` for one prompt. Raises: ValueError, naming the field."""
     if params.dimensions is not None:
         pooler.check_dimensions(params.dimensions, len(vector.pooled))
     made = finish_vector(vector.pooled, pooler.normalises, params.dimensions)
@@ -116,7 +116,7 @@ def _score(index: int, score: float, *vectors: Vector) -> ScoringRequestOutput:
 
 
 def with_prompt(prompt: PromptType, pooler: Pooler, name: str | None = None) -> PromptType:
-    """Return a text after its prompt, or token ids unchanged. Raises: ValueError, naming the field."""
+    """Return a text with the checkpoint's prompt before it, or token ids unchanged. Raises: ValueError."""
     text = text_of(prompt)
     if text is not None:
         return pooler.prompts.text(name) + text
@@ -128,7 +128,7 @@ def with_prompt(prompt: PromptType, pooler: Pooler, name: str | None = None) -> 
 def pairs_of(
     first: PromptType | Sequence[PromptType], second: PromptType | Sequence[PromptType]
 ) -> list[tuple[PromptType, PromptType]]:
-    """Pair one text with one or many, or equally many. Raises: ValueError."""
+    """Pair one text with each of `second`, or both lists by index. Raises: ValueError for other numbers of texts."""
     ones, others = as_list(first), as_list(second)
     if len(ones) == 1:
         ones = ones * len(others)

@@ -34,13 +34,13 @@ Message: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    text: str | None  # None where token ids were given
+    text: str | None  # None if the prompt was given as token ids
     token_ids: tuple[int, ...]
     second_from: int | None = None  # index of the second text's first token, as in Pooling
 
 
 class TextDecoder:
-    """Decoder of a tokenizer, shared by all answers."""
+    """Conversion of token ids to text, shared by all answers of an engine."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -55,7 +55,7 @@ class TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """Chat template, as far as parsers of reasoning need it."""
+    """Source of a chat template, from which parsers of reasoning find its markers."""
 
     source: str
     tool_format: str = ""
@@ -104,11 +104,11 @@ class PromptEncoder:
         return Prompt(text, tuple(self.encode(text)))
 
     def ending(self, prompt: Prompt) -> str:
-        """Return the text of the last tokens."""
+        """Return the text of a prompt's last ENDING_TOKENS tokens."""
         return self.decoder.decode(prompt.token_ids[-ENDING_TOKENS:], False)
 
     def read_pair(self, query: PromptType, document: PromptType, as_pair: bool = False) -> Prompt:
-        """Encode the two texts of a reranker `as_pair`, or by a template with the roles query and document.
+        """Encode a reranker's two texts: as a tokenizer's pair, or by the chat template as roles query and document.
 
         Raises: ValueError.
         """
@@ -121,7 +121,7 @@ class PromptEncoder:
         return self.read_chat([{"role": role, "content": text} for role, text in zip(PAIR, texts, strict=True)], True)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids without special tokens."""
+        """Return the token ids of a text, without special tokens."""
         return self._encode_all([text], add_special_tokens=False)[0]
 
     def _encode_all(self, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
@@ -144,7 +144,7 @@ def _read_tokenizer(folder: Path) -> Any:
 
 
 def check_prompt_tokens(tokens: int, max_model_len: int, pooled: bool = False) -> None:
-    """Check the length of a prompt. Raises: FieldRefused."""
+    """Check the number of a prompt's tokens. Raises: FieldRefused."""
     if tokens == 0:
         raise FieldRefused("prompt", "is empty")
     if tokens > most_prompt_tokens(max_model_len, pooled):

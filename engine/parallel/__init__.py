@@ -1,1 +1,1 @@
-"""Tensor parallelism in one worker: the first rank decides, and the others compute their share of every step."""
+"""Tensor parallelism in one worker: rank 0 schedules the steps, and every rank computes its part of each."""

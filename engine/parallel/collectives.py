@@ -1,6 +1,7 @@
-"""Collectives between the ranks of one worker: torch.distributed's process groups, without its globals.
+"""Collectives between the ranks of one worker: torch.distributed's process groups, without its global state.
 
-Ranks meet through a file in a private folder, and gloo binds to the loopback interface: nothing listens for others.
+Ranks find each other through a file in a private folder, and gloo binds to the loopback interface: nothing listens on
+other interfaces.
 """
 
 from datetime import timedelta
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import AllreduceOptions, FileStore, ReduceOp, St
 from baton.engine.parallel.shard import Shard
 
 LOOPBACK = "127.0.0.1"
-TIMEOUT = timedelta(seconds=60)  # per exchange, including the wait for the slowest rank
+TIMEOUT = timedelta(seconds=60)  # maximum duration of a collective, with the wait for the slowest rank
 
 
 class RankLost(RuntimeError):
@@ -21,7 +22,7 @@ class RankLost(RuntimeError):
 
 
 class Group(Protocol):
-    """Used part of ProcessGroupGloo and ProcessGroupNCCL, whose stubs share no base."""
+    """Methods used of ProcessGroupGloo and ProcessGroupNCCL, whose type stubs have no common base class."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 
@@ -38,7 +39,7 @@ class Collectives:
     """Collectives of one rank. All ranks make the same calls in the same order. Not thread-safe."""
 
     def __init__(self, shard: Shard, meeting: Path, device: torch.device) -> None:
-        """Wait until all ranks have met. `meeting`: a file that does not exist yet. Raises: RankLost."""
+        """Connect, and wait for all ranks. `meeting`: path of the common file, created here. Raises: RankLost."""
         self.shard = shard
         self._on_gpu = device.type == "cuda"
         try:
@@ -53,11 +54,11 @@ class Collectives:
 
     @property
     def can_be_recorded(self) -> bool:
-        """Return whether its sums may be part of a CUDA graph."""
+        """Return whether a CUDA graph may contain these collectives."""
         return self._on_gpu
 
     def sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum in place; bitwise equal on every rank."""
+        """Replace `tensor` in place by its sum over all ranks, which is bitwise equal on every rank."""
         self._wait(self._group.allreduce([tensor]))
         return tensor
 
@@ -69,12 +70,12 @@ class Collectives:
         return tensor
 
     def from_leader(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy rank 0's `tensor` into every rank's."""
+        """Overwrite every rank's `tensor` with rank 0's."""
         self._wait(self._group.broadcast(tensor, 0))
         return tensor
 
     def side_by_side(self, part: torch.Tensor, width: int) -> torch.Tensor:
-        """Concatenate every rank's `[rows, its part of width]` to `[rows, width]`; see Shard.vocabulary."""
+        """Concatenate the ranks' columns: `[rows, Shard.vocabulary(width)]` of each to `[rows, width]`."""
         degree = self.shard.degree
         widest = -(-width // degree)
         padded = part.new_zeros(len(part), widest)
@@ -88,7 +89,7 @@ class Collectives:
         self._group.shutdown()
 
     def abort(self) -> None:
-        """Abort calls that wait for a lost rank, from any thread. Gloo notices by itself."""
+        """Abort calls that wait for a lost rank. Any thread may call it. Gloo detects the loss without it."""
         if self._on_gpu:
             self._group.abort()
 
@@ -109,7 +110,7 @@ def _gloo(store: Store, shard: Shard) -> Group:
 
 
 def _nccl(store: Store, shard: Shard) -> Group:
-    from torch._C._distributed_c10d import ProcessGroupNCCL  # not in CPU builds
+    from torch._C._distributed_c10d import ProcessGroupNCCL  # torch's CPU builds lack it
 
     options = ProcessGroupNCCL.Options()
     options._timeout = TIMEOUT

@@ -18,7 +18,7 @@ from baton.kernels.types import KvPages
 
 @dataclass(frozen=True, slots=True)
 class SummedLinear:
-    """Projection sharded by inputs, or a feed-forward layer of such, with all experts of a token together."""
+    """Sum over all ranks of a projection that is sharded by inputs, or of a feed-forward layer of such projections."""
 
     part: Linear
     collectives: Collectives
@@ -29,7 +29,7 @@ class SummedLinear:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLinear:
-    """Projection that quantises its part of each row by the scale of the complete row."""
+    """Projection that quantises this rank's part of each input row by the scale of the complete row."""
 
     part: Linear
     collectives: Collectives
@@ -41,15 +41,15 @@ class ScaledLinear:
 
 @dataclass(frozen=True, slots=True)
 class ParallelModel:
-    """This rank's part of a model, a `Model` for the leader's runner."""
+    """This rank's part of a sharded model; a `Model` that runners execute."""
 
     part: DecoderModel
     collectives: Collectives
-    announce_logits: Callable[[int], None]  # tells the other ranks the number of rows that need logits
+    announce_logits: Callable[[int], None]  # sends the other ranks the number of rows that need logits
 
     @property
     def config(self) -> DecoderConfig:
-        """Configuration with this rank's heads."""
+        """Configuration of this rank's part of the model."""
         return self.part.config
 
     @property
@@ -61,7 +61,7 @@ class ParallelModel:
         return self.part.device
 
     def hidden(self, batch: Batch, kv: KvPages) -> torch.Tensor:
-        """Compute complete hidden states, equal on every rank, and write the KV of this rank's heads."""
+        """Compute the unsharded hidden states, equal on every rank, and write the KV of this rank's heads."""
         return self.part.hidden(batch, kv)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,13 +72,13 @@ class ParallelModel:
         return self.part.normal(hidden)
 
     def logits_together(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute logits on all ranks together. `hidden`: the leader's, `[rows, hidden]` in the model's dtype."""
+        """Compute logits on all ranks together. `hidden`: the leader's rows; `[rows, hidden]`, model's dtype."""
         self.collectives.from_leader(hidden)
         return self.collectives.side_by_side(self.part.logits(hidden), self.config.vocab_size)
 
 
 def parallel_part(model: DecoderModel, collectives: Collectives) -> DecoderModel:
-    """Add the sums that complete the outputs of sharded layers."""
+    """Return this rank's part of a model, with sums over all ranks after attention and feed-forward layers."""
     return replace(model, layers=tuple(_summed(layer, collectives) for layer in model.layers))
 
 
@@ -95,7 +95,7 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
 
 
 def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> FeedForward:
-    """Wrap down projections. Each token has the same experts on every rank, since routers are not sharded."""
+    """Wrap down projections by `_scaled`. Routers are not sharded: each token has the same experts on every rank."""
     if isinstance(feed_forward, Gated):
         return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
     if isinstance(feed_forward, GatedExpert):
@@ -110,7 +110,7 @@ def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> 
 
 
 def _scaled(linear: Linear, collectives: Collectives) -> Linear:
-    if isinstance(linear, AdaptedLinear):  # adapters read unscaled inputs
+    if isinstance(linear, AdaptedLinear):  # only its base is scaled: adapters read unscaled inputs
         linear.base = _scaled(linear.base, collectives)
         return linear
     wants_largest = isinstance(linear, PackedLinear) and linear.wants_largest

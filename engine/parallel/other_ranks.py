@@ -1,4 +1,4 @@
-"""Leader's side of tensor parallelism: start the other ranks' processes, send them every plan, stop them."""
+"""Leader's side of tensor parallelism: start the other ranks' processes, send them each step's plan, stop them."""
 
 import contextlib
 import json
@@ -27,15 +27,15 @@ from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import AdapterToAdd, RankOptions, RankPool, RankStart, StepToMeasure, WeightsToRead
 from baton.engine.request import Plan
 
-LOAD_TIMEOUT_S = 900.0  # for reading a part of a large checkpoint
-ADAPTER_TIMEOUT_S = 60.0  # for reading an adapter, while steps wait
+LOAD_TIMEOUT_S = 900.0  # maximum time to read a rank's part of a checkpoint
+ADAPTER_TIMEOUT_S = 60.0  # maximum time to read an adapter; steps wait meanwhile
 STOP_TIMEOUT_S = 5.0
-EXIT_TIMEOUT_S = 1.0  # between the end of a process's connection and its exit
+EXIT_TIMEOUT_S = 1.0  # maximum time from the end of a process's connection to its exit
 Made = TypeVar("Made")
 
 
 class OtherRanks:
-    """Ranks 1 and up, each a process with a socket. Must be closed; they also stop when this process does."""
+    """Ranks 1 and up, each a process connected by a socket. They stop on `close`, or when this process ends."""
 
     def __init__(self, start: RankStart) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")
@@ -47,7 +47,7 @@ class OtherRanks:
         """Releases own threads that wait for a lost rank."""
 
     def load(self, load_own: Callable[[Path], Made]) -> Made:
-        """Load all ranks' parts in parallel, the leader's by `load_own`, which gets the meeting place.
+        """Load all ranks' parts in parallel. `load_own`: loads the leader's; gets the path of the ranks' meeting file.
 
         Raises: ModelError with a rank's message, RankLost.
         """
@@ -63,17 +63,17 @@ class OtherRanks:
         return loaded
 
     def measure(self, step: StepToMeasure) -> None:
-        """Let all ranks compute a step over temporary blocks while the leader does. Raises: RankLost."""
+        """Let the other ranks compute a step over temporary blocks, together with the leader. Raises: RankLost."""
         self._tell(wire.MEASURE, step.to_bytes())
 
     def memories(self) -> list[StepMemory]:
-        """Return the memory of that step on each rank. Raises: RankLost."""
+        """Return the memory that the step of `measure` used on each of the other ranks. Raises: RankLost."""
         self._tell(wire.MEMORY, b"")
         frames = [_receive(*pair, TIMEOUT.total_seconds()) for pair in enumerate(self._connections, start=1)]
         return [StepMemory(**json.loads(frame.payload)) for frame in frames]
 
     def lay_pool(self, pool: RankPool, options: RankOptions) -> None:
-        """Give every rank its part of the pool. Raises: ModelError with a rank's message, RankLost."""
+        """Let the other ranks create or map their parts of the pool. Raises: ModelError of a rank, RankLost."""
         deadline = time.monotonic() + LOAD_TIMEOUT_S
         for rank, connection in enumerate(self._connections, start=1):
             handle = options.part_handles[rank] if options.part_handles else None
@@ -86,17 +86,17 @@ class OtherRanks:
             self._wait_ready(rank, connection, deadline)
 
     def record(self, rows: int, blocks: int) -> None:
-        """Let all ranks record decode steps while the leader does, since sums are recorded too."""
+        """Let the other ranks record decode steps together with the leader: recorded steps include sums over ranks."""
         self._tell(wire.RECORD, wire.SIZES.pack(rows, blocks))
 
     def carry_out(self, plan: Plan) -> None:
-        """Let all ranks compute their part of a plan. Raises: RankLost."""
+        """Let the other ranks compute their parts of a plan. Raises: RankLost."""
         self._tell(wire.PLAN, wire.plan_bytes(plan))
 
     def whole(self, results: Callable[[], Made]) -> Made:
-        """Wait for the results of a step and check that no rank was lost. Raises: RankLost.
+        """Return the results of a step after checking that no rank was lost. Raises: RankLost.
 
-        On a GPU, `abort` completes exchanges with a lost rank without its part and without an error.
+        GPUs need the check: there `abort` completes collectives without the lost rank's part and without an error.
         """
         made = results()
         if self._is_one_lost:
@@ -104,35 +104,39 @@ class OtherRanks:
         return made
 
     def wait_moved(self) -> None:
-        """Wait until all ranks have moved the blocks of a plan without chunks, so without sums. Raises: RankLost."""
+        """Wait until the other ranks have executed a plan without chunks, for which no sum waits. Raises: RankLost."""
         for rank, connection in enumerate(self._connections, start=1):
             _receive(rank, connection, TIMEOUT.total_seconds())
 
     def add_adapter(self, adapter: AdapterToAdd, number: int) -> None:
-        """Add an adapter under the leader's number on all ranks or none. Raises: ModelError with a rank's error;
-        RankLost.
+        """Add an adapter, with the leader's number, on all other ranks or on none.
+
+        Raises: ModelError with a rank's message, RankLost.
         """
         self._tell(wire.ADD_ADAPTER, adapter.to_bytes())
         self._check_added(ADAPTER_TIMEOUT_S, self.remove_adapter, number)
 
     def remove_adapter(self, number: int) -> None:
-        """Remove an adapter on all ranks. Raises: RankLost."""
+        """Remove an adapter on the other ranks. Raises: RankLost."""
         self._tell(wire.REMOVE_ADAPTER, number.to_bytes(8, "little"))
 
     def read_weights(self, folder: str) -> None:
-        """Let each rank read its part while it computes; an empty folder drops what was read. Raises: RankLost."""
+        """Let each rank read its part of new weights while steps continue. An empty folder drops what was read.
+
+        Raises: RankLost.
+        """
         self._tell(wire.READ_WEIGHTS, WeightsToRead(folder).to_bytes())
 
     def add_weights(self, number: int) -> None:
-        """Add the weights that all ranks have read under the leader's number, waiting for those still reading.
+        """Add, with the leader's number, the weights that all ranks have read; wait for ranks that are still reading.
 
-        Raises: ModelError with a rank's message if one fails, then none has them; RankLost.
+        Raises: ModelError with a rank's message if one fails (then no rank has the weights); RankLost.
         """
         self._tell(wire.ADD_WEIGHTS, number.to_bytes(8, "little"))
         self._check_added(LOAD_TIMEOUT_S, self.remove_weights, number)
 
     def remove_weights(self, number: int) -> None:
-        """Remove weights on all ranks. Raises: RankLost."""
+        """Remove weights on the other ranks. Raises: RankLost."""
         self._tell(wire.REMOVE_WEIGHTS, number.to_bytes(8, "little"))
 
     def _check_added(self, timeout_s: float, remove: Callable[[int], None], number: int) -> None:
@@ -147,14 +151,14 @@ class OtherRanks:
         threading.Thread(target=self._watch, args=(on_lost,), name="ranks", daemon=True).start()
 
     def announce_logits(self, rows: int) -> None:
-        """Announce that the leader needs logits of `rows` rows. Raises: RankLost."""
+        """Tell the other ranks that the leader needs logits of `rows` rows. Raises: RankLost."""
         self._tell(wire.LOGITS, rows.to_bytes(8, "little"))
 
     def close(self) -> None:
         """Close the connections, which stops the ranks; kill those that do not stop in time."""
         self._closing = True
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # the other end is gone
+            with contextlib.suppress(OSError):  # the process has already exited
                 connection.shutdown(socket.SHUT_RDWR)
         for process in self._processes:
             try:
@@ -185,7 +189,7 @@ class OtherRanks:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=child_environment(),
-                process_group=0,  # Ctrl-C is for the leader, which may continue for a while
+                process_group=0,  # Ctrl-C must not end ranks: the leader may still drain
             )
             self._processes.append(process)
         self._connections.append(ours)
@@ -204,7 +208,7 @@ class OtherRanks:
         descriptor, _ = poll.poll()[0]
         if self._closing:
             return
-        self._is_one_lost = True  # before exchanges complete without it
+        self._is_one_lost = True  # set before `abort`: after it, sums complete without the lost rank's part
         process = self._processes[ranks[descriptor] - 1]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(EXIT_TIMEOUT_S)
@@ -236,7 +240,7 @@ def _receive(rank: int, connection: socket.socket, timeout_s: float) -> wire.Fra
 
 
 def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return this rank's share of the worker's cores, as even as possible and at least one."""
+    """Return this rank's part of the worker's cores, which are divided evenly; at least one core. None: not bound."""
     if cores is None:
         return None
     share = tuple(cores[place] for place in shard.vocabulary(len(cores)))
@@ -244,7 +248,7 @@ def cores_of(shard: Shard, cores: tuple[int, ...] | None) -> tuple[int, ...] | N
 
 
 def threads_of(shard: Shard, cores: tuple[int, ...] | None) -> int:
-    """Return the CPU threads of this rank: one per core, or its share of all, at most those available."""
+    """Return the number of this rank's CPU threads: one per own core, or an equal part of the available cores."""
     own = cores_of(shard, cores)
     if own is not None:
         return len(own)

@@ -1,6 +1,6 @@
 """Process of a rank that executes the leader's plans: `python -m baton.engine.parallel.rank_process FD`.
 
-It stops when the leader does, and must not continue when another rank is lost. Signals are for the leader.
+The process stops when the leader stops or another rank is lost. It ignores signals, which the leader handles.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ OpenPart = Callable[[str, torch.device], torch.Tensor]
 
 
 def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], MemoryMeter] = CudaMeter) -> int:
-    """Run a rank. `open_part`: for a leader that passes memory by `part_handles`."""
+    """Run a rank. `open_part`: opens the pool's memory if the leader passes it by `part_handles`."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # a draining leader needs its ranks to the end
+        signal.signal(number, signal.SIG_IGN)  # a leader that drains still needs its ranks
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     connection = socket.socket(fileno=int(sys.argv[1]))
     start = RankStart.of_bytes(wire.receive(connection).payload)
@@ -73,7 +73,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         wire.send(connection, wire.READY, b"")
         process.follow()
     except wire.Closed:
-        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # left by a leader that could not
+        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # if the leader was killed, nobody else does
         return 0
     except (ModelError, RankLost) as error:
         logger.error("%s", error)
@@ -81,9 +81,9 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
-    """Stop with the leader until `loaded`: a rank that reads weights or waits for others would outlive it.
+    """Until `loaded`, exit when the leader does: while it reads weights or waits, a rank would not notice it.
 
-    Nobody else can then remove the meeting folder.
+    This also removes the meeting folder, which the leader cannot remove any more.
     """
     poll = select.poll()
     poll.register(connection, 0)  # hang-up is always reported
@@ -94,7 +94,7 @@ def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.
 
 
 class RankRunner(Protocol):
-    """Methods of engine/runner/runner.py's Runner used in each step."""
+    """Methods of the Runner (engine/runner/runner.py) that each step uses."""
 
     def follow(self, plan: Plan) -> None: ...
 
@@ -102,7 +102,7 @@ class RankRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
-    """Execute a plan; without chunks, which the leader's sums await, send MOVED. Raises: wire.Closed."""
+    """Execute a plan. After one without chunks, for which no sum waits, send MOVED. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()
@@ -128,7 +128,7 @@ class RankProcess:
         self._weights: RunnersByWeights | None = None
         self._shard = Shard(start.rank, start.degree)
         self._model = model
-        self._models = {STARTED: model}  # by number of the weights
+        self._models = {STARTED: model}  # models by number of their weights
         self._adapters = adapters
         self._open_part = open_part
         self._meter = meter
@@ -136,7 +136,7 @@ class RankProcess:
         self._runner: Runner | None = None
 
     def follow(self) -> NoReturn:
-        """Execute commands until the leader closes. Raises: wire.Closed, RankLost."""
+        """Execute the leader's commands until it closes the connection. Raises: wire.Closed, RankLost."""
         while True:
             frame = wire.receive(self._connection)
             if frame.kind == wire.POOL:
@@ -166,7 +166,7 @@ class RankProcess:
                 raise RankLost(f"rank {self._shard.rank} got unexpected command {frame.kind}")
 
     def _add_adapter(self, asked: AdapterToAdd) -> None:
-        """Add an adapter; use up a number even on failure, so that all ranks number equally."""
+        """Add an adapter. A failure also takes a number, so that adapters have equal numbers on all ranks."""
         try:
             read = read_named(asked.name, Path(asked.folder))
             if read.digest != asked.digest:
@@ -179,14 +179,14 @@ class RankProcess:
             wire.send(self._connection, wire.READY, b"")
 
     def _read_weights(self, asked: WeightsToRead) -> None:
-        """Read weights on a thread while steps continue."""
+        """Begin to read weights on a thread while steps continue; an empty folder drops weights that were read."""
         self._reading = None
         if asked.folder:
             start = replace(self._start, folder=asked.folder)
             self._reading = self._reader.submit(_load_part, start, self._model.collectives, self._model.device)
 
     def _add_weights(self, runner: Runner, number: int) -> None:
-        """Add the weights that were read; use up a number even on failure, like adapters."""
+        """Add the weights that were read. A failure also takes a number, as for adapters."""
         self._adapters.skip()
         self._weights = self._weights or RunnersByWeights(runner)
         reading, self._reading = self._reading, None
@@ -212,7 +212,7 @@ class RankProcess:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Compute up to the logits, which the leader announces."""
+        """Compute the step to measure, up to the logits: for those the leader sends LOGITS."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), layout, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))
@@ -231,7 +231,7 @@ class RankProcess:
         wire.send(self._connection, wire.READY, b"")
 
     def _storage(self, pool: RankPool, part_bytes: int) -> torch.Tensor:
-        """Return this rank's part of the pool, initially zeros. Of shared memory only this part is mapped."""
+        """Return this rank's part of the pool, initially zeros. Of shared memory, only this part is mapped."""
         device = self._model.device
         if pool.part_handle is not None and self._open_part is not None:
             return self._open_part(pool.part_handle, device)[:part_bytes]
@@ -265,7 +265,7 @@ def _load(start: RankStart, adapters: AdapterSet) -> ParallelModel:
 def _load_part(
     start: RankStart, collectives: Collectives, device: torch.device, adapters: AdapterSet | None = None
 ) -> ParallelModel:
-    """Load this rank's part. Raises: ModelError."""
+    """Load this rank's part of a model. Raises: ModelError."""
     part = load_part(Path(start.folder), DTYPES[start.dtype], device, False, start.quantize, collectives, adapters)
     return ParallelModel(part, collectives, announce_logits=lambda rows: None)
 

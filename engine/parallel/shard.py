@@ -1,8 +1,8 @@
-"""Part of a model that one rank holds, by arithmetic alone (Megatron-LM, arXiv:1909.08053, section 3).
+"""Arithmetic of sharding: which part of a model each rank stores (Megatron-LM, arXiv:1909.08053, section 3).
 
-Heads, also those of delta nets, and the inner size of feed-forward layers are split equally, the vocabulary of the head
-into ranges that differ by at most one. Embedding, norms, routers and the shared rows of latent attention are complete
-on every rank.
+Heads, also those of delta nets, and the inner size of feed-forward layers are divided equally. The head's vocabulary is
+divided into ranges whose sizes differ by at most one. Embedding, norms, routers and the shared rows of latent attention
+are complete on every rank.
 """
 
 import itertools
@@ -19,7 +19,7 @@ class Shard:
     degree: int  # number of ranks
 
     def equal_part(self, size: int) -> slice:
-        """Return this rank's slice of a size that is a multiple of the degree."""
+        """Return this rank's slice of `size`, a multiple of the number of ranks."""
         part = size // self.degree
         return slice(self.rank * part, (self.rank + 1) * part)
 
@@ -37,7 +37,7 @@ ALONE = Shard(0, 1)
 
 
 def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
-    """Return one rank's configuration, with the complete vocabulary. Raises: ModelError if it cannot be sharded."""
+    """Return one rank's configuration; it keeps the complete vocabulary. Raises: ModelError if it cannot be sharded."""
     if not isinstance(config, DecoderConfig):
         raise ModelError(
             f"tensor-parallel is {degree}, but {config.family} runs in transformers' code on one rank only"
@@ -71,14 +71,14 @@ def shard_config(config: ModelConfig, degree: int) -> DecoderConfig:
 
 
 def copies_of(layout: KvLayout, degree: int) -> int:
-    """Return how many ranks store each number of KV: all of them for a row shared by all heads."""
+    """Return how many ranks store each number of KV: all of them if all heads share one row, otherwise one."""
     return degree if layout.value_prefix is not None else 1
 
 
 def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
-    """Return the layout of one rank's pool: equally many blocks, with a share of heads and state or a complete row.
+    """Return the layout of one rank's pool: as many blocks, each with the rank's heads and part of a state.
 
-    Raises: ModelError if a state cannot be split.
+    KV that all heads share is complete on every rank. Raises: ModelError if a state cannot be divided.
     """
     if copies_of(layout, degree) == degree:
         return layout

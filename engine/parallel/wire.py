@@ -1,7 +1,4 @@
-"""Leader's messages to the other ranks over a socket: JSON commands, and plans as plain numbers.
-
-Knows no processes and no model.
-"""
+"""Messages from the leader to the other ranks over a socket: JSON commands, and plans as plain numbers."""
 
 import json
 import socket
@@ -13,7 +10,7 @@ from typing import Self
 
 from baton.engine.request import BlockCopy, BlockSwap, Chunk, Plan
 
-HEADER = struct.Struct("<BQ")  # kind, payload bytes
+HEADER = struct.Struct("<BQ")  # kind of frame, payload size in bytes
 SIZES = struct.Struct("<QQ")  # payload of RECORD: rows, blocks per sequence
 START, POOL, PLAN, LOGITS, RECORD, MEASURE, MEMORY, READY, FAILED, MOVED, ADD_ADAPTER, REMOVE_ADAPTER = range(1, 13)
 READ_WEIGHTS, ADD_WEIGHTS, REMOVE_WEIGHTS = range(13, 16)
@@ -23,15 +20,15 @@ READ_WEIGHTS, ADD_WEIGHTS, REMOVE_WEIGHTS = range(13, 16)
 class RankOptions:
     """Options of the other ranks' processes, and the location of their parts of the pool."""
 
-    storage_fd: int | None = None  # shared memory of all ranks' parts in order
-    part_handles: tuple[str, ...] = ()  # of each rank's part; without both, ranks allocate
+    storage_fd: int | None = None  # descriptor of shared memory that has all ranks' parts, in order
+    part_handles: tuple[str, ...] = ()  # one per rank's part; without both, ranks allocate their parts
     entry: str = "baton.engine.parallel.rank_process"  # module that the process runs
-    nice: int = 0  # niceness
+    nice: int = 0  # niceness of the processes
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Command of plain values, sent as JSON."""
+    """Command to the other ranks: a dataclass of plain values, sent as JSON."""
 
     def to_bytes(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -43,14 +40,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class RankStart(Order):
-    """Values by which a rank loads its part of the model."""
+    """Command to load a rank's part of the model."""
 
     folder: str
-    device: str  # of the leader; rank r uses the r-th device after it
-    dtype: str  # key of DTYPES
+    device: str  # the leader's device; rank r uses the r-th device after it
+    dtype: str  # compute dtype, as a key of DTYPES
     quantize: str
     degree: int
-    cores: tuple[int, ...] | None  # of all ranks
+    cores: tuple[int, ...] | None  # CPU cores of all ranks together; None: not bound
     entry: str
     nice: int
     rank: int = 0
@@ -59,35 +56,35 @@ class RankStart(Order):
 
 @dataclass(frozen=True, slots=True)
 class RankPool(Order):
-    """A rank's part of the pool."""
+    """Command to create or map a rank's part of the pool."""
 
-    kv_dtype: str  # key of KV_DTYPES
+    kv_dtype: str  # dtype of KV, as a key of KV_DTYPES
     block_tokens: int
     total_blocks: int
     host_slots: int
-    sends_fd: bool = False  # whether a descriptor of shared memory follows
-    part_handle: str | None = None  # of this rank's part; without both, it allocates its own
+    sends_fd: bool = False  # whether a descriptor of shared memory follows this command
+    part_handle: str | None = None  # handle of this rank's part; without both, the rank allocates it
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterToAdd(Order):
-    """Adapter that each rank reads: all of them have it, or none."""
+    """Command to read and add an adapter, which then all ranks have, or none."""
 
-    name: str  # for messages
+    name: str  # for error messages
     folder: str
-    digest: str  # of the files that the leader read
+    digest: str  # digest of the files that the leader read
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsToRead(Order):
-    """Weights that each rank reads while it computes, until ADD_WEIGHTS. All ranks have them, or none."""
+    """Command to read weights while steps continue. After ADD_WEIGHTS all ranks have the weights, or none."""
 
-    folder: str  # empty: drop what was read
+    folder: str  # folder of the checkpoint; empty: drop weights that were read
 
 
 @dataclass(frozen=True, slots=True)
 class StepToMeasure(Order):
-    """Largest step, see engine/kv_cache/memory.py."""
+    """Command to measure the memory of the largest step, see engine/kv_cache/memory.py."""
 
     kv_dtype: str
     block_tokens: int
@@ -97,7 +94,7 @@ class StepToMeasure(Order):
 
 
 class Closed(Exception):
-    """The other end closed the connection."""
+    """Loss of the connection: the process at the other end closed it or ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ def receive_fd(connection: socket.socket) -> int:
 
 
 def receive(connection: socket.socket) -> Frame:
-    """Receive a frame, waiting until the connection closes or the socket's timeout. Raises: Closed, TimeoutError."""
+    """Receive a frame; wait at most until the socket's timeout. Raises: Closed, TimeoutError."""
     kind, size = HEADER.unpack(_exactly(connection, HEADER.size))
     return Frame(kind, _exactly(connection, size))
 
@@ -155,7 +152,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def plan_bytes(plan: Plan) -> bytes:
-    """Encode block moves and computed tokens of a plan; sampling stays with the leader."""
+    """Encode a plan's block moves and the tokens to compute, without samples: only the leader samples."""
     numbers = array("q", [len(plan.chunks), len(plan.copies), len(plan.swaps_out), len(plan.swaps_in)])
     for chunk in plan.chunks:
         numbers.extend((chunk.request_id, chunk.start, chunk.adapter, chunk.is_draft))

@@ -1,1 +1,1 @@
-"""Exchange of the weights of a model in service: checks of the new ones, and steps with old and new together."""
+"""Replacement of a model's weights while it serves requests: checks of the new weights, steps with both old and new."""

@@ -1,7 +1,7 @@
-"""Several sets of weights of one model over one KV pool; each chunk names the set that computes it by number.
+"""Several sets of weights of one model over one KV pool. Each chunk has the number of the set that computes it.
 
-Numbers are shared with adapters (engine/lora/adapters.py); 0 is the set that the engine was started with. No chunk
-reads KV of another set, since block hashes cover the weights.
+Weights and adapters (engine/lora/adapters.py) are numbered together; 0 is the set that the engine was started with. No
+chunk reads KV of another set, since block hashes cover the weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ STARTED = 0
 
 
 class RunnersByWeights:
-    """Runners by weights: a `runner.WeightSets`. Not thread-safe, like the runners."""
+    """Runners, one per set of weights: a `runner.WeightSets`. Not thread-safe, like the runners."""
 
     def __init__(self, first: Runner) -> None:
-        self._first = first  # known to engine and host: stays, with any weights
+        self._first = first  # the engine refers to it: it stays, with whichever weights remain
         self._runners: dict[int, Runner] = {STARTED: first}
         self._latest = STARTED
         first.weights = self
@@ -30,15 +30,15 @@ class RunnersByWeights:
 
     @property
     def latest(self) -> int:
-        """Number of the weights that computed the last plan."""
+        """Number of the set of weights that computed the last plan."""
         return self._latest
 
     def add(self, number: int, model: Model) -> None:
-        """Add weights. No step may be running or launched."""
+        """Add a set of weights. No step may be in flight."""
         self._runners[number] = self._first.beside(model)
 
     def remove(self, number: int) -> None:
-        """Free weights that no chunk names any more. Others must remain."""
+        """Free a set of weights that no chunk uses any more. It must not be the last set."""
         gone = self._runners.pop(number)
         if gone is self._first:
             number, other = next(iter(self._runners.items()))
@@ -46,7 +46,7 @@ class RunnersByWeights:
             self._first.take(other.model)
 
     def launch(self, plan: Plan, after: Launched | None) -> Launched:
-        """Launch a plan as one part per set of weights. `after`: only with a single set."""
+        """Launch a plan in parts, one per set of weights. `after`: only for a plan with a single set."""
         parts = self._parts(plan)
         if len(parts) == 1:
             return self._runner(parts[0]).compute(plan, after)
@@ -59,14 +59,14 @@ class RunnersByWeights:
         )
 
     def follow(self, plan: Plan) -> None:
-        """Execute a plan without sampling; the leader sends one plan per set of weights."""
+        """Execute a plan without sampling, on a rank that is not the leader. All chunks must use the same weights."""
         self._runner(plan).compute_kv(plan)
 
     def without_numbers(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         return tuple(replace(each, adapter=0) if each.adapter in self._runners else each for each in chunks)
 
     def _runner(self, plan: Plan) -> Runner:
-        """Return the runner of a part; the first one if nothing is computed."""
+        """Return the runner for a plan with one set of weights; the first runner if the plan has no chunks."""
         number = plan.chunks[0].adapter if plan.chunks else STARTED
         if number not in self._runners:
             return self._first
@@ -74,7 +74,7 @@ class RunnersByWeights:
         return self._runners[number]
 
     def _parts(self, plan: Plan) -> list[Plan]:
-        """Split a plan by weights; the first part moves the blocks."""
+        """Split a plan into one part per set of weights; the first part also moves the blocks."""
         by_number = _by_number(plan.chunks)
         if len(by_number) < 2:
             return [plan]

@@ -1,4 +1,4 @@
-"""New weights for a model in service: a checkpoint that differs only in its weights.
+"""Check and load new weights for a model in service, from a checkpoint that differs only in its weights.
 
 Configuration, tokenizer, chat template and defaults must be equal, since requests, caches and workers rely on them.
 """
@@ -31,7 +31,7 @@ SAME_FILES = (
     "modules.json",
     "1_Pooling/config.json",
 )
-FREE_SHARE = 0.1  # of free memory, kept for steps and other processes
+FREE_SHARE = 0.1  # share of free memory that stays free, for steps and other processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class CheckedWeights:
     """Checkpoint whose weights may replace those in service."""
 
     folder: Path
-    checkpoint: bytes  # see PreparedModel
-    size_bytes: int  # loaded, over all ranks
+    checkpoint: bytes  # 32-byte digest, see PreparedModel
+    size_bytes: int  # size in memory, over all ranks
 
 
 def check_weights(served: PreparedModel, folder: Path) -> CheckedWeights:
-    """Check a checkpoint. Raises: ModelError, naming what differs."""
+    """Check that a checkpoint differs from the served one only in weights. Raises: ModelError, naming what differs."""
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder")
     for name in SAME_FILES:
@@ -78,7 +78,7 @@ def _check_same(served: Path, other: Path) -> None:
 
 
 def _informative(path: Path) -> dict[object, object]:
-    """Return fields by name, or the entries of a list by index."""
+    """Return the fields of a JSON file by name, or its list entries by index, without fields that change nothing."""
     read = read_json(path, ModelError, list if path.name == "modules.json" else dict)
     named = dict(read if isinstance(read, dict) else enumerate(read))
     return {key: value for key, value in named.items() if key not in UNINFORMATIVE_FIELDS}
@@ -90,7 +90,7 @@ def _short(value: object) -> str:
 
 
 def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
-    """Check that both sets of weights fit. Raises: ModelError, naming the amounts."""
+    """Check that the new weights fit in addition to the old ones. Raises: ModelError, naming the amounts."""
     if device.type == "cuda":
         free, needed_bytes = torch.cuda.mem_get_info(device)[0], needed_bytes // ranks
         free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -104,7 +104,7 @@ def check_memory(needed_bytes: int, device: torch.device, ranks: int) -> None:
 
 
 def load_beside(served: PreparedModel, checked: CheckedWeights, running: Model) -> Model:
-    """Load the leader's part on any thread while `running` computes; blocks.
+    """Load new weights, or the leader's part of them, while `running` computes. Blocks; any thread may call it.
 
     Raises: ModelError, also if memory is short.
     """

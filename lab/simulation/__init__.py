@@ -1,4 +1,5 @@
 """Deterministic simulation: the real router, workers and client on one event loop with virtual time and a seed.
 
-Everything above sockets, threads and the forward pass is production code; `seams.py` lists the simulated parts.
+Only sockets, threads, the forward pass and the other parts that `seams.py` lists are simulated; all else is production
+code.
 """

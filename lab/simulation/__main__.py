@@ -1,6 +1,6 @@
 """Simulate seeds one after another and print a JSON object per line: `.venv/bin/python -m baton.lab.simulation`.
 
-A seed repeats only with a fixed PYTHONHASHSEED, which `campaign.py` sets.
+A seed repeats its events only with a fixed PYTHONHASHSEED, which `campaign.py` sets.
 """
 
 import argparse
@@ -24,7 +24,7 @@ def main() -> int:
     options = WorldOptions(arguments.requests, arguments.faults)
     show = _show if arguments.trace else None
     gc.collect()
-    gc.freeze()  # else each collection after a seed would scan all imported objects
+    gc.freeze()  # without this, the collection after each seed would scan all imported objects
     tally, printed_s, violated = Tally(), time.monotonic(), False
     with planted(arguments.plant):
         for seed in range(arguments.first, arguments.first + arguments.count * arguments.stride, arguments.stride):
@@ -74,5 +74,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    # Skips the interpreter's final collection: in Python 3.11 a future collected after its loop crashes the process.
+    # Exit without the interpreter's final collection: in Python 3.11 it crashes on a future whose loop is gone.
     os._exit(main())

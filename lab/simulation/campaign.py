@@ -1,4 +1,4 @@
-"""Run many seeds on as many processes as there are spare cores, and collect the results."""
+"""Run many seeds in several processes, and collect their results."""
 
 import json
 import subprocess
@@ -18,16 +18,16 @@ from baton.lab.simulation.world import WorldResult
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over seeds without violation."""
+    """Counters over all seeds without a violation."""
 
     seeds: int = 0
     requests: int = 0
     faults: int = 0
-    resumed: int = 0  # Resume calls of clients
+    resumed: int = 0  # number of Resume calls from clients
     virtual_s: float = 0.0
-    ends: Counter[str] = field(default_factory=Counter)  # requests by result
-    kinds: Counter[str] = field(default_factory=Counter)  # faults by kind
-    exercised: Counter[str] = field(default_factory=Counter)  # events by description
+    ends: Counter[str] = field(default_factory=Counter)  # number of requests by result
+    kinds: Counter[str] = field(default_factory=Counter)  # number of faults by kind
+    exercised: Counter[str] = field(default_factory=Counter)  # number of events by description
 
     def add(self, result: WorldResult) -> None:
         kinds = Counter(fault.kind.name.lower() for fault in result.faults)
@@ -54,7 +54,7 @@ class Tally:
         return Tally(**fields)
 
     def lines(self) -> list[str]:
-        """Return the tally as text for people."""
+        """Return the counters as lines of text."""
         ends = ", ".join(f"{count:,} {name}" for name, count in self.ends.most_common())
         kinds = ", ".join(f"{count:,} {name}" for name, count in self.kinds.most_common())
         return [
@@ -107,14 +107,14 @@ class FoundViolation:
     seed: int
     violation: str
     faults: tuple[str, ...]
-    last: tuple[str, ...]  # events
+    last: tuple[str, ...]  # last events before the violation
 
 
 Report = Tally | FoundViolation | str
 
 
 def run(campaign: SeedCampaign) -> Generator[Report, None, None]:
-    """Yield the reports of all processes as they arrive; a text is a traced event. Closing it ends the processes."""
+    """Yield the reports of all processes as they arrive; a string is a traced event. Closing the generator ends all."""
     environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
     processes = [
@@ -156,7 +156,7 @@ def _report_of(plain: dict[str, Any]) -> Report:
 
 
 class Clock:
-    """Wall clock of a campaign."""
+    """Wall-clock time since a campaign began."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

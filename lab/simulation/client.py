@@ -1,4 +1,4 @@
-"""Simulated clients: their requests, drawn from the seed, and their answers compared with the model's."""
+"""Simulated clients: they send requests drawn from the seed, and compare the answers with the model's."""
 
 import asyncio
 import random
@@ -18,10 +18,10 @@ from baton.text.stop_strings import StopFilter
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRequest:
-    """Request of a simulated client. `cancel_after_s`: when the client disconnects, in any state of the answer."""
+    """Request of a simulated client. `cancel_after_s`: time after which the client disconnects; None: it does not."""
 
     number: int
-    at_s: float  # time since the start of the load
+    at_s: float  # time of the request since the start of the load
     asked: ModelRequest
     choices: int
     logprobs: bool
@@ -66,7 +66,7 @@ class SimulatedRequest:
 
 
 def draw_requests(draw: random.Random, count: int, span_s: float, most_tokens: int) -> list[SimulatedRequest]:
-    """Draw requests; many prompts share a prefix, so that caches and fetches have work."""
+    """Draw requests. Many prompts share a prefix, so that prefix caches and fetches of KV are used."""
     stems = [_tokens(draw, draw.randint(4, most_tokens // 2)) for _ in range(2)]
     requests: list[SimulatedRequest] = []
     bursts = draw.random() < 0.3
@@ -114,7 +114,7 @@ class RequestEnding(Enum):
 
     ANSWERED = auto()
     FAILED = auto()
-    CANCELLED = auto()  # by the client itself
+    CANCELLED = auto()  # the client cancelled the request
 
 
 @dataclass(eq=False, slots=True)
@@ -132,7 +132,7 @@ class SimulatedHistory:
 
 
 async def ask(clients: Sequence[AsyncBatonClient], history: SimulatedHistory) -> None:
-    """Send the request to the first router that accepts it, and read to the end."""
+    """Send the request to the first router that accepts it, and read its answer to the end."""
     loop = asyncio.get_running_loop()
     history.begun_s = loop.time()
     request = history.request
@@ -203,7 +203,7 @@ def _expected(request: SimulatedRequest, choice: int) -> "_CutText":
     if not request.best_of:
         return _cut(expected_answer(request.asked, choice), request)
     made = [_cut(expected_answer(request.asked, each), request) for each in range(request.best_of)]
-    return sorted(made, key=lambda each: -each.mean_logprob)[choice]  # stable: the first among equals
+    return sorted(made, key=lambda each: -each.mean_logprob)[choice]  # stable: of equal choices, the first wins
 
 
 @dataclass(frozen=True, slots=True)

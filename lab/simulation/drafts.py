@@ -7,11 +7,11 @@ from functools import cached_property
 from baton.lab.simulation.client import SimulatedRequest
 from baton.lab.simulation.model import VOCABULARY, expected_answer
 
-MOST_DRAFTED = 6  # maximum number of draft tokens
+MOST_DRAFTED = 6  # maximum number of draft tokens per step
 
 
 class SometimesRight:
-    """`TextDrafter` that knows every answer of a world and replaces some tokens on purpose."""
+    """`TextDrafter` that knows every answer of a world and replaces some of its tokens by wrong ones."""
 
     def __init__(self, draw: random.Random, requests: Sequence[SimulatedRequest], right: float) -> None:
         """Create a drafter. `right`: share of drafted tokens that match the answer."""
@@ -27,7 +27,7 @@ class SometimesRight:
 
     @cached_property
     def _answered(self) -> list[tuple[int, ...]]:
-        """Return every prompt followed by its answer."""
+        """Return the tokens of every prompt, followed by its answer."""
         return [
             (*request.asked.token_ids, *expected_answer(request.asked, choice).token_ids)
             for request in self._requests

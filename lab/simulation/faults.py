@@ -33,7 +33,7 @@ _CALLS: tuple[tuple[type, str, str], ...] = (
 
 @contextmanager
 def counting(counts: Counter[str]) -> Iterator[None]:
-    """Count the calls of some functions inside the block."""
+    """Count the calls of the functions in _CALLS inside the block."""
     with ExitStack() as undo:
         for owner, name, what in _CALLS:
             undo.enter_context(patch.object(owner, name, _counted(getattr(owner, name), counts, what)))
@@ -49,7 +49,7 @@ def _counted(real: Callable[..., Any], counts: Counter[str], what: str) -> Calla
 
 
 def has_work(machine: "SimulatedMachine") -> bool:
-    """Return whether the machine has requests now."""
+    """Return whether the machine's process has requests in flight."""
     life = machine.life
     if life is None:
         return False
@@ -59,7 +59,7 @@ def has_work(machine: "SimulatedMachine") -> bool:
 
 
 def count_at_end(world: "World", counts: Counter[str]) -> None:
-    """Add the counters that the parts of a world keep."""
+    """Add to `counts` the counters that the network, disk and workers of a world keep."""
     counts["messages held back by a cut"] += world.network.cuts_felt
     counts["calls that a disk failed"] += world.disk.state.failed_calls
     counts["attempts that failed and were followed by another"] += len(world.trace.retried)
@@ -94,9 +94,9 @@ class SimulatedFaultKind(Enum):
     KILL = auto()  # SIGKILL; the process restarts, a worker with a new epoch and an empty cache
     VANISH = auto()  # loss of a worker's machine: no kernel closes its connections
     HANG = auto()  # SIGSTOP, then SIGCONT
-    CUT = auto()  # partition of two processes, both directions
+    CUT = auto()  # partition between two processes, in both directions
     CUT_ONE_WAY = auto()
-    FLAP = auto()  # repeated partition
+    FLAP = auto()  # repeated short partitions between two processes
     RESET = auto()  # reset of the connections between two processes
     SLOW = auto()  # slow link between two processes
     FLIP = auto()  # bit flip in a copied block
@@ -104,7 +104,7 @@ class SimulatedFaultKind(Enum):
     DRAIN = auto()  # SIGTERM, then a restart
     DAWDLE = auto()  # slow engine steps
     REDIS_GONE = auto()  # unreachable Redis
-    REDIS_EMPTY = auto()  # FLUSHALL
+    REDIS_EMPTY = auto()  # loss of all data in Redis
     FILE_FLIP = auto()  # bit flips in KV files
     FILE_CUT = auto()  # truncated KV file
     FILES_GONE = auto()  # removed directory of KV files
@@ -117,7 +117,7 @@ class SimulatedFaultKind(Enum):
 @dataclass(frozen=True, slots=True)
 class SimulatedFault:
     kind: SimulatedFaultKind
-    at_s: float  # time since the start of the load
+    at_s: float  # time of the fault since the start of the load
     target: str
     other: str  # second process of a fault between two
     lasts_s: float
@@ -159,7 +159,7 @@ OF_FILES = frozenset(
         SimulatedFaultKind.FORGET,
     }
 )
-FLIPS = 12  # bits per fault
+FLIPS = 12  # bits that one FILE_FLIP flips
 SLOWEST_S = 8.0
 TORN = 0.3  # share of killed workers that leave a torn write
 
@@ -174,7 +174,7 @@ def draw_faults(
 
 
 def _possible(world: "World") -> list[SimulatedFaultKind]:
-    """Return the kinds by frequency. Bits flip only if all copies are checked: otherwise a flip may go unnoticed."""
+    """Return the kinds of faults, frequent ones repeated. FLIP needs checksums of all copies: others would miss it."""
     flips = [SimulatedFaultKind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
     of_files = [*(kind for kind in SimulatedFaultKind if kind in OF_FILES), *[SimulatedFaultKind.FORGET] * 5]
     of_files = of_files if world.shape.tier is not None else []
@@ -196,7 +196,7 @@ def _fault(draw: random.Random, world: "World", kind: SimulatedFaultKind) -> Sim
 
 
 class Injector:
-    """Injector of faults, which it also heals."""
+    """Injector of a world's faults, which it also heals."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

@@ -83,7 +83,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 @cache
 def _reader() -> TokenizerWorker:
-    """Return the tokenizer with which clients decode text."""
+    """Return the tokenizer worker with which clients decode text."""
     return TokenizerWorker(tokenizer(), None)
 
 
@@ -94,7 +94,7 @@ def detokenizer() -> Detokenizer:
 def served_model(description: WorkerDescription, source: ModelSource) -> ServedModel:
     """Create the served model without reading files; replaces `load_served_model`.
 
-    Each model has a tokenizer worker of its own: a killed process never releases its turns.
+    Each model has its own tokenizer worker: a killed process would keep a shared one busy forever.
     """
     model = description.model
     defaults = GenerationDefaults(eos_token_ids=frozenset({END_TOKEN}))
@@ -113,28 +113,28 @@ def served_model(description: WorkerDescription, source: ModelSource) -> ServedM
 
 
 POISON = 0xDEAD
-FLIPPED = 0.3  # share of the blocks of a cache
+FLIPPED = 0.3  # share of cached blocks in which `flip_cached` flips a bit
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Simulated duration of a step."""
+    """Parameters of the simulated duration of a step."""
 
     fixed_s: float
     token_s: float
-    jitter: float  # share of the duration
+    jitter: float  # maximum random extension, as a share of the duration
 
 
 @dataclass(slots=True)
 class Poison:
-    """Steps with NaN results, armed by a fault."""
+    """Counter of steps whose results are NaN, which a fault increases."""
 
-    steps: int = 0  # remaining steps
+    steps: int = 0  # steps still to be poisoned
     done: int = 0
 
 
 class SimulatedRunner:
-    """`StepRunner` over `numbers`, the KV by [block][token]."""
+    """`StepRunner` of the simulated model. `numbers`: the pool's KV, `[block][token of all groups]`."""
 
     launches_ahead = False
     other_ranks = None
@@ -187,7 +187,7 @@ class SimulatedRunner:
             numbers[copy.destination] = numbers[copy.source]
 
     def _compute(self, chunk: Chunk, written: dict[tuple[int, int], int]) -> ChunkResult:
-        """Compute one chunk. `written`: KV of this step so far, by block and position."""
+        """Compute one chunk. `written`: KV that this step has computed so far, by block and position in the block."""
         poisoned = self.poison.steps > 0
         self.poison.steps -= poisoned
         self.poison.done += poisoned
@@ -201,7 +201,7 @@ class SimulatedRunner:
         return NonFinite() if poisoned else Computed(drawn)
 
     def _attended(self, chunk: Chunk, written: Mapping[tuple[int, int], int]) -> int:
-        """Hash the KV before the chunk: from the blocks, and for drafts from this step's writes."""
+        """Hash the KV before the chunk, as read from its blocks or, for drafts, from this step's writes."""
         if chunk.start == 0:
             return 0
         numbers = self._read(chunk, written, group=0)
@@ -210,11 +210,11 @@ class SimulatedRunner:
         for group in range(1, groups.count):
             seen = slice(0 if group < groups.whole else first_seen, None)
             if not np.array_equal(self._read(chunk, written, group)[seen] ^ np.uint64(group << 1), numbers[seen]):
-                return attended ^ POISON  # a group of layers would read other KV
+                return attended ^ POISON  # another group's KV differs: the answer must become wrong
         return attended
 
     def _read(self, chunk: Chunk, written: Mapping[tuple[int, int], int], group: int) -> KvNumbers:
-        """Return the KV that the blocks of a group held before the chunk."""
+        """Return the KV of the tokens before the chunk, as stored in the blocks of one group."""
         table = chunk.block_table[group :: self._groups.count]
         blocks = np.array(table[: -(-chunk.start // self._block_tokens)])
         numbers: KvNumbers = self._numbers[blocks].reshape(-1)[: chunk.start]
@@ -243,15 +243,15 @@ def _drawn(attended: int, position: int, sample: Sample) -> Drawn:
 
 
 class SimulatedPullThread:
-    """Replacement of PullThread: one copy at a time; a cancelled copy ends before the caller continues."""
+    """Replacement of PullThread: one copy at a time. The caller of a cancelled copy waits until the copy has ended."""
 
     def __init__(self, draw: random.Random, block_s: float, numbers: KvNumbers | None = None) -> None:
-        """Create the thread's replacement. `numbers`: destination pool, where bits may flip."""
+        """Create the replacement. `numbers`: destination pool, in which bits may flip."""
         self._draw = draw
         self._block_s = block_s
         self._numbers = numbers
         self._turn = asyncio.Lock()
-        self.flips = 0  # remaining bit flips, one per copied block; armed by a fault
+        self.flips = 0  # bit flips still to be done, one per copied block; increased by a fault
         self.flipped = 0
 
     async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
@@ -263,7 +263,7 @@ class SimulatedPullThread:
                 while not copying.done():
                     await _outlast(copying)
                 if not copying.cancelled():
-                    copying.exception()  # no caller awaits it
+                    copying.exception()  # marks the exception as retrieved: no caller awaits it
                 raise
 
     async def check(self, checksums: Checksums, wanted: Sequence[BlockChecksum]) -> None:
@@ -304,7 +304,7 @@ async def _outlast(copying: "asyncio.Future[LinkRate]") -> None:
 
 
 class SharedMemories:
-    """Pools that can be mapped, by inode. A mapping outlives its owner, like that of a memfd."""
+    """Pools that other workers can map, by inode. As with a memfd, a mapping outlives the pool's owner."""
 
     def __init__(self) -> None:
         self._pools: dict[int, KvNumbers] = {}
@@ -322,7 +322,7 @@ class SharedMemories:
 
 
 class SimulatedLink:
-    """Replacement of a peer's blocking channel: blocks are fetched before they are read, so that reads never wait."""
+    """Replacement of the blocking channel to a peer. `fetch` runs before `read`, so that `read` never waits."""
 
     def __init__(self, endpoint: str, tls: object = None, secret: object = None) -> None:
         self._channel = grpc.aio.insecure_channel(endpoint, INTERNAL_CHANNEL_OPTIONS)
@@ -330,7 +330,7 @@ class SimulatedLink:
         self._fetched: list[bytes] = []
 
     async def fetch(self, transfer_id: bytes, logical: int) -> None:
-        """Fetch the blocks of one transfer. Raises: CopyBroken."""
+        """Fetch block `logical` of a transfer, for `read`. Raises: CopyBroken."""
         asked = kv_transfer_pb2.TransferRange(transfer_id=transfer_id, first_block=logical, num_blocks=1)
         request = kv_transfer_pb2.ReadRequest(range=asked)
         try:
@@ -340,7 +340,7 @@ class SimulatedLink:
             raise CopyBroken(f"reading failed: {error.code().name}") from error
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Sequence[bytes]:
-        """A `BlockLink`."""
+        """Return the data that was fetched last; implements `BlockLink`."""
         return self._fetched
 
     def close(self) -> None:
@@ -348,7 +348,7 @@ class SimulatedLink:
 
 
 class SimulatedLag:
-    """Lag meter of an event loop that is never late; sampling virtual time would be expensive."""
+    """Lag meter that always reports no lag: sampling virtual time would be expensive."""
 
     def __init__(
         self,
@@ -369,7 +369,7 @@ class SimulatedLag:
 
 
 class SimulatedQueue:
-    """Queue meter of a machine whose threads never wait for a core."""
+    """Run-queue meter that always reports that threads do not wait for a core."""
 
     def share(self) -> float:
         return 0.0
@@ -379,10 +379,10 @@ class SimulatedQueue:
 
 
 class SimulatedMeter:
-    """Step meter that attributes the complete step to computing."""
+    """Thread meter that attributes the complete time of a step to computing."""
 
     def __init__(self, beside: int | None = None) -> None:
-        """Create a meter. There are no threads to compare with."""
+        """Create a meter. `beside`, the id of another thread, is ignored."""
 
     def read(self) -> ThreadTimes:
         return ThreadTimes(time.monotonic(), 0.0, 0.0, 0.0, 0.0)
@@ -392,10 +392,10 @@ class SimulatedMeter:
 
 
 class SimulatedEngineThread(EngineThread[Any, Any]):
-    """Engine thread that runs in turns of the event loop instead of a thread.
+    """Engine thread that runs as callbacks of the event loop instead of in a thread.
 
-    A step computes immediately. Meanwhile the clock of its thread runs ahead of all others: its posts, writes and
-    reports are seen when the others reach that time.
+    A step computes immediately. Its duration is the time by which the engine's clock then runs ahead of the others:
+    these see its posts, writes and reports only when they reach that time.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         self._loop.call_soon(self._turn)
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the engine between two steps, or in a step whose outcome is not delivered yet."""
+        """Stop the engine: after the last step, or during it, in which case its outcome is never delivered."""
         self._stopped = True
         self._refuse_calls()
         return True
@@ -440,7 +440,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Run posted calls, then a step; schedule the next turn for the step's end."""
+        """Run posted calls, then a step; schedule the next turn for the end of the step."""
         if self._stopped:
             return
         try:
@@ -459,7 +459,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
 
 
 class SimulatedWatchdog(Watchdog):
-    """Watchdog without its thread, which does not run while its process hangs."""
+    """Watchdog that runs as callbacks of its process instead of in a thread; none runs while the process hangs."""
 
     def __init__(self, bound_s: float, end_process: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -491,7 +491,7 @@ class _Config:
 def prepared_model(
     total_blocks: int, block_tokens: int, context_tokens: int = CONTEXT_TOKENS, groups: BlockGroups = ONE_GROUP
 ) -> PreparedModel:
-    """A layout of one head of one number, so that a token's keys and values are 8 bytes together, in each group."""
+    """Create a model whose KV has one head of one number: in each group, a token's key and value have 8 bytes."""
     layout = KvLayout(1, 1, block_tokens, 1, torch.float32, groups=groups)
     options = ModelOptions(
         FOLDER, torch.device("cpu"), "float32", block_tokens, total_blocks * layout.block_bytes, context_tokens
@@ -512,7 +512,7 @@ def prepared_model(
 
 
 class SimulatedHost:
-    """Replacement of an EngineHost; it belongs to one process and ends with it."""
+    """Replacement of an EngineHost. It belongs to one simulated process and ends with it."""
 
     def __init__(
         self,
@@ -523,7 +523,7 @@ class SimulatedHost:
         kv_check_share: float = 0.0,
         draw: random.Random | None = None,
     ) -> None:
-        """Create a host. `kv_check_share`: share of cached blocks that are compared, drawn by `draw`."""
+        """Create a host. `kv_check_share`: share of cached blocks whose checksums are checked; `draw` chooses them."""
         self.prepared = prepared
         self.blocks = BlockPool(prepared.total_blocks, prepared.layout.groups)
         self.used = False
@@ -544,7 +544,7 @@ class SimulatedHost:
         sums = Checksums(storage, description.shape)
         self.at_rest = RestChecker(sums, kv_check_share, draws=draw) if kv_check_share else None
         self.tier = make_tier(self.memory, IGNORE_SUMS if self.at_rest is None else self.at_rest.take_sums)
-        self.flipped = 0  # flipped bits in cached blocks
+        self.flipped = 0  # number of bits flipped in cached blocks
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> LoadedModel:
         if self.tier is not None:
@@ -559,7 +559,7 @@ class SimulatedHost:
             self.at_rest.close()
 
     def flip_cached(self, draw: random.Random) -> None:
-        """Flip a bit in some cached blocks that are held by no request and that a check would compare."""
+        """Flip a bit in some cached blocks whose checksum is known; do nothing while any block is held or watched."""
         if self.at_rest is None or self.blocks.counts.held or self.blocks._watches:
             return
         for block, published in self.blocks._published.items():

@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from baton.lab.simulation.processes import SimulatedMachine
     from baton.lab.simulation.world import World
 
-STUCK_S = 12.0  # bound of a request from its start or the end of all faults
-HURRIED_S = 5.0  # with a nearer deadline a request may be refused or not be retried
+STUCK_S = 12.0  # longest time of a request since its start or the end of all faults
+HURRIED_S = 5.0  # requests with less time left may be refused or not be retried
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
 _SAYS_CORRUPT = re.compile(r"checksum mismatch reported by a reader|KV read from \S+ is corrupt")
 _SAYS_CHANGED = re.compile(r"cached KV is corrupt")
 _SAYS_DEADLY = re.compile(r"request \S+ quarantined: its workers died")
-LATE_S = 3.0  # bound from its deadline to the end of a request
+LATE_S = 3.0  # longest time from a request's deadline to its end
 
 
 class Violation(Exception):
-    """Error: an invariant does not hold."""
+    """Violated invariant: the simulation has found a bug."""
 
 
 def check_all(world: "World", histories: Sequence[SimulatedHistory]) -> None:
-    """Check everything once all requests have ended. Raises: Violation."""
+    """Check the answers and ends of all requests, after the last one has ended. Raises: Violation."""
     for history in histories:
         fault = wrong_answer(history) or _wrong_end(world, history)
         if fault is not None:
@@ -60,13 +60,13 @@ def _wrong_end(world: "World", history: SimulatedHistory) -> str | None:
     if history.end is not RequestEnding.FAILED or took_s >= request.deadline_s - 0.01:
         return None
     if history.cause == "NONFINITE_LOGITS":
-        return None  # counted by check_all
+        return None  # check_all compares the number of these with that of poisoned steps
     if history.cause in _HURRY and min(request.deadline_s, request.deadline_s - took_s) < HURRIED_S:
         return None
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
-        return None  # after a stall, measured rates are low, so that a request may be refused by its deadline
+        return None  # a stall lowers measured rates: a request may be refused by its deadline
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # known limitation: a harmless request whose workers died (router/request/attempt.py)
+        return None  # known limitation: a harmless request is refused after its workers died
     return f"it failed with {history.cause}: {history.message}"
 
 
@@ -76,7 +76,10 @@ def worker_deaths(world: "World") -> int:
 
 
 def check_pages(world: "World") -> None:
-    """Check that every block of every worker is free, held or cached, and only one of these. Raises: Violation."""
+    """Check that every block of every worker is free, held or cached, and only one of these.
+
+    Raises: Violation.
+    """
     for machine in world.workers:
         host = None if machine.life is None else machine.life.host
         if host is not None:
@@ -87,7 +90,7 @@ def check_pages(world: "World") -> None:
 
 
 def unexpected_error_logs(world: "World") -> list[str]:
-    """Return logged errors except those expected after bit flips or several deaths of workers."""
+    """Return the logged errors, except those that bit flips or several deaths of workers cause."""
     expected = [_SAYS_CORRUPT] if any(fault.kind is SimulatedFaultKind.FLIP for fault in world.faults) else []
     expected += [_SAYS_CHANGED] if any(host.flipped for host in _hosts(world)) else []
     expected += [_SAYS_DEADLY] if worker_deaths(world) >= POISON_DEATHS else []
@@ -95,12 +98,12 @@ def unexpected_error_logs(world: "World") -> list[str]:
 
 
 def _hosts(world: "World") -> Iterator[SimulatedHost]:
-    """Yield the hosts of all lives of all workers."""
+    """Yield the hosts of all worker processes, of ended ones too."""
     return (life.host for machine in world.workers for life in machine.lives if life.host is not None)
 
 
 def check_quiet(world: "World") -> str | None:
-    """Describe a resource that is still held without any request; None once all are released."""
+    """Describe a resource that is held although there are no requests; None once all are released."""
     return next(_held(world), None)
 
 
@@ -142,7 +145,7 @@ def _held_by_router(machine: "SimulatedMachine") -> Iterator[str]:
 
 
 def _miscounted(world: "World", machine: "SimulatedMachine") -> Iterator[str]:
-    """Yield mismatches between started and ended requests, and between seen and real exits of workers."""
+    """Yield differences between a router's started and ended requests, and between seen and real worker exits."""
     router = None if machine.life is None else machine.life.router
     if router is None:
         return
@@ -156,9 +159,9 @@ def _miscounted(world: "World", machine: "SimulatedMachine") -> Iterator[str]:
 
 
 def check_cache_contents(world: "World", histories: Sequence[SimulatedHistory]) -> None:
-    """Check that every cached block holds the KV of its hash. Raises: Violation.
+    """Check that every cached block has the KV of its hash. Raises: Violation.
 
-    Call it while no engine is in a step: a step publishes blocks that are written by its end.
+    Call it while no engine computes a step: blocks are published during a step and written at its end.
     """
     known = _known_blocks(world, histories)
     for machine in world.workers:
@@ -169,7 +172,7 @@ def check_cache_contents(world: "World", histories: Sequence[SimulatedHistory]) 
 
 def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) -> None:
     if host.flipped:
-        return  # bits were flipped on purpose, and unused blocks are not checked
+        return  # bits were flipped on purpose, and nothing checks blocks that no request uses
     for block_hash, block in host.blocks._by_hash.items():
         wanted = known.get(block_hash)
         if wanted is not None and not np.array_equal(host.numbers[block], np.array(wanted, dtype=np.uint64)):
@@ -177,7 +180,7 @@ def _check_cache(name: str, host: SimulatedHost, known: dict[bytes, list[int]]) 
 
 
 def check_files(world: "World", histories: Sequence[SimulatedHistory]) -> None:
-    """Check that every valid block in files holds the KV of its name. Raises: Violation."""
+    """Check that every block in files with a valid checksum has the KV of its name. Raises: Violation."""
     known = _known_blocks(world, histories)
     block_bytes = 8 * world.shape.block_tokens
     form, staging = SegmentFormat(IDENTITY, block_bytes), Staging(1, block_bytes)
@@ -195,7 +198,7 @@ def check_files(world: "World", histories: Sequence[SimulatedHistory]) -> None:
 
 
 def _known_blocks(world: "World", histories: Sequence[SimulatedHistory]) -> dict[bytes, list[int]]:
-    """Return the KV of all prompts and answers of this world, by block hash."""
+    """Return the right KV of all prompts and answers of a world, by block hash."""
     size, groups = world.shape.block_tokens, world.shape.groups
     known: dict[bytes, list[int]] = {}
     for history in histories:

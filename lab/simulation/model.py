@@ -37,16 +37,16 @@ _WEIGHTS: KvNumbers = np.array(WEIGHTS, dtype=np.uint64)
 
 def attend(numbers: KvNumbers) -> int:
     """Return the weighted sum over the KV of positions [0, len(numbers))."""
-    return int(np.dot(numbers, _WEIGHTS[: len(numbers)]))  # modulo 2**64
+    return int(np.dot(numbers, _WEIGHTS[: len(numbers)]))  # the product wraps modulo 2**64
 
 
 def kv_number(attended: int, token_id: int, position: int) -> int:
-    """Return the KV of a token after the tokens summed up in `attended`. Never 0, the content of fresh memory."""
+    """Return the KV of a token. `attended`: hash of all earlier KV. Never 0, which fresh memory contains."""
     return mix(attended ^ mix(token_id << 20 | position)) | 1
 
 
 def of_group(number: int, group: int) -> int:
-    """Return the KV as another group of layers stores it."""
+    """Return a KV number as the group of layers `group` stores it."""
     return number ^ group << 1
 
 
@@ -56,13 +56,13 @@ def add(attended: int, number: int, position: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelDraw:
-    """Sampling state of a token, which schedulers and workers must carry unchanged."""
+    """Inputs of a token's sampling, which schedulers and workers must pass on unchanged."""
 
     temperature: float
     seed: int
     choice: int
-    history: Sequence[int] | None  # None: no penalties
-    prompt_tokens: int  # length of the prompt in the history
+    history: Sequence[int] | None  # all tokens so far; None: the request has no penalties
+    prompt_tokens: int  # number of prompt tokens in `history`
 
 
 def next_token(attended: int, position: int, draw: ModelDraw) -> tuple[int, float]:
@@ -97,21 +97,21 @@ def kv_numbers(token_ids: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Request as the model sees it."""
+    """Fields of a request that determine its answer."""
 
     token_ids: tuple[int, ...]
     max_tokens: int
     temperature: float
     seed: int
     ignores_end: bool
-    looks_back: bool  # has penalties, which need earlier tokens
+    looks_back: bool  # whether it has penalties, which depend on earlier tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedAnswer:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    stopped: bool  # ended by the end token
+    stopped: bool  # whether the end token ended the answer
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""Planted bugs, which a simulation must find: each patches production code for the duration of a run."""
+"""Planted bugs, which a simulation must find: each patches production code during a run."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +61,7 @@ def off_by_one_offset() -> AbstractContextManager[Any]:
 
 
 def unseen_flip() -> AbstractContextManager[Any]:
-    """Plant: do not compare copied blocks with the source's checksums."""
+    """Plant: do not compare the checksums of copied blocks with the source's."""
 
     async def check(self: TransferReader, *what: object) -> None:
         """Do nothing."""
@@ -70,7 +70,7 @@ def unseen_flip() -> AbstractContextManager[Any]:
 
 
 def announced_once() -> AbstractContextManager[Any]:
-    """Plant: announce a worker in Redis once, and not again after the record has expired."""
+    """Plant: announce a worker in Redis only once, even after its record has expired."""
     real = Registration._step
 
     async def step(self: Registration) -> bool:
@@ -80,7 +80,7 @@ def announced_once() -> AbstractContextManager[Any]:
 
 
 def best_by_sum() -> AbstractContextManager[Any]:
-    """Plant: of several choices return that with the highest sum of log-probabilities, which favours the shortest."""
+    """Plant: return the choices with the highest sum of log-probabilities, not the highest mean: short ones win."""
 
     def summed(self: BestOf, index: int) -> float:
         return sum(token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs)
@@ -89,7 +89,7 @@ def best_by_sum() -> AbstractContextManager[Any]:
 
 
 def kept_unconfirmed() -> AbstractContextManager[Any]:
-    """Plant: treat the source's announced blocks as confirmed."""
+    """Plant: treat the blocks that the source has announced as confirmed, without asking it."""
 
     async def confirm(
         stub: object, transfer_id: bytes, progress: Progress, confirmed: ConfirmedBlocks, period_s: float
@@ -102,7 +102,7 @@ def kept_unconfirmed() -> AbstractContextManager[Any]:
 
 
 def kept_draft() -> AbstractContextManager[Any]:
-    """Plant: accept the first drafted token that differs from the drawn one."""
+    """Plant: accept the first drafted token that differs from the sampled one."""
 
     def draws(self: ScheduledSequence, chunk: Chunk) -> bool:
         return not chunk.is_draft or chunk.end == len(self.token_ids)
@@ -111,7 +111,7 @@ def kept_draft() -> AbstractContextManager[Any]:
 
 
 def published_draft() -> AbstractContextManager[Any]:
-    """Plant: publish an answer's last block with its last token, whose KV is a draft's or missing."""
+    """Plant: publish an answer's last block as if it had the last token's KV, which is a draft's or missing."""
     real = Scheduler._append
 
     def append(self: Scheduler, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
@@ -135,7 +135,7 @@ def unseen_damage() -> AbstractContextManager[Any]:
 
 
 def wrong_place() -> AbstractContextManager[Any]:
-    """Plant: load blocks from files into each other's slots."""
+    """Plant: load blocks from files into the places of other blocks."""
     real = TierLoader.load
 
     def load(self: TierLoader, names: Sequence[bytes], blocks: Sequence[int], *more: Any) -> int:
@@ -145,7 +145,7 @@ def wrong_place() -> AbstractContextManager[Any]:
 
 
 def stale_copy() -> AbstractContextManager[Any]:
-    """Plant: keep a copy for files although its block changed owners before it was copied."""
+    """Plant: write a block to files although it had another owner when it was copied."""
     real = TierWriter._store_watched
 
     def store(self: TierWriter, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:
@@ -157,7 +157,7 @@ def stale_copy() -> AbstractContextManager[Any]:
 
 
 def unseen_change() -> AbstractContextManager[Any]:
-    """Plant: accept cached blocks that have changed."""
+    """Plant: accept cached blocks although their checksums have changed."""
     return patch.object(KnownSums, "matches", lambda self, name, checksum: True)
 
 
@@ -180,6 +180,6 @@ PLANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """Plant the bug of that name; None plants nothing."""
+    """Plant the bug `name` inside the block; None plants nothing."""
     with PLANTS[name]() if name is not None else nullcontext():
         yield

@@ -59,24 +59,24 @@ class WorkerShape:
     max_sequences: int
     swap_blocks: int
     pace: Pace
-    copy_s: float  # duration of a block's copy
-    transport: str  # a worker's --transport
-    checksum_share: float  # share of transferred blocks with a checksum
-    announced: bool  # workers announce themselves in Redis; otherwise routers have a static list
-    kv_check_share: float  # share of cached blocks that are compared
-    tier: TierShape | None  # KV files; None: no files
+    copy_s: float  # mean duration of a block's copy
+    transport: str  # value of the workers' --transport
+    checksum_share: float  # share of transferred blocks whose checksum is compared
+    announced: bool  # workers announce themselves in Redis; False: routers have a static list
+    kv_check_share: float  # share of cached blocks whose checksum is checked
+    tier: TierShape | None  # settings of KV files; None: no files
     right_drafts: float | None  # acceptance rate of draft tokens; None: no speculation
     groups: BlockGroups = ONE_GROUP
 
 
 @dataclass(eq=False)
 class SimulatedLife:
-    """Life of a process, from start to end."""
+    """One process of a machine, from its start to its end."""
 
     process: SimulatedProcess
     task: "asyncio.Task[Any]"
     running: Running | None = None
-    role: ServingRole | None = None  # role of a worker, set when its engine is constructed
+    role: ServingRole | None = None  # role of a worker process; None until its engine is constructed
     host: SimulatedHost | None = None
     pulls: SimulatedPullThread | None = None
     router: RouterProcess | None = None
@@ -84,7 +84,7 @@ class SimulatedLife:
 
 @dataclass(eq=False)
 class SimulatedMachine:
-    """Name under which at most one process runs at a time."""
+    """Machine that runs at most one process at a time, always under the same name."""
 
     name: str
     begin: Callable[["SimulatedMachine"], Coroutine[Any, Any, int]]
@@ -103,7 +103,7 @@ class SimulatedMachine:
         return self.life is not None and not self.life.task.done()
 
     def start(self) -> None:
-        """Start a process unless one runs."""
+        """Start a new process unless one is running."""
         if self.is_up:
             return
         process = SimulatedProcess(self.name)
@@ -114,7 +114,7 @@ class SimulatedMachine:
         task.add_done_callback(self._ended, context=self.internet.network.process.context)
 
     def kill(self, peers_notice: bool) -> None:
-        """End the process as SIGKILL does. `peers_notice`: its connections end, so that its peers notice."""
+        """End the process as SIGKILL does. `peers_notice`: its connections are closed."""
         if self.life is None:
             return
         self.loop.kill(self.life.process)
@@ -246,7 +246,7 @@ class Factory:
 
 
 class _Observed:
-    """A process whose `running` is recorded in `life` when it starts."""
+    """Wrapper of a process that stores its `running` in `life` at the start."""
 
     def __init__(self, process: WorkerProcess | RouterProcess, life: SimulatedLife) -> None:
         self._process = process
@@ -267,7 +267,7 @@ _prepared = cache(prepared_model)
 
 @cache
 def _base_config(config_type: type[Any], transport: str) -> Any:
-    """Return the cached base configuration: reading flags takes long compared with a world."""
+    """Return a configuration to derive others from. It is cached, since parsing flags is slow compared with a world."""
     model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
     return read_config(config_type, ("--worker-id", "named-later", *model))
 

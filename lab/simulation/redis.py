@@ -1,4 +1,4 @@
-"""In-memory substitute of Redis for registry, shares, journals and the adapter list; keys expire in virtual time."""
+"""In-memory substitute of Redis: registry, routers' shares, journals, adapter list. Keys expire in virtual time."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ _NEVER_S = float("inf")
 
 
 class SimulatedRedis:
-    """Values by key, prefixed by kind. Every call fails while it is `gone`."""
+    """Simulated Redis: values by key; a key begins with its kind. Every call fails while `gone` is true."""
 
     def __init__(self, loop: SimulatedLoop, draw: random.Random) -> None:
         self._loop = loop
@@ -26,13 +26,13 @@ class SimulatedRedis:
         self.gone = False
 
     async def answer(self) -> None:
-        """Fail if Redis is down. Raises: RegistryUnavailable."""
+        """Wait for the duration of a call. Raises: RegistryUnavailable if Redis is `gone`."""
         await asyncio.sleep(LONGEST_CALL_S * self._draw.random() if self.gone else 0.002 * self._draw.random())
         if self.gone:
             raise RegistryUnavailable("simulated")
 
     def get(self, key: str) -> Any:
-        """Return the value of a key, None if there is none."""
+        """Return the value of a key; None if it is missing or has expired."""
         value, expires_s = self._values.get(key, (None, 0.0))
         return value if expires_s > self._loop.time() else None
 
@@ -62,7 +62,7 @@ class SimulatedRedis:
 
 
 class SimulatedRegistry:
-    """Registry with the interface of RedisRegistry."""
+    """Registry of workers, with the interface of RedisRegistry."""
 
     def __init__(self, redis: SimulatedRedis) -> None:
         self._redis = redis
@@ -97,7 +97,7 @@ class SimulatedRegistry:
 
 
 class SimulatedShares:
-    """Shares of one router, with the interface of RedisShares."""
+    """Exchange of one router's share with those of other routers, with the interface of RedisShares."""
 
     def __init__(self, redis: SimulatedRedis, router_id: str) -> None:
         self._redis = redis
@@ -180,7 +180,7 @@ class SimulatedJournal:
 
 
 class SimulatedStores(NamedTuple):
-    """Records of one router, in place of `_RedisStores`."""
+    """Stores of one router, in place of `_RedisStores`."""
 
     shares: SimulatedShares
     journal: SimulatedJournal

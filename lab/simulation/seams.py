@@ -68,7 +68,7 @@ def installed(
     on_stall: Callable[[str, float], None],
     confirm_period_s: float = CONFIRM_PERIOD_S,
 ) -> Iterator[None]:
-    """Replace clock, network, disk and Redis of this process inside the block. `on_stall` ends a process that hangs."""
+    """Replace clock, network, disk and Redis of this process inside the block. `on_stall`: ends a stalled process."""
     state = random.getstate()
     random.seed(draw.random())
 

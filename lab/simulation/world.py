@@ -47,7 +47,7 @@ from baton.lab.simulation.seams import installed
 from baton.process.registry.worker_record import WorkerRole
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-KEPT = 120  # number of last events in a report
+KEPT = 120  # number of events in a report: the last ones
 
 
 class Trace:
@@ -71,7 +71,7 @@ class Trace:
             self._show(line)
 
     def close(self) -> None:
-        """Release the references to the world."""
+        """Release the references to the world, so that it can be collected."""
         self._now, self._show = _never, None
 
     @property
@@ -103,17 +103,17 @@ class TraceHandler(logging.Handler):
         self._trace.note(who, line)
 
 
-START_S = 10.0  # bound until the routers are ready
-QUIET_S = 16.0  # bound from the last request until all resources are released: grace of a link, and a lease
+START_S = 10.0  # longest time until the routers are ready
+QUIET_S = 16.0  # longest time from the last request until all resources are released (link grace period and lease)
 WATCH_S = 0.25
-ASKED_AGAIN = 3  # requests that are repeated after an eviction or bit flips
-LONGEST_DRAIN_S = 60.0  # bound of all faults after the last request, drains of hung processes included
-LONGEST_S = 400.0  # bound of all requests, virtual time
+ASKED_AGAIN = 3  # number of requests that are repeated after an eviction or bit flips
+LONGEST_DRAIN_S = 60.0  # longest time of faults after the last request, with drains of hung processes
+LONGEST_S = 400.0  # longest virtual time of all requests
 
 
 @dataclass(frozen=True, slots=True)
 class WorldOptions:
-    """Options of a world. `faults`: None for as many as the seed draws. `kinds`: only these, if any are given."""
+    """Options of a world. `faults`: number of faults; None: the seed draws it. `kinds`: allowed kinds; empty: all."""
 
     requests: int = 6
     faults: int | None = None
@@ -126,7 +126,7 @@ class WorldResult:
     violation: str | None = None
     histories: list[SimulatedHistory] = field(default_factory=list)
     faults: list[SimulatedFault] = field(default_factory=list)
-    resumed: int = 0  # Resume calls of clients
+    resumed: int = 0  # number of Resume calls from clients
     virtual_s: float = 0.0
     callbacks: int = 0
     trace: Trace | None = None
@@ -134,20 +134,20 @@ class WorldResult:
 
 
 def draw_tier(draw: random.Random, kinds: Sequence[SimulatedFaultKind]) -> TierShape | None:
-    """Draw the KV files: for half of all worlds, and for every world with file faults only."""
+    """Draw the settings of KV files; None, in half of the worlds, for none. Worlds with only file faults have files."""
     shape = TierShape(draw.choice((24, 200, 2000)), always=draw.random() < 0.9)
     return shape if draw.random() < 0.5 or (kinds and OF_FILES.issuperset(kinds)) else None
 
 
 def draw_groups(draw: random.Random, block_tokens: int) -> BlockGroups:
-    """Draw the block groups: in every third world some layers have a window, shorter than a block or over several."""
+    """Draw the layer groups: in a third of the worlds, some layers have a window, shorter or longer than a block."""
     if draw.random() < 2 / 3:
         return ONE_GROUP
     return BlockGroups(draw.choice((1, 2)), draw.choice((1, 3)), draw.choice((1, 5, 12, 20)), block_tokens)
 
 
 class World:
-    """The objects of one seed."""
+    """Simulated cluster, clients and faults of one seed."""
 
     def __init__(self, seed: int, options: WorldOptions, show: Callable[[str], None] | None) -> None:
         self.draw = draw = random.Random(seed)
@@ -157,14 +157,14 @@ class World:
         self.internet = Internet(loop, self.network)
         self.memories = SharedMemories()
         self.redis = SimulatedRedis(loop, random.Random(draw.random()))
-        self.disk_draw = random.Random(f"disk {seed}")  # separate: files change nothing else of a seed
+        self.disk_draw = random.Random(f"disk {seed}")  # own generator: files do not change other draws of a seed
         tier = draw_tier(self.disk_draw, options.kinds)
         self.disk = SimulatedDisk(self.disk_draw, self.disk_draw.choice((1 << 14, 1 << 30)))
         block_tokens, routers = draw.choice((4, 8)), draw.choice((1, 1, 2))
-        # Separate: windows change nothing else of a seed.
+        # Own generator: windows do not change the other draws of a seed.
         groups = draw_groups(random.Random(f"windows {seed}"), block_tokens)
         self.shape = WorkerShape(
-            # A router's share of a worker must be enough for the largest request: otherwise no router can place it.
+            # Each router's share of a worker's blocks must fit the largest request: otherwise no router can place it.
             total_blocks=groups.blocks(int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens),
             block_tokens=block_tokens,
             chunk_tokens=draw.choice((16, 32, 64)),
@@ -192,7 +192,7 @@ class World:
         begin = self.factory.router(records)
         self.routers = [self.factory.machine(f"router-{index}", begin) for index in range(routers)]
         self.clients = SimulatedProcess("client")
-        self.mended_s = 0.0  # end of the last fault, monotonic
+        self.mended_s = 0.0  # end of the last fault, in monotonic seconds
         self.span_s = draw.choice((0.3, 1.0, 3.0))
         self.requests = draw_requests(draw, options.requests, self.span_s, CONTEXT_TOKENS // 2)
         self.faults = draw_faults(draw, self, options.faults, options.kinds)
@@ -209,7 +209,7 @@ class World:
         return [*self.workers, *self.routers]
 
     def stalled(self, what: str, still_s: float) -> None:
-        """Kill the process whose watchdog has fired, and restart it."""
+        """Kill the current process, whose watchdog has fired, and restart it."""
         self.trace.note(self.now_in(), f"watchdog: {what} stalled for {still_s:.1f} s")
         for machine in self.machines:
             if machine.life is not None and machine.life.process is CURRENT.get():
@@ -254,11 +254,11 @@ async def live(world: World, result: WorldResult) -> None:
 
 
 def run_seed(seed: int, options: WorldOptions, show: Callable[[str], None] | None = None) -> WorldResult:
-    """Simulate one seed. Errors of simulated processes are in the result."""
+    """Simulate one seed. The result has its violation, if any."""
     collects = gc.isenabled()
-    gc.disable()  # a collection would close dropped coroutines at a random time
+    gc.disable()  # collections would close dropped coroutines at random times
     result = _run(World(seed, options, show), seed)
-    # Collect the world's coroutines now, without their errors: their clean-up must not reach the next world.
+    # Collect the world's coroutines now, and ignore their errors: their clean-up must not run in the next world.
     hook, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
     silenced = logging.root.manager.disable
     logging.disable()
@@ -310,7 +310,7 @@ def _ready(router: SimulatedMachine) -> bool:
 
 
 def _client(world: World, first: int) -> AsyncBatonClient:
-    """Create a client that knows all routers and starts with the first."""
+    """Create a client that knows all routers and first tries the one with index `first`."""
     endpoints = [router.endpoint for router in world.routers]
     targets = endpoints[first:] + endpoints[:first]
     return world.clients.context.run(AsyncBatonClient, targets, retry=RetryPolicy(attempts=16))
@@ -332,13 +332,13 @@ def _ask_later(
 
 
 def _probe(world: World, number: int) -> SimulatedRequest:
-    """Draw an ordinary request for the time after all faults."""
+    """Draw a request without cancellation, to be sent after all faults."""
     request = draw_requests(world.draw, 1, 0.0, 40)[0]
     return SimulatedRequest(number, 0.0, request.asked, request.choices, request.logprobs, 30.0, None)
 
 
 def _ask_again(world: World, clients: list[AsyncBatonClient], result: WorldResult) -> "list[asyncio.Task[None]]":
-    """Repeat some earlier prompts, whose KV is in files only or has changed in the pools."""
+    """Repeat some earlier requests, after their KV was evicted from the pools or changed there."""
     draw = world.disk_draw
     flips = world.shape.kv_check_share == 1.0 and (world.shape.tier is None or draw.random() < 0.5)
     if world.shape.tier is None and not flips:
@@ -367,7 +367,7 @@ async def _all_ended(tasks: "list[asyncio.Task[None]]") -> None:
 
 
 async def _watch(world: World) -> None:
-    """Check the invariants that hold at any time, periodically. Raises: Violation."""
+    """Check periodically the invariants that hold at any time. Raises: Violation."""
     while True:
         check_pages(world)
         await asyncio.sleep(WATCH_S)

@@ -13,7 +13,7 @@ from baton.lab.simulation.network.loop import CURRENT, SimulatedProcess, State
 
 @dataclass(slots=True)
 class DiskState:
-    """Faults that disk calls meet from now on: an errno, or None for none."""
+    """Faults of the disk from now on. `read_error`, `write_error`: errno that calls raise; None: they succeed."""
 
     read_error: int | None = None
     write_error: int | None = None
@@ -25,17 +25,17 @@ class DiskState:
         self.read_delay_s = 0.0
 
     def check(self, error: int | None) -> None:
-        """Raise `error` if it is set. Raises: OSError."""
+        """Raise the errno `error` as an OSError, unless it is None."""
         if error is not None:
             self.failed_calls += 1
             raise OSError(error, os.strerror(error))
 
 
-DIRECTORY_ID = b"one for a world."  # 16 bytes
+DIRECTORY_ID = b"one for a world."  # must have 16 bytes
 
 
 class SimulatedDisk:
-    """`TierDisk` shared by all workers of a world. A lock belongs to its process until that dies."""
+    """`TierDisk` that all workers of a world share. A process holds its lock until it releases it or dies."""
 
     def __init__(self, draw: random.Random, most_bytes: int) -> None:
         """Create a disk. `most_bytes`: capacity of all files together."""
@@ -87,7 +87,7 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, "there is none", str(segment))
 
     def room(self, more_bytes: int) -> int:
-        """Return how many of `more_bytes` still fit."""
+        """Return how many of `more_bytes` bytes still fit on the disk."""
         return max(0, min(more_bytes, self._most_bytes - sum(map(len, self.contents.values()))))
 
     def flip(self) -> bool:
@@ -100,7 +100,7 @@ class SimulatedDisk:
         return True
 
     def cut(self, owner: str | None = None) -> None:
-        """Truncate a segment: the newest of `owner`, as by a torn write, or any segment if `owner` is None."""
+        """Truncate a segment: the newest one of `owner`, like a torn write; if `owner` is None, any segment."""
         some = [each for each in sorted(self.contents) if owner in (None, each.owner)]
         if some:
             content = self.contents[some[-1] if owner else self._draw.choice(some)]
@@ -111,7 +111,7 @@ class SimulatedDisk:
             del self._locks[owner]
 
     def wipe(self) -> None:
-        """Remove the directory; open files stay readable."""
+        """Remove all files and owners; open files stay readable."""
         self.contents.clear()
         self._owners.clear()
 
@@ -152,4 +152,4 @@ class SimulatedFile:
             self.content.extend(bytes(size_bytes - len(self.content)))
 
     def close(self) -> None:
-        """Do nothing: the simulated disk has no open files."""
+        """Do nothing: a simulated file has no descriptor to close."""

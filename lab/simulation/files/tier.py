@@ -20,21 +20,21 @@ from baton.worker.transfer.pool import PoolMemory
 
 Result = TypeVar("Result")
 IDENTITY = b"simulated identity, 32 bytes too"
-READ_S = 0.002  # longest load on a healthy disk
-COPY_S = 0.2  # longest delay from a watch to the copy
+READ_S = 0.002  # longest time of a load on a disk without faults
+COPY_S = 0.2  # longest time between watching blocks and copying them
 PAUSE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class TierShape:
-    """KV tier of each worker in a world."""
+    """Settings of every worker's KV tier in a world."""
 
     blocks: int  # approximate capacity of the files
-    always: bool  # loads even if computing seems cheaper
+    always: bool  # whether blocks are loaded even if computing them seems cheaper
 
 
 class SimulatedTierWriter(TierWriter):
-    """Tier writer whose copies run shortly after its watches, so that blocks may change owners in between."""
+    """Tier writer that copies blocks some time after it watches them: meanwhile blocks may change owners."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SimulatedTierWriter(TierWriter):
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._work()  # before the worker serves, as far as the disk lets it
+        self._work()  # try to open the store before the worker serves; if the disk fails, a later attempt opens it
         self._task = asyncio.create_task(self._live(), name="kv tier writer")
 
     def detach(self, timeout_s: float) -> None:
@@ -88,7 +88,7 @@ class SimulatedTierWriter(TierWriter):
         return self.health.allows(self._clock()) and self._trying(self._scan)
 
     def _trying(self, work: Callable[[], bool]) -> bool:
-        """Run `work` and return whether it succeeded."""
+        """Run `work` and return whether it raised no OSError; record its success or failure in `health`."""
         try:
             if work():
                 self.health.worked()
@@ -99,10 +99,10 @@ class SimulatedTierWriter(TierWriter):
 
 
 class SimulatedExecutor:
-    """Replacement of a ThreadPoolExecutor: work takes simulated time and runs at the end of it."""
+    """Replacement of a ThreadPoolExecutor: work takes simulated time, and runs when that time is over."""
 
     def __init__(self, draw: random.Random, disk: SimulatedDisk, *options: object) -> None:
-        """Create an executor. `options` belong to threads and are ignored."""
+        """Create an executor. `options`: those of ThreadPoolExecutor, which are ignored."""
         self._draw = draw
         self._disk = disk
 
@@ -117,10 +117,10 @@ class SimulatedExecutor:
 
 
 class InlineExecutor:
-    """Executor of work that runs inside other work."""
+    """Executor that runs work immediately, inside the work that submits it."""
 
     def __init__(self, *options: object) -> None:
-        """Create an executor without threads."""
+        """Create an executor without threads. `options` are ignored."""
 
     def shutdown(self) -> None:
         """Do nothing: no work is pending."""
@@ -149,7 +149,7 @@ def make_tier(
     groups: BlockGroups,
     on_sums: SumListener,
 ) -> KvTier:
-    """Create a tier that is not started."""
+    """Create a KV tier without starting it."""
     pool_shape = memory.description.shape
     form = SegmentFormat(IDENTITY, pool_shape.block_bytes)
     size_bytes = max(least_bytes(form), shape.blocks * form.record_bytes)

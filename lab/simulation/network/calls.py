@@ -1,7 +1,7 @@
 """Simulated gRPC: channels, servers, calls and their statuses.
 
-Messages are serialized by stubs and handlers as usual. A handler runs in its server's process and is cancelled when its
-call breaks, like in grpc.aio.
+Stubs and handlers serialize messages as usual. As in grpc.aio, a handler runs in its server's process and is cancelled
+when its call breaks.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from baton.lab.simulation.network.loop import CURRENT, PlannedCall, SimulatedLoo
 from baton.process.serving.interceptors import CallInterceptor
 
 EOF = grpc.aio.EOF
-END = object()  # of a stream
+END = object()  # marks the end of a stream
 
 
 def failure(code: grpc.StatusCode, details: str, trailing: Any = ()) -> grpc.aio.AioRpcError:
@@ -49,7 +49,7 @@ class Internet:
         self._listening = {at: each for at, each in self._listening.items() if each is not server}
 
     async def connect(self, host: str, port: int) -> tuple[None, "_Closable"]:
-        """Connect to a port, to find out whether a process listens; replaces asyncio.open_connection."""
+        """Connect to a port and send nothing; replaces asyncio.open_connection. Raises: ConnectionRefusedError."""
         here = current_process().name
         if self.network.silent(here, host):
             await asyncio.sleep(60.0)  # longer than the timeout of any caller
@@ -65,7 +65,7 @@ class Internet:
 
 class _Closable:
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: there is no socket."""
 
 
 def current_process() -> SimulatedProcess:
@@ -81,14 +81,14 @@ def host_of(endpoint: str) -> str:
 
 
 class SimulatedChannel:
-    """Channel with the methods that Baton uses."""
+    """Replacement of a grpc.aio channel, with the methods that Baton uses."""
 
     def __init__(self, internet: Internet, endpoint: str, options: Mapping[str, int]) -> None:
         self._internet = internet
         self._keepalive_s = sum(options.get(f"grpc.keepalive_{part}_ms", 20_000) for part in ("time", "timeout")) / 1e3
         self._endpoint = endpoint
         self._calls: dict[SimulatedCall, None] = {}
-        self._server: SimulatedServer | None = None  # server of the first call
+        self._server: SimulatedServer | None = None  # server that the first call reached
 
     async def __aenter__(self) -> Self:
         return self
@@ -101,7 +101,7 @@ class SimulatedChannel:
             call.cancel()
 
     def get_state(self) -> grpc.ChannelConnectivity:
-        """Return the state of the channel: READY after a call, until the process at the other end dies."""
+        """Return the channel's state: READY until the server of the first call has died or been replaced, then IDLE."""
         silent = self._internet.network.silent(current_process().name, host_of(self._endpoint))
         same = self._internet.at(self._endpoint) is self._server
         return grpc.ChannelConnectivity.READY if silent or same else grpc.ChannelConnectivity.IDLE
@@ -128,7 +128,7 @@ class SimulatedChannel:
 
         return start
 
-    stream_unary = unary_unary  # created by stubs, never called
+    stream_unary = unary_unary  # stubs create such methods, but nobody calls them
 
     def _call(self, method: str, serialize: Any, parse: Any, timeout: float | None, metadata: Any) -> "SimulatedCall":
         self._server = self._server or self._internet.at(self._endpoint)
@@ -174,7 +174,7 @@ class SimulatedCall:
             self._deadline: PlannedCall | None = loop.call_later(max(0.0, timeout_s), self._end_here, late)
         else:
             self._deadline = None
-        if network.silent(self._process.name, host_of(endpoint)):  # the connection times out
+        if network.silent(self._process.name, host_of(endpoint)):  # connecting must time out
             patience_s = network.draw.uniform(0.1, 2.2)
             loop.call_later(patience_s, self._give_up_connecting, context=network.process.context)
 
@@ -182,7 +182,7 @@ class SimulatedCall:
     def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
         return self._process, None if self._served is None else self._served.process
 
-    # The caller's side.
+    # Methods for the caller.
 
     async def write(self, message: Any) -> None:
         if isinstance(self._ended, grpc.aio.AioRpcError):
@@ -192,7 +192,7 @@ class SimulatedCall:
         self.send(message)
 
     async def read(self) -> Any:
-        """The next message, or EOF."""
+        """Return the next message, or EOF after the last one."""
         while not self._arrived:
             if isinstance(self._ended, grpc.aio.AioRpcError):
                 raise self._ended
@@ -202,7 +202,7 @@ class SimulatedCall:
             try:
                 await self._reader
             except asyncio.CancelledError:
-                self.cancel()  # like grpc.aio: cancelling a read cancels the call
+                self.cancel()  # as in grpc.aio, cancelling a read cancels the call
                 raise
             finally:
                 self._reader = None
@@ -234,7 +234,7 @@ class SimulatedCall:
             self._there.send(lambda: self._to_server(END))
 
     def _end_here(self, ended: grpc.aio.AioRpcError) -> None:
-        """End the call at the caller; the server is told over the network."""
+        """End the call for the caller, and send the cancellation to the server over the network."""
         if self._ended is None:
             self._there.send(self._cancel_server)
             self._finish(ended)
@@ -253,7 +253,7 @@ class SimulatedCall:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    # Deliveries, in the context of the receiving process.
+    # Deliveries to the caller, which run in the caller's context.
 
     def take(self, data: bytes) -> None:
         if self._ended is None:
@@ -266,7 +266,7 @@ class SimulatedCall:
     def finish(self, ended: object) -> None:
         self.in_caller(self._finish, ended)
 
-    # Called by the network.
+    # Methods for the network.
 
     def break_off(self, why: str) -> None:
         self.finish(failure(grpc.StatusCode.UNAVAILABLE, why))
@@ -285,12 +285,12 @@ class SimulatedCall:
             self.break_off("failed to connect")
 
     def _arrive(self, endpoint: str, method: str, metadata: tuple[Any, ...]) -> None:
-        """Deliver the call at the server's host."""
+        """Deliver the new call to the server, or refuse it."""
         if self._ended is not None:
             return
         server = self._internet.at(endpoint)
         if server is None and host_of(endpoint) in self._internet.network.gone:
-            return  # a vanished machine does not even refuse
+            return  # a machine that is gone does not refuse calls: they time out
         if server is None:
             refused = failure(grpc.StatusCode.UNAVAILABLE, "connection refused")
             self.back.send(lambda: self.finish(refused))
@@ -311,7 +311,7 @@ class SimulatedCall:
 
 
 class Served:
-    """The server's end of a call: the context that its handler gets, and the handler's task."""
+    """Server's end of a call: the context that is passed to its handler, and the handler's task."""
 
     def __init__(
         self,
@@ -330,7 +330,7 @@ class Served:
         self._requests: asyncio.Queue[object] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
-        self.stopping = False  # the server ends the call
+        self.stopping = False  # whether the server ends the call because it stops
         self._status: grpc.aio.AioRpcError | None = None
         self._deadline_s = None if call.timeout_s is None else loop.time() + call.timeout_s
         loop.call_soon(self._start, context=self.process.context)
@@ -388,7 +388,7 @@ class Served:
     async def _message(self) -> Any:
         return self._handler.request_deserializer(await self._requests.get())
 
-    # The used part of grpc.aio.ServicerContext.
+    # Methods of grpc.aio.ServicerContext that Baton uses.
 
     async def write(self, message: Any) -> None:
         self._send(message)
@@ -418,7 +418,7 @@ class SimulatedServer:
         self._generic += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
-        """Do nothing: `add_generic_rpc_handlers` has got the same handlers."""
+        """Do nothing: `add_generic_rpc_handlers` receives the same handlers."""
 
     def add_insecure_port(self, address: str) -> int:
         self._endpoints.append(address)
@@ -439,7 +439,7 @@ class SimulatedServer:
         await asyncio.sleep(0)
 
     def handler(self, method: str) -> Any:
-        """Return the handler with its interceptors; None for an unknown method."""
+        """Return the handler of a method, with Baton's interceptors; None for an unknown method."""
         details = _Details(method)
         found = next((each for handler in self._generic if (each := handler.service(details)) is not None), None)
         return None if found is None else _intercepted(found, details)
@@ -457,7 +457,7 @@ def _intercepted(handler: Any, details: Any) -> Any:
 
     work = CallInterceptor().intercept_service(found, details)
     try:
-        work.send(None)  # runs to its end without awaiting
+        work.send(None)  # the interceptor does not await anything, so one step completes it
     except StopIteration as result:
         return result.value
     raise RuntimeError("the interceptor waits")

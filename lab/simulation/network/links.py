@@ -1,7 +1,7 @@
-"""Links between simulated processes: delays, partitions, and their effect on connections. Knows no gRPC.
+"""Links between simulated processes: delays, partitions, and their effect on connections. Independent of gRPC.
 
-Each direction between two processes is a link. Messages of one pipe keep their order, those of different pipes need
-not. A cut link holds its messages; a long cut ends connections by keepalive.
+Each direction between two processes is a link. Messages of one pipe arrive in order, messages of different pipes in any
+order. A cut link delays its messages until it is healed; a long cut ends connections by keepalive.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Protocol
 
 from baton.lab.simulation.network.loop import SimulatedLoop, SimulatedProcess, State
 
-GAP_S = 1e-6  # minimum time between two messages of a pipe
+GAP_S = 1e-6  # minimum time between the arrivals of two messages of a pipe
 
 
 class SimulatedConnection(Protocol):
@@ -20,22 +20,22 @@ class SimulatedConnection(Protocol):
 
     @property
     def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
-        """Caller and server; None before the call arrived."""
+        """Return the caller, and the server, which is None until the call has arrived."""
 
     @property
     def keepalive_s(self) -> float:
-        """Maximum time without a sign of life from the other end."""
+        """Maximum time that the other end may be silent before the connection ends."""
 
     def break_off(self, why: str) -> None:
-        """Break the connection; each end learns of it separately."""
+        """Break the connection, with the reason `why`, for both ends."""
 
     def peer_died(self, dead: SimulatedProcess) -> None:
-        """Tell the other end, after the messages that the dead process had sent."""
+        """Report the death of one end to the other, after the messages that the dead process had sent."""
 
 
 @dataclass(slots=True)
 class SimulatedWire:
-    """Link of one direction between two processes."""
+    """Link from one process to another."""
 
     base_s: float
     jitter_s: float
@@ -44,7 +44,7 @@ class SimulatedWire:
 
 
 class Pipe:
-    """Pipe of one direction of a call."""
+    """Ordered messages of one call in one direction."""
 
     def __init__(self, network: "Network", sender: str, receiver: str) -> None:
         self._network = network
@@ -56,7 +56,7 @@ class Pipe:
         return self._link.cut
 
     def send(self, arrive: Callable[[], None]) -> None:
-        """Send a message; `arrive` is called when it has arrived."""
+        """Send a message: `arrive` is called on its arrival."""
         network, link = self._network, self._link
         delay_s = link.base_s + link.jitter_s * network.draw.random() ** 3
         self._last_s = max(self._last_s + GAP_S, network.loop.time() + delay_s)
@@ -70,7 +70,7 @@ class Pipe:
 
 
 class Network:
-    """Network of all links, and the calls that run over them."""
+    """All links between processes, and the calls that run over them."""
 
     def __init__(self, loop: SimulatedLoop, draw: random.Random, base_s: float, jitter_s: float) -> None:
         self.loop = loop
@@ -78,7 +78,7 @@ class Network:
         self.process = SimulatedProcess("network")
         self._base_s, self._jitter_s = base_s, jitter_s
         self._links: dict[tuple[str, str], SimulatedWire] = {}
-        self._connections: dict[SimulatedConnection, None] = {}  # ordered set
+        self._connections: dict[SimulatedConnection, None] = {}  # the keys are used as an ordered set
         self.gone: set[str] = set()
         """Vanished hosts, whose kernel does not answer."""
         self.cuts_felt = 0
@@ -91,7 +91,7 @@ class Network:
         return link
 
     def silent(self, one: str, other: str) -> bool:
-        """Return whether neither process receives the other's answers."""
+        """Return whether `one` gets no answers from `other`: a link between them is cut, or machine `other` is gone."""
         return other in self.gone or self.link(one, other).cut or self.link(other, one).cut
 
     def opened(self, connection: SimulatedConnection) -> None:
@@ -101,7 +101,7 @@ class Network:
         self._connections.pop(connection, None)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Drop everything from `sender` to `receiver`. A lasting cut ends their connections."""
+        """Deliver nothing from `sender` to `receiver` until `heal`. A lasting cut ends their connections."""
         link = self.link(sender, receiver)
         if link.cut:
             return
@@ -110,7 +110,7 @@ class Network:
             self._watch(connection, lambda: link.cut)
 
     def heal(self, sender: str, receiver: str) -> None:
-        """Deliver the held messages."""
+        """End a cut, and deliver the messages that it has held."""
         link = self.link(sender, receiver)
         link.cut = False
         held, link.held = deque(link.held), []
@@ -127,13 +127,13 @@ class Network:
         link.base_s, link.jitter_s = self._base_s * factor, self._jitter_s * factor
 
     def break_between(self, one: str, other: str, why: str) -> None:
-        """Reset every connection between the two."""
+        """Break every connection between two processes."""
         for connection in self._between(one, other):
             connection.break_off(why)
 
     def process_died(self, process: SimulatedProcess, peers_notice: bool) -> None:
-        """End the connections of a dead process. `peers_notice`: immediately by its kernel; otherwise its machine is
-        gone and peers time out.
+        """End the connections of a dead process. `peers_notice`: its kernel closes them immediately; otherwise its
+        machine is gone, and the peers time out.
         """
         if not peers_notice:
             self.gone.add(process.name)
@@ -144,12 +144,12 @@ class Network:
                 self._watch(connection, lambda: True)
 
     def process_hangs(self, process: SimulatedProcess) -> None:
-        """Leave the pings of a hanging process unanswered; its connections end if that lasts."""
+        """End the connections of a hanging process by keepalive, unless it continues in time."""
         for connection in self._of(process):
             self._watch(connection, lambda: process.state is State.HANGS)
 
     def _watch(self, connection: SimulatedConnection, silent: Callable[[], bool]) -> None:
-        """End the connection by keepalive if it is still silent after its patience."""
+        """End the connection by keepalive if `silent` is true after about `keepalive_s`."""
         patience_s = connection.keepalive_s * self.draw.uniform(0.5, 1.1)
         self.loop.call_later(patience_s, _give_up, connection, silent, context=self.process.context)
 

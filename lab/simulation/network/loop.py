@@ -1,7 +1,7 @@
 """Event loop of several simulated processes in virtual time; a seed decides which process runs next.
 
-Callbacks of one process keep their order, as in asyncio. When none is ready, the clock jumps to the next timer. A
-killed process runs nothing any more, not even its clean-up; a hanging one runs nothing until it continues.
+Callbacks of one process run in order, as in asyncio. When no callback is ready, the clock jumps to the next timer. A
+killed process runs nothing any more, not even its clean-up. A hanging process runs nothing until it continues.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from heapq import heappop, heappush
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
-MOST_CALLBACKS_AT_ONCE = 100_000  # maximum number of callbacks without a step of the clock
-THREAD_DELAY_S = 0.002  # longest duration of work in an executor
+MOST_CALLBACKS_AT_ONCE = 100_000  # maximum number of callbacks at one time of the clock
+THREAD_DELAY_S = 0.002  # maximum delay of work in an executor
 
 
 class State(Enum):
@@ -25,28 +25,28 @@ class State(Enum):
     DEAD = auto()
 
 
-RUNS, DEAD = State.RUNS, State.DEAD  # faster than the lookup of an Enum member at every callback
+RUNS, DEAD = State.RUNS, State.DEAD  # avoid the slow lookup of an Enum member in every callback
 
 
 class SimulatedProcess:
-    """Callbacks that run and die together, in one `context`."""
+    """Simulated process: the callbacks that run in its `context`, and stop together."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = State.RUNS
         self.ready: deque[PlannedCall] = deque()
-        self.listed = False  # is in the loop's list of ready processes
+        self.listed = False  # whether it is in the loop's list of ready processes
         self.context = copy_context()
         self.context.run(CURRENT.set, self)
 
 
 CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", default=None)
 """Process of the running callback; None: the harness."""
-_CURRENT: ContextVar[Any] = CURRENT  # typed for Context.get
+_CURRENT: ContextVar[Any] = CURRENT  # the same variable, typed for Context.get
 
 
 class PlannedCall:
-    """Handle of a planned call, with the methods of asyncio's handles that are used here."""
+    """Planned callback, with the methods of asyncio's handles that are used here."""
 
     __slots__ = ("arguments", "callback", "context", "process", "when_s")
 
@@ -78,7 +78,7 @@ class PlannedCall:
 
 
 class SimulatedTask(asyncio.Task[Any]):
-    """Task whose hash is its number, so that task groups cancel in a repeatable order."""
+    """Task whose hash is its number: sets of tasks, as in task groups, then have a repeatable order."""
 
     def __init__(self, *arguments: Any, number: int, **more: Any) -> None:
         self._number = number
@@ -89,15 +89,15 @@ class SimulatedTask(asyncio.Task[Any]):
 
 
 class OutOfTurns(Exception):
-    """Error: callbacks run endlessly without a step of the clock, or no callback is left."""
+    """Error of a simulation: callbacks run endlessly at one time of the clock, or no callback is left."""
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """Event loop in virtual time. `ahead_s`: by how much the computing thread's clock leads (see `host.py`)."""
+    """Event loop in virtual time. `ahead_s`: lead of the computing engine thread's clock (see `host.py`)."""
 
     def __init__(self, draw: random.Random) -> None:
         super().__init__()
-        self.now_s = 1000.0  # monotonic clock; not 0, which some code uses for "never"
+        self.now_s = 1000.0  # monotonic clock; does not start at 0, which some code uses for "never"
         self.ahead_s = 0.0
         self.callbacks = 0
         self._draw = draw
@@ -107,20 +107,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timer_number = 0
         self._task_number = 0
         self._at_once = 0
-        self._kept: list[object] = []  # objects of dead processes, whose generators must not be closed while others run
+        self._kept: list[object] = []  # objects of dead processes: their generators must not be closed while others run
 
     def time(self) -> float:
         return self.now_s + self.ahead_s
 
     def kill(self, process: SimulatedProcess) -> None:
-        """Drop all callbacks of a process, as SIGKILL does."""
+        """End a process as SIGKILL does: drop its callbacks without any clean-up."""
         self._kept.append(asyncio.all_tasks(self))
         self._kept.append(process.ready)
         process.state = State.DEAD
         process.ready = deque()
 
     def hang(self, process: SimulatedProcess) -> None:
-        """Stop a process as SIGSTOP does; its messages queue up."""
+        """Stop a process as SIGSTOP does: its callbacks wait until `go_on`."""
         if process.state is State.RUNS:
             process.state = State.HANGS
 
@@ -130,14 +130,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._list(process)
 
     def forget(self) -> None:
-        """Drop all planned calls, now and later."""
+        """Drop all planned callbacks at the end of a simulation."""
         self._kept.clear()
         self._timers.clear()
         self._turns.clear()
 
-    # The interface of an asyncio loop.
+    # Methods of asyncio's event loops.
 
-    get_debug = staticmethod(bool)  # returns False without a Python frame: called for every future
+    get_debug = staticmethod(bool)  # bool() is False; called for every future, so it must be fast
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -183,7 +183,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, func: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
-        """Run `func` on this thread after a moment."""
+        """Run `func` on this thread after at most THREAD_DELAY_S."""
         future: asyncio.Future[Result] = self.create_future()
         self.call_later(self._draw.random() * THREAD_DELAY_S, _settle, future, func, args)
         return future
@@ -266,5 +266,5 @@ def _settle(future: asyncio.Future[Result], function: Callable[..., Result], arg
 def spawn(
     loop: SimulatedLoop, process: SimulatedProcess, work: Coroutine[Any, Any, Result], name: str
 ) -> asyncio.Task[Result]:
-    """Create a task of that process."""
+    """Create a task that runs in `process`."""
     return loop.create_task(work, name=name, context=process.context)

@@ -1,1 +1,1 @@
-"""OpenAI's HTTP API over the router's own dispatcher, in its process. Knows no worker, no protobuf, no torch."""
+"""HTTP APIs of the router, in the router's process, over its dispatcher. They use no worker, protobuf or torch."""

@@ -1,4 +1,4 @@
-"""Answers in OpenAI's format: one object, or chunks whose common part is encoded once."""
+"""Answers in OpenAI's format: one object, or chunks of a stream. The part that all chunks share is encoded once."""
 
 import json
 import time
@@ -30,12 +30,12 @@ from baton.router.types.response import (
 
 
 def created_now() -> int:
-    """Return the time for `created` in OpenAI's API, in seconds since the epoch: a label, used in no computation."""
+    """Return the value of `created` in OpenAI's API: the time in seconds since 1970. Nothing is computed from it."""
     return int(time.time())
 
 
 def rfc3339_now() -> str:
-    """Return the time for `created_at` in Ollama's API: a label, used in no computation."""
+    """Return the value of `created_at` in Ollama's API: the time in RFC 3339 format. Nothing is computed from it."""
     return datetime.now(UTC).isoformat()
 
 
@@ -47,7 +47,7 @@ class CollectedChoice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)  # number of tokens of each text
+    tokens: list[int] = field(default_factory=list)  # number of tokens of each entry of `texts`
     end: ChoiceFinished | None = None
 
     @property
@@ -61,7 +61,7 @@ class CollectedChoice:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """A complete answer."""
+    """Complete answer of one request, with all of its choices."""
 
     started: Started
     prompt: list[PromptPart]
@@ -70,7 +70,7 @@ class Collected:
 
 
 async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
-    """Collect the events of an answer. Raises: BatonError."""
+    """Collect the events of an answer until it is complete. Raises: BatonError."""
     started: Started | None = None
     usage: Usage | None = None
     prompt: list[PromptPart] = []
@@ -97,14 +97,14 @@ async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
 
 
 def stop_reason(end: ChoiceFinished | None, asked_token_ids: Sequence[int] | None) -> str | int | None:
-    """Return vLLM's `stop_reason`: the request's stop text or token that ended the answer, None if none did."""
+    """Return vLLM's `stop_reason`: the requested stop text or stop token that ended the answer; None: neither did."""
     if end is None or end.stop_text is not None:
         return None if end is None else end.stop_text
     return end.stop_token_id if end.stop_token_id in (asked_token_ids or ()) else None
 
 
 def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any]:
-    """Return `usage`. `thought_tokens`: reasoning tokens of the completion, None for a model without reasoning."""
+    """Return the object `usage`. `thought_tokens`: reasoning tokens; None for a model that does not reason."""
     thoughts = {} if thought_tokens is None else {"completion_tokens_details": {"reasoning_tokens": thought_tokens}}
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -116,7 +116,7 @@ def usage_json(usage: Usage, thought_tokens: int | None = None) -> dict[str, Any
 
 
 def usage_sum(usages: Iterable[Usage]) -> Usage:
-    """Return the usage of several prompts."""
+    """Return the sum of the usage of several prompts."""
     counts = [(each.prompt_tokens, each.completion_tokens, each.cached_tokens) for each in usages]
     return Usage(*map(sum, zip(*counts, strict=True))) if counts else Usage(0, 0, 0)
 
@@ -126,7 +126,7 @@ _LEAST = -9999.0
 
 
 class TokenTexts:
-    """Texts of single tokens. A token that is part of a character is written `bytes:\\xe2\\x82`."""
+    """Texts of single tokens, for log-probabilities. An incomplete character is written as `bytes:\\xe2\\x82`."""
 
     def __init__(self, spelling: TokenBytes) -> None:
         self._spelling = spelling
@@ -139,7 +139,7 @@ class TokenTexts:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in spelled)
 
     def chat(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Return `logprobs` of a chat choice: one entry per token."""
+        """Return the object `logprobs` of a choice of a chat: one entry per token."""
         content = [
             {
                 **self._entry(token_id, scored.logprob),
@@ -152,9 +152,9 @@ class TokenTexts:
     def completion(
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], offset: int
     ) -> dict[str, Any]:
-        """Return `logprobs` of a completion choice. `offset`: characters of text before the first of these tokens.
+        """Return the object `logprobs` of a choice of a completion. `offset`: characters of text before these tokens.
 
-        The first token of a prompt has no log-probability (None).
+        `logprobs`: None for the first token of a prompt.
         """
         tokens = [self.text(token_id) for token_id in token_ids]
         offsets = []
@@ -172,7 +172,10 @@ class TokenTexts:
         }
 
     def prompt(self, parts: Sequence[PromptPart]) -> list[Mapping[str, Any] | None]:
-        """Return vLLM's `prompt_logprobs`: by id, entries of each token and the likeliest; None for the first."""
+        """Return vLLM's `prompt_logprobs`: for each prompt token, entries of it and of the most likely, by token id.
+
+        None for the first token.
+        """
         return [
             None if scored is None else self._by_id(token_id, scored)
             for part in parts
@@ -188,7 +191,10 @@ class TokenTexts:
         }
 
     def _top(self, text: str, scored: TokenLogprob) -> Mapping[str, float]:
-        """Return the likeliest tokens and the token itself; among tokens with the same text, the likeliest counts."""
+        """Return, by text, the log-probabilities of the most likely tokens and of the token itself.
+
+        Of tokens with the same text, the most likely one is returned.
+        """
         top: dict[str, float] = {}
         for each in scored.top:
             top.setdefault(self.text(each.token_id), _finite(each.logprob))
@@ -213,9 +219,9 @@ _encode_text = json.encoder.encode_basestring
 
 @dataclass(slots=True)
 class UsageSoFar:
-    """Usage in the chunks of a stream: in none, in the last, or in each.
+    """Token counts of a stream, which its chunks state never, in the last chunk, or in each chunk.
 
-    A stream may answer several prompts: counts are kept by prompt and reported as sums.
+    A stream may answer several prompts, so counts are kept by prompt and reported as sums.
     """
 
     in_the_end: bool
@@ -243,14 +249,14 @@ class UsageSoFar:
 
 
 class ChunkWriter(AnswerWriter):
-    """Writer of the chunks of one answer to all prompts. Choice `c` of prompt `p` has the index p x n + c."""
+    """Writer of the chunks of one stream, which answers all prompts. Choice `c` of prompt `p` has index p x n + c."""
 
     kind: ClassVar[str]
     plain: ClassVar[tuple[str, str]]
-    """JSON of a choice that has only text: the part before the text, with a placeholder for the index, and after it."""
+    """JSON of a choice with only text: what precedes the text, with a placeholder for the index, and what follows."""
 
     def __init__(self, stream_id: str, n: int | None, options: StreamOptions | None, detailed: bool) -> None:
-        """Prepare the stream. `detailed`: choices have more than their text."""
+        """Create the writer. `n`: choices per prompt. `detailed`: choices have more than text, so `_delta` is used."""
         self.n = n or 1
         self._id = stream_id
         self._detailed = detailed
@@ -264,12 +270,12 @@ class ChunkWriter(AnswerWriter):
     def _started(self, place: int, started: Started) -> Iterable[bytes]: ...
 
     def _part(self, place: int, part: PromptPart) -> Iterable[bytes]:
-        """Return the chunks of a part of the prompt."""
+        """Return the chunks for a part of the prompt, if the API returns the prompt."""
         return ()
 
     @abstractmethod
     def _delta(self, place: int, delta: Delta) -> Iterable[bytes]:
-        """Return the chunks of new tokens. Called only if choices are detailed."""
+        """Return the chunks for new tokens. It is only called for a detailed stream."""
 
     @abstractmethod
     def _finished(self, place: int, finished: Finished) -> Iterable[bytes]: ...
@@ -292,7 +298,7 @@ class ChunkWriter(AnswerWriter):
                 return b"".join(self._delta(place, event))
             if not event.text:
                 return b""
-            # Fast path of nearly all chunks: a text between two constant parts.
+            # Fast path, for nearly all chunks: the text is put between two constant strings.
             if not self._begin:
                 raise RuntimeError("a stream begins with Started")
             index = place * self.n + event.index
@@ -316,7 +322,7 @@ class ChunkWriter(AnswerWriter):
         return b"".join(self._finished(place, event))
 
     def choice(self, choice: Mapping[str, Any], extra: str = "") -> bytes:
-        """Return the chunk of a choice. `extra`: JSON that begins with a comma and follows the choices."""
+        """Return a chunk with one choice. `extra`: JSON members after `choices`, beginning with a comma."""
         return self._encoded(json.dumps(choice, ensure_ascii=False), extra)
 
     def _encoded(self, choice: str, extra: str = "") -> bytes:

@@ -1,4 +1,4 @@
-"""ASGI application with all routes."""
+"""ASGI application of the router's HTTP server, with all routes."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -69,20 +69,20 @@ class Operations:
         self._served_since = rfc3339_now()
 
     async def models(self, scope: Scope) -> Reply:
-        """List the models. Raises: Unavailable."""
+        """List the model and its adapters. Raises: Unavailable."""
         models = [self._model(chosen) for chosen in await self._dispatcher.models()]
         return json_reply({"object": "list", "data": models})
 
     async def model(self, scope: Scope) -> Reply:
-        """Describe one model. Raises: NotFound, Unavailable."""
+        """Describe the model or adapter named in the path. Raises: NotFound, Unavailable."""
         return json_reply(self._model(await self._dispatcher.choose(scope["path_params"]["model"])))
 
     async def health(self, scope: Scope) -> Reply:
-        """Answer that the process runs; /ready reports whether it can serve."""
+        """Answer 200 as long as the process runs. Whether it can serve is reported by /ready."""
         return FullReply(media_type="")
 
     async def ready(self, scope: Scope) -> Reply:
-        """Report readiness. With API keys no details are shown, since load balancers and probes have no key."""
+        """Report whether the router can serve. Details are left out if API keys are configured: callers need no key."""
         detail = "" if self._is_guarded else self._readiness.detail
         if self._dispatcher.draining:
             return json_reply({"ready": False, "detail": "draining"}, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -146,9 +146,9 @@ def make_app(
     store: ResponseStore,
     with_adapters: bool = False,
 ) -> Router:
-    """Return the application. `grpc_port`: bound public port. `with_adapters`: serve the routes that load adapters.
+    """Create the application. `grpc_port` returns the bound public gRPC port.
 
-    Raises: OSError if files of the page are missing.
+    `with_adapters`: serve the routes that load and unload adapters. Raises: OSError if files of the page are missing.
     """
     responses = ResponseRoutes(store)
     posts = _posts(dispatcher, transport, responses, page, with_adapters)
@@ -193,7 +193,7 @@ def make_app(
     applications[_RESPONSE] = QueryEndpoint(responses.one, transport.stall_s, methods=("GET", "HEAD", "DELETE"))
     applications |= posts
     routes = [Route(path, application) for path, application in applications.items()]
-    # No middleware: each layer would wrap the sending of every token.
+    # Without middleware, since each layer would add to the cost of sending every token.
     return Router(
         routes, redirect_slashes=False, default=UnknownPath(transport.stall_s, {**ollama.UNSERVED, **_TURNED_OFF})
     )

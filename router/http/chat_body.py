@@ -1,4 +1,4 @@
-"""Parts of a chat's body, into which Anthropic's, Ollama's and OpenAI's Responses API convert their requests. Pure."""
+"""Builders for parts of a chat's body, used to convert requests of the Anthropic, Ollama and Responses APIs. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +17,7 @@ def function_tool(
 
 
 def named_tool(name: str) -> ChatPart:
-    """Return the tool choice that forces this function."""
+    """Return the tool choice that forces a call of this function."""
     return {"type": "function", "function": {"name": name}}
 
 
@@ -26,12 +26,12 @@ def schema_format(schema: Mapping[str, Any], name: str = "") -> ChatPart:
 
 
 def request_fields(message: RequestFields) -> dict[str, Any]:
-    """Return the fields that all requests share."""
+    """Return the fields of the message that are in the bodies of all APIs."""
     return {name: getattr(message, name) for name in RequestFields.model_fields}
 
 
 def logprobs_count(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """Return the number of likeliest tokens per token, None without log-probabilities. Raises: Problem."""
+    """Return how many most likely tokens to return per token; None without log-probabilities. Raises: Problem."""
     if top_logprobs is not None and not logprobs:
         raise refused("top_logprobs", "needs logprobs to be true")
     return (top_logprobs or 0) if logprobs else None

@@ -1,7 +1,7 @@
-"""Collector of metrics by API key: which key sends the load, and how close each is to its limits.
+"""Collector of metrics by API key: how much load each key causes, and how close it is to its limits.
 
-The label is the key's name. Without API keys there is no collector, since callers may show anything as a key. The
-number of series is bounded: besides the keys of the key file, the first MAX_NAMES names have series of their own.
+The label is the key's name. Without configured keys there is no collector, since callers could send anything as a key.
+The number of series is bounded: only the first MAX_NAMES names have series of their own.
 """
 
 from collections import Counter
@@ -18,15 +18,17 @@ from baton.router.trace.record import RequestOutcome, RequestRecord, stages
 
 MAX_NAMES = 200
 OTHERS = "(others)"
-"""Label of further names. No key has this name, since names of keys have no parentheses."""
+"""Label of all names after the first MAX_NAMES. No key has this name, since parentheses are invalid in it."""
 _LIMITS = tuple(field.name for field in fields(KeyLimits))
 
 
 class KeyMetrics(Collector):
-    """Metrics by API key. `observe` is called with every finished request."""
+    """Collector of metrics by API key. Call `observe` with every finished request."""
 
     def __init__(self, limits: Callable[[], Mapping[str, KeyLimits]], running: Callable[[], Counter[str]]) -> None:
-        """Create the metrics. `limits`: limits of all current keys, by name. `running`: number of running requests."""
+        """Create the metrics. By name of the key: `limits` returns the limits of current keys, `running` the number of
+        running requests.
+        """
         self._limits = limits
         self._running = running
         self._names: set[str] = set()
@@ -36,7 +38,7 @@ class KeyMetrics(Collector):
         self._ttft = declared.KEY_TTFT.histogram()
 
     def observe(self, record: RequestRecord) -> None:
-        """Count a finished request, unless it was rejected before its key was read."""
+        """Count a finished request. A request that was rejected before its key was read does not count."""
         if not record.tenant or record.end is None:
             return
         name = self._label(record.tenant)
@@ -71,7 +73,7 @@ class KeyMetrics(Collector):
         )
 
     def _label(self, name: str) -> str:
-        """Return the label of a key, whose counters are created with it: see COUNTED_FAILURES."""
+        """Return the label for a key. Its counters are created as zeros, for the reason stated at COUNTED_FAILURES."""
         if name in self._names:
             return name
         is_known = len(self._names) < MAX_NAMES

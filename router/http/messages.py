@@ -1,8 +1,8 @@
 """Bodies of HTTP requests, as pydantic models. A field that is neither served nor harmless is rejected by name.
 
-Each model lists the fields that it serves, then harmless fields: accepted without effect, since no value of their type
-can change an answer. Last come fields of OpenAI and vLLM that would change an answer and are not served: rejected with
-the reason, except for values that ask for nothing.
+Each model lists the fields that it serves, then harmless fields, which are accepted without effect, since no value of
+their type can change an answer. Last come fields of OpenAI and vLLM that would change an answer and are not served:
+they are rejected with the reason, except for values that ask for nothing.
 """
 
 import json
@@ -21,7 +21,7 @@ class Body(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     renamed: ClassVar[Renamed] = {}
-    """Names that the router's fields have in this body, for errors."""
+    """Names that the router's fields have in this body; used in errors."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Unserved:
 
 
 def harmless(reason: str) -> Any:
-    """Declare a field that is accepted without effect."""
+    """Declare a field that is accepted without effect. `reason`: why it can be ignored."""
     return Field(None, description=f"accepted, does nothing: {reason}")
 
 
@@ -57,8 +57,8 @@ MAX_PROMPTS = 256
 MAX_TOOLS = 128
 
 Count = Annotated[int, Field(ge=0, le=2**32 - 1)]
-TokenId = int  # the router checks it against the vocabulary
-# Lists may be long: validation stops at the first invalid element.
+TokenId = int  # checked against the vocabulary later, by the router
+# fail_fast: lists may be long, so validation stops at the first invalid element.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Prompts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
@@ -89,7 +89,7 @@ class JsonSchemaFormat(Body):
 
 
 class NamedSchemaFormat(Body):
-    """JSON schema format of a response."""
+    """JSON schema as the format of a response (Responses API)."""
 
     type: Literal["json_schema"]
     name: str = ""
@@ -102,7 +102,7 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 
 
 class StructuredOutputs(Body):
-    """Structured output in vLLM's fields, of which exactly one is given."""
+    """Structured output in vLLM's fields, of which exactly one must be given."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
@@ -133,7 +133,7 @@ class ModelField(Body):
 
 
 class CallFields(ModelField):
-    """Fields of everything that workers compute."""
+    """Fields of all requests that workers compute."""
 
     request_id: str | None = Field(None, description="default: the header x-request-id, or a new id")
     cache_salt: str | None = None
@@ -143,7 +143,7 @@ class CallFields(ModelField):
 
 
 class RequestFields(CallFields):
-    """Fields that concern the request, not its sampling."""
+    """Fields of requests that generate text, except sampling parameters."""
 
     session_id: str | None = Field(None, description="conversation whose KV is kept; default: the header x-session-id")
     keep_for_s: float | None = Field(None, description="seconds for which KV is kept for the next turn")
@@ -151,9 +151,9 @@ class RequestFields(CallFields):
 
 
 class SamplingFields(Body):
-    """Sampling parameters: OpenAI's fields and vLLM's additions.
+    """Sampling parameters: OpenAI's fields, and further fields of vLLM.
 
-    Types and the range of 32-bit fields are checked here, all other ranges by the router, as for gRPC.
+    Types and the ranges of 32-bit fields are checked here. The router checks all other ranges, as for gRPC.
     """
 
     temperature: float | None = None
@@ -175,7 +175,7 @@ class SamplingFields(Body):
     bad_words: Texts | None = None
     best_of: Count | None = Field(None, description="number of generated choices, of which the likeliest are returned")
 
-    # Structured output under vLLM's current name or its older names: at most one of them.
+    # Structured output under vLLM's current name and its older names. At most one may be given.
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = Field(None, description="the older name of structured_outputs.json")
     guided_regex: str | None = Field(None, description="the older name of structured_outputs.regex")
@@ -207,7 +207,7 @@ class SamplingFields(Body):
 
 
 class OpenAIFields(RequestFields, SamplingFields):
-    """Fields of all requests that OpenAI defines."""
+    """Fields that all requests of OpenAI's API have."""
 
     user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
     safety_identifier: str | None = harmless("OpenAI's newer name of user")
@@ -230,7 +230,7 @@ class StreamOptions(ResponseStreamOptions):
 
 
 class ChoiceFields(OpenAIFields):
-    """Fields of completions and chats."""
+    """Fields that completions and chats have in common."""
 
     n: Count | None = Field(None, description="choices; default: 1")
     prompt_logprobs: Count | None = Field(
@@ -261,7 +261,7 @@ class CompletionRequest(ChoiceFields):
 
 
 class CacheControl(Body):
-    """Anthropic's mark of a prefix to cache; the prefix cache needs no marks."""
+    """Anthropic's mark for a prefix that should be cached. The prefix cache needs no marks, but `ttl` is used."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = Field(
@@ -307,18 +307,18 @@ class ChatMessage(Body):
     )
     reasoning: str | None = Field(None, description="another name of reasoning_content")
 
-    # Fields of an earlier answer.
+    # Fields that a message has if it is an earlier answer.
     annotations: list[Any] | None = harmless("citations of an earlier answer, which no template shows")
     parsed: Any = harmless("OpenAI's client adds the parsed content")
 
-    # No chat template shows these.
+    # Fields that no chat template shows.
     refusal: Annotated[Any, Unserved("send the text in content", ("",))] = None
     function_call: Annotated[Any, Unserved("send calls in tool_calls")] = None
     audio: Annotated[Any, Unserved(TEXT_ONLY)] = None
 
 
 Parameters = Annotated[dict[str, Any], BeforeValidator(lambda given: {"type": "object"} if given is True else given)]
-"""JSON schema of arguments; true stands for any object."""
+"""JSON schema of a function's arguments; `true` allows any object."""
 
 
 class FunctionTool(Body):
@@ -459,5 +459,5 @@ class UnloadAdapterRequest(Body):
 
 
 ADAPTER_MESSAGES = (LoadAdapterRequest, UnloadAdapterRequest)
-"""Messages of routes that are off by default."""
+"""Bodies of routes that are not served by default."""
 MESSAGES = (ChatRequest, CompletionRequest, DetokenizeRequest, GenerateRequest, TokenizeRequest)

@@ -1,7 +1,7 @@
-"""Declarations of a router's metrics: name, help, labels, buckets, and the readings of metrics that workers report.
+"""Declarations of a router's metrics: name, help, labels, buckets, and how to read those that workers report.
 
 The collectors take names and labels from here, and so does the generator of dashboards and alerts (`lab/dashboards/`).
-Names are vLLM's where vLLM has the metric, since existing dashboards use them.
+Metrics that vLLM has, too, have vLLM's names, since existing dashboards use them.
 """
 
 import collections
@@ -18,7 +18,7 @@ from prometheus_client.samples import Exemplar
 
 from baton.router.types.worker import SessionReport, TierReport, WorkerDescription, WorkerReport
 
-disable_created_metrics()  # a `_created` series per counter and histogram would double the exposition
+disable_created_metrics()  # a `_created` series per counter and histogram would double the size of /metrics
 
 # fmt: off
 TTFT_S = (
@@ -37,20 +37,20 @@ KEY_TTFT_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # fmt: on
 TOKENS = tuple(step * 10**power for power in range(6) for step in (1, 2, 5))
 SMALL_COUNTS = (1, 2, 5, 10, 20)
-"""Buckets of vLLM, with finer ones below; fewer for API keys, each of which has its own series per bucket."""
+"""Bounds of buckets: those of vLLM and smaller ones. API keys have fewer, since each key has a series per bucket."""
 LABELS = ("model_name", "engine")
 
 
 class Source(Enum):
-    """Process that a series describes, which decides how the series of several routers are combined."""
+    """Process that a series describes. It decides how to combine the series of several routers."""
 
-    ROUTER = "router"  # each router has its own values: add them up, or show each
-    WORKER = "worker"  # every router repeats the worker's report: take the largest value of each worker
+    ROUTER = "router"  # each router has its own values: add them up or show each
+    WORKER = "worker"  # every router repeats the workers' reports: take the largest value per worker
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
-    """Declaration of a metric."""
+    """Declaration of a metric: name, help, labels and source."""
 
     name: str
     help_text: str
@@ -59,17 +59,17 @@ class MetricFamily:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """Names of the samples."""
+        """Names of the metric's time series."""
         return (self.name,)
 
 
 class LiveFamily(MetricFamily):
-    """A metric whose values can be read at each scrape."""
+    """Declaration of a metric whose values are read at each scrape."""
 
     _kind: ClassVar[type[GaugeMetricFamily | CounterMetricFamily]]
 
     def filled(self, values: Mapping[tuple[str, ...], float]) -> Metric:
-        """Return the metric with these values, by the values of its labels."""
+        """Return the metric with these values. Keys: values of its labels, in order."""
         metric = self._kind(self.name, self.help_text, labels=self.labels)
         for labels, value in values.items():
             metric.add_metric(labels, value)
@@ -81,7 +81,7 @@ class GaugeFamily(LiveFamily):
 
 
 class CounterFamily(LiveFamily):
-    """A counter. `name` lacks the suffix `_total` of the samples."""
+    """Declaration of a counter. `name` is without the suffix `_total` of its time series."""
 
     _kind = CounterMetricFamily
 
@@ -95,7 +95,7 @@ class CounterFamily(LiveFamily):
 
 @dataclass(frozen=True, slots=True)
 class HistogramFamily(MetricFamily):
-    """A histogram with its upper bounds."""
+    """Declaration of a histogram. `bounds`: upper bounds of its buckets."""
 
     bounds: tuple[float, ...] = ()
 
@@ -108,21 +108,21 @@ class HistogramFamily(MetricFamily):
 
 
 class TraceLink(NamedTuple):
-    """Trace of the request that a value was measured on."""
+    """Link from a measured value to the trace of its request."""
 
     trace_id: str  # 32 hexadecimal digits
-    time_s: float  # since the epoch
+    time_s: float  # time of the measurement, seconds since 1970
 
 
 class TracedHistogram(Histogram):
-    """A histogram that adds many values in one call and keeps the trace of the newest value of each bucket.
+    """Histogram that adds many values in one call, and keeps for each bucket the trace of its newest value.
 
-    `Histogram.observe` takes 2 µs a value and 7 µs with a trace: a long answer has thousands of token gaps, and the
-    event loop would stand still for them.
+    `Histogram.observe` takes 2 µs per value, and 7 µs with a trace. For the thousands of token gaps of a long answer,
+    that would block the event loop for milliseconds.
     """
 
     def observe_all(self, values: Sequence[float], link: TraceLink | None) -> None:
-        """Add the values."""
+        """Add the values. `link`: trace of their request; None: it has no sampled trace."""
         buckets = [bisect_left(self._upper_bounds, value) for value in values]
         self._sum.inc(sum(values))
         for bucket, count in collections.Counter(buckets).items():
@@ -160,7 +160,7 @@ REQUEST_COUNTERS = (
     CounterFamily("baton:placed_file_tokens", "Prompt tokens that the chosen worker should load from files.", LABELS),
     CounterFamily("baton:restored_tokens", "Prompt tokens whose KV was loaded from files.", LABELS),
 )
-"""Counters by model, from finished requests."""
+"""Counters by model that count finished requests."""
 
 CHOICES_ENDED = CounterFamily("vllm:request_success", "Finished choices, by reason.", (*LABELS, "finished_reason"))
 ATTEMPTS_FAILED = CounterFamily("baton:attempts_failed", "Failed attempts, by reason.", ("reason",))
@@ -210,14 +210,17 @@ CACHE_CONFIG = GaugeFamily(
 
 
 class WorkerMetric(NamedTuple):
-    """A metric that workers report. `read` returns values by the values of the labels after model and worker."""
+    """A metric that workers report. `read` returns its values for one worker.
+
+    Keys: values of the labels that follow model and worker.
+    """
 
     family: GaugeFamily | CounterFamily
     read: Callable[[WorkerDescription, WorkerReport], Mapping[tuple[str, ...], float]]
 
 
 Read = Callable[[WorkerReport], float | None]
-"""Value of a report, None if the worker has none."""
+"""Function that returns a value from a worker's report; None if the worker does not measure it."""
 
 
 def _gauge(name: str, help_text: str, read: Read) -> WorkerMetric:

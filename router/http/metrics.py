@@ -1,7 +1,8 @@
 """Collectors of /metrics: requests over HTTP and gRPC, workers, resumed streams, and stalls.
 
-Requests and tokens are counted as they happen, other values once a request has finished; workers are read at each
-scrape. `metric_families.py` declares all names. OpenMetrics includes exemplars, the traces of the newest values.
+Requests and tokens are counted as they occur, other values of a request once it has finished; values of workers are
+read at each scrape. All names are declared in `metric_families.py`. Only the OpenMetrics format has exemplars: traces
+of the newest values.
 """
 
 from collections import Counter
@@ -36,20 +37,23 @@ COUNTED_FAILURES = (
     "worker_lost", "transfer_failed", "poison", "nonfinite_logits", "worker_failed", "no_workers",
     "deadline_exceeded", "unexpected",
 )  # fmt: skip
-"""Reasons of failed requests that are exposed from the start: Prometheus cannot see the growth of a series from 0 to 1
-that begins at 1.
+"""Reasons of failed requests whose counters are exposed as zeros from the start: in a series that begins at 1,
+Prometheus would miss the first failure.
 """
 
 
 class ModelMetrics(NamedTuple):
-    """Metrics of the requests of one model, by name."""
+    """Histograms and counters for the requests of one model, by name of the metric."""
 
     histograms: Mapping[str, TracedHistogram]
     counters: Mapping[str, prometheus_client.Counter]
 
 
 class RequestMetrics(Collector):
-    """Metrics of requests. `observe` is called with every finished request; `counts` includes running requests."""
+    """Collector of metrics of requests. Call `observe` with every finished request.
+
+    `counts`: counts that include running requests.
+    """
 
     def __init__(self, counts: RequestCounts) -> None:
         self._counts = counts
@@ -70,7 +74,7 @@ class RequestMetrics(Collector):
             return
         measured = stages(timeline, timeline.ended_s or timeline.arrived_s)
         values: dict[str, list[float]] = {}
-        if timeline.first_token_s is not None:  # cancelled requests included: they may be the slow ones
+        if timeline.first_token_s is not None:  # including cancelled requests, which may be the slow ones
             values["vllm:time_to_first_token_seconds"] = [measured.ttft_ms / 1e3]
             values["vllm:inter_token_latency_seconds"] = [gap_ms / 1e3 for gap_ms in timeline.gaps.each_ms]
         if record.summary is not None and record.prepared is not None:
@@ -129,7 +133,7 @@ class RequestMetrics(Collector):
         yield declared.REQUESTS_ENDED.filled({(end.value, reason): count for (end, reason), count in ended.items()})
 
     def _of(self, model: str) -> ModelMetrics:
-        """Return the metrics of the model, all of which exist from its first request on."""
+        """Return the metrics of the model. The first call creates all of them."""
         if model not in self._models:
             self._models[model] = ModelMetrics(
                 {name: histogram.labels(model, ENGINE) for name, histogram in self._histograms.items()},
@@ -139,7 +143,7 @@ class RequestMetrics(Collector):
 
 
 def trace_link(record: RequestRecord) -> TraceLink | None:
-    """Return the trace of a request, None if its caller does not sample it."""
+    """Return the link to a request's trace; None if the trace is not sampled."""
     if not record.identity.sampled:
         return None
     timeline = record.timeline
@@ -148,7 +152,7 @@ def trace_link(record: RequestRecord) -> TraceLink | None:
 
 
 def _durations(measured: Stages) -> dict[str, float]:
-    """Return durations in seconds, by the name of the histogram."""
+    """Return durations of a request in seconds, by name of the histogram that observes them."""
     waited_ms = measured.router_queue_ms + measured.route_ms + measured.prefill_queue_ms
     return {
         "vllm:e2e_request_latency_seconds": measured.total_ms / 1e3,
@@ -161,7 +165,7 @@ def _durations(measured: Stages) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetrics(Collector):
-    """Metrics of workers and of this router, read at each scrape."""
+    """Collector of the state of workers and of this router, which is read at each scrape."""
 
     cluster: Cluster
     queue: AdmissionQueue
@@ -207,7 +211,7 @@ class ClusterMetrics(Collector):
         yield declared.TIER_KNOWN.filled(known)
 
     def _departures(self) -> Iterator[Metric]:
-        """Yield counts of every worker seen so far, zeros included: see COUNTED_FAILURES."""
+        """Yield counts of departures for every worker seen so far. Zeros are included, as for COUNTED_FAILURES."""
         present = (each.description.worker_id for each in self.cluster.workers if each.description is not None)
         departures = dict.fromkeys(present, Departures()) | dict(self.cluster.departures)
         for name, counter in declared.DEPARTURES.items():
@@ -232,7 +236,7 @@ class ClusterMetrics(Collector):
 
 @dataclass(frozen=True, slots=True)
 class StreamMetrics(Collector):
-    """Metrics of resumed streams and of the journal; `journal` is None without Redis."""
+    """Collector of metrics of resumed streams and of the journal. `journal`: None without Redis."""
 
     streams: Streams
     journal: Journal | None
@@ -245,15 +249,14 @@ class StreamMetrics(Collector):
 
 
 class StallMetrics(Collector):
-    """Metrics of stalls by cause. `observe` is called with every finished request."""
+    """Collector of metrics of stalls, by cause. Call `observe` with every finished request."""
 
     def __init__(self, loop_busy_s: Callable[[], float]) -> None:
-        """Create the metrics. `loop_busy_s`: total time for which the router's event loop was busy."""
+        """Create the metrics. `loop_busy_s` returns the total time for which the router's event loop was blocked."""
         self._loop_busy_s = loop_busy_s
         self._stalls, self._seconds = declared.STALLS.counter(), declared.STALL_SECONDS.counter()
-        for (
-            cause
-        ) in StallCause:  # exposed as zeros from the start: Prometheus misses the growth of a series that begins at 1
+        # All causes are exposed as zeros from the start, for the reason stated at COUNTED_FAILURES.
+        for cause in StallCause:
             self._stalls.labels(cause.value)
             self._seconds.labels(cause.value)
 
@@ -280,21 +283,21 @@ METRIC_FORMATS = (CONTENT_TYPE_PLAIN_0_0_4, openmetrics.CONTENT_TYPE_LATEST)
 
 
 def exposition(registry: CollectorRegistry, accept: str) -> Exposition:
-    """Return the metrics in the format that the `Accept` header prefers: OpenMetrics or Prometheus' text."""
+    """Return the metrics in the format that `accept` (the header) prefers: OpenMetrics or Prometheus' text."""
     weighed = [_weighed(accepted) for accepted in accept.split(",")]
     wanted, plain = (
         max((weight for name, weight in weighed if name == wanted), default=0.0)
         for wanted in (_OPENMETRICS, "text/plain")
     )
     if wanted > 0.0 and wanted >= plain:
-        # Other escapings replace the colons in our names by underscores, so names would differ between the formats.
+        # Any other escaping would replace the colons in our names, and names would differ between the formats.
         text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
         return Exposition(text, openmetrics.CONTENT_TYPE_LATEST)
     return Exposition(generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _weighed(accepted: str) -> tuple[str, float]:
-    """Return a media type of an `Accept` header with its weight: 1 by default, 0 if malformed."""
+    """Parse an entry of an `Accept` header into media type and weight. Weight 1 by default, 0 if malformed."""
     media_type, *parameters = (part.strip().lower() for part in accepted.split(";"))
     weight = next((part.removeprefix("q=") for part in parameters if part.startswith("q=")), "1")
     try:

@@ -1,7 +1,7 @@
-"""Parsing of bodies into messages, or into problems that name the error and the field probably meant. Pure.
+"""Parsing of bodies into messages. Errors name the invalid field, and for an unknown field a similar known one. Pure.
 
-Parsing blocks the event loop, and so all clients' tokens. Its time is bounded by the counts of `json_size`; bodies for
-which `is_small` is true may be parsed on the event loop.
+Parsing blocks the event loop, and with it the tokens of all clients. Its time is bounded by limits on the counts of
+`json_size`; only bodies for which `is_small` is true may be parsed on the event loop.
 """
 
 import re
@@ -18,24 +18,24 @@ from pydantic_core import ErrorDetails, from_json
 from baton.router.http.edge.problem import Problem, refused
 
 MAX_VALUES = (1 << 17) + (1 << 12)
-"""Enough for a prompt of 128 Ki token ids and other fields; parsing that many numbers takes 10 ms."""
+"""Maximum number of elements in a body: a prompt of 128 Ki token ids and other fields, parsed in 10 ms."""
 MAX_TEXTS = 1 << 14
-"""Maximum number of texts, keys included: a conversation has four or more per message."""
+"""Maximum number of texts in a body, including keys. A conversation has four or more per message."""
 MAX_CONTAINERS = 1 << 13
-_SHOWN = 64  # maximum characters of a name in an error
-_LIKE = 0.7  # minimum similarity of a suggestion, from 0 to 1
+_SHOWN = 64  # maximum number of characters of an unknown name that an error shows
+_LIKE = 0.7  # minimum similarity, from 0 to 1, of a known name that an error suggests
 
 
 class JsonSize(NamedTuple):
-    """Counts of a body's elements. If it is not valid JSON, the valid beginning is counted at least."""
+    """Counts of a body's elements. In a body that is not valid JSON, at least the valid beginning is counted."""
 
     values: int
     texts: int
-    containers: int  # lists and objects
+    containers: int  # number of lists and objects
 
     @property
     def excess(self) -> str | None:
-        """Limit that is exceeded, None if there is none."""
+        """What the body has too much of, such as "more than 16384 texts and keys"; None if it is within the limits."""
         for counted, most, name in (
             (self.texts, MAX_TEXTS, "texts and keys"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),
@@ -47,9 +47,9 @@ class JsonSize(NamedTuple):
 
 
 def json_size(body: bytes) -> JsonSize:
-    """Count the elements of a body before it is parsed. Takes a few milliseconds for 4 MB.
+    """Count the elements of a body before it is parsed. That takes a few milliseconds for 4 MB.
 
-    The time of parsing depends on the number of values far more than on the length: 4 MB take 6 ms as one text, and
+    The time of parsing depends on the number of values far more than on their size: 4 MB take 6 ms as one text, and
     500 ms as empty lists or short messages. If there are too many texts, nothing else is counted.
     """
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
@@ -63,7 +63,7 @@ def json_size(body: bytes) -> JsonSize:
 class UnknownField(NamedTuple):
     path: str
     name: str
-    known: Sequence[str]  # names of the fields allowed there
+    known: Sequence[str]  # names of the fields that are allowed in that object
 
     @property
     def problem(self) -> Problem:
@@ -73,7 +73,7 @@ class UnknownField(NamedTuple):
 
 
 def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField | None:
-    """Return the first unknown field in the order of the body. `annotation`: type of the value."""
+    """Return the first field of `value`, in its order, that `annotation`, its declared type, does not have."""
     for member in _meant(list(_members(annotation)), value):
         if isinstance(value, list) and get_origin(member) is list:
             places = ((get_args(member)[0], each, f"{path}[{index}]") for index, each in enumerate(value))
@@ -92,7 +92,7 @@ def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField |
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """Yield the members of a union, nested ones included; any other type yields itself."""
+    """Yield the members of a union, including those of unions in it. For any other type, yield the type itself."""
     origin = get_origin(annotation)
     if origin is Annotated:
         yield from _members(get_args(annotation)[0])
@@ -104,7 +104,10 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _meant(members: list[Any], value: Any) -> list[Any]:
-    """Return the likely types of a value: of object types that fit its `type`, the one with most of its fields."""
+    """Return the types that a value probably should have. For an object, that is the type with most of its fields.
+
+    Types that contradict a literal in it, such as `type`, are excluded.
+    """
     models = [each for each in members if isinstance(each, type) and issubclass(each, BaseModel)]
     if not isinstance(value, dict) or not models:
         return members
@@ -117,7 +120,7 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _is_meant(fields: dict[str, FieldInfo], value: dict[str, Any]) -> bool:
-    """Check whether the fields that discriminate object types, such as `type`, have this type's values."""
+    """Return whether the literals in the value, such as `type`, are allowed by these fields of an object type."""
     return all(
         value[name] in get_args(field.annotation)
         for name, field in fields.items()
@@ -133,16 +136,16 @@ Message = TypeVar("Message", bound=BaseModel)
 
 SMALL_BYTES = 1 << 16
 _SMALL_WEIGHT = 1 << 11
-_VALUES_PER_TEXT = 4  # values that take as long to parse as one text
+_VALUES_PER_TEXT = 4  # number of values that take as long to parse as one text
 
 
 def is_small(size: JsonSize) -> bool:
-    """Check whether a body of at most SMALL_BYTES is parsed in 1 to 2 ms, or rejected in twice that time."""
+    """Return whether a body of at most SMALL_BYTES can be parsed in 1 to 2 ms, or rejected in twice that time."""
     return size.texts + size.containers + size.values // _VALUES_PER_TEXT <= _SMALL_WEIGHT
 
 
 def parse(message_type: type[Message], body: bytes) -> Message:
-    """Parse a body. Raises: Problem that names the first invalid field."""
+    """Parse and validate a body. Raises: Problem that names an invalid field."""
     if (excess := json_size(body).excess) is not None:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body has {excess}", code="body_too_large")
     try:
@@ -153,12 +156,12 @@ def parse(message_type: type[Message], body: bytes) -> Message:
         sent = from_json(body)
     except ValueError as error:
         raise Problem(HTTPStatus.BAD_REQUEST, f"the body is not JSON{place_of(error)}", code="invalid_json") from error
-    # A misspelled field is a more likely mistake than a missing one.
+    # Unknown fields are reported first: a misspelled field is a more likely mistake than a missing one.
     if (unknown := unknown_field(message_type, sent)) is not None:
         raise unknown.problem
-    # The input is left out: it may be a prompt.
+    # Errors leave out the input, since it may be a prompt.
     errors = invalid.errors(include_url=False, include_input=False)
-    # The member of a union whose validation got furthest is probably the intended one.
+    # Each member of a union has errors. The member whose validation got furthest is probably the intended one.
     known = [each for each in errors if each["type"] != "extra_forbidden"] or errors
     found = [(_path(each, sent), each) for each in known]
     path, detail = max(found, key=lambda one: one[0].progress)
@@ -185,11 +188,11 @@ _WORDS = {
     "union_tag_invalid": "must be one of {expected_tags}",
     "union_tag_not_found": "is required",
 }
-"""Error texts by kind of error, in place of the library's, which are for programmers."""
+"""Texts of errors by pydantic's type of error. They replace pydantic's own texts, which are for programmers."""
 
 
 def place_of(error: ValueError) -> str:
-    """Return the position at which a text stops being JSON."""
+    """Return the position from which a text is not valid JSON, as words for an error; empty if it is unknown."""
     found = _PLACE.search(str(error))
     return f" from line {found[1]}, column {found[2]}" if found else ""
 
@@ -202,21 +205,21 @@ def _words(error: ErrorDetails) -> str:
 
 
 def _wanted(messages: Sequence[str]) -> str:
-    """Join the requirements of a union's members; if they cannot be joined, return the first."""
+    """Join what the members of a union require of a value. If that is not possible, return the first requirement."""
     if all(each.startswith(_MUST_BE) for each in messages):
         return _MUST_BE + ", or ".join(dict.fromkeys(each.removeprefix(_MUST_BE) for each in messages))
     return messages[0]
 
 
 class _Path(NamedTuple):
-    """A path such as `messages[0].role`. `progress` grows with depth and with the index in a list."""
+    """Path of a field, such as `messages[0].role`. `progress` orders paths by how far the validation got."""
 
     text: str
     progress: tuple[int, ...]
 
 
 def _path(error: ErrorDetails, value: Any) -> _Path:
-    """Return the path of an error, without pydantic's names of union members."""
+    """Return the path of the field that an error is about, without pydantic's names of union members."""
     path = ""
     progress: tuple[int, ...] = ()
     location = error["loc"]

@@ -1,10 +1,10 @@
 """Parsing of bodies without blocking the event loop: small ones immediately, large ones in a helper process.
 
-No stream gets a token while a body is parsed, so parsing on the event loop may take 2 ms at most. The helper's result
-is read on a thread, in steps as short as those: its long fields are bytes, which are cheap to import.
+No stream gets a token while a body is parsed on the event loop, so that may take at most 2 ms. The helper's result is
+read on a thread, in steps of at most 2 ms: its long fields are bytes, which are quickly converted.
 
-The helper sends a packed message: a head in JSON, which lists the parts that follow; the body in JSON, with long fields
-left empty; and the long fields, in one or more parts each. An error is a head alone.
+The helper sends a packed message: a JSON head that lists the parts that follow; the body in JSON, in which long fields
+are empty; and one or more parts (byte strings) for each long field. An error is sent as a head without parts.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from baton.router.http.vectors.bodies import VECTOR_MESSAGES
 
 Message = TypeVar("Message", bound=BaseModel)
 
-LONG = 1 << 9  # elements beyond which a list is a long field
-LONG_TEXT = 1 << 14  # characters beyond which a text, or a list of texts, is a long field
-PIECE = 1 << 8  # elements of a list, such as messages, that are parsed together
+LONG = 1 << 9  # number of elements above which a list is a long field
+LONG_TEXT = 1 << 14  # number of characters above which a text, or a list of texts, is a long field
+PIECE = 1 << 8  # number of elements of a list, such as messages, that are parsed in one step
 _LENGTH_BYTES = 8
 
 
 class FieldKind(Enum):
-    TEXT = "text"  # one part, in UTF-8
-    TEXTS = "texts"  # one part per text
-    IDS = "ids"  # token ids: one part, 32 bits each
-    ID_LISTS = "id lists"  # one part per list
-    PIECES = "pieces"  # JSON lists of up to PIECE elements each
+    TEXT = "text"  # a text: one part, in UTF-8
+    TEXTS = "texts"  # a list of texts: one part per text
+    IDS = "ids"  # a list of token ids: one part, with 32 bits per id
+    ID_LISTS = "id lists"  # a list of lists of token ids: one part per inner list
+    PIECES = "pieces"  # any other list: one part per PIECE elements, as a JSON list
 
 
 class _LongField(NamedTuple):
@@ -52,7 +52,7 @@ class _LongField(NamedTuple):
 
 
 def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
-    """Pack the message of this body, or the error that it has."""
+    """Parse a body and pack the message, or the error if it is invalid."""
     try:
         parse(message_type, body)
         sent = from_json(body)
@@ -67,7 +67,7 @@ def pack(message_type: type[BaseModel], body: bytes) -> list[Buffer]:
 
 
 def unpack(message_type: type[Message], packed: memoryview) -> Message:
-    """Return the packed message. Raises: Problem that was packed."""
+    """Unpack a message. Raises: Problem if an error was packed."""
     parts = _PartReader(packed)
     head = json.loads(bytes(parts.take(int.from_bytes(parts.take(_LENGTH_BYTES), "little"))))
     if "problem" in head:
@@ -83,7 +83,7 @@ def unpack(message_type: type[Message], packed: memoryview) -> Message:
 
 
 def _field(name: str, value: Any) -> _LongField | None:
-    """Return the long field, None for a field that stays in the body. Raises: Problem."""
+    """Return the parts of a field if it is long; None: it stays in the body. Raises: Problem for invalid token ids."""
     if isinstance(value, str):
         return _LongField(name, FieldKind.TEXT, [value.encode()]) if len(value) > LONG_TEXT else None
     if not isinstance(value, list):
@@ -110,7 +110,7 @@ def _is_long(texts: Sequence[str]) -> bool:
 
 
 def _ids(name: str, values: Sequence[int]) -> bytes:
-    """Pack token ids in 32 bits each. Raises: Problem that names the first invalid one."""
+    """Pack token ids in 32 bits each. Raises: Problem that names the first invalid id."""
     try:
         return array("I", values).tobytes()
     except OverflowError:
@@ -138,7 +138,7 @@ def _elements(parts: Sequence[memoryview], adapter: TypeAdapter[list[Any]]) -> I
 
 
 def _array(part: memoryview) -> Sequence[int]:
-    """Return a sequence of integers without creating objects for all of them."""
+    """Return a sequence of integers that creates an int object only for each element that is read."""
     ids = array("I")
     ids.frombytes(part)
     return ids
@@ -160,16 +160,16 @@ class _PartReader:
 
 
 class Parser:
-    """Parser of bodies, which parses large ones in a helper process. The owner closes it."""
+    """Parser of bodies. It parses large bodies in a helper process. Call `close` at the end."""
 
     def __init__(self, helper: Asks) -> None:
-        """Create the parser. `helper` runs this module."""
+        """Create the parser. `helper`: process that runs this module."""
         self._helper = helper
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="unpack")
         self.parsed_elsewhere = 0
 
     async def parse(self, message_type: type[Message], parts: Sequence[bytes]) -> Message:
-        """Parse a body. Raises: Problem that names the first invalid field, or with status 503 if the helper fails."""
+        """Parse a body. Raises: Problem that names an invalid field, or has status 503 because the helper failed."""
         if sum(map(len, parts)) <= SMALL_BYTES:
             body = b"".join(parts)
             size = json_size(body)
@@ -199,7 +199,7 @@ TYPES = {
 
 
 def packed(asked: memoryview) -> Sequence[Buffer]:
-    """Answer the router: `asked` is the name of a message type, a newline and a body."""
+    """Answer a request of the router. `asked`: name of a message type, a newline and a body."""
     name, _, body = bytes(asked).partition(b"\n")
     return pack(TYPES[name.decode()], body)
 

@@ -1,4 +1,4 @@
-"""The router process with HTTP next to gRPC: both use the same dispatcher."""
+"""Router process that serves HTTP in addition to gRPC. Both use the same dispatcher."""
 
 import logging
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class HttpRouterProcess(RouterProcess):
-    """Router process that serves HTTP next to gRPC. Construct it within a running event loop."""
+    """Router process that serves HTTP in addition to gRPC. Construct it while an event loop is running."""
 
     def __init__(self, config: RouterConfig, telemetry: Telemetry) -> None:
         counts = RequestCounts()
@@ -44,7 +44,7 @@ class HttpRouterProcess(RouterProcess):
             metrics.register(keys)
         super().__init__(config, telemetry, counts, observers, [stalls.observe, recent.observe])
         self.http_port = 0
-        """Bound port, 0 before `start`."""
+        """Bound HTTP port; 0 before `start`."""
         self._grpc_port = 0
         token_times = self.admin.history.token_times
         page = PageState(self.cluster, self.queue, self.readiness, self.dispatcher, self.access, recent, token_times)
@@ -86,7 +86,7 @@ class HttpRouterProcess(RouterProcess):
         return self._http.slots
 
     async def start(self, running: Running) -> None:
-        """Listen on HTTP, then start the router. Raises: ListenError, TlsError."""
+        """Begin to listen for HTTP, then start the router. Raises: ListenError, TlsError."""
         self._grpc_port, _ = running.ports
         host = self._config.http_host
         self.http_port = await self._http.start(host, self._config.http_port)
@@ -105,7 +105,7 @@ class HttpRouterProcess(RouterProcess):
 
 
 def _response_store(config: RouterConfig) -> ResponseStore:
-    """Return the store of responses: Redis, which all routers share, or this process's memory."""
+    """Create the store of responses: in Redis, shared by all routers; without Redis in this process's memory."""
     ttl_s, per_key = config.responses_ttl_s, config.responses_per_key
     bounds = ResponseBounds(ttl_s, per_key, config.responses_key_bytes, config.responses_all_bytes)
     if config.redis_url is None:

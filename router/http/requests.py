@@ -1,4 +1,4 @@
-"""Conversion of HTTP messages into the router's requests: fields, structured output, tools."""
+"""Conversion of bodies of HTTP requests into the router's requests: fields, structured output, tools."""
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -57,24 +57,24 @@ from baton.text.structured.output import StructuredKind, StructuredOutput, json_
 
 REQUEST_ID_HEADER = "x-request-id"
 DEFAULT_MAX_TOKENS = 16
-"""Default of completions, as in OpenAI's API and vLLM. Chats default to the rest of the context."""
+"""Default of max_tokens for completions, as in OpenAI's API and vLLM. For chats it is the rest of the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:
-    request_id: str  # given by the client, or new
+    request_id: str  # of the client's header x-request-id, or generated
     caller: Caller
-    session: str  # from the header x-session-id
-    trace: TraceContext | None  # the caller's span
+    session: str  # value of the header x-session-id
+    trace: TraceContext | None  # span of the caller, from the header traceparent
     reader: CallReader = field(default_factory=CallReader)
 
 
 current_call: ContextVar[HttpCall | None] = ContextVar("current_call", default=None)
-"""Call that the current task answers; None outside a POST over HTTP."""
+"""Call that the current task answers; None if the task does not answer an HTTP POST."""
 
 
 def call_of(headers: Headers, caller: Caller) -> HttpCall:
-    """Read a call from its headers; invalid headers are ignored."""
+    """Create a call from its headers. Invalid headers are ignored."""
     given = headers.get(REQUEST_ID_HEADER, "")
     usable = bool(given) and identifier_fault(given) is None
     return HttpCall(
@@ -86,12 +86,12 @@ def call_of(headers: Headers, caller: Caller) -> HttpCall:
 
 
 class AskedForm(NamedTuple):
-    field: str  # name of the message's field
+    field: str  # field of the body that requests the form
     form: StructuredOutput
 
 
 def structure_of(message: SamplingFields) -> StructuredOutput | None:
-    """Return the requested form, None for free text. Raises: Problem for more than one form."""
+    """Return the requested structured output; None for free text. Raises: Problem if several are requested."""
     asked = list(asked_forms(message))
     if len(asked) > 1:
         raise refused(asked[1].field, f"at most one form is allowed, and {asked[0].field} asks for another; remove one")
@@ -99,7 +99,7 @@ def structure_of(message: SamplingFields) -> StructuredOutput | None:
 
 
 def asked_forms(message: BaseModel) -> Iterator[AskedForm]:
-    """Yield all requested forms, OpenAI's fields first. Raises: Problem."""
+    """Yield all structured outputs (forms) that fields of the body request, OpenAI's fields first. Raises: Problem."""
     match message:
         case ChatRequest() | CompletionRequest():
             yield from _of_format("response_format", message.response_format)
@@ -146,7 +146,7 @@ _SEED_BITS = (1 << 64) - 1
 
 
 def completion_requests(message: CompletionRequest, call: HttpCall) -> list[GenerationRequest]:
-    """Convert a completion into one request per prompt. Raises: Problem."""
+    """Convert the body of a completion into one request per prompt. Raises: Problem."""
     sampling = _sampling(message, _or_default(message.max_tokens), message.logprobs, _prompt_logprobs(message))
     return [
         _request(Operation.GENERATE, prompt, message, call, sampling, bool(message.stream), bool(message.echo))
@@ -155,7 +155,7 @@ def completion_requests(message: CompletionRequest, call: HttpCall) -> list[Gene
 
 
 async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: TokenizerWorker) -> ReadChat:
-    """Convert a chat into a request with its parser. Raises: Problem, BatonError."""
+    """Convert the body of a chat into a request, with the parser of its answer. Raises: Problem, BatonError."""
     max_tokens = message.max_tokens if message.max_completion_tokens is None else message.max_completion_tokens
     if message.max_tokens not in (None, max_tokens):
         raise refused("max_completion_tokens", "differs from max_tokens, its other name; give one of them")
@@ -170,7 +170,7 @@ async def chat_request(message: ChatRequest, call: HttpCall, tokenizer: Tokenize
 
 
 def _asked(message: ChatRequest) -> ChatAsked:
-    """Return the chat-specific fields. Raises: Problem."""
+    """Return the options that only chats have. Raises: Problem."""
     budget = message.thinking_token_budget if message.thinking_budget is None else message.thinking_budget
     if message.thinking_token_budget not in (None, budget):
         raise refused("thinking_token_budget", "differs from thinking_budget, its other name; give one of them")
@@ -190,7 +190,7 @@ def _asked(message: ChatRequest) -> ChatAsked:
 
 
 def simple_request(message: GenerateRequest, call: HttpCall) -> GenerationRequest:
-    """Convert a message of /generate. Raises: Problem."""
+    """Convert the body of POST /generate. Raises: Problem."""
     sampling = _sampling(message, _or_default(message.max_tokens), None, None)
     return _request(Operation.GENERATE, TextPrompt(message.prompt), message, call, sampling, bool(message.stream))
 
@@ -200,7 +200,7 @@ def chat_message(message: ChatMessage) -> Message:
         role=message.role,
         content=_text(message.content),
         name=message.name or "",
-        # Fast path: few messages of a conversation call functions.
+        # Most messages have no tool calls: for them no generator is created.
         tool_calls=tuple(ToolCall(each.id, each.function.name, each.function.arguments) for each in message.tool_calls)
         if message.tool_calls
         else (),
@@ -210,21 +210,21 @@ def chat_message(message: ChatMessage) -> Message:
 
 
 RETENTIONS_S: Mapping[str, float] = {"in_memory": 600.0, "in-memory": 600.0, "24h": 86_400.0}
-"""Retention of OpenAI's values, in seconds. `in_memory` there means 5 to 10 minutes after the last use."""
+"""Seconds of retention by value of OpenAI's prompt_cache_retention. OpenAI keeps `in_memory` for 5 to 10 minutes."""
 TTLS_S: Mapping[str, float] = {"5m": 300.0, "1h": 3600.0}
-"""Retention of Anthropic's values, in seconds."""
+"""Seconds of retention by value of Anthropic's ttl."""
 
 
 _SESSION_MARK = "_session_"
 
 
 def session_id(message: RequestFields, call: HttpCall) -> str:
-    """Return the session id of the message, else of the header."""
+    """Return the session id in the body; without one, that in the header x-session-id."""
     return named_session(message)[1] or call.session
 
 
 def named_session(message: RequestFields) -> tuple[str, str]:
-    """Return the field that names a session, and the id; both are empty if there is none."""
+    """Return the field of the body that names a session, and the session id; both are empty without such a field."""
     user = message.metadata.user_id if isinstance(message, MessagesRequest) and message.metadata is not None else None
     for name, given in (
         ("session_id", message.session_id),
@@ -237,7 +237,7 @@ def named_session(message: RequestFields) -> tuple[str, str]:
 
 
 def _session_of_user(user_id: str) -> str:
-    """Return the session in a user id of Claude Code: a JSON text, or in older versions the end of the id."""
+    """Return the session id in a user id of Claude Code, which is JSON, or in older versions ends with the session."""
     try:
         read = read_json(user_id)
     except JsonRefused:
@@ -248,9 +248,9 @@ def _session_of_user(user_id: str) -> str:
 
 
 def kept_for_s(message: RequestFields, in_session: bool) -> float | None:
-    """Return the retention: our field, else OpenAI's, else the longest of Anthropic's marks; None if there is none.
+    """Return how long KV is kept: by our field, OpenAI's field, or the longest of Anthropic's marks; None: unstated.
 
-    Fields of other servers have no effect without a session.
+    The fields of OpenAI and Anthropic have no effect without a session.
     """
     if message.keep_for_s is not None or not in_session:
         return message.keep_for_s
@@ -276,7 +276,7 @@ def _ttls(message: RequestFields) -> Iterator[str]:
 
 
 def shown_tools(tools: Sequence[ChatTool] | None) -> list[Mapping[str, Any]]:
-    """Return tools in the form that chat templates read."""
+    """Convert tools to JSON objects, which chat templates read."""
     return [tool.model_dump(exclude_none=True) for tool in tools or ()]
 
 
@@ -355,7 +355,7 @@ def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
 
 
 def prompts_of(given: str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]], field: str) -> list[Prompt]:
-    """Return the prompts in a field of OpenAI's API: one or several, as text or token ids. Raises: Problem."""
+    """Return the prompts in a field of OpenAI's API: one or several, as texts or token ids. Raises: Problem."""
     if isinstance(given, str):
         return [TextPrompt(given)]
     if not given:
@@ -384,13 +384,13 @@ _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA,
 
 
 def names_of(message: Body) -> Renamed:
-    """Return the names of the router's fields in this message, which may have chosen among several. Raises: Problem."""
+    """Return the names of the router's fields in this body. If a field has several, the one used. Raises: Problem."""
     names = {"session": SESSION_HEADER, **message.renamed}
     if isinstance(message, RequestFields):
         names["session_id"] = named_session(message)[0] or SESSION_HEADER
     match message:
         case ChatRequest():
-            names |= _FORCED  # a structured output that the client did not ask for comes from a forced call
+            names |= _FORCED  # if the client requested no structured output, it comes from forced calls
             if message.reasoning_effort is not None:
                 names[f"template_options.{EFFORT}"] = "reasoning_effort"
             if message.enable_thinking is not None:

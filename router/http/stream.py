@@ -1,4 +1,4 @@
-"""Streams of answers: one loop, and a writer for each dialect that turns the router's events into bytes."""
+"""Streaming of answers: one loop for all APIs, and an interface of writers that convert events to bytes."""
 
 import json
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from baton.text.output.thoughts import OutputParser
 
 
 class PromptEvent(NamedTuple):
-    """Event of one of several prompts. `place`: index of the prompt."""
+    """Event of one of a call's prompts. `place`: index of the prompt."""
 
     place: int
     event: ResponseEvent
@@ -25,23 +25,26 @@ Events = AsyncGenerator[ResponseEvent | PromptEvent, None] | AsyncGenerator[Resp
 
 
 class AnswerWriter(ABC):
-    """Writer of one streamed answer."""
+    """Interface of a writer of one streamed answer, in the format of an API."""
 
     @abstractmethod
     def write(self, event: ResponseEvent | PromptEvent) -> bytes:
-        """Return the bytes of an event, possibly none."""
+        """Return the bytes to send for an event; may be empty."""
 
     @abstractmethod
     def failed(self, problem: Problem) -> bytes:
-        """Return the end of a stream whose answer failed after the first bytes."""
+        """Return the bytes that end a stream with an error, after other bytes were sent."""
 
     async def end(self) -> bytes:
-        """Return the end of a complete stream, possibly no bytes."""
+        """Return the bytes that end a complete stream; may be empty."""
         return b""
 
 
 async def stream(writer: AnswerWriter, events: Events, renamed: Renamed) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of an answer. `renamed`: names of fields in errors. Raises: BatonError before the first bytes."""
+    """Yield the bytes of an answer. `renamed`: names of fields in the client's body, for errors.
+
+    Raises: BatonError before the first bytes; later errors are sent in the stream.
+    """
     begun = False
     try:
         async with aclosing(events):
@@ -59,7 +62,7 @@ async def stream(writer: AnswerWriter, events: Events, renamed: Renamed) -> Asyn
 
 
 class PieceWriter(AnswerWriter):
-    """Writer of an answer of one choice, which a parser splits into reasoning, text and calls."""
+    """Writer of an answer with one choice. A parser splits its text into reasoning, text and tool calls."""
 
     def __init__(self, parser: OutputParser) -> None:
         self.model = self.version = ""
@@ -68,14 +71,14 @@ class PieceWriter(AnswerWriter):
 
     @property
     def ended(self) -> tuple[ChoiceFinished, Summary]:
-        """Reason and summary of the finished answer."""
+        """Finish reason and summary of the complete answer."""
         if self._ended is None:
             raise RuntimeError("an answer ends with Finished")
         return self._ended
 
     @abstractmethod
     def complete(self) -> dict[str, Any]:
-        """Return the answer as one object, once it has finished."""
+        """Return the complete answer as one object. Call it after the last event."""
 
     def write(self, event: ResponseEvent | PromptEvent) -> bytes:
         return b"".join(self._written(event))
@@ -93,21 +96,21 @@ class PieceWriter(AnswerWriter):
                 yield from self._finish(choice, summary)
 
     def _begin(self, started: Started) -> Iterator[bytes]:
-        """Yield what precedes the first piece."""
+        """Yield the bytes that precede the first piece of the answer."""
         yield from ()
 
     @abstractmethod
     def _add(self, pieces: Sequence[OutputPiece], delta: Delta | None) -> Iterator[bytes]:
-        """Yield the next pieces. `delta`: tokens that completed them; None at the end of the answer."""
+        """Add the next pieces of the answer, and yield their bytes. `delta`: their tokens; None: it has ended."""
 
     @abstractmethod
     def _finish(self, end: ChoiceFinished, summary: Summary) -> Iterator[bytes]:
-        """Yield what follows the last piece."""
+        """Yield the bytes that follow the last piece of the answer."""
 
     async def reply(
         self, events: Events, is_streamed: bool | None, renamed: Renamed, media_type: str = EVENT_STREAM
     ) -> Reply:
-        """Return the answer, streamed or as one object. Raises: BatonError."""
+        """Return the reply: a stream, or one object once the answer is complete. Raises: BatonError."""
         if is_streamed:
             return StreamedReply(stream(self, events, renamed), media_type)
         async with aclosing(events):

@@ -1,1 +1,1 @@
-"""Anthropic's Messages protocol: what its clients send, and what they read."""
+"""Anthropic's Messages API: bodies of its requests, their conversion into chats, and answers in its format."""

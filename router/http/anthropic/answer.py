@@ -1,4 +1,4 @@
-"""Answers in Anthropic's format: blocks of reasoning, text and calls, in one object or as events."""
+"""Answers in Anthropic's format: blocks of reasoning, text and tool calls, in one object or as events."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from baton.text.output.tool_calls import arguments_object
 @dataclass(slots=True)
 class _Block:
     content: dict[str, Any]
-    arguments: str = ""  # JSON of a tool call
+    arguments: str = ""  # JSON of a tool call's arguments, as far as received
 
 
 class AnthropicWriter(PieceWriter):
-    """Writer of a message, which grows by content blocks."""
+    """Writer of an answer as an Anthropic message, to which content blocks are appended."""
 
     def __init__(self, message_id: str, parser: OutputParser) -> None:
         super().__init__(parser)
@@ -58,7 +58,7 @@ class AnthropicWriter(PieceWriter):
                     yield encoded_event("content_block_delta", index=len(self._blocks) - 1, delta=change)
 
     def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
-        """Open a block, unless the last one is of this kind; each call has its own block."""
+        """Close the last block and open one of type `kind`, unless the last one has that type. "": always open one."""
         if self._blocks and self._blocks[-1].content["type"] == kind:
             return
         yield from self._close()
@@ -104,7 +104,7 @@ def _content(block: _Block) -> dict[str, Any]:
 
 
 def _usage(usage: Usage) -> dict[str, int]:
-    """Return `usage`. Anthropic's input counts are disjoint: `input_tokens` excludes cached tokens."""
+    """Return the object `usage`. Anthropic's `input_tokens` excludes cached tokens."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,

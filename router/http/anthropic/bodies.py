@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/messages and /v1/messages/count_tokens; router/http/messages.py has the rules of bodies."""
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens. The rules for bodies are in router/http/messages.py."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -127,7 +127,7 @@ class Metadata(Body):
 
 
 class PromptFields(RequestFields):
-    """Fields that form the prompt."""
+    """Fields from which the prompt is rendered."""
 
     renamed: ClassVar[Renamed] = {
         "stop": "stop_sequences",

@@ -1,4 +1,4 @@
-"""Conversion of Anthropic's messages into a chat request. Pure."""
+"""Conversion of a Messages request of Anthropic's API into a chat request. Pure."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ BETWEEN_BLOCKS = "\n"
 
 
 def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall) -> ChatRequest:
-    """Convert a message into a chat. `template`: chat template of the model. Raises: Problem."""
+    """Convert a Messages request into a chat request. `template`: the model's chat template. Raises: Problem."""
     _check_order(message)
     config, choice = message.output_config, message.tool_choice
     chat: dict[str, Any] = {
@@ -53,7 +53,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
 
 
 def _check_order(message: PromptFields) -> None:
-    """Check that the last turn is the user's. Raises: Problem."""
+    """Check that the last turn is one of the user. Raises: Problem."""
     if message.messages and isinstance(message.messages[-1], AssistantTurn):
         last = len(message.messages) - 1
         raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions can continue a text")
@@ -65,7 +65,7 @@ def _system(message: PromptFields) -> Iterator[ChatPart]:
 
 
 def _turn(turn: UserTurn | AssistantTurn) -> Iterator[ChatPart]:
-    """Yield the chat messages of a turn; a user turn has one per tool result and one for its text."""
+    """Yield the chat messages for a turn. A user turn yields one per tool result, then one for its text."""
     if isinstance(turn.content, str):
         yield {"role": turn.role, "content": turn.content}
     elif isinstance(turn, AssistantTurn):
@@ -112,7 +112,10 @@ def _format(config: OutputConfig | None) -> ChatPart | None:
 
 
 def _thinking(message: PromptFields, template: ChatTemplate | None) -> bool | None:
-    """Return `enable_thinking`: off by default; `adaptive` is the model's default. Raises: Problem if unsupported."""
+    """Return the chat's `enable_thinking`: false if `thinking` is absent, true if it is `adaptive`.
+
+    None if the template has no such option. Raises: InvalidArgument if the model cannot do what was asked.
+    """
     kind = message.thinking.type if message.thinking is not None else None
     asked = {"enabled": True, "disabled": False}.get(kind or "")
     return asked_to_think(asked, kind == "adaptive", "thinking", template)

@@ -1,1 +1,1 @@
-"""HTTP itself: connections, bodies, replies, errors."""
+"""HTTP layer, independent of the APIs: server, connections, access, bodies, replies and errors."""

@@ -1,4 +1,4 @@
-"""HTTP connection: uvicorn's protocol with strict heads and limits on all bytes that are not content."""
+"""HTTP connection: uvicorn's protocol with strict checks of request heads and limits on all bytes besides content."""
 
 import asyncio
 from asyncio import Handle, TimerHandle, Transport
@@ -23,17 +23,17 @@ from baton.router.http.edge.slots import ConnectionSlots
 ABORT = "baton.abort"
 """Extension of a request's scope: a function that aborts the connection and drops unsent bytes."""
 PROBES = frozenset({b"/health", b"/ready"})
-"""Paths that are served even if all connections are busy."""
+"""Paths of health checks, which are served even if all connections are in use."""
 
 _MAX_HEAD_FIELDS = 200
-_MAX_HEAD_BYTES = 64 << 10  # also of the chunk headers and trailers of a body
-_EXTRA_PER_BYTE = 4  # allowed per byte of content: a chunk of two bytes takes 7 bytes
-_PIECE_BYTES = 8 << 10  # parsed in one iteration of the event loop
-_LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # time and bytes for which input is read and dropped after an error
+_MAX_HEAD_BYTES = 64 << 10  # limit of a head, and of a body's chunk headers and trailers
+_EXTRA_PER_BYTE = 4  # bytes of chunk headers allowed per byte of content: chunks of two bytes need 2.5
+_PIECE_BYTES = 8 << 10  # bytes parsed in one iteration of the event loop
+_LINGER_S, _MAX_LINGER_BYTES = 1.0, 1 << 20  # maximum time and size of input that is dropped after an error
 
 
 class _Part(Enum):
-    """Part of the request that the next byte of a connection belongs to."""
+    """Part of a request to which the next received byte of a connection belongs."""
 
     NOTHING = "nothing"
     HEAD = "head"
@@ -42,12 +42,12 @@ class _Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WaitLimits:
-    head_s: float  # from the start of the connection, or the first byte of a request, to the last header
-    idle_s: float  # between requests
+    head_s: float  # maximum time from a connection's start, or a request's first byte, to the last header
+    idle_s: float  # maximum time between two requests
 
 
 class _HeldFlow(FlowControl):
-    """Flow control that keeps reading paused while received bytes are not parsed."""
+    """Flow control of a connection. It keeps reading paused while received bytes wait for parsing (`is_held`)."""
 
     is_held = False
 
@@ -69,7 +69,7 @@ class HttpConnection(HttpToolsProtocol):
         self._extra_bytes = self._fields = 0
         self._unread = b""
         self._parsing_soon: Handle | None = None
-        self._answered: RequestResponseCycle | None = None  # the current or last request
+        self._answered: RequestResponseCycle | None = None  # the request that is being answered, or the last one
         self._is_upgrade = self._has_served = self._is_refused = False
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
@@ -111,7 +111,7 @@ class HttpConnection(HttpToolsProtocol):
             self._parsing_soon = self.loop.call_soon(self._parse_piece)
 
     def _parse_piece(self) -> None:
-        """Parse a part of the received bytes. Pipelined requests stay unparsed until their turn."""
+        """Parse a piece of the received bytes. A pipelined request is not parsed until its predecessor is answered."""
         self._parsing_soon = None
         if self._is_refused or self.transport.is_closing() or self.pipeline:
             return
@@ -139,10 +139,10 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(_too_large(f"{what}: more than {_MAX_HEAD_BYTES >> 10} KiB"))
 
     def _feed(self, data: bytes) -> bytes:
-        """Parse the data, and return the bytes after a head that asks for an upgrade of the protocol.
+        """Parse the data. Return the bytes that follow a head with a request to upgrade the protocol, if it has one.
 
-        The server ignores upgrades (RFC 9110, 7.8). The parser cannot: it would treat the body as the other protocol.
-        So a new parser gets the same head without the field `Upgrade`. Raises: HttpParserError.
+        The server ignores upgrades (RFC 9110, 7.8), but the parser cannot: it would stop parsing HTTP. So a new parser
+        gets the same head without the field `Upgrade`. Raises: HttpParserError.
         """
         try:
             self.parser.feed_data(data)
@@ -156,7 +156,7 @@ class HttpConnection(HttpToolsProtocol):
         version = self.parser.get_http_version().encode()
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (self.parser.get_method(), self.url, version, b"".join(fields))
         self.parser = HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn's setting
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it for the first parser
         self.parser.feed_data(head)
         return data[head_bytes:]
 
@@ -168,7 +168,7 @@ class HttpConnection(HttpToolsProtocol):
             self._start_timer(self._limits.head_s)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a field of the head; fields of a trailer are counted and dropped."""
+        """Add a header field. Fields of a trailer are counted, but dropped."""
         self._fields += 1
         if self._fields > _MAX_HEAD_FIELDS:
             raise _too_large(f"more than {_MAX_HEAD_FIELDS} header fields")
@@ -210,7 +210,7 @@ class HttpConnection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(self._run, cycle, app))
 
     async def _run(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application. A request whose connection is lost, or whose server stops, ends without an answer."""
+        """Run the application. If the connection is lost or the server stops, the request gets no answer."""
         try:
             await app(scope, receive, send)
         except asyncio.CancelledError:
@@ -219,7 +219,7 @@ class HttpConnection(HttpToolsProtocol):
         except RuntimeError:
             if not self.transport.is_closing():
                 raise
-            cycle.disconnected = True  # uvloop closed the transport
+            cycle.disconnected = True  # uvloop raises RuntimeError for writing to a closed transport
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -233,7 +233,7 @@ class HttpConnection(HttpToolsProtocol):
             self._parse_soon()
 
     def _wait(self) -> None:
-        """Limit the time until the next head, or the rest of a request that was answered early, has arrived."""
+        """Start the time limit for the next request's head, or for the rest of a request that was answered early."""
         self._slots.wait(self)
         is_idle = self._has_served and self._part is _Part.NOTHING
         self._start_timer(self._limits.idle_s if is_idle else self._limits.head_s)
@@ -255,7 +255,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(Problem(HTTPStatus.REQUEST_TIMEOUT, message))
 
     def _refuse(self, problem: Problem) -> None:
-        """Answer with the problem, unless another answer is in progress, and close the connection."""
+        """Answer with the problem and close the connection. If another answer is in progress, only close."""
         self._stop_timer()
         if self._is_refused or self.transport.is_closing():
             return
@@ -271,14 +271,14 @@ class HttpConnection(HttpToolsProtocol):
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # Closing with unread bytes resets the connection and loses the answer: read and drop them.
+        # Unread bytes are read and dropped: closing with them would reset the connection, and the answer be lost.
         self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
         self._timer = self.loop.call_later(_LINGER_S, self.transport.close)
 
     def _end_answers(self) -> None:
-        """Report the disconnect to the application. uvicorn reports it only to the newest pipelined request."""
+        """Report the disconnect to the application for all requests. uvicorn reports it only for the newest."""
         self.pipeline.clear()
         for cycle in (self._answered, self.cycle):
             if cycle is not None and not cycle.response_complete:
@@ -287,7 +287,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 async def _send_until_close(cycle: RequestResponseCycle, send: Callable[[Any], Any], message: Any) -> None:
-    """Send without chunks, which HTTP/1.0 lacks: closing the connection ends the answer."""
+    """Send a message of an answer to HTTP/1.0, which has no chunks: closing the connection ends the answer."""
     if message["type"] == "http.response.start":
         cycle.chunked_encoding = False
     else:
@@ -317,7 +317,7 @@ def _reply(problem: Problem) -> bytes:
 
 
 def abort_of(scope: Any) -> Callable[[], None]:
-    """Return a function that aborts the connection of a request; it does nothing under another server."""
+    """Return a function that aborts a request's connection. Under a server other than ours it does nothing."""
     extension = (scope.get("extensions") or {}).get(ABORT)
     abort: Callable[[], None] = extension["call"] if extension else lambda: None
     return abort

@@ -1,4 +1,4 @@
-"""OpenAPI document: routes, their request bodies, and the schemas of their answers. Pure."""
+"""OpenAPI document: routes, schemas of their request bodies and of their answers. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Schema = Mapping[str, Any]
 
 
 def _object(**properties: Any) -> Schema:
-    """Return the schema of an object with these properties, and possibly others."""
+    """Return the schema of an object that requires these properties and may have others."""
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
@@ -142,10 +142,10 @@ def openapi_document(
     parameters: Mapping[str, Schema],
     deletes: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the document.
+    """Return the OpenAPI document.
 
-    By path: `posts` messages, `gets` media types (none for no content), `streamed` media types of streams,
-    `parameters` schemas of query parameters. `deletes`: paths.
+    By path: `posts` has the types of bodies, `gets` the media types of answers (empty: no content), `streamed` the
+    media types of streams, `parameters` the schemas of query parameters. `deletes`: paths with DELETE.
     """
     paths: dict[str, Any] = {}
     for path, media in gets.items():
@@ -164,7 +164,7 @@ def openapi_document(
 
 @cache
 def _schemas(messages: Sequence[type[BaseModel]]) -> Schema:
-    """Return schemas by name. Generating them takes 0.5 s of a core."""
+    """Return the JSON schemas of all bodies, by name. They are cached: generating them takes 0.5 s of CPU time."""
     _, schemas = models_json_schema(
         [(message, "validation") for message in messages], ref_template="#/components/schemas/{model}"
     )

@@ -1,4 +1,4 @@
-"""ASGI applications of single routes: access check, body, message, work, reply, and error handling."""
+"""ASGI applications of single routes: they check access, read and parse the body, reply, and handle errors."""
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -51,16 +51,16 @@ NEEDS = {
     "/v1/load_lora_adapter": Need.ADMIN,
     "/v1/unload_lora_adapter": Need.ADMIN,
 }
-"""Paths with special needs. The files of the page need nothing; all other paths, existing or not, need a key."""
+"""Permission by path. Files of the page require nothing; all other paths, existing or not, require a key."""
 
 HARMLESS_QUERY: dict[Dialect, tuple[str, ...]] = {Dialect.ANTHROPIC: ("beta",)}
-"""Query parameters that clients add and that have no effect."""
+"""Query parameters that clients of an API add, and that are ignored."""
 
 _CALLER = "baton.caller"
 
 
 class Guard:
-    """ASGI application that checks the caller before it calls another one."""
+    """ASGI application that checks the caller's access, and then calls another application."""
 
     def __init__(
         self,
@@ -70,7 +70,9 @@ class Guard:
         stall_s: float,
         refused: Callable[[str, BatonError], None],
     ) -> None:
-        """Wrap `app`. `sites`: rules for calls without keys. `refused` gets the path of each rejected call."""
+        """Wrap `app`. `sites`: rules if no API keys are configured. `refused`: called with path and error of a rejected
+        call.
+        """
         self._app = app
         self._access = access
         self._sites = sites
@@ -87,7 +89,7 @@ class Guard:
             self._refused(scope["path"], error)
             problem = problem_of(error, {})
             problem.dialect = dialect_of(scope["path"])
-            problem.ends_connection = True  # the body, if any, is not read
+            problem.ends_connection = True  # the connection must close, since the body is not read
             with suppress(Stalled):
                 await refuse(problem, receive, send, {}, self._stall_s)
             return
@@ -95,7 +97,7 @@ class Guard:
 
 
 def caller_of(scope: Scope) -> Caller:
-    """Return the caller that the guard identified."""
+    """Return the caller of a request, as identified by the Guard."""
     caller: Caller = scope[_CALLER]
     return caller
 
@@ -108,7 +110,7 @@ Refuse = Callable[[TraceContext | None, RequestEnd], None]
 
 @dataclass(frozen=True, slots=True)
 class HttpTransport:
-    """Body reader, parser and stall limit that all routes share."""
+    """Reader and parser of bodies, and time limit of stalled clients, shared by all routes."""
 
     bodies: BodyReader
     parser: Parser
@@ -116,7 +118,7 @@ class HttpTransport:
 
 
 class Endpoint(Generic[Message]):
-    """Application that answers POSTs of one type of message."""
+    """ASGI application that answers POSTs with one type of body (`message_type`)."""
 
     def __init__(
         self,
@@ -126,8 +128,8 @@ class Endpoint(Generic[Message]):
         refuse: Refuse = lambda trace, end: None,
         observe: Callable[[HttpCall, Problem], None] = lambda call, problem: None,
     ) -> None:
-        """Create the endpoint. `refuse` is called for calls that end before they become requests, `observe` with each
-        error before it is sent.
+        """Create the endpoint. `refuse`: called for each call that ends before it becomes a request. `observe`: called
+        with each error before it is sent.
         """
         self.message_type = message_type
         self._answer = answer
@@ -164,24 +166,24 @@ class Endpoint(Generic[Message]):
             abort_of(scope)()
 
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
-        """Count a call that ended before it became a request."""
+        """Report a call that ended before it became a request; ignored for other calls."""
         if call.reader.requests == 0:
             self._refuse(call.trace, end)
 
     async def _respond(self, body: RequestBody, call: HttpCall, send: Send) -> None:
-        """Parse the body and answer. Raises: Problem if nothing has been sent, Stalled."""
+        """Parse the body and send the answer. Raises: Problem if nothing was sent yet, Stalled."""
         try:
             message = await self._transport.parser.parse(self.message_type, body.parts)
-            body.release()  # it may be large, and the answer may take long
+            body.release()  # frees its memory, which may be large, before a long answer
             await self._reply(message, call, send)
         except (Problem, Stalled):
             raise
-        except Exception as error:  # edge of every call: any fault becomes status 500
+        except Exception as error:  # last handler of every call: unexpected errors become status 500
             logger.exception("%s failed unexpectedly; the client gets status 500", self.message_type.__name__)
             raise Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error", code="unexpected") from error
 
     async def _reply(self, message: Message, call: HttpCall, send: Send) -> None:
-        """Answer the message. Raises: Problem, Stalled."""
+        """Create the answer to the message and send it. Raises: Problem, Stalled."""
         headers_sent = {REQUEST_ID_HEADER: call.request_id}
         try:
             reply = await self._answer(message, call)
@@ -191,7 +193,7 @@ class Endpoint(Generic[Message]):
 
 
 def _end_of(problem: Problem) -> RequestEnd:
-    """Return how a request with this problem ended; its cause is the router's error or a fault of this program."""
+    """Return how a call with this problem ended: by the error that caused the problem, or as refused without one."""
     cause = problem.__cause__
     if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
         return end_of(cause, dispatched=False)
@@ -199,7 +201,7 @@ def _end_of(problem: Problem) -> RequestEnd:
 
 
 class QueryEndpoint:
-    """Application that answers requests without a body."""
+    """ASGI application that answers requests without a body, such as GET."""
 
     def __init__(
         self,
@@ -208,7 +210,7 @@ class QueryEndpoint:
         parameters: Collection[str] = (),
         methods: Sequence[str] = ("GET", "HEAD"),
     ) -> None:
-        """Create the endpoint. `parameters`: names of the query parameters that it reads."""
+        """Create the endpoint. `parameters`: names of accepted query parameters."""
         self._answer = answer
         self._stall_s = stall_s
         self._parameters = parameters
@@ -229,10 +231,10 @@ class QueryEndpoint:
 
 
 class UnknownPath:
-    """Application for unknown paths."""
+    """ASGI application for unknown paths: it answers with status 404."""
 
     def __init__(self, stall_s: float, reasons: Mapping[str, str]) -> None:
-        """Create the application. `reasons`: why paths of other servers are not served, by path."""
+        """Create the application. `reasons`: by path of another server's API, why it is not served here."""
         self._stall_s = stall_s
         self._reasons = reasons
 

@@ -1,7 +1,7 @@
-"""Bytes of one exchange: a body read within limits, and its reply, full or streamed.
+"""Reading of request bodies within limits, and sending of replies, non-streaming or streamed.
 
-A stream starts with its first chunk: an error before it becomes a status. A client that disconnects, or reads nothing
-of its answer for too long, cancels its request.
+The status of a stream is sent with its first chunk, so an error before that becomes the status. The request of a client
+that disconnects, or reads nothing of its answer for too long, is cancelled.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ Fields = Mapping[str, str]
 
 
 class ClientGone(Exception):
-    """The client disconnected before its answer was complete."""
+    """Error: the client disconnected before its answer was complete."""
 
 
 class RequestBody:
-    """Received pieces of a body; they count against the reader's budget until they are released."""
+    """Received parts of one body. They count towards the reader's memory limit until they are released."""
 
     def __init__(self, reader: "BodyReader") -> None:
         self._reader = reader
         self.parts: list[bytes] = []
-        self.size = 0  # in bytes
+        self.size = 0  # sum of the parts' bytes
 
     def add(self, part: bytes) -> None:
         if self.parts and len(self.parts[-1]) < _SHORT_PART_BYTES:
-            self.parts[-1] += part  # a body sent in single bytes would take 50 times its size
+            self.parts[-1] += part  # joined, since single bytes as parts would take 50 times the memory
         else:
             self.parts.append(part)
         self.size += len(part)
         self._reader.held_bytes += len(part)
 
     def release(self) -> None:
-        """Free the bytes. May be called more than once."""
+        """Free the body's memory. Further calls do nothing."""
         self._reader.held_bytes -= self.size
         self.parts, self.size = [], 0
 
@@ -57,7 +57,7 @@ class RequestBody:
 
 
 class BodyReader:
-    """Reader of bodies, which share one budget of bytes."""
+    """Reader of request bodies. A body has at most `max_bytes`, all bodies together at most `all_bytes`."""
 
     def __init__(self, max_bytes: int, all_bytes: int, timeout_s: float) -> None:
         self._max_bytes = max_bytes
@@ -66,7 +66,7 @@ class BodyReader:
         self.held_bytes = 0
 
     async def read(self, headers: Headers, receive: Receive) -> RequestBody:
-        """Return the body, which the caller must release. Raises: Problem (413, 408, 503), ClientGone."""
+        """Receive a body, which the caller must release. Raises: Problem (413, 408, 503), ClientGone."""
         stated = headers.get("content-length", "")
         if stated.isascii() and stated.isdigit() and int(stated) > self._max_bytes:
             raise self._too_large()
@@ -116,7 +116,7 @@ class FullReply:
 
 @dataclass(frozen=True, slots=True)
 class StreamedReply:
-    """A stream. `chunks` raises nothing after the first chunk: a later failure is a chunk too."""
+    """Streamed reply. `chunks` may only raise before the first chunk: a later failure is sent as a chunk."""
 
     chunks: AsyncGenerator[bytes, None]
     media_type: str = EVENT_STREAM
@@ -126,7 +126,7 @@ Reply = FullReply | StreamedReply
 
 
 class Stalled(Exception):
-    """The client read nothing for too long."""
+    """Error: the client read nothing of its answer for too long."""
 
 
 def json_reply(content: Any, status: HTTPStatus = HTTPStatus.OK) -> FullReply:
@@ -149,7 +149,10 @@ def problem_reply(problem: Problem) -> FullReply:
 async def send_reply(
     reply: Reply, send: Send, headers: Fields, stall_s: float, reader: CallReader | None = None
 ) -> None:
-    """Send the reply. `reader`: reader of a stream. Raises: exception of the first chunk, before sending; Stalled."""
+    """Send the reply. `reader`: state of the call of a stream. Raises: Stalled.
+
+    An exception from the first chunk of a stream is raised before anything is sent.
+    """
     if isinstance(reply, FullReply):
         await _send_full(reply, send, headers, stall_s)
         return
@@ -175,7 +178,7 @@ async def _send_full(reply: FullReply, send: Send, headers: Fields, stall_s: flo
 
 
 async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields, stall_s: float) -> None:
-    """Send an error. The rest of an unread body is read and dropped for up to 2 s: closing a connection with unread
+    """Send an error. If the body was not read, it is read and dropped for up to 2 s: closing a connection with unread
     bytes would lose the error.
     """
     await _send_full(problem_reply(problem), send, headers, stall_s, more_body=True)
@@ -188,7 +191,7 @@ async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Await the work, cancelled if the client disconnects. The body must have been received. Raises: ClientGone."""
+    """Await `work`, and cancel it if the client disconnects. The body must be received before. Raises: ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
     try:
@@ -208,7 +211,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _send(send: Send, message: dict[str, Any], stall_s: float) -> None:
-    """Send a message; waits only if the client has too many unread bytes. Raises: Stalled."""
+    """Send an ASGI message. Waits up to `stall_s` if the client has too many unread bytes. Raises: Stalled."""
     try:
         async with asyncio.timeout(stall_s):
             await send(message)

@@ -1,4 +1,4 @@
-"""Rules of RFC 9112 for request heads that the parser does not check. Pure."""
+"""Checks of request heads that RFC 9112 demands and the parser does not perform. Pure."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Errors for HTTP clients: a status and an error object in the client's dialect. Pure."""
+"""Errors for HTTP clients: a status, and an error object in the format of the client's API (dialect). Pure."""
 
 import json
 import re
@@ -53,11 +53,14 @@ _ENDS = re.compile(r"(?<=[\w\]])(?=[.\[]|$)")
 """Matches the end of each prefix of a path."""
 
 Renamed = Mapping[str, str]
-"""Names of the router's fields in a message, by prefix of the path after `sampling.`. [] stands for any index."""
+"""Names that the router's fields have in a body, by beginning of the field's path without `sampling.`.
+
+[] stands for any index.
+"""
 
 
 class Dialect(Enum):
-    """API whose clients read the error."""
+    """API in whose format an error is sent."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -68,12 +71,12 @@ _PATHS = {"/v1/messages": Dialect.ANTHROPIC, "/api/": Dialect.OLLAMA}
 
 
 def dialect_of(path: str) -> Dialect:
-    """Return the dialect of a path, whether it exists or not."""
+    """Return the dialect for a path. The path need not exist."""
     return next((dialect for begin, dialect in _PATHS.items() if path.startswith(begin)), Dialect.OPENAI)
 
 
 class Problem(Exception):
-    """An error as an answer. `param`: path of the invalid field in the body."""
+    """Error: the call is answered with this status and message. `param`: path of the invalid field in the body."""
 
     def __init__(
         self,
@@ -91,20 +94,20 @@ class Problem(Exception):
         self.param = param
         self.code = code
         self.retry_after_s = retry_after_s
-        self.allowed = allowed  # methods for the header Allow
-        self.ends_connection = ends_connection  # the rest of the request is not read
+        self.allowed = allowed  # methods for the header field Allow
+        self.ends_connection = ends_connection  # the connection is closed, since the request was not read to its end
         self.dialect = Dialect.OPENAI
 
     @property
     def cause(self) -> str:
-        """Reason for counters: one of a few lower-case words."""
+        """Reason for the counters of ended requests: one of a few lower-case identifiers."""
         if self.status is HTTPStatus.BAD_REQUEST and self.code not in ("invalid_json", "body_too_large"):
             return "invalid_argument"
         return self.code or self.status.name.lower()
 
     @property
     def content(self) -> dict[str, Any]:
-        """Error object in the client's dialect."""
+        """Error object in the format of the client's API."""
         return self.content_for(self.dialect)
 
     def content_for(self, dialect: Dialect) -> dict[str, Any]:
@@ -124,12 +127,12 @@ class Problem(Exception):
 
 
 def refused(param: str, message: str, code: str | None = None) -> Problem:
-    """Return a problem that asks the client to change this field."""
+    """Return a problem (400) with the field `param`, which the client must change."""
     return Problem(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param, code)
 
 
 def retry_later(message: str, code: str | None = None, ends_connection: bool = False) -> Problem:
-    """Return a problem that asks the client to send the same request again."""
+    """Return a problem (503) that asks the client to send the same request again later."""
     status = HTTPStatus.SERVICE_UNAVAILABLE
     return Problem(
         status, f"{message}; retry later", code=code, retry_after_s=_RETRY_S, ends_connection=ends_connection
@@ -137,23 +140,23 @@ def retry_later(message: str, code: str | None = None, ends_connection: bool = F
 
 
 def check_method(scope: Mapping[str, Any], *allowed: str) -> None:
-    """Check the method. Raises: Problem (405)."""
+    """Check the HTTP method of a request. Raises: Problem (405)."""
     if scope["method"] not in allowed:
         message = f"method {scope['method'][:16]} is not allowed here; use {' or '.join(allowed)}"
         raise Problem(HTTPStatus.METHOD_NOT_ALLOWED, message, code="method_not_allowed", allowed=allowed)
 
 
 def check_query(scope: Mapping[str, Any], harmless: Collection[str] = ()) -> None:
-    """Check the query parameters. Raises: Problem that names the first one that is not `harmless`."""
+    """Check the query parameters. Raises: Problem that names the first parameter that is not in `harmless`."""
     for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name not in harmless:
             raise refused(name, "unknown query parameter; this route has none", "unknown_field")
 
 
 def check_content(headers: Mapping[str, str]) -> None:
-    """Check the type of the body. Raises: Problem (415) if it is compressed or not JSON.
+    """Check the headers that describe the body. Raises: Problem (415) if it is compressed or not JSON.
 
-    Types of forms and plain text are accepted too: `curl -d` and browsers send JSON with them.
+    The media types of forms and plain text are also accepted, since `curl -d` and browsers send JSON with them.
     """
     coding = headers.get("content-encoding", "").strip().lower()
     if coding not in ("", "identity"):
@@ -169,7 +172,10 @@ def _unsupported(field: str, value: str, remedy: str) -> Problem:
 
 
 def problem_of(error: BatonError, renamed: Renamed) -> Problem:
-    """Return the problem of an error, with the same meaning as over gRPC."""
+    """Convert an error to the problem that has the same meaning as the error's gRPC status.
+
+    `renamed`: names of fields in the client's body.
+    """
     status = _STATUSES.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     match error:
         case InvalidArgument():
@@ -179,7 +185,7 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
         case NotFound():
             return Problem(status, error.message, error.resource_type, f"{error.resource_type}_not_found")
         case Unauthenticated():
-            return Problem(status, error.message, code="invalid_api_key")  # OpenAI uses this code for a missing key too
+            return Problem(status, error.message, code="invalid_api_key")  # OpenAI's code, for a missing key, too
         case PermissionDenied():
             return Problem(status, error.message, code=error.reason.lower())
         case RateLimited():
@@ -192,7 +198,7 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
 
 
 def _renamed(field: str, renamed: Renamed) -> str:
-    """Rename the longest prefix that has a name; [] in the name is replaced by the field's own indices."""
+    """Replace the longest beginning of the path that `renamed` has. [] in the new name gets the field's indices."""
     path = field.removeprefix("sampling.")
     for end in sorted((match.end() for match in _ENDS.finditer(path)), reverse=True):
         begin, rest = path[:end], path[end:]

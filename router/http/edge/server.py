@@ -1,4 +1,4 @@
-"""HTTP server: uvicorn's connections on our own socket, with limits and without uvicorn's signal handlers."""
+"""HTTP server: uvicorn's connections on a socket of our own, with limits and without uvicorn's signal handlers."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ from baton.router.http.edge.connection import HttpConnection, WaitLimits
 from baton.router.http.edge.slots import ConnectionSlots
 
 _BACKLOG = 1024
-_SEND_BUFFER_BYTES = 128 << 10  # kernel buffer per connection; this process buffers as much again for a slow reader
+_SEND_BUFFER_BYTES = 128 << 10  # kernel's buffer per connection; for a slow reader, this process buffers the same again
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
 _ACCEPTED_AT_ONCE = 16
@@ -34,20 +34,20 @@ class HttpLimits:
 
 
 class _Opening:
-    """An accepted connection before its first byte, and then during its TLS handshake."""
+    """Accepted connection that is waiting for its first byte, or is in its TLS handshake."""
 
     def __init__(self, accepted: socket.socket, silence_s: float) -> None:
-        """Wait for the first byte. `silence_s`: maximum wait."""
+        """Start to wait for the first byte. `silence_s`: maximum time until it must arrive."""
         self.accepted = accepted
         self.silence: asyncio.TimerHandle | None = asyncio.get_running_loop().call_later(silence_s, self.give_way)
 
     def give_way(self) -> None:
-        """Shut the socket down. Cancelling the handshake would leave uvloop's transport half open."""
+        """Close by shutting the socket down: cancelling the handshake would leave uvloop's transport half open."""
         with suppress(OSError):
             self.accepted.shutdown(socket.SHUT_RDWR)
 
     def end_silence(self) -> None:
-        """Stop waiting for the first byte."""
+        """Stop the timer and the watch for the first byte."""
         if self.silence is not None:
             self.silence.cancel()
             self.silence = None
@@ -55,7 +55,7 @@ class _Opening:
 
 
 class HttpServer:
-    """Server of one application on one address, from `start` to `stop`."""
+    """HTTP server of one application on one address. It serves from `start` to `stop`."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits, tls: TlsFiles | None = None) -> None:
         self._config = uvicorn.Config(
@@ -83,7 +83,7 @@ class HttpServer:
         return len(self._state.connections) + len(self._opening)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and return the bound port. Raises: ListenError, TlsError."""
+        """Begin to listen, and return the bound port. Raises: ListenError, TlsError."""
         self._tls_context = None if self._tls is None else self._tls.http_context()
         self._listening = listening_socket(host, port, self._limits.stall_s)
         self.slots.fit_open_files()
@@ -123,7 +123,7 @@ class HttpServer:
             asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept pending connections. uvloop's own server would reset connections if descriptors run out."""
+        """Accept pending connections. Out of file descriptors, pause: uvloop's own server would reset connections."""
         loop = asyncio.get_running_loop()
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -188,14 +188,14 @@ class HttpServer:
 
 
 def listening_socket(host: str, port: int, stall_s: float) -> socket.socket:
-    """Return a listening socket, whose options connections inherit. Raises: ListenError."""
+    """Create a listening socket. Its connections inherit its options. Raises: ListenError."""
     address = Address("--http-port", host, port)
     check_free(address)
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        # Detect vanished peers: probe idle connections, and require acknowledgement of sent bytes.
+        # To detect vanished clients: idle connections are probed, and sent bytes must be acknowledged.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AFTER_S)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_EVERY_S)

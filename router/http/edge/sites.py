@@ -1,7 +1,7 @@
-"""Rules for web pages that call a router without keys: a browser carries any site's pages past loopback and firewalls.
+"""Protection of a router without API keys from web pages: a browser behind its firewall runs pages of any site.
 
-DNS rebinding shows as an unknown Host. Other foreign pages are identified by the browser's Sec-Fetch-Site or Origin.
-Pure.
+A page that uses DNS rebinding sends an unknown Host. Other foreign pages are identified by the browser's header
+Sec-Fetch-Site or Origin. Pure.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,19 +15,23 @@ from baton.process.errors import PermissionDenied
 from baton.router.http.page.files import is_public
 
 _ANY = "*"
-_OWN_SITES = ("same-origin", "none")  # the page itself, and its user
+_OWN_SITES = ("same-origin", "none")  # values of Sec-Fetch-Site for calls by the router's page, and by the user
 
 
 class SiteRules:
-    """Rules for the Host and the origin of calls."""
+    """Rules for the headers Host and Origin of calls."""
 
     def __init__(self, hosts: Collection[str], origins: Collection[str]) -> None:
-        """Create the rules. `hosts`: names besides `localhost` and addresses; `*.NAME` allows subdomains, `*` all."""
+        """Create the rules. `localhost` and addresses are always allowed as hosts.
+
+        `hosts`: further allowed names; `*.NAME` allows subdomains, `*` all names. `origins`: foreign sites whose pages
+        may call the router; `*` allows all.
+        """
         self._hosts = {"localhost", *(host.lower() for host in hosts)}
         self._origins = frozenset(origins)
 
     def check(self, scope: Scope) -> None:
-        """Check a call. Raises: PermissionDenied."""
+        """Check host and origin of a call. Raises: PermissionDenied."""
         headers = Headers(scope=scope)
         host = headers.get("host")
         if host is not None and not self._knows(_name_of(host)):
@@ -53,7 +57,7 @@ class SiteRules:
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Let pages of these origins read the answers of the application. Preflights, which have no key, need none."""
+    """Wrap `app` so that pages of these origins can read its answers. Preflight requests are answered without a key."""
     return CORSMiddleware(
         app,
         allow_origins=origins,
@@ -65,7 +69,7 @@ def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
 
 
 def _name_of(host: str) -> str:
-    """Return the name or address without the port."""
+    """Return the name or address in a Host header, without the port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.lower().removesuffix(".")
 
@@ -79,6 +83,6 @@ def _is_address(name: str) -> bool:
 
 
 def _opens_page(scope: Scope, headers: Mapping[str, str]) -> bool:
-    """Check whether the call follows a link from another site to the router's own page."""
+    """Return whether the call opens the router's own page, for example by a link on another site."""
     is_document = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
     return is_document and is_public(scope)

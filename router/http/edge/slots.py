@@ -1,4 +1,4 @@
-"""Limit of HTTP connections: counts connections with a request, and closes idle ones in favour of new ones."""
+"""Limit on HTTP connections. It counts connections with a request, and closes idle ones in favour of new ones."""
 
 import logging
 import time
@@ -16,27 +16,27 @@ _REASONS = ("refused", "closed_idle", "no_descriptors")
 
 
 class Waiter(Protocol):
-    """A connection, which waits for a request or has one."""
+    """Interface of a connection, which is waiting for a request or has one."""
 
     def give_way(self) -> None:
-        """Close immediately."""
+        """Close the idle connection immediately, in favour of a new one."""
 
 
 class ConnectionSlots:
-    """Open connections by state: waiting or busy."""
+    """Open HTTP connections by state: waiting for a request, or busy with one."""
 
     def __init__(self, most: int) -> None:
-        """Create the limit. `most`: maximum number of connections with a request."""
+        """Begin without connections. `most`: maximum number of busy connections."""
         self.most = most
         self.counts = Counter(dict.fromkeys(_REASONS, 0))
         """Number of connections rejected or closed at the limit, by reason."""
         self._busy = set[Waiter]()
-        self._waiting: dict[Waiter, None] = {}  # longest wait first
+        self._waiting: dict[Waiter, None] = {}  # connections that are waiting, longest wait first
         self._logged_at_s = 0.0
         self._logged = Counter[str]()
 
     def fit_open_files(self) -> None:
-        """Lower the limit to the number of file descriptors that the process may open."""
+        """Lower the limit if the process may not open enough file descriptors for it."""
         fitting = max(1, connections_within(self.most + RESERVE) - RESERVE)
         if fitting < self.most:
             logger.warning(
@@ -53,7 +53,7 @@ class ConnectionSlots:
         return connection in self._busy
 
     def wait(self, connection: Waiter) -> None:
-        """Record that the connection is idle."""
+        """Record that the connection is waiting for a request."""
         self._busy.discard(connection)
         self._waiting.setdefault(connection)
 
@@ -67,12 +67,12 @@ class ConnectionSlots:
         self._busy.discard(connection)
 
     def make(self) -> None:
-        """Make room for a new connection: at the limit, close the one that has waited longest."""
+        """Before a new connection is opened: at the limit, close the connection that has waited longest."""
         if len(self._waiting) + len(self._busy) >= self.most + RESERVE:
             self.shrink("closed_idle")
 
     def shrink(self, reason: str) -> None:
-        """Close the connection that has waited longest, if any."""
+        """Close the connection that has waited longest, if one is waiting. `reason`: one of `counts`."""
         self.count(reason)
         if self._waiting:
             oldest = next(iter(self._waiting))
@@ -80,7 +80,7 @@ class ConnectionSlots:
             oldest.give_way()
 
     def count(self, reason: str) -> None:
-        """Count a rejected or closed connection, and log the counts at most every 10 s."""
+        """Count a connection that was rejected or closed for `reason`, and log the counts at most every 10 s."""
         self.counts[reason] += 1
         now = time.monotonic()
         if now - self._logged_at_s >= _LOG_EVERY_S or not self._logged:

@@ -1,1 +1,1 @@
-"""Ollama's API: what its clients send, and what they read."""
+"""Ollama's API: bodies of its requests, their conversion into chats and completions, and answers in its format."""

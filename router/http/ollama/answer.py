@@ -1,4 +1,4 @@
-"""Answers in Ollama's format: one object, or a line of JSON per part."""
+"""Answers in Ollama's format: one JSON object, or in a stream one line of JSON for each part."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +21,7 @@ _NS_PER_MS = 1e6
 
 @dataclass(slots=True)
 class AnswerPart:
-    """A part of an answer, or a complete answer."""
+    """Part of an answer, or the complete answer."""
 
     text: str = ""
     thinking: str = ""
@@ -39,7 +39,7 @@ class AnswerPart:
 
 
 PartFormat = Callable[[AnswerPart], dict[str, Any]]
-"""Conversion of a part into fields of the answer."""
+"""Function that converts a part into the fields that an API's answer has for it."""
 
 
 def in_chat(part: AnswerPart) -> dict[str, Any]:
@@ -58,12 +58,12 @@ def _logprobs(part: AnswerPart) -> dict[str, Any]:
 
 
 def loaded(model: str, shape: PartFormat) -> dict[str, Any]:
-    """Return the answer to a request that only asks for the model to be loaded."""
+    """Return the answer to a request without messages or prompt, which only asks that the model is loaded."""
     return {"model": model, "created_at": rfc3339_now(), **shape(AnswerPart()), "done": True, "done_reason": "load"}
 
 
 def embedded(made: Vectors, took_s: float) -> FullReply:
-    """Return the answer with vectors; `load_duration` is 0, since their time is not split."""
+    """Return the answer with vectors. `load_duration` is 0, since the time is not measured by stage."""
     body = {
         "model": made.model,
         "system_fingerprint": made.version,
@@ -83,14 +83,14 @@ class _Call:
 
 
 class OllamaWriter(PieceWriter):
-    """Writer of an answer: one line for the pieces of each event, and a last one with counts and durations."""
+    """Writer of an answer in Ollama's format. A stream has a line for each event, and a last one with durations."""
 
     def __init__(self, shape: PartFormat, parser: OutputParser, texts: TokenTexts | None) -> None:
-        """Create the writer. `texts`: texts of tokens, if log-probabilities were asked for."""
+        """Create the writer. `shape`: fields of a part. `texts`: texts of tokens; None: no log-probabilities."""
         super().__init__(parser)
         self._shape = shape
         self._texts = texts
-        self._call: _Call | None = None  # incomplete call: its arguments become an object when complete
+        self._call: _Call | None = None  # incomplete tool call, sent when its arguments are complete
         self._calls = 0
         self._all = AnswerPart()
 
@@ -150,8 +150,8 @@ def _line(content: dict[str, Any]) -> bytes:
 
 
 def _measured(summary: Summary) -> dict[str, int]:
-    """Return counts and durations. Loading, prompt and answer add up to the total; loading stands for the time in the
-    queue.
+    """Return counts and durations. The durations of loading, prompt and answer add up to the total; the model is always
+    loaded, so `load_duration` is the time in the queues.
     """
     stages, usage = summary.timings.stages, summary.usage
     waited_ms = min(stages.ttft_ms, stages.router_queue_ms + stages.route_ms + stages.prefill_queue_ms)

@@ -1,4 +1,4 @@
-"""Bodies of POST /api/chat, generate, embed and show; router/http/messages.py has the rules of bodies."""
+"""Bodies of POST /api/chat, generate, embed and show. The rules for bodies are in router/http/messages.py."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -30,11 +30,11 @@ _MIROSTAT = "use top_k, top_p, min_p or typical_p"
 
 _SAME = ("temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 OPTIONS = {**{name: name for name in _SAME}, "max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
-"""Sampling parameters: the router's names and Ollama's."""
+"""Ollama's names of sampling parameters, by the router's names."""
 
 
 class Options(Body):
-    """Sampling options. Defaults are the model's, which may differ from Ollama's."""
+    """Sampling options. Omitted options have the model's defaults, which may differ from Ollama's."""
 
     temperature: float | None = None
     num_predict: int | None = Field(
@@ -74,7 +74,7 @@ class Options(Body):
 
 
 class AskedFields(RequestFields):
-    """Fields of /api/chat and /api/generate."""
+    """Fields that /api/chat and /api/generate have in common."""
 
     renamed: ClassVar[Renamed] = {
         **{ours: f"options.{theirs}" for ours, theirs in OPTIONS.items()},

@@ -1,4 +1,4 @@
-"""Served models in Ollama's format. Unknown values are empty or omitted. Pure."""
+"""Descriptions of served models in Ollama's format. Values that are unknown here are empty or omitted. Pure."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,17 +9,17 @@ from baton.text.output.thoughts import thoughts_of
 
 _PARAMETERS = {"temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 _PARAMETERS |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
-"""Sampling defaults of a checkpoint: the router's names and Ollama's."""
+"""Ollama's names of the sampling defaults of a checkpoint, by the router's names."""
 _NAME_COLUMN = 30
 
 
 def listed(chosen: ChosenModel, served_since: str) -> dict[str, Any]:
-    """Describe a model in a list. `served_since`: time in the format of RFC 3339."""
+    """Return a model's entry in the list of models. `served_since`: time in RFC 3339 format."""
     return {**_named(chosen), "modified_at": served_since}
 
 
 def running(chosen: ChosenModel) -> dict[str, Any]:
-    """Describe a loaded model; it never expires."""
+    """Return a model's entry in the list of loaded models, without a time at which it is unloaded: it never is."""
     return {**_named(chosen), "context_length": chosen.served.max_model_len}
 
 
@@ -46,7 +46,7 @@ def _named(chosen: ChosenModel) -> dict[str, Any]:
 
 
 def _details(chosen: ChosenModel) -> dict[str, Any]:
-    """Return the details, all of which Ollama's clients read."""
+    """Return a model's object `details` with all fields, since Ollama's clients require them."""
     family = chosen.served.family
     return {
         "parent_model": chosen.served.name if chosen.lora is not None else "",

@@ -1,4 +1,4 @@
-"""Conversion of Ollama's messages into chat and completion requests. Pure."""
+"""Conversion of requests of Ollama's API into chat and completion requests. Pure."""
 
 import json
 from collections.abc import Iterator
@@ -26,12 +26,12 @@ _LATEST = ":latest"
 
 
 def model_name(given: str | None) -> str:
-    """Return the model's name without the tag `:latest`, which Ollama's clients may append."""
+    """Return the name of the requested model without the tag `:latest`, which Ollama's clients may append."""
     return (given or "").removesuffix(_LATEST)
 
 
 def chat_of(message: AskedFields, template: ChatTemplate | None) -> ChatRequest:
-    """Convert a message into a chat. `template`: chat template of the model. Raises: Problem."""
+    """Convert an Ollama request into a chat request. `template`: the model's chat template. Raises: Problem."""
     level = message.think if isinstance(message.think, str) else None
     asked = message.think if isinstance(message.think, bool) else None if level is None else True
     chat = {
@@ -47,14 +47,14 @@ def chat_of(message: AskedFields, template: ChatTemplate | None) -> ChatRequest:
 
 
 def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationRequest:
-    """Convert a message with `raw` into a completion request. Raises: Problem."""
+    """Convert a request with `raw`, whose prompt gets no chat template, into a completion. Raises: Problem."""
     for field, value in (("system", message.system), ("think", message.think)):
         if value:
             raise refused(field, "needs the model's chat template, which raw turns off; remove one of the two")
     logprobs = logprobs_count(message.logprobs, message.top_logprobs)
     completion = CompletionRequest.model_validate({**_common(message), "prompt": message.prompt, "logprobs": logprobs})
     (request,) = completion_requests(completion, call)
-    # OpenAI's default is 16 tokens, Ollama's is the rest of the context, as for chats.
+    # Set again, since None would mean OpenAI's default of 16 tokens; Ollama's default is the rest of the context.
     return replace(request, sampling=replace(request.sampling, max_tokens=completion.max_tokens))
 
 

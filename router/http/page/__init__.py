@@ -1,1 +1,1 @@
-"""The page at /: its files, and the state that a browser reads every second."""
+"""The web page at /: its files, and the state of the router, which browsers read every second."""

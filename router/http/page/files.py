@@ -1,4 +1,4 @@
-"""Files of the page. They contain no client's data and are served to every client."""
+"""Static files of the web page. They contain no data of clients, so every client may read them."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,9 +16,9 @@ _MEDIA_TYPES = {
 }
 _PARTS = sorted(file.name for file in FOLDER.iterdir() if file.suffix in (".css", ".js", ".svg"))
 FILES = {"/": "index.html", "/docs": "docs.html", **{f"/page/{name}": name for name in _PARTS}}
-"""Files by path. Other files are not served."""
+"""Names of the files, by URL path. Other files are not served."""
 
-# No content from other origins, nothing inline, no form targets, no frames.
+# The page may not load content of other origins or inline code, send forms, or be shown in a frame.
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -32,12 +32,12 @@ HEADERS = {
 
 
 def is_public(scope: Scope) -> bool:
-    """Check whether the call reads one of the files."""
+    """Return whether the call reads one of the page's files."""
     return scope["path"] in FILES and scope["method"] in ("GET", "HEAD")
 
 
 def file_answers() -> dict[str, Callable[[Scope], Awaitable[Reply]]]:
-    """Read the files once, and return their answers by path. Raises: OSError."""
+    """Read the files, and return functions that answer with them, by path. Raises: OSError."""
     return {path: _answer(FOLDER / name) for path, name in FILES.items()}
 
 

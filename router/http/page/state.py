@@ -1,7 +1,7 @@
-"""State of the page, which browsers read every second: the caller's newest requests, and workers for administrators.
+"""State that the web page shows: the caller's newest requests, and for administrators the workers.
 
-The state has sizes, times and workers, neither prompts nor answers. A key without administrator rights sees only its
-own requests, also as causes of stalls.
+The state has sizes, times and names of workers, but no prompts and answers. A caller without an admin key sees only its
+own requests, also among the causes of stalls.
 """
 
 import asyncio
@@ -45,16 +45,16 @@ _REASONS = {
 
 @dataclass(slots=True)
 class ListedRequest:
-    number: int  # unique; clients may reuse request ids
-    tenant: str | None  # None: unknown; only administrators see the request
-    reason: str  # error for people; empty without one
-    ended_s: float  # monotonic
+    number: int  # identifies the request here, since clients may reuse request ids
+    tenant: str | None  # None: unknown, so only administrators see the request
+    reason: str  # why it failed, for people; empty if it did not fail
+    ended_s: float  # when it ended, monotonic
     seen: RequestReport
-    call: HttpCall | None = None  # None for a request over gRPC
+    call: HttpCall | None = None  # None: the request came over gRPC
 
 
 class RecentRequests:
-    """The newest requests. `observe` gets every finished request, then `refused` those whose client got an error."""
+    """The newest requests. Call `observe` with every finished request, then `refused` if its client got an error."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -77,27 +77,27 @@ class RecentRequests:
         )
 
     def refused_soon(self, call: HttpCall, problem: Problem) -> None:
-        """Schedule `refused` for the next iteration of the event loop, after `observe` got the record."""
+        """Schedule `refused` for the next event-loop iteration, so that `observe` gets the record first."""
         asyncio.get_running_loop().call_soon(self.refused, call, problem)
 
     def refused(self, call: HttpCall, problem: Problem) -> None:
-        """Replace the reason of the call's failed requests by the error that the client got."""
+        """Set the reason of the call's failed requests to the error that the client got."""
         for request in self._requests:
             if request.call is call and request.seen.status != "OK":
                 request.reason = problem.message[:REASON_CHARACTERS]
 
     def newest(self, count: int, tenant: str | None) -> Iterator[ListedRequest]:
-        """Return the newest requests of a tenant, or of all tenants, newest first."""
+        """Return up to `count` requests of a tenant (None: of all tenants), newest first."""
         shown = (each for each in reversed(self._requests) if tenant is None or each.tenant == tenant)
         return itertools.islice(shown, count)
 
     def ids_of(self, tenant: str) -> Set[str]:
-        """Return the ids of a tenant's finished requests."""
+        """Return the ids of a tenant's finished requests in this list."""
         return {request.seen.request_id for request in self._requests if request.tenant == tenant} - {""}
 
 
 def reason_of(record: RequestRecord) -> str:
-    """Return why a request failed, as far as its record shows; empty if it succeeded. Pure."""
+    """Return why a request failed, according to its record; empty if it succeeded or is running. Pure."""
     timeline, end = record.timeline, record.end
     if end is None or end.outcome is RequestOutcome.ANSWERED:
         return ""
@@ -127,10 +127,10 @@ class PageState:
     token_times: WorkerTokenTimes
     clock: Callable[[], float] = time.monotonic
     instance: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Id of this run of the router: after a restart, requests are numbered from 1 again."""
+    """Id of this router process. The page resets when it changes, since a new process numbers requests from 1 again."""
 
     async def answer(self, scope: Scope) -> Reply:
-        """Return the state for the caller. Raises: Unavailable."""
+        """Answer with the state that the caller may see. Raises: Unavailable."""
         sees_all, caller = self._sees_all(scope), caller_of(scope)
         tenant = None if sees_all else caller.tenant
         culprits = None if tenant is None else self.recent.ids_of(tenant) | self.dispatcher.accounts.running_ids(tenant)
@@ -146,7 +146,7 @@ class PageState:
         )
 
     def _sees_all(self, scope: Scope) -> bool:
-        """Check whether the caller may see all requests. Raises: Unauthenticated."""
+        """Return whether the caller may see the requests of all tenants. Raises: Unauthenticated."""
         try:
             self.access.caller(Need.ADMIN, Headers(scope=scope).items())
         except PermissionDenied:
@@ -154,7 +154,7 @@ class PageState:
         return True
 
     async def _models(self, caller: Caller) -> list[dict[str, object]]:
-        """Return the models; empty while the router is not ready, since this call does not wait."""
+        """Return the served models; empty while the router is not ready, since asking for them would wait."""
         if not self.readiness.ready:
             return []
         return [
@@ -174,7 +174,7 @@ class PageState:
         }
 
     def _worker(self, worker: Worker) -> dict[str, Any]:
-        """Return the state of a worker; `load` is null if unknown."""
+        """Return the state of a worker. `load` is null if the worker is lost or has not reported yet."""
         report, times = worker.report, self.token_times.quantiles(worker.endpoint)
         draining = report is not None and report.draining
         facts = {
@@ -226,7 +226,7 @@ class PageState:
         }
 
     def _cause(self, part: CausePart, culprits: Set[str] | None) -> dict[str, Any]:
-        """Return a cause of a stall. `culprits`: requests whose ids and details the caller may see; None: all."""
+        """Return a cause of a stall. `culprits`: ids of requests that the caller may see as causes; None: all."""
         is_shown = culprits is None or part.request_id in culprits
         return {
             "cause": part.cause.value,

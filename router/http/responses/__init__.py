@@ -1,1 +1,1 @@
-"""OpenAI's Responses API: bodies, answers, and stored responses."""
+"""OpenAI's Responses API: bodies of requests, answers in its format, and stored responses."""

@@ -1,4 +1,4 @@
-"""Responses in OpenAI's format: items of reasoning, text and calls, in one object or as events."""
+"""Answers as responses in OpenAI's format: items of reasoning, text and tool calls, in one object or as events."""
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -14,17 +14,17 @@ from baton.text.output.pieces import CallArguments, CallStart, OutputPiece, Thou
 from baton.text.output.thoughts import OutputParser
 
 Keep = Callable[["ResponseWriter"], Awaitable[None]]
-"""Function that stores a complete response before the client learns that it is complete."""
+"""Function that stores a complete response. It is called before the client learns that the response is complete."""
 
 
 class _PartForm(NamedTuple):
-    """Form of the only part of an item, and the names of its events."""
+    """Fields of the only content part of an item, and names of the part's events."""
 
-    field: str  # field of the item that lists the part
+    field: str  # field of the item that has the list of parts
     type: str
     text_event: str
     event: str
-    logprobs: Mapping[str, Any] = {}  # the empty list that OpenAI's clients expect with texts
+    logprobs: Mapping[str, Any] = {}  # empty list, which OpenAI's clients require for texts
 
 
 _TEXT = _PartForm("content", "output_text", "output_text", "content_part", {"logprobs": []})
@@ -33,7 +33,7 @@ _SUMMARY = _PartForm("summary", "summary_text", "reasoning_summary_text", "reaso
 
 
 class ResponseWriter(PieceWriter):
-    """Writer of a response, which grows by items."""
+    """Writer of an answer as a response, to which items are appended."""
 
     def __init__(
         self, message: ResponseRequest, request_id: str, parser: OutputParser, is_kept: bool, keep: Keep
@@ -49,14 +49,14 @@ class ResponseWriter(PieceWriter):
         summarises = message.reasoning is not None and message.reasoning.summary is not None
         self._parts = {"message": _TEXT, "reasoning": _SUMMARY if summarises else _REASONING}
         self._events = 0
-        self._completed = 0  # seconds since the epoch
+        self._completed = 0  # time of completion, seconds since 1970
 
     def _begin(self, started: Started) -> Iterator[bytes]:
         yield self._event("response.created", response=self.content("in_progress"))
         yield self._event("response.in_progress", response=self.content("in_progress"))
 
     def _finish(self, end: ChoiceFinished, summary: Summary) -> Iterator[bytes]:
-        """Yield all final events but the last, which announces the response as complete."""
+        """Yield all final events except the last, which `end` returns after the response is stored."""
         if not self.output:
             yield from self._open("message", {"role": "assistant", "content": []})
         self._completed = created_now()
@@ -146,7 +146,7 @@ class ResponseWriter(PieceWriter):
                 yield self._event("response.function_call_arguments.delta", **self._place, delta=arguments)
 
     def _write(self, kind: str, content: dict[str, Any], text: str) -> Iterator[bytes]:
-        """Append a text to the last item, which is opened with `content` unless it is of this kind."""
+        """Append a text to the last item. If its type is not `kind`, first open a new item with `content`."""
         if not self.output or self.output[-1]["type"] != kind:
             yield from self._open(kind, content)
         part = self._parts[kind]
@@ -183,7 +183,7 @@ class ResponseWriter(PieceWriter):
         return {"item_id": self.output[-1]["id"], "output_index": len(self.output) - 1}
 
     def _at(self, part: _PartForm) -> dict[str, Any]:
-        """Return the position of the last item's only part."""
+        """Return the fields that give the position of the last item's only part."""
         return {**self._place, f"{part.field}_index": 0}
 
     def _event(self, kind: str, **content: Any) -> bytes:
@@ -196,5 +196,5 @@ _ITEM_IDS = {"message": str(AnswerId.MESSAGE), "reasoning": "rs_", "function_cal
 
 
 def _tool(given: dict[str, Any]) -> Item:
-    """Return a tool with the two fields that OpenAI always includes."""
+    """Add to a tool the two fields that are never absent in OpenAI's responses."""
     return {"parameters": None, "strict": None, **given}

@@ -1,4 +1,4 @@
-"""Body of POST /v1/responses: items and options; router/http/messages.py has the rules of bodies."""
+"""Body of POST /v1/responses: items and options. The rules for bodies are in router/http/messages.py."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -26,7 +26,7 @@ _CONVERSATION = "use previous_response_id to continue a conversation"
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-# Items, including those of earlier responses
+# Items of the input, including items of earlier responses
 
 
 class ContentPart(MessagePart):
@@ -38,7 +38,7 @@ class ContentPart(MessagePart):
 
 
 class EarlierItem(Body):
-    """Fields of items that earlier answers have."""
+    """Fields that an item has if it comes from an earlier response."""
 
     id: str | None = None
 
@@ -83,7 +83,7 @@ class ReasoningText(Body):
 
 
 class ReasoningItem(EarlierItem):
-    """Reasoning of an earlier answer, if the model's template reads it."""
+    """Reasoning of an earlier answer. The model gets it if its chat template reads reasoning."""
 
     type: Literal["reasoning"]
     summary: list[SummaryText] = Field(default_factory=list)
@@ -113,7 +113,7 @@ InputItem = Annotated[
 
 
 class FlatTool(Body):
-    """Function tool with all fields at the top level."""
+    """Function tool of the Responses API, which has no inner object `function`."""
 
     type: Literal["function"]
     name: str

@@ -1,4 +1,4 @@
-"""Items of a conversation in one form, and their conversion into chat messages. Pure."""
+"""Items of a conversation in the format in which they are stored, and their conversion into chat messages. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ BETWEEN_THOUGHTS = "\n"
 def given_items(
     given: str | Sequence[InputMessage | CallItem | CallOutputItem | ReasoningItem], request_id: str
 ) -> list[Item]:
-    """Return the items of an input; items without an id get one derived from the request."""
+    """Convert a request's input to items. An item without an id gets one that is derived from the request's id."""
     if isinstance(given, str):
         given = [InputMessage(role="user", content=given)]
     return [_item(each, f"{request_id}_in_{place}") for place, each in enumerate(given)]
@@ -52,7 +52,7 @@ def _texts(content: str | Sequence[ContentPart]) -> list[str]:
 
 
 def chat_messages(items: Sequence[Item]) -> Iterator[Chat]:
-    """Yield chat messages. Consecutive reasoning, text and calls form one turn of the assistant."""
+    """Yield the chat messages for items. Consecutive reasoning, text and calls become one message of the assistant."""
     turn: Chat = {}
     for item in items:
         kind = item["type"]

@@ -1,4 +1,4 @@
-"""Conversion of requests for responses into chat requests. Pure."""
+"""Conversion of requests of the Responses API into chat requests. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from baton.router.http.responses.items import Item, chat_messages
 
 
 def chat_of(message: ResponseRequest, items: Sequence[Item], call: HttpCall) -> ChatRequest:
-    """Convert a request into a chat. `items`: conversation so far, and the input. Raises: Problem."""
-    structure_of(message)  # conflicting forms are rejected by the names of their fields
+    """Convert a request into a chat request. `items`: the conversation, including the new input. Raises: Problem."""
+    structure_of(message)  # called to reject conflicting fields by their names in this body
     system = [{"role": "system", "content": message.instructions}] if message.instructions else []
     effort = message.reasoning.effort if message.reasoning is not None else None
     chat = {
@@ -27,7 +27,7 @@ def chat_of(message: ResponseRequest, items: Sequence[Item], call: HttpCall) -> 
         "tool_choice": _choice(message),
         "parallel_tool_calls": message.parallel_tool_calls,
     }
-    # Already validated; long lists parsed by the helper are arrays, which validation would reject.
+    # Not validated again: the helper parses long lists to arrays, which validation would reject.
     shared: dict[str, Any] = {name: getattr(message, name) for name in OpenAIFields.model_fields}
     shared["keep_for_s"] = kept_for_s(message, bool(session_id(message, call)))
     return ChatRequest.model_validate(chat).model_copy(update=shared)
@@ -44,7 +44,7 @@ def _format(message: ResponseRequest) -> Mapping[str, Any] | None:
 
 
 def _tools(message: ResponseRequest) -> list[Mapping[str, Any]] | None:
-    """Return the tools that the model may call: all, or those that the tool choice allows."""
+    """Return the tools that the model may call: all, or only those that the tool choice allows. Raises: Problem."""
     if message.tools is None:
         return None
     names = {tool.name for tool in message.tools}

@@ -1,6 +1,6 @@
-"""Store of responses, by API key and bounded, so that a later turn can name one instead of sending its conversation.
+"""Bounded store of responses by API key. A later turn can name a response instead of sending the conversation.
 
-Each record has the complete conversation, so evicting an older record does not break a newer one.
+Each record has the complete conversation, so a newer record stays usable after an older one is evicted.
 """
 
 import hashlib
@@ -18,19 +18,19 @@ from baton.router.http.edge.problem import Problem, retry_later
 from baton.router.http.responses.items import Item
 
 MAX_RECORD_BYTES = 1 << 20
-"""Maximum size of a conversation: reading its JSON blocks the event loop for some milliseconds."""
+"""Maximum size of a conversation, in bytes: parsing its JSON blocks the event loop for some milliseconds."""
 _ITEM_BYTES = 200
 _NO_ANSWER = "Redis, which stores the responses, does not answer"
 
 
 class Records(Protocol):
-    """Records by owner and id. Expired records are removed, and beyond the bounds the oldest."""
+    """Storage of records by owner and id (`name`). Expired records are evicted; above the bounds, the oldest, too."""
 
     async def put(self, owner: str, name: str, record: bytes) -> None:
-        """Store a record. Raises: RegistryUnavailable."""
+        """Store a record under the owner and id. Raises: RegistryUnavailable."""
 
     async def get(self, owner: str, name: str) -> bytes | None:
-        """Return a record. Raises: RegistryUnavailable."""
+        """Return a record; None if it is unknown or expired. Raises: RegistryUnavailable."""
 
     async def delete(self, owner: str, name: str) -> bool:
         """Delete a record, and return whether it existed. Raises: RegistryUnavailable."""
@@ -39,13 +39,13 @@ class Records(Protocol):
 
 
 class MemoryRecords:
-    """Records in this process's memory."""
+    """Storage of records in this process's memory."""
 
     def __init__(self, bounds: ResponseBounds, clock: Callable[[], float] = time.monotonic) -> None:
         self._bounds = bounds
         self._clock = clock
-        self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # oldest first
-        self._sizes: dict[str, OrderedDict[str, int]] = {}  # bytes by owner and id, oldest first
+        self._records: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()  # (expiry, record)
+        self._sizes: dict[str, OrderedDict[str, int]] = {}  # bytes per record, oldest first
         self.all_bytes = 0
 
     async def put(self, owner: str, name: str, record: bytes) -> None:
@@ -72,7 +72,7 @@ class MemoryRecords:
         return self._drop(owner, name)
 
     async def close(self) -> None:
-        """Do nothing: no resource is open."""
+        """Do nothing, since records in memory need no cleanup."""
 
     def _expire(self) -> None:
         now = self._clock()
@@ -93,7 +93,7 @@ class MemoryRecords:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response, and the conversation that it answers."""
+    """A stored response. `items`: the conversation that it answers, including its input."""
 
     response: dict[str, Any]
     items: Sequence[Item]
@@ -107,7 +107,7 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Stored responses by tenant. Failures are Problems."""
+    """Store of responses by tenant. Its errors are raised as Problem."""
 
     def __init__(self, records: Records, bounds: ResponseBounds) -> None:
         self._records = records
@@ -118,7 +118,7 @@ class ResponseStore:
         return self.bounds.per_owner > 0
 
     def refuses(self, items: Sequence[Item]) -> str | None:
-        """Return why a conversation cannot be stored, None if it can, as far as its size without the answer shows."""
+        """Return why a conversation cannot be stored, judging by its size without the answer; None: it can be."""
         if not self.keeps:
             return "this server stores no responses (--responses-per-key 0); set store to false"
         if sum(map(_text_bytes, items)) > MAX_RECORD_BYTES:
@@ -126,7 +126,7 @@ class ResponseStore:
         return None
 
     async def put(self, tenant: str, kept: StoredResponse) -> bool:
-        """Store a response, and return whether it was stored: not if it is too long or Redis does not answer."""
+        """Store a response. Return False if it is too long or Redis does not answer."""
         record = kept.packed()
         if len(record) > 2 * MAX_RECORD_BYTES:
             return False
@@ -137,7 +137,7 @@ class ResponseStore:
         return True
 
     async def get(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
-        """Return a response. `param`: field that names it. Raises: Problem (404, 503)."""
+        """Return a response. `param`: field that names it; None: the path does. Raises: Problem (404, 503)."""
         try:
             record = await self._records.get(_owner(tenant), name) if self.keeps else None
         except RegistryUnavailable as error:
@@ -172,12 +172,12 @@ class ResponseStore:
 
 
 def _text_bytes(item: Item) -> int:
-    """Return the size of an item, its overhead included."""
+    """Return the approximate size of an item's JSON, in bytes."""
     parts = [*item.get("content", ()), *item.get("summary", ())]
     texts = [part["text"] for part in parts] + [item.get(name, "") for name in ("arguments", "output", "name")]
     return _ITEM_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
 
 
 def _owner(tenant: str) -> str:
-    """Return a name of fixed length and hexadecimal digits for a tenant."""
+    """Return the owner of a tenant's records: a digest of the tenant, as 32 hexadecimal digits."""
     return hashlib.sha256(tenant.encode()).hexdigest()[:32]

@@ -1,1 +1,1 @@
-"""Routes, one file each."""
+"""Handlers of the HTTP routes, with one file per API or group of routes."""

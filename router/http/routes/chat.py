@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, as one object or as chunks: role, then text and parts of calls, then finish reason."""
+"""POST /v1/chat/completions: answers as one object or a stream of chunks, with a parser for reasoning and calls."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ from baton.text.output.thoughts import MakeParser, OutputParser
 
 
 class ChatWriter(ChunkWriter):
-    """Chunks of all choices of a chat."""
+    """Writer of a chat's stream. A choice has chunks with its role, its text and calls, and its finish reason."""
 
     kind = "chat.completion.chunk"
     plain = ('{"index":%d,"delta":{"content":', '},"logprobs":null,"finish_reason":null}')
@@ -45,7 +45,7 @@ class ChatWriter(ChunkWriter):
             yield self._chunk(index, {"role": "assistant", "content": ""}, {}, "" if index else extra)
 
     def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
-        """Yield the chunks of new tokens. Details of the tokens go with the first piece, or alone if there is none."""
+        """Yield chunks for new tokens. Log-probabilities and ids go into the first, or into one without text."""
         details: dict[str, Any] = {}
         if self._message.logprobs:
             details["logprobs"] = self._texts.chat(delta.token_ids, delta.logprobs)
@@ -96,7 +96,7 @@ def _delta(piece: OutputPiece) -> dict[str, Any]:
 
 
 async def answer_chat(dispatcher: Dispatcher, message: ChatRequest, call: HttpCall) -> Reply:
-    """Answer a chat. Raises: Problem, BatonError."""
+    """Answer a chat request. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     chat = await chat_request(message, call, tokenizer)
     request = chat.request
@@ -141,12 +141,12 @@ def _choice(message: ChatRequest, choice: CollectedChoice, texts: TokenTexts, pa
 
 
 def ended_by(message: Mapping[str, Any], reason: str | None) -> str | None:
-    """Return the finish reason: `tool_calls` if a complete message has calls."""
+    """Return the finish reason of a complete message: `tool_calls` instead of `stop` if it has calls."""
     return "tool_calls" if "tool_calls" in message and reason == "stop" else reason
 
 
 def whole_message(texts: Iterable[tuple[str, int]], parser: OutputParser) -> dict[str, Any]:
-    """Assemble a message. `texts`: texts with their numbers of tokens."""
+    """Assemble a choice's complete message. `texts`: pieces of text with their numbers of tokens."""
     content, thoughts, calls = "", "", list[dict[str, Any]]()
     pieces = [piece for text, tokens in texts for piece in parser.push(text, tokens)]
     for piece in (*pieces, *parser.finish()):

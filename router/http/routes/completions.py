@@ -1,4 +1,4 @@
-"""POST /v1/completions. Several prompts are several requests with one answer."""
+"""POST /v1/completions. Each prompt of a call becomes a request; all have one answer or one stream."""
 
 import asyncio
 import re
@@ -37,14 +37,14 @@ from baton.router.types.response import (
     one_version,
 )
 
-_AHEAD = 64  # buffered events; the router buffers further ones within its own limit
+_AHEAD = 64  # maximum number of events buffered here; each request's own buffer holds more
 
 Answer = Callable[[GenerationRequest], AsyncGenerator[ResponseEvent, None]]
 _PROMPT = re.compile(r"(text|token_ids(\.ids)?)\b")
 
 
 def by_place(error: Exception, place: int, prompts: int) -> Exception:
-    """Name the prompt in an error of one of several prompts by its index."""
+    """Return the error with the index of its prompt in the field's name, if the call has several prompts."""
     if prompts > 1 and isinstance(error, InvalidArgument) and (found := _PROMPT.match(error.field)):
         field = f"prompts[{place}]{error.field[found.end() :]}"
         return InvalidArgument(field, error.description, error.reason, error.metadata)
@@ -52,7 +52,7 @@ def by_place(error: Exception, place: int, prompts: int) -> Exception:
 
 
 async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, reader: CallReader) -> list[Collected]:
-    """Collect the answers in the order of the requests; the first failure cancels the others. Raises: BatonError."""
+    """Collect the answers, in order of the requests. The first failure cancels the others. Raises: BatonError."""
 
     async def one(place: int, request: GenerationRequest) -> Collected:
         try:
@@ -63,7 +63,7 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
     tasks = [asyncio.ensure_future(one(place, request)) for place, request in enumerate(requests)]
     try:
         return list(await asyncio.gather(*tasks))
-    except Exception:  # any failure cancels the others; a client that disconnects raises CancelledError
+    except Exception:  # not CancelledError, which means that the client disconnected
         reader.leaves = Leave.SIBLING
         raise
     finally:
@@ -73,7 +73,7 @@ async def collect_all(requests: Sequence[GenerationRequest], answer: Answer, rea
 async def merged(
     requests: Sequence[GenerationRequest], answer: Answer, reader: CallReader
 ) -> AsyncGenerator[PromptEvent, None]:
-    """Yield the events of all requests as they come; the first failure cancels the others. Raises: BatonError."""
+    """Yield the events of all requests as they occur. The first failure cancels the others. Raises: BatonError."""
     queue: asyncio.Queue[PromptEvent | Exception | None] = asyncio.Queue(_AHEAD)
 
     async def follow(place: int, request: GenerationRequest) -> None:
@@ -109,13 +109,13 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
 
 
 async def answer_completion(dispatcher: Dispatcher, message: CompletionRequest, call: HttpCall) -> Reply:
-    """Answer a completion. Raises: Problem, BatonError."""
+    """Answer a completion request. Raises: Problem, BatonError."""
     requests = completion_requests(message, call)
     texts = TokenTexts((await dispatcher.choose(message.model or "")).served.tokenizer.token_bytes)
     stream_id = f"{AnswerId.COMPLETION}{requests[0].request_id}"
     answer = partial(dispatcher.answer, time_left_s=None, parent=call.trace, reader=call.reader)
     if message.stream:
-        # The usual case of one request needs no tasks and no queue.
+        # In the usual case of a single request, no tasks and no queue are needed.
         events = answer(requests[0]) if len(requests) == 1 else merged(requests, answer, call.reader)
         return StreamedReply(stream(CompletionWriter(message, stream_id, texts), events, names_of(message)))
     whole = await collect_all(requests, answer, call.reader)
@@ -165,7 +165,7 @@ class CompletionWriter(ChunkWriter):
         super().__init__(stream_id, message.n, message.stream_options, detailed)
         self._message = message
         self._texts = texts
-        self._sent_characters: dict[int, int] = {}  # by choice, where log-probabilities need offsets
+        self._sent_characters: dict[int, int] = {}  # by choice, for `text_offset`
         self._prompts: dict[int, tuple[int, ...]] = {}
 
     def _started(self, place: int, started: Started) -> Iterator[bytes]:
@@ -184,7 +184,7 @@ class CompletionWriter(ChunkWriter):
         yield self.choice(choice)
 
     def _part(self, place: int, part: PromptPart) -> Iterator[bytes]:
-        """Yield the prompt before every choice."""
+        """Yield a chunk with a part of the echoed prompt for every choice of that prompt."""
         for index in range(place * self.n, (place + 1) * self.n):
             logprobs = None
             if self._message.logprobs is not None:

@@ -11,7 +11,7 @@ from baton.router.types.response import AnswerId
 
 
 async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call: HttpCall) -> Reply:
-    """Answer a message. Raises: Problem, BatonError."""
+    """Answer a Messages request. Raises: Problem, BatonError."""
     tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
     read = await chat_request(chat_of(message, tokenizer.chat_template, call), call, tokenizer)
     request = read.request
@@ -21,7 +21,7 @@ async def answer_messages(dispatcher: Dispatcher, message: MessagesRequest, call
 
 
 async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call: HttpCall) -> Reply:
-    """Count the tokens of a prompt. Raises: Problem, BatonError."""
+    """Return the number of tokens of a Messages request's prompt. Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     chat = await chat_request(chat_of(message, served.tokenizer.chat_template, call), call, served.tokenizer)
     prompt = chat.request.prompt

@@ -32,11 +32,14 @@ UNSERVED: Mapping[str, str] = {
     "/api/embeddings": "use /api/embed",
     **dict.fromkeys((f"/api/{name}" for name in ("pull", "push", "create", "copy", "delete")), _NO_PULLS),
 }
-"""Paths of Ollama that are not served, with the reasons."""
+"""Paths of Ollama's API that are not served, each with the reason."""
 
 
 async def answer(dispatcher: Dispatcher, message: OllamaChatRequest | OllamaGenerateRequest, call: HttpCall) -> Reply:
-    """Answer a chat, or a prompt as a chat; a prompt with `raw` as a completion. Raises: Problem, BatonError."""
+    """Answer /api/chat or /api/generate. A prompt with `raw` is a completion, other prompts are chats.
+
+    Raises: Problem, BatonError.
+    """
     chosen = await dispatcher.choose(model_name(message.model))
     tokenizer = chosen.served.tokenizer
     shape, asked = (
@@ -55,7 +58,7 @@ async def answer(dispatcher: Dispatcher, message: OllamaChatRequest | OllamaGene
 
 
 async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpCall) -> Reply:
-    """Answer with vectors. Raises: Problem, BatonError."""
+    """Answer /api/embed with vectors. Raises: Problem, BatonError."""
     began = time.monotonic()
     asked = VectorCall(
         dispatcher,
@@ -66,10 +69,10 @@ async def embed(dispatcher: Dispatcher, message: OllamaEmbedRequest, call: HttpC
         reader=call.reader,
     )
     made = await asked.embed(prompts_of(message.input, "input"), message.dimensions)
-    # On a thread, since vectors may have millions of numbers.
+    # Encoded on a thread, since the vectors may have millions of numbers.
     return await asyncio.to_thread(embedded, made, time.monotonic() - began)
 
 
 async def show(dispatcher: Dispatcher, message: OllamaShowRequest, call: HttpCall) -> Reply:
-    """Describe a model. Raises: BatonError."""
+    """Answer /api/show with a description of the model. Raises: BatonError."""
     return json_reply(shown(await dispatcher.choose(model_name(message.model or message.name))))

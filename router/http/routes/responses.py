@@ -1,4 +1,4 @@
-"""Routes of /v1/responses: OpenAI's Responses API over the router's chats, and stored responses."""
+"""Routes under /v1/responses: OpenAI's Responses API, which uses the router's chats, and stored responses."""
 
 from http import HTTPStatus
 from typing import Any
@@ -23,17 +23,17 @@ LIST_PARAMETERS: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": DEFAULT_LISTED},
     "order": {"type": "string", "enum": ["asc", "desc"], "default": "desc"},
 }
-"""Query parameters of a list of items, for the OpenAPI document."""
+"""Schemas of the query parameters of a list of items, for the OpenAPI document."""
 
 
 class ResponseRoutes:
-    """Routes of responses and of the store."""
+    """Handlers of the routes that create, read and delete responses."""
 
     def __init__(self, store: ResponseStore) -> None:
         self._store = store
 
     async def create(self, dispatcher: Dispatcher, message: ResponseRequest, call: HttpCall) -> Reply:
-        """Answer a request. Raises: Problem, BatonError."""
+        """Answer a request for a response, and store the response. Raises: Problem, BatonError."""
         tokenizer = (await dispatcher.choose(message.model or "")).served.tokenizer
         request_id, tenant = message.request_id or call.request_id, call.caller.tenant
         items = given_items(message.input, request_id)
@@ -52,7 +52,7 @@ class ResponseRoutes:
         return await response.reply(events, message.stream, names_of(message))
 
     def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
-        """Check whether the response will be stored. Raises: Problem if the client demands it and it cannot be."""
+        """Return whether the response will be stored. Raises: Problem if the client demands it but it is impossible."""
         if message.store is False:
             return False
         reason = self._store.refuses(items)
@@ -61,7 +61,7 @@ class ResponseRoutes:
         return reason is None
 
     async def one(self, scope: Scope) -> Reply:
-        """Answer GET and DELETE of a response. Raises: Problem."""
+        """Answer GET or DELETE of the response named in the path. Raises: Problem."""
         tenant, name = caller_of(scope).tenant, scope["path_params"]["response_id"]
         if scope["method"] != "DELETE":
             return json_reply((await self._store.get(tenant, name)).response)
@@ -69,7 +69,7 @@ class ResponseRoutes:
         return json_reply({"id": name, "object": "response", "deleted": True})
 
     async def input_items(self, scope: Scope) -> Reply:
-        """List the items that a response answers: the earlier conversation and its input. Raises: Problem."""
+        """List the items that a response answers: its input and the conversation before it. Raises: Problem."""
         query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
         order, limit, after = query.get("order", "desc"), _limit(query.get("limit")), query.get("after")
         if order not in ("asc", "desc"):

@@ -1,4 +1,4 @@
-"""Routes of vLLM's simple server (POST /generate) and tokenizer."""
+"""Routes of vLLM's simple API server (POST /generate), and its routes /tokenize and /detokenize."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ from baton.router.types.request import ChatPrompt
 from baton.router.types.response import Delta, ResponseEvent
 
 DELIMITER = b"\0"
-_PIECE = 1 << 12  # numbers or texts that are encoded together
+_PIECE = 1 << 12  # number of elements of a list that are encoded in one step
 
 
 async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpCall) -> Reply:
-    """Answer with `{"text": [prompt + output]}`; each chunk of a stream repeats it all. Raises: Problem, BatonError."""
+    """Answer with `{"text": [prompt + output]}`. Each chunk of a stream repeats it. Raises: Problem, BatonError."""
     events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
     if message.stream:
         writer = CumulativeWriter(message.prompt, message.n or 1)
@@ -32,7 +32,7 @@ async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpC
 
 
 async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpCall) -> Reply:
-    """Tokenize a prompt or messages. Raises: Problem, BatonError."""
+    """Return the token ids of a prompt or of messages. Raises: Problem, BatonError."""
     served = (await dispatcher.choose(message.model or "")).served
     _check_tokenize(message)
     if message.prompt is not None:
@@ -45,7 +45,7 @@ async def tokenize(dispatcher: Dispatcher, message: TokenizeRequest, call: HttpC
         prompt = ChatPrompt(messages, shown_tools(message.tools), options, message.add_generation_prompt is not False)
         token_ids = await served.tokenize_chat(prompt, call.caller.tenant)
     texts = TokenTexts(served.tokenizer.token_bytes) if message.return_token_strs else None
-    # On a thread, since a prompt may have 100,000 tokens.
+    # Encoded on a thread, since a prompt may have 100,000 tokens.
     return await asyncio.to_thread(_tokens_reply, token_ids, served.max_model_len, texts)
 
 
@@ -61,7 +61,7 @@ async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: H
 
 
 def _check_tokenize(message: TokenizeRequest) -> None:
-    """Check that prompt and messages have no fields of each other. Raises: Problem."""
+    """Check that there is either a prompt or messages, without fields of the other. Raises: Problem."""
     if (message.prompt is None) == (message.messages is None):
         raise refused("prompt", "give either prompt or messages")
     if message.messages is not None and message.add_special_tokens:
@@ -78,7 +78,7 @@ def _tokens_reply(token_ids: Sequence[int], max_model_len: int, texts: TokenText
 
 
 def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
-    """Encode a JSON list in pieces, since encoding blocks all other threads."""
+    """Encode a list as JSON, in pieces, since the encoder blocks all other threads."""
     pieces = [
         json.dumps(values[begin : begin + _PIECE], ensure_ascii=False)[1:-1].encode()
         for begin in range(0, len(values), _PIECE)
@@ -87,7 +87,7 @@ def _listed(values: Sequence[int] | Sequence[str]) -> bytes:
 
 
 class CumulativeWriter(AnswerWriter):
-    """Writer of /generate: each chunk repeats all texts."""
+    """Writer of a stream of POST /generate. Each chunk repeats the complete texts of all choices."""
 
     def __init__(self, prompt: str, n: int) -> None:
         self._texts = [bytearray(_escaped(prompt)) for _ in range(n)]
@@ -111,5 +111,5 @@ class CumulativeWriter(AnswerWriter):
 
 
 def _escaped(text: str) -> bytes:
-    """Escape a text for JSON, once per token instead of the complete text with each token."""
+    """Escape a text for JSON. It is called once for each new text, so that earlier text is not escaped again."""
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()

@@ -1,1 +1,1 @@
-"""Routes for vectors (OpenAI), scores and ranks (vLLM)."""
+"""HTTP routes for vectors (as in OpenAI's API), and for scores and ranked documents (as in vLLM)."""

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings in OpenAI's format, /v1/score and /v1/rerank in vLLM's."""
+"""Answers to POST /v1/embeddings in OpenAI's format, and to /v1/score and /v1/rerank in vLLM's format."""
 
 import asyncio
 import base64
@@ -18,15 +18,15 @@ from baton.router.types.response import Usage
 
 
 async def answer_embeddings(dispatcher: Dispatcher, message: EmbeddingRequest, call: HttpCall) -> Reply:
-    """Answer with embeddings. Raises: Problem, BatonError."""
+    """Answer /v1/embeddings with one vector per input. Raises: Problem, BatonError."""
     inputs = prompts_of(message.input, "input")
     made = await _call(dispatcher, message, call).embed(inputs, message.dimensions, message.prompt_name)
-    # On a thread, since vectors may have millions of numbers.
+    # Encoded on a thread, since the vectors may have millions of numbers.
     return await asyncio.to_thread(_embeddings, made, message.encoding_format == "base64")
 
 
 async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: HttpCall) -> Reply:
-    """Answer with scores. Raises: BatonError."""
+    """Answer /v1/score with one score per pair of texts. Raises: BatonError."""
     made = await _call(dispatcher, message, call).score(_listed(message.text_1), _listed(message.text_2))
     data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(made.scores)]
     return json_reply(
@@ -43,7 +43,7 @@ async def answer_score(dispatcher: Dispatcher, message: ScoreRequest, call: Http
 
 
 async def answer_rerank(dispatcher: Dispatcher, message: RerankRequest, call: HttpCall) -> Reply:
-    """Answer with ranked documents, best first, then in their order. Raises: BatonError."""
+    """Answer /v1/rerank with documents, best first; equal scores keep their order. Raises: BatonError."""
     made = await _call(dispatcher, message, call).score([message.query], message.documents)
     order = sorted(range(len(made.scores)), key=lambda index: -made.scores[index])
     results = [_result(message, index, made.scores[index]) for index in order[: message.top_n or None]]
@@ -90,12 +90,12 @@ def usage_of(usage: Usage) -> dict[str, Any]:
 
 
 def embedding_text(numbers: Sequence[float], as_base64: bool) -> str:
-    """Return a vector as JSON."""
+    """Return a vector as JSON: a list of numbers, or a base64 text."""
     return json.dumps(base64_of(numbers) if as_base64 else list(numbers))
 
 
 def base64_of(numbers: Sequence[float]) -> str:
-    """Encode as little-endian float32 in base64, as OpenAI's client reads it."""
+    """Encode a vector as little-endian float32 in base64, as OpenAI's client decodes it."""
     packed = array("f", numbers)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -103,7 +103,7 @@ def base64_of(numbers: Sequence[float]) -> str:
 
 
 def _embeddings(made: Vectors, as_base64: bool) -> FullReply:
-    """Encode the answer in pieces, since encoding blocks all other threads."""
+    """Encode the answer vector by vector, since the encoder blocks all other threads."""
     texts = (embedding_text(numbers, as_base64) for numbers in made.numbers)
     listed = ", ".join(
         f'{{"object": "embedding", "index": {index}, "embedding": {text}}}' for index, text in enumerate(texts)

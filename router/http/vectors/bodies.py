@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/embeddings, /v1/score and /v1/rerank; router/http/messages.py has the rules of bodies."""
+"""Bodies of POST /v1/embeddings, /v1/score and /v1/rerank. The rules for bodies are in router/http/messages.py."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,7 +15,7 @@ TokenInputs = Annotated[list[TokenIds], Field(fail_fast=True)]
 
 
 class VectorFields(CallFields):
-    """Fields of embeddings, scores and ranks."""
+    """Fields that requests for embeddings, scores and ranked documents have in common."""
 
     user: str | None = harmless("names an end user to OpenAI; here an API key names the tenant")
 

@@ -1,7 +1,7 @@
-"""Read experts that a checkpoint stacks in one tensor per projection (gpt-oss) as if each had its own.
+"""Read experts that a checkpoint stacks in one tensor per projection (gpt-oss) as if each had tensors of its own.
 
-`experts.3.up_proj.weight` is then a part of `experts.gate_up_proj`, `[experts, inputs, outputs]`, with alternating gate
-and up outputs; the same for biases, and for blocks and scales of MXFP4, whose outputs precede their inputs.
+`experts.3.up_proj.weight` is then part of `experts.gate_up_proj`, `[experts, inputs, outputs]`, in which gate and up
+outputs alternate. Biases are stacked in the same way; so are blocks and scales of MXFP4, as `[experts, outputs, ...]`.
 """
 
 import re
@@ -30,11 +30,11 @@ class StoredTensors(Protocol):
 
 
 class _Place(NamedTuple):
-    """Location of an expert's tensor in the stacked one."""
+    """Location of an expert's tensor in the stacked tensor `name`."""
 
     name: str
     expert: int
-    first: int  # first output; every `step`-th belongs to it
+    first: int  # index of the first output; every `step`-th one from there on belongs to the expert's tensor
     step: int
     is_transposed: bool
 
@@ -42,15 +42,15 @@ class _Place(NamedTuple):
 @dataclass(slots=True)
 class _Whole:
     tensor: torch.Tensor
-    left: int  # parts not taken yet
+    left: int  # number of expert tensors not taken from it yet
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsApart:
-    """Tensors with one tensor per expert. A stacked tensor is kept until all its parts are taken."""
+    """Stored tensors, with one tensor per expert. A stacked tensor stays in memory until all its experts are taken."""
 
     stored: StoredTensors
-    count: int  # of experts
+    count: int  # number of experts
     _held: dict[str, _Whole] = field(default_factory=dict)
 
     def has(self, name: str) -> bool:
@@ -81,7 +81,7 @@ class ExpertsApart:
 
 
 def _place(name: str) -> _Place | None:
-    """Return the location, or None if the tensor is not an expert's."""
+    """Return the location of an expert's tensor, or None if the tensor is not an expert's."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

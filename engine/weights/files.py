@@ -33,7 +33,7 @@ UNINFORMATIVE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "torch
 
 @reads(ModelError)
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the checkpoint's safetensors files, from its index or the single one; otherwise its GGUF file."""
+    """Return the safetensors files that the checkpoint's index names, or its only one; otherwise its GGUF file."""
     index = folder / INDEX_FILE
     if not index.exists():
         if (folder / SINGLE_FILE).is_file():
@@ -61,8 +61,8 @@ def has_weights(folder: Path) -> bool:
 def model_fingerprint(folder: Path) -> bytes:
     """Return 32 bytes that are equal for equal checkpoints, from the configuration and a sample of the weights.
 
-    Per file: its header (names, shapes, dtypes), its size, and up to 4 MiB spread evenly over it. Cheap for any model
-    size; detects another model or training run, but not a single changed weight in a large file.
+    Of each file, the header (names, shapes, dtypes), the size and up to 4 MiB spread evenly over it are hashed. This is
+    cheap for any model size. It detects another model or training run, but not a single changed weight in a large file.
     """
     config = read_json(folder / "config.json")
     described = {key: value for key, value in config.items() if key not in UNINFORMATIVE_FIELDS}
@@ -85,7 +85,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _header_bytes(path: Path) -> int:
-    """Return the offset of the numbers. Raises: ModelError."""
+    """Return the offset of the tensor data in a file, after its header. Raises: ModelError."""
     if path.suffix == GGUF_SUFFIX:
         return read_header(path).size_bytes
     with path.open("rb") as file:
@@ -96,7 +96,7 @@ def _header_bytes(path: Path) -> int:
 
 
 CHANNEL_SCALE_BYTES = 4
-GROUP_BYTES = 3  # scale and zero point
+GROUP_BYTES = 3  # bytes of a group's scale and zero point
 NOT_PROJECTIONS = ("embed_tokens", "wte", "wpe", "embed_positions", "_proj_bias")
 EMBEDDINGS = ("embed_tokens.weight", "token_embd.weight")
 HEAD = "lm_head.weight"
@@ -124,7 +124,7 @@ class TensorShape:
         return len(self.shape) == 3 and self.is_projection
 
     def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
-        """Return the bytes when loaded, in any format except GGUF; unquantised numbers take `number_bytes`."""
+        """Return the tensor's bytes when loaded, in any format except GGUF. Unquantised numbers take `number_bytes`."""
         if format is WeightFormat.MXFP4 and self.is_experts:
             return self.numbers // 2 + self.numbers // GROUP_INPUTS * GROUP_BYTES
         if format in (WeightFormat.PLAIN, WeightFormat.MXFP4) or not self.is_projection:
@@ -166,13 +166,16 @@ class LoadedBytes:
 
     @property
     def head(self) -> int:
-        """Bytes of the output head, 0 without its own."""
+        """Bytes of the output head; 0 if the checkpoint has none of its own."""
         return self.tensors.get(HEAD, 0)
 
 
 @reads(ModelError)
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
-    """Return format and size of a model. `folder` needs only config.json, except for GGUF. Raises: ModelError."""
+    """Return format and size of a model's weights when loaded. Raises: ModelError.
+
+    `folder` needs only config.json, except for GGUF.
+    """
     format = weight_format(folder, quantize)
     if format is WeightFormat.GGUF:
         return PlannedWeights(format, loaded_bytes(folder, format, number_bytes).total)
@@ -223,12 +226,12 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
     if kind == "qweight":
         return tensor.numbers * WORD_BYTES
     if kind == "qzeros":
-        return tensor.numbers * 2 * WORD_BYTES  # one byte each
+        return tensor.numbers * 2 * WORD_BYTES  # eight zero points per word, one byte each when loaded
     if kind == "g_idx":
         return 0
     if kind == "scales":
         return tensor.numbers * 2
-    if kind.endswith("_blocks"):  # MXFP4 as stored
+    if kind.endswith("_blocks"):  # MXFP4 codes, one byte for two
         return tensor.numbers
     if kind.endswith("_scales"):
         return tensor.numbers * GROUP_BYTES

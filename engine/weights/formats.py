@@ -15,7 +15,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 class WeightFormat(StrEnum):
-    """Format of weights: plain, three quantised while loading, and others as stored by the checkpoint."""
+    """Format of weights: plain, three that are quantised while loading, and those of quantised checkpoints."""
 
     PLAIN = "none"
     INT8 = "int8"
@@ -23,20 +23,20 @@ class WeightFormat(StrEnum):
     FP8 = "fp8"
     AWQ = "awq"
     GPTQ = "gptq"
-    MXFP4 = "mxfp4"  # of gpt-oss's experts
+    MXFP4 = "mxfp4"  # experts of gpt-oss
     GGUF = "gguf"
     FP8_BLOCKS = "fp8_blocks"  # E4M3 with a scale per block of a matrix, as in DeepSeek's checkpoints
 
 
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
-WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # for a CPU's native kernels
+WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # formats whose head a CPU's native kernels keep in int8
 STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.MXFP4, WeightFormat.GGUF, WeightFormat.FP8_BLOCKS)
-CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # of which each rank can read its part
+CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # formats that ranks can split
 
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """Quantisation of a checkpoint. Everything else follows from tensor shapes."""
+    """Quantisation of a checkpoint, as far as tensor shapes do not show it."""
 
     format: WeightFormat
     zeros_less_one: bool = False  # older GPTQ files store zero points minus one
@@ -80,7 +80,7 @@ def is_gguf(folder: Path) -> bool:
 
 
 def gguf_file(folder: Path) -> Path:
-    """Return the GGUF file. Raises: ModelError unless there is exactly one."""
+    """Return the GGUF file in `folder`. Raises: ModelError unless there is exactly one."""
     files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
@@ -89,7 +89,7 @@ def gguf_file(folder: Path) -> Path:
 
 
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
-    """Return config.json's quantisation, or None. Raises: ModelError for an unsupported kind."""
+    """Return the quantisation that config.json states, or None. Raises: ModelError for an unsupported one."""
     fields = config.get("quantization_config")
     if fields is None:
         return None

@@ -17,11 +17,11 @@ from baton.engine.config.model_config import ModelError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
-MOST_ENTRIES = 1 << 20  # tensors or metadata, to fail early on invalid files
+MOST_ENTRIES = 1 << 20  # maximum number of tensors or metadata, to reject invalid files early
 MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-SUB_BLOCKS = 8  # of 32 numbers, in a block of Q4_K or Q5_K
+SUB_BLOCKS = 8  # sub-blocks of 32 numbers in a block of Q4_K or Q5_K
 
 
 class TensorType(IntEnum):
@@ -43,7 +43,7 @@ PLAIN_TYPES = (TensorType.F32, TensorType.F16, TensorType.BF16)
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
-    """Block of `numbers` consecutive numbers of a row in `size_bytes` bytes."""
+    """Block of `numbers` consecutive numbers of a row, stored in `size_bytes` bytes."""
 
     numbers: int
     size_bytes: int
@@ -69,7 +69,7 @@ class GgufTensor:
     name: str
     type: TensorType
     shape: tuple[int, ...]
-    start: int  # bytes from the start of the file
+    start: int  # byte offset in the file
 
     @property
     def row_bytes(self) -> int:
@@ -88,7 +88,7 @@ class GgufTensor:
 class GgufHeader:
     architecture: str
     tensors: dict[str, GgufTensor]
-    size_bytes: int  # up to the first tensor
+    size_bytes: int  # bytes before the first tensor
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -131,7 +131,7 @@ def _header(reader: "_Reader", path: Path) -> GgufHeader:
 
 
 def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
-    """Read a tensor description, whose `start` counts from the first tensor."""
+    """Read a tensor's description. Its `start` is in bytes from the start of the tensor data, not of the file."""
     name, dimensions = reader.text(), reader.number("I")
     if not 1 <= dimensions <= MOST_DIMENSIONS:
         raise ModelError(f"{path}: tensor {name} has {dimensions} dimensions")
@@ -148,7 +148,7 @@ def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
 
 
 class _Reader:
-    """Sequential reader of values; struct.error past the end."""
+    """Sequential reader of values. Raises struct.error past the end of the file."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -170,7 +170,7 @@ class _Reader:
         return self.take(self.number("Q")).decode()
 
     def value(self, kind: int) -> str | int | None:
-        """Read a text or integer; skip arrays and other numbers, which are not needed, and return None."""
+        """Read a text or integer. Skip arrays and other numbers, which are not needed, and return None for them."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -208,7 +208,7 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-UNUSED = {"rope_freqs.weight"}  # config.json has it
+UNUSED = {"rope_freqs.weight"}  # config.json has these numbers
 INTERLEAVED_ARCHITECTURES = ("llama",)
 INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 
@@ -229,7 +229,7 @@ def is_interleaved(architecture: str, name: str) -> bool:
 
 
 def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo the reordering: in each head, first halves of all pairs, then second ones. `[heads * head_dim, ...]`."""
+    """Undo the reordering of rows `[heads * head_dim, ...]`: per head, first rows of all pairs, then second rows."""
     pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
@@ -237,8 +237,8 @@ def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
 def dequantise(stored: torch.Tensor, kind: TensorType) -> torch.Tensor:
     """Dequantise rows of stored bytes, uint8 `[rows, row bytes]`, to float32 `[rows, numbers]`.
 
-    The functions below take uint8 `[..., blocks, bytes of a block]` and return float32 `[..., blocks, numbers of a
-    block]`, the last dimension possibly split into sub-blocks.
+    The functions in DEQUANTISERS take uint8 `[..., blocks, bytes of a block]` and return float32 `[..., blocks, numbers
+    of a block]`; they may split the last dimension into sub-blocks.
     """
     blocks = stored.view(len(stored), -1, BLOCKS[kind].size_bytes)
     return DEQUANTISERS[kind](blocks).reshape(len(stored), -1)
@@ -254,13 +254,13 @@ def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """Unpack uint8 [..., bytes] to [..., 2 x bytes]: of every `run` bytes the low halves, then the high ones."""
+    """Unpack uint8 [..., bytes] to [..., 2 x bytes]: for every `run` bytes, all low halves, then all high halves."""
     runs = packed.unflatten(-1, (-1, 1, run))
     return torch.cat([runs & 15, runs >> 4], dim=-2).flatten(-3)
 
 
 def _bits(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
-    """Unpack uint8 [..., bytes] to [..., all]: the lowest `width` bits of every byte, then the next, `count` times."""
+    """Unpack uint8 [..., bytes] to [..., count x bytes]: the lowest `width` bits of all bytes, then the next, etc."""
     mask = (1 << width) - 1
     return torch.stack([(packed >> (width * index)) & mask for index in range(count)], dim=-2).flatten(-2)
 
@@ -283,7 +283,8 @@ def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
 def _sub_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scales and minima of the 8 sub-blocks of Q4_K and Q5_K, float32 [..., blocks, 8, 1].
 
-    Both have 6 bits: the first four of each are in their own bytes, whose upper two bits complete the last four.
+    Scales and minima have 6 bits. The first four of each are in bytes of their own, whose upper two bits belong to the
+    last four.
     """
     low, middle, last = blocks[..., 4:16].split(4, dim=-1)
     scales = torch.cat([low & 63, (last & 15) | ((low >> 2) & 48)], dim=-1)
@@ -305,7 +306,7 @@ def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. 32 bytes have the upper two bits of four runs of 32 numbers."""
+    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. A byte has the upper two bits of four numbers."""
     low = _nibbles(blocks[..., :128], 64)
     high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
     codes: torch.Tensor = (low | (high << 4)).unflatten(-1, (16, 16)).float() - 32

@@ -18,7 +18,7 @@ from baton.text.host.files import reads
 class ModelShape:
     config: ModelConfig
     parameters: int
-    tensors: tuple[TensorShape, ...]  # tied ones once
+    tensors: tuple[TensorShape, ...]  # tied tensors occur once
 
 
 @reads(ModelError, CONFIG_FILE)
@@ -26,14 +26,14 @@ def read_model_shape(folder: Path) -> ModelShape:
     """Read `folder`/config.json; no weights are needed. Raises: ModelError."""
     config = read_model_config(folder)
     stated: Any = read_transformers_config(folder)
-    with torch.device("meta"):  # shapes without numbers
+    with torch.device("meta"):  # tensors have shapes, but no data
         model = _class_of(config).from_config(stated)
     tensors = tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in model.named_parameters())
     return ModelShape(config, model.num_parameters(), tensors)
 
 
 def _class_of(config: ModelConfig) -> Any:
-    """Return transformers' class with the head that is served."""
+    """Return the transformers class whose head is the one that Baton serves."""
     if config.makes_answers:
         return AutoModelForCausalLM
     is_headless = isinstance(config, EncoderConfig) and config.labels is None

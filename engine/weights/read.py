@@ -1,4 +1,4 @@
-"""Read weights of a checkpoint, as stored or quantised while loading; all of them, or one rank's part.
+"""Read the weights of a checkpoint, all of them or one rank's part, as stored or quantised while loading.
 
 Files are mapped, never unpickled. Only projections are quantised. Embedding, norms and biases have the model's dtype,
 as in vLLM; so do routers of experts, which are small and sensitive, and the head unless the checkpoint stores it
@@ -54,34 +54,37 @@ from baton.engine.weights.weight import (
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
 EMBEDDING = f"{BODY}embed_tokens.weight"
-BLOCK_SCALES = "weight_scale_inv"  # factors of the stored numbers
+BLOCK_SCALES = "weight_scale_inv"  # tensor of the factors of stored numbers
 PER_WORD = 8
-# Nibble of an AWQ word, lowest first, of each of its eight columns.
+# For each of the eight columns in an AWQ word: index of its nibble, the lowest being 0.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 ONE_IN_EACH_NIBBLE = 0x11111111
 
 
 Size = int | tuple[int, ...]
-"""Rows of a module; several for stacked projections."""
+"""Number of rows of a module; several numbers for stacked projections."""
 
 
 def parts_of(names: Sequence[str], sizes: Sequence[Size]) -> list[tuple[int, ...]]:
-    """Return the rows of what each module stacks. One name with several sizes is one module."""
+    """Return, for each module, the number of rows of each projection that it stacks.
+
+    One name with several sizes is one module.
+    """
     of_each = [(size,) if isinstance(size, int) else size for size in sizes]
     return [tuple(itertools.chain.from_iterable(of_each))] if len(names) == 1 else of_each
 
 
 class WeightSource(Protocol):
-    """Checkpoint whose tensors are each taken at most once; ModelError if one is missing or has another shape."""
+    """Checkpoint, each of whose tensors may be taken once. Raises ModelError if one is missing or has another shape."""
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor on the compute device, in the given or the compute dtype."""
+        """Return a tensor on the compute device, in `dtype` or else in the compute dtype."""
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Return projections of the same input stacked into one: module `names[i]` has `sizes[i]` rows. One name with
-        several sizes is a module that stacks them already.
+        """Return projections of the same input, stacked into one weight: module `names[i]` has `sizes[i]` rows.
 
-        Sizes are those of the checkpoint; with several ranks, the weight is this rank's part.
+        One name with several sizes is a module that is already stacked. Sizes are those of the checkpoint; with several
+        ranks, the weight is this rank's part.
         """
 
 
@@ -95,7 +98,7 @@ def open_weights(
     shard: Shard,
     progress: bool,
 ) -> Iterator[WeightSource]:
-    """Open a checkpoint. At the end every tensor must have been taken, except a head that is tied. Raises: ModelError.
+    """Open a checkpoint. Raises: ModelError, also at the end if a tensor other than a tied head was not taken.
 
     A progress bar is shown on a terminal, and with `progress` always.
     """
@@ -116,8 +119,8 @@ def open_weights(
             yield CheckpointWeights(apart, format, packed, dtype, shard)
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
             left = {name for name in left if not name.startswith(config.unused_tensors)}
-        bar.update(total - bar.n)  # headers
-        if left:  # another architecture: rejected, not computed incorrectly
+        bar.update(total - bar.n)  # file headers complete the bar
+        if left:  # the architecture is another one: a result would be wrong
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
             raise ModelError(f"the {where} has {len(left)} tensors this model does not use, among them {min(left)}")
 
@@ -168,8 +171,8 @@ class CheckpointTensors:
 
 
 class Cut(Enum):
-    OUTPUTS = "outputs"  # queries, keys, values, gates and ups: each rank computes some outputs
-    INPUTS = "inputs"  # following layers: each rank computes a summand of all outputs
+    OUTPUTS = "outputs"  # query, key, value, gate and up projections: each rank computes some of the outputs
+    INPUTS = "inputs"  # projections after those: each rank computes a summand of all outputs
     VOCABULARY = "vocabulary"
 
 
@@ -183,7 +186,7 @@ CUTS = {
 
 
 class CheckpointWeights:
-    """Weights of safetensors files. Each rank reads complete tensors, since rows may have scales, and keeps a part."""
+    """Weights of safetensors files. Each rank reads complete tensors, since scales are per row, and keeps its part."""
 
     def __init__(
         self,
@@ -193,7 +196,7 @@ class CheckpointWeights:
         dtype: torch.dtype,
         shard: Shard,
     ) -> None:
-        """Prepare reading. `format`: in memory. `packed`: quantisation of the checkpoint, for one rank only."""
+        """Prepare to read. `format`: format in memory. `packed`: quantisation that the checkpoint states, or None."""
         self._tensors = tensors
         self._quantise = QUANTISERS.get(format)
         self._format = format
@@ -206,7 +209,7 @@ class CheckpointWeights:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Return a weight, unquantised if its inputs are not a multiple of the group size."""
+        """Return a weight; it stays unquantised if its number of inputs is not a multiple of the group size."""
         modules = list(zip(names, parts_of(names, sizes), strict=True))
         if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
             return stack_int4([self._read_packed(name, sum(parts), inputs, bias) for name, parts in modules])
@@ -236,14 +239,14 @@ class CheckpointWeights:
         return CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
 
     def _rows(self, parts: Sequence[int], cut: Cut | None) -> Sequence[slice]:
-        """Return this rank's rows of a module of stacked parts; empty: all."""
+        """Return this rank's rows of a module that stacks `parts` rows; empty: all rows."""
         if cut is Cut.VOCABULARY:
             own = self._shard.vocabulary(sum(parts))
             return [slice(own.start, own.stop)]
         return self._shard.equal_parts(parts) if cut is Cut.OUTPUTS else ()
 
     def _own_bias(self, biases: list[torch.Tensor | None], cut: Cut | None) -> torch.Tensor | None:
-        """Return this rank's bias; that of a sum is added once."""
+        """Return this rank's bias. If the ranks' outputs are summed, only rank 0 has the bias."""
         return None if cut is Cut.INPUTS and self._shard.rank else stacked(biases)
 
     def _columns(self, name: str, inputs: int, cut: Cut | None, is_quantised: bool) -> slice:
@@ -291,7 +294,7 @@ class CheckpointWeights:
             return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
-            # Complete words, as in GPTQModel: subtracting from a zero point of 0 borrowed from its neighbour.
+            # Complete words, as in GPTQModel: its subtraction from a zero point of 0 borrowed from the neighbour.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous()
@@ -299,7 +302,7 @@ class CheckpointWeights:
         return Int4Weight(codes if order is None else codes[:, order], scales, zeros, order, own_bias)
 
     def _read_blocks(self, module: str, outputs: int, inputs: int, bias: bool) -> BlockFp8Weight:
-        """Read a weight and the scales of its blocks. Raises: ModelError."""
+        """Read an fp8 weight and the scales of its blocks. Raises: ModelError."""
         height, width = self._packed.block if self._packed is not None else (1, 1)
         numbers = self._tensors.take(f"{module}.weight", (torch.float8_e4m3fn,), outputs, inputs)
         blocks = (-(-outputs // height), -(-inputs // width))
@@ -308,7 +311,7 @@ class CheckpointWeights:
         return BlockFp8Weight(numbers, scales, (height, width), own_bias)
 
     def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
-        """Read a bias; ignore one of zeros, which some quantisers write. Raises: ModelError for an unexpected bias."""
+        """Read a bias. Raises: ModelError for an unexpected one, except zeros, which some quantisers write."""
         if not wanted and not self._tensors.has(name):
             return None
         bias = self.tensor(name, size)
@@ -317,7 +320,7 @@ class CheckpointWeights:
         return bias if wanted else None
 
     def _column_order(self, module: str, inputs: int, groups: int) -> torch.Tensor | None:
-        """Return the inputs sorted by group, or None if they are sorted."""
+        """Return the indexes of the inputs sorted by group, or None if the inputs are already sorted."""
         groups_of_inputs = self._tensors.take(f"{module}.g_idx", (torch.int32,), inputs).long()
         order = groups_of_inputs.argsort(stable=True)
         expected = torch.arange(inputs, device=order.device) // (inputs // groups)
@@ -327,7 +330,7 @@ class CheckpointWeights:
 
 
 def _part(tensor: torch.Tensor, rows: Sequence[slice]) -> torch.Tensor:
-    """Copy the rows, so that the complete tensor can be freed; without rows return all of it."""
+    """Return a copy of these rows, so that the complete tensor can be freed; with no `rows`, the tensor itself."""
     return torch.cat([tensor[each] for each in rows]) if rows else tensor
 
 
@@ -338,7 +341,7 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
 
 
 class GgufWeights:
-    """Weights of a GGUF file by Hugging Face's names.
+    """Weights of a GGUF file, by their names in Hugging Face checkpoints.
 
     Projections stay as stored. The embedding is dequantised, since its rows are looked up; so is a head tied to it.
     """
@@ -367,7 +370,7 @@ class GgufWeights:
         return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Return stacked projections; parts of the same type are concatenated."""
+        """Return stacked projections, concatenated if all have the same GGUF type."""
         parts = []
         for name, size in zip(names, map(sum, parts_of(names, sizes)), strict=True):
             tensor = self._find(f"{name}.weight", (size, inputs))
@@ -391,7 +394,7 @@ class GgufWeights:
         """Copy a tensor's rows, uint8 [rows, bytes of a row], in the order of Hugging Face's checkpoints."""
         stored = self._file[tensor.start : tensor.start + tensor.stored_bytes].view(-1, tensor.row_bytes)
         if is_interleaved(self._architecture, name):
-            # A bias is one row whose numbers are reordered.
+            # A bias is one stored row, of which the numbers are reordered.
             moved = stored.view(tensor.shape[0], -1)
             stored = halves_again(moved, self._head_dim).view(stored.shape)
         return stored.to(self._device, copy=True)

@@ -1,7 +1,7 @@
 """Weight of a projection: numbers as stored by a checkpoint, or quantised here to fp8 (E4M3), int8 or int4.
 
-engine/models/linear.py multiplies with them. AWQ and GPTQ store int4 in another layout: read.py. On a rank with some of
-the inputs, `columns` selects them; scales are those of complete rows.
+engine/models/linear.py multiplies with these weights. AWQ and GPTQ store int4 in another layout, which read.py
+converts. For a rank that has some of the inputs, `columns` selects them; scales are those of complete rows.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
 INT8_LARGEST = 127
 LARGEST_CODE = 15
 GROUP_INPUTS = 32
-KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")  # the last one is part of attention
+KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")  # never quantised; kv_b_proj is part of attention
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
     numbers: torch.Tensor  # [out, in]
-    bias: torch.Tensor | None = None  # [out], here and below
+    bias: torch.Tensor | None = None  # [out], as in all classes below
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class BlockFp8Weight:
 
     numbers: torch.Tensor  # float8_e4m3fn [out, in]
     scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs], the last ones possibly shorter
-    block: tuple[int, int]  # outputs and inputs
+    block: tuple[int, int]  # numbers of outputs and inputs of a block
     bias: torch.Tensor | None = None
 
 
@@ -48,7 +48,7 @@ class Int8Weight:
     numbers: torch.Tensor  # int8 [out, in]
     scales: torch.Tensor  # float32 [out]
     bias: torch.Tensor | None = None
-    is_part: bool = False  # some of the inputs, scaled by complete rows; other ranks have the others
+    is_part: bool = False  # whether it has only some of the inputs; scales are those of complete rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Int4Weight:
     codes: torch.Tensor  # uint8 [out, in], at most 15
     scales: torch.Tensor  # [out, groups], any float dtype
     zeros: torch.Tensor  # uint8 [out, groups]
-    column_order: torch.Tensor | None = None  # int64 [in], input of each column; None: unchanged
+    column_order: torch.Tensor | None = None  # int64 [in], input of each column; None: in order
     bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4Weight:
-    """MXFP4 weight: codes (E2M1, see kernels/types.py) times powers of two per group."""
+    """MXFP4 weight: codes (E2M1, see kernels/types.py), times a power of two per group of 32 inputs."""
 
     codes: torch.Tensor  # uint8 [out, in], at most 15
     exponents: torch.Tensor  # uint8 [out, in / 32], biased by 127
@@ -85,7 +85,7 @@ class GgufWeight:
 
 @dataclass(frozen=True, slots=True)
 class StackedWeight:
-    """Projections of the same input whose storage cannot be concatenated."""
+    """Projections of the same input that are stored differently, so that they cannot be concatenated."""
 
     parts: tuple["Weight", ...]
 
@@ -112,7 +112,7 @@ def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None = None, column
 
 
 def quantise_int4(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int4Weight:
-    """Quantise float32 [out, in] in groups of 32 with a scale each; `columns` are complete groups.
+    """Quantise float32 [out, in] in groups of 32 inputs with a scale each. `columns` must be complete groups.
 
     An element changes by at most about half its group's scale. The range of a group includes zero, so zero stays zero.
     """
@@ -134,7 +134,7 @@ QUANTISERS: dict[WeightFormat, Quantiser] = {
 
 
 def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
-    """Concatenate weights with the same input, unless their columns or groups differ."""
+    """Concatenate int4 weights of the same input, unless the order of their columns or their groups differ."""
     first = weights[0]
     for weight in weights[1:]:
         if weight.scales.shape[1] != first.scales.shape[1] or not _same_order(weight.column_order, first.column_order):
@@ -146,7 +146,7 @@ def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
 
 
 def stack_blocks(weights: list[BlockFp8Weight]) -> BlockFp8Weight | StackedWeight:
-    """Concatenate weights with the same input, unless a block would span two of them."""
+    """Concatenate fp8 weights of the same input, unless a block would span two of them."""
     block = weights[0].block
     if any(len(weight.numbers) % block[0] for weight in weights[:-1]):
         return StackedWeight(tuple(weights))

@@ -1,1 +1,1 @@
-"""Rules that router and engine share: block names, sampling, detokeniser, stop strings, structured output. No torch."""
+"""Code that router and engine share: block names, sampling, detokeniser, stop strings, structured output. No torch."""

@@ -1,6 +1,6 @@
-"""Blocks that a sequence needs, their names and charge, for models whose layers form several groups of blocks. Pure.
+"""Blocks that a sequence needs, with their names and their charge, for models with several groups of layers. Pure.
 
-If some layers attend to all tokens and others only to a window, their KV is in separate blocks, and a block behind the
+If some layers attend to all tokens and others only to a window, their KV is in separate blocks, and a block before the
 window is released. A column of a block table covers `block_tokens` tokens and has one block per group. All blocks of a
 pool have one size, so one free list serves all groups.
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 
 class BlockLink(NamedTuple):
-    """Name of a block, and of the block without which it is useless."""
+    """Name of a block, and of its parent: the block without which it is useless."""
 
     name: bytes
     parent: bytes | None  # None for a prompt's first block
@@ -22,27 +22,30 @@ class BlockLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:
-    """Numbers of groups: first those that keep the blocks of all tokens, then those of a window."""
+    """Numbers of layer groups: `whole` ones keep the blocks of all tokens, `windowed` ones only those of a window.
+
+    Groups are numbered, `whole` ones first.
+    """
 
     whole: int = 1
     windowed: int = 0
     window_tokens: int = 0  # tokens that a query attends to, itself included
-    block_tokens: int = 0  # tokens per column; set with windowed groups
+    block_tokens: int = 0  # tokens per column; set only with windowed groups
 
     @property
     def count(self) -> int:
         return self.whole + self.windowed
 
     def first_live(self, tokens: int) -> int:
-        """Return the first column in a window after `tokens` computed tokens, even if the last one is recomputed."""
+        """Return the first column in the window after `tokens` computed tokens, even if the last one is recomputed."""
         return max(0, tokens - self.window_tokens) // self.block_tokens if self.windowed else 0
 
     def first_live_behind(self, columns: int) -> int:
-        """Return the first column in a window after `columns` complete columns."""
+        """Return the first column in the window after `columns` complete columns."""
         return self.first_live(columns * self.block_tokens)
 
     def blocks(self, columns: int, first_live: int = 0) -> int:
-        """Return the number of needed blocks in `columns` columns."""
+        """Return the number of blocks needed in `columns` columns. `first_live`: first column in the window."""
         return self.whole * columns + self.windowed * max(0, columns - first_live)
 
     def complete_columns(self, blocks: int, first_live: int) -> int:
@@ -56,7 +59,10 @@ class BlockGroups:
         return bytes((block_hash[0] ^ group,)) + block_hash[1:] if group else block_hash
 
     def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[BlockLink]:
-        """Yield the links of one column by group. Whole groups form a chain, windowed ones hang on its end."""
+        """Yield the links of one column in order of groups.
+
+        Blocks of whole groups form a chain; the last of them is the parent of those of windowed groups.
+        """
         parent = None if parent_hash is None else self.name(parent_hash, self.whole - 1)
         for group in range(self.count):
             name = self.name(block_hash, group)
@@ -67,24 +73,24 @@ class BlockGroups:
     def links(self, hashes: Sequence[bytes]) -> list[BlockLink]:
         """Return the links of all blocks that a sequence needs to continue after these columns.
 
-        Blocks of windows come first: the others are useless without them, but not the reverse.
+        Blocks of windowed groups come first: the other blocks are useless without them, but not the reverse.
         """
         first, parents = self.first_live_behind(len(hashes)), (None, *hashes)
-        if self.count == 1:  # the usual case, with long prompts
+        if self.count == 1:  # fast path of the usual case
             return list(map(BlockLink, hashes, parents))
         columns = [list(self.column_links(*column)) for column in zip(hashes, parents, strict=False)]
         windows = [link for column in columns[first:] for link in column[self.whole :]]
         return windows + [link for column in columns for link in column[: self.whole]]
 
     def names(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Return the names in `links`."""
+        """Return the names of the blocks in `links`."""
         if self.whole > 1:
             return [link.name for link in self.links(hashes)]
         live = hashes[self.first_live_behind(len(hashes)) :] if self.windowed else ()
         return [*(self.name(each, group) for each in live for group in range(1, self.count)), *hashes]
 
     def windowed_links(self, columns: int) -> int:
-        """Return the number of windowed blocks in `links`."""
+        """Return the number of blocks of windowed groups in `links`."""
         return self.windowed * (columns - self.first_live_behind(columns))
 
     def chain_of(self, names: Sequence[bytes]) -> Sequence[bytes]:
@@ -98,8 +104,8 @@ class BlockGroups:
     ) -> int:
         """Return the length of the longest prefix of `hashes` whose needed blocks are all known.
 
-        `first_live`: windows need their blocks from this column on; None: from where a sequence that continues after
-        the prefix needs them.
+        `first_live`: column from which blocks of windowed groups are needed; None: from where a sequence that continues
+        after the prefix needs them.
         """
 
         def has_whole(block_hash: bytes) -> bool:
@@ -119,7 +125,7 @@ class BlockGroups:
             lacking = next((c for c in reversed(range(first, columns)) if not has_windows(hashes[c])), None)
             if lacking is None:
                 break
-            columns = lacking  # a longer prefix would need that column
+            columns = lacking  # any longer prefix needs the lacking column
         return columns
 
 
@@ -136,10 +142,10 @@ almost empty.
 def charged_blocks(
     prompt_tokens: int, max_tokens: int, choices: int, block_tokens: int, groups: BlockGroups = ONE_GROUP
 ) -> int:
-    """Return the charge of a request on a decode worker, for the router that charges and the worker that lends.
+    """Return the blocks that a request is charged on a decode worker, in the router as in the worker that lends credit.
 
-    Complete blocks of the prompt count once, blocks of the charged answer once per choice; blocks behind windows do not
-    count.
+    Complete blocks of the prompt count once, other blocks up to the charged answer's end once per choice. Blocks before
+    a window do not count.
     """
     end_tokens = prompt_tokens + min(max_tokens, CHARGED_ANSWER_TOKENS)
     first_live = groups.first_live(end_tokens)

@@ -1,4 +1,4 @@
-"""Names of KV blocks: a chain of SHA-256 over the tokens, whose root covers everything else that changes KV."""
+"""Names of KV blocks: a chain of SHA-256 hashes of tokens, whose root covers everything else that changes KV."""
 
 import hashlib
 import sys
@@ -9,10 +9,10 @@ HASH_BYTES = 32
 
 
 def root_hash(fingerprint: bytes, dtype: str, adapter: str = "", cache_salt: str = "", key_salt: bytes = b"") -> bytes:
-    """Return the parent of a prompt's first block.
+    """Return the root of a hash chain: the parent of a prompt's first block.
 
-    Each part is preceded by its length, so that no two combinations coincide. `dtype`: compute dtype. `key_salt`: salt
-    of the API key, which its owner cannot choose; omitted without keys.
+    Each hashed field is preceded by its length, so that no two combinations coincide. `dtype`: compute dtype.
+    `key_salt`: salt of the API key, which the key's owner cannot choose; omitted without keys.
     """
     digest = hashlib.sha256(b"baton.kv.v1")
     parts = (fingerprint, dtype.encode(), adapter.encode(), cache_salt.encode())
@@ -29,7 +29,7 @@ def block_hashes(root: bytes, token_ids: Sequence[int], block_tokens: int) -> tu
 
 
 class HashChain:
-    """Names of a growing sequence's complete blocks."""
+    """Names of the complete blocks of a growing sequence."""
 
     def __init__(self, root: bytes, block_tokens: int, known: Sequence[bytes] = ()) -> None:
         """Start with the `known` names of the first blocks."""

@@ -1,4 +1,4 @@
-"""Causes of a stall: why a token of an answer came late. Workers name causes, routers add theirs."""
+"""Causes of a stall, which is a late token of an answer. Workers name their causes, and routers add their own."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class StallCause(StrEnum):
-    """Cause of time spent on anything other than a usual step of the answer."""
+    """Cause of a delay of an answer's token beyond the time of a usual step."""
 
     PROMPTS = "prompt_tokens"  # prompt of another request in the same step
     BATCH = "larger_batch"  # more sequences in the step than usual
@@ -14,34 +14,34 @@ class StallCause(StrEnum):
     DRAFTS = "drafted_tokens"  # drafts computed in the same step
     COPIES = "block_copies"  # copy on write, and swapping of preempted sequences
     PREEMPTION = "preemption"  # the sequence was preempted or is recomputed
-    MASK = "late_mask"  # mask of a structured output
+    MASK = "late_mask"  # the mask of structured output was not ready
     COLLECTION = "garbage_collection"
     LOCK = "interpreter_lock"  # another Python thread of the worker held the GIL
-    CPU_WAIT = "cpu_wait"  # the engine was runnable without a free core: another process, or steal time
-    STOPPED = "stopped"  # the worker was not runnable: SIGSTOP, frozen machine, page fault
+    CPU_WAIT = "cpu_wait"  # the engine waited for a free core: another process, or steal time
+    STOPPED = "stopped"  # the worker was not ready to run: SIGSTOP, frozen machine, page fault
     SLOWER = "slower_computation"  # the same work took longer: memory bandwidth, caches, clock rate or device
-    IDLE = "engine_idle"  # no step was possible
-    WORKER_LOOP = "worker_event_loop"  # the step was done and its tokens were not sent yet
-    ROUTER_LOOP = "router_event_loop"  # the tokens had arrived and the router was busy
-    NETWORK = "network"  # between worker and router
-    RECOVERY = "recovery"  # another worker took over
-    UNKNOWN = "unknown"  # cause of a newer worker
+    IDLE = "engine_idle"  # the engine could run no step
+    WORKER_LOOP = "worker_event_loop"  # the step had finished, but its tokens waited to be sent
+    ROUTER_LOOP = "router_event_loop"  # the tokens had arrived, but the router was busy
+    NETWORK = "network"  # transmission between worker and router
+    RECOVERY = "recovery"  # another worker took the request over
+    UNKNOWN = "unknown"  # cause that only a newer worker knows
 
 
 class CausePart(NamedTuple):
-    """Part of a gap. `request_id`: responsible request, empty if there is none."""
+    """Part of the gap before a token. `request_id`: request that caused it, empty if none did."""
 
     cause: StallCause
     ms: float
     request_id: str = ""
-    detail: str = ""  # for people: number of tokens, blocks or answers; or the lost worker
+    detail: str = ""  # text for people: number of tokens, blocks or answers, or the lost worker
 
 
 WORTH_NAMING_MS = 0.05
 
 
 def joined_causes(parts: Iterable[CausePart]) -> list[CausePart]:
-    """Return the parts summed by cause and request, longest first, without those under WORTH_NAMING_MS.
+    """Sum the parts by cause and request. Return the sums, longest first, without those under WORTH_NAMING_MS.
 
     A sum keeps the detail of its largest part.
     """

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-TASKS = "/proc/self/task"  # per thread, `schedstat` has ns running, ns waiting, time slices
+TASKS = "/proc/self/task"  # has `schedstat` per thread: ns running, ns waiting, time slices
 NS = 1e-9
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
-LOOKING_SHARE = 0.002  # share of the time that may be spent reading
-LONG_AGO_S = 0.15  # older readings say nothing about the present
+LOOKING_SHARE = 0.002  # maximum fraction of the time spent reading the statistics
+LONG_AGO_S = 0.15  # age from which a reading says nothing about the present
 
 
 class QueueTime:
@@ -32,22 +32,22 @@ class QueueTime:
 
 
 class ProcessQueue:
-    """Waiting times of the threads of this process, through two of which each token passes.
+    """Waiting times of all threads of this process. Each token passes through two of these threads.
 
     A reading takes about 2 µs per thread, and all readings at most `LOOKING_SHARE` of the time.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._files: dict[str, int] = {}  # by thread
+        self._files: dict[str, int] = {}  # open statistics by thread
         self._waits_ns = self._read_ns()
         self._looked_s, self._due_s = now_s(), 0.0
         self._share = 0.0
 
     def share(self) -> float:
-        """Return the share of time since the last reading that the two longest waiting threads waited.
+        """Return the total wait of the two longest waiting threads, as a fraction of the time since the last reading.
 
-        Return 0 if that reading is over LONG_AGO_S old, and the last share if a new reading is not due yet.
+        Return 0 if that reading is over LONG_AGO_S old, and the previous result if a new reading is not due yet.
         """
         now_s = self._now_s()
         if now_s < self._due_s:
@@ -67,7 +67,7 @@ class ProcessQueue:
         self._files.clear()
 
     def _threads(self) -> Sequence[str]:
-        """Return all threads; only the known ones if no file descriptor is free."""
+        """Return the ids of all threads; if no file descriptor is free, only those whose statistics are open."""
         try:
             return os.listdir(TASKS)  # noqa: PTH208 -- a third of the time
         except OSError as error:
@@ -78,7 +78,7 @@ class ProcessQueue:
             return list(self._files)
 
     def _read_ns(self) -> dict[str, int]:
-        """Return the waiting time by thread."""
+        """Return the waiting time in ns by thread."""
         waits_ns = {}
         for thread in self._threads():
             try:

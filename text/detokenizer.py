@@ -1,8 +1,8 @@
 """Conversion of token ids to text, token by token: the pieces add up to decoding all tokens together. Pure.
 
-`tokenizers.decoders.DecodeStream` is similar, but emits a character of byte-fallback tokens before their run ends. The
-decoder judges a run as a whole: if a later byte makes it invalid, DecodeStream raises "Invalid prefix", and its output
-cannot be withdrawn. Here a run of byte tokens waits for its end.
+`tokenizers.decoders.DecodeStream` is similar, but emits a character of byte-fallback tokens before the sequence of
+such tokens ends. The decoder checks the complete sequence: if a later byte makes it invalid, DecodeStream raises
+"Invalid prefix", and its output cannot be withdrawn. Here, byte tokens wait for the end of their sequence.
 """
 
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _MOST_WITHHELD = 64
-"""Maximum of tokens with withheld text. A character has at most four bytes, so more are no incomplete character."""
+"""Maximum number of tokens with withheld text: a character has at most four bytes, so more tokens are no character."""
 _SETTLED_BY = 8
-"""Tokens, and so bytes, after a position across which no character can extend."""
+"""Number of tokens after a position, each at least a byte, that no character across the position can reach."""
 
 
 def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
@@ -22,17 +22,17 @@ def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> frozenset[int]:
-    """Return the tokens that do not end a run of bytes: byte-fallback tokens, and skipped special ones."""
+    """Return the tokens that do not end a sequence of byte tokens: these themselves, and skipped special tokens."""
     spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     silent = frozenset(token_id for token_id in spelled if token_id is not None)
     return silent.union(special_token_ids(tokenizer).values()) if skip_special_tokens else silent
 
 
 class Detokenizer:
-    """Text of one choice.
+    """Text of one choice, decoded as its tokens arrive.
 
-    Only a window is decoded again, from the last but one position with output to the newest token. A decoder may treat
-    the very first token differently, so a window must not begin with the new one.
+    With each token only a window is decoded, which begins at the last position but one with output. A decoder may treat
+    its first token differently, so the window must not begin with the new token.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Detokenizer:
         """Start an empty text.
 
         `silent`: result of silent_token_ids(tokenizer, skip_special_tokens), computed once per tokenizer. `left_out`:
-        tokens without text, if not all special ones are skipped.
+        tokens that get no text although not all special tokens are skipped.
         """
         self._tokenizer = tokenizer
         self._silent = silent
         self._skip_special_tokens = skip_special_tokens
         self._left_out = left_out
         self._window: list[int] = []
-        self._said_tokens = 0  # tokens of the window whose text was returned
+        self._said_tokens = 0  # number of tokens of the window whose text was returned
         self._said = ""  # text of those tokens, decoded within the window
 
     def push(self, token_id: int) -> str:
-        """Return the text completed by this token; empty while a character or a run of bytes is incomplete."""
+        """Return the text completed by this token; empty while a character or sequence of bytes is incomplete."""
         if token_id in self._left_out:
             return ""
         self._window.append(token_id)
@@ -66,7 +66,7 @@ class Detokenizer:
         return text
 
     def push_all(self, token_ids: Sequence[int]) -> str:
-        """Return the text completed by these tokens. In total, the text equals that of `push` one by one."""
+        """Return the text completed by these tokens. The total text equals that of one `push` per token."""
         if len(token_ids) > 1 and self._silent.isdisjoint(token_ids) and self._left_out.isdisjoint(token_ids):
             text = self._say([*self._window, *token_ids])
             if text:
@@ -79,9 +79,9 @@ class Detokenizer:
         return text[len(self._said) :]
 
     def _settle(self) -> str:
-        """Return the text of bytes that are no characters, up to a position where the window may be cut.
+        """Return the text of withheld bytes that form no characters, up to a position where the window may be cut.
 
-        Decoding all of them with each token would take quadratic time.
+        Decoding an ever longer window with each token would take quadratic time.
         """
         whole = self._decode(self._window)
         for place in range(len(self._window) - _SETTLED_BY, len(self._window) - 2 * _SETTLED_BY, -1):
@@ -96,7 +96,7 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _say(self, window: list[int]) -> str:
-        """Return a window's text beyond what was returned, if it ends with a complete character, and advance."""
+        """Return the new text of a window, if it ends with a complete character, and move the window on."""
         text = self._decode(window)
         if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
             return ""

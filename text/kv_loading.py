@@ -5,12 +5,12 @@ A worker decides for its prompts, and a router predicts the decision, both with 
 
 from dataclasses import dataclass
 
-FIXED_S = 0.004  # fixed time per load: two turns on the engine's thread, and reading and copying threads
+FIXED_S = 0.004  # fixed time per load: two calls on the engine's thread, and wake-ups of reading and copying threads
 
 
 @dataclass(frozen=True, slots=True)
 class LoadCosts:
-    """Rates known when a prompt arrives. None: unknown."""
+    """Rates at which a worker computes and loads KV, as known when a prompt arrives; None if unknown."""
 
     block_tokens: int
     block_bytes: int
@@ -26,6 +26,6 @@ class LoadCosts:
         return None if not rate else blocks * self.block_tokens / rate
 
     def favour_loading(self, blocks: int) -> bool:
-        """Return whether loading is faster. If either cost is unknown, loading is tried."""
+        """Return whether loading `blocks` blocks is faster than computing them; true if either rate is unknown."""
         load_s, compute_s = self.load_s(blocks), self.compute_s(blocks)
         return load_s is None or compute_s is None or load_s < compute_s

@@ -1,16 +1,16 @@
 """Token ids as protobuf packs them: base 128, lowest seven bits first. Pure.
 
-Packed parts can be concatenated: of a prompt that continues a known one, only the new part is packed. Source:
+Packed parts can be concatenated: if a prompt continues a known one, only the new part must be packed. Source:
 https://protobuf.dev/programming-guides/encoding (packed repeated fields, and merging of embedded messages).
 """
 
 from collections.abc import Iterable
 
-BYTES = 2  # wire type of values with a length
+BYTES = 2  # protobuf's wire type of values with a length
 
 
 def varint(number: int) -> bytes:
-    """Return a number of at least 0 in base 128."""
+    """Return a number, at least 0, in protobuf's base 128 encoding."""
     packed = bytearray()
     while number > 0x7F:
         packed.append(number & 0x7F | 0x80)
@@ -20,7 +20,7 @@ def varint(number: int) -> bytes:
 
 
 class TokenPacker(dict[int, bytes]):
-    """Packer for many prompts of one vocabulary, which packs each token once."""
+    """Packer for many prompts of one vocabulary; it encodes each token id only once."""
 
     def __missing__(self, token_id: int) -> bytes:
         packed = self[token_id] = varint(token_id)
@@ -31,5 +31,5 @@ class TokenPacker(dict[int, bytes]):
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return a field of a message: packed numbers, an embedded message or bytes."""
+    """Return an encoded field of a message. `content`: packed numbers, an embedded message or bytes."""
     return varint(number << 3 | BYTES) + varint(len(content)) + content

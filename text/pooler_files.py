@@ -1,7 +1,7 @@
-"""Vectors and scores of a checkpoint, as described by `config.json`, `modules.json` and the folders that it names.
+"""How a checkpoint computes vectors and scores, by `config.json`, `modules.json` and the folders that the latter names.
 
-A decoder without these files is pooled at its last token and its vectors are normalised, as decoders are trained. An
-encoder without them has the mean of all tokens, the default of sentence-transformers.
+Without such files, a decoder's vector is its last token's, normalised, as decoders are trained. An encoder's vector is
+then the mean of all tokens, the default of sentence-transformers.
 https://sbert.net/docs/package_reference/sentence_transformer/modules.html and .../cross_encoder/modules.html.
 """
 
@@ -26,7 +26,7 @@ ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.li
 
 
 class ModelKind(StrEnum):
-    """Purpose of a checkpoint. Only a language model answers."""
+    """Purpose of a checkpoint. Only a language model generates answers."""
 
     LANGUAGE_MODEL = "a language model"
     ENCODER = "an encoder, which makes vectors and no answers"
@@ -41,7 +41,7 @@ def model_kind(config: Mapping[str, Any]) -> ModelKind:
 
 
 def kind_of(folder: Path) -> ModelKind:
-    """Return the kind of a checkpoint; a language model if config.json is unreadable, which loading reports."""
+    """Return the kind of a checkpoint; a language model if config.json is unreadable: loading will report that."""
     try:
         return _kind_of(folder)
     except PoolingRefused:
@@ -49,19 +49,19 @@ def kind_of(folder: Path) -> ModelKind:
 
 
 class PoolingRefused(FileRefused, ValueError):
-    """Unsupported pooling of a checkpoint. The message names file and field."""
+    """The pooling of a checkpoint is not supported. The message names file and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitScore:
-    """Score of a reranker: the logit of one token after query and document, minus that of another one if given.
+    """Score of a reranker: the logit of a token after query and document, minus that of a second token, if given.
 
-    With a classification head, `token_ids` has its one label, and the two texts are tokenised as a `pair`.
+    With a classification head, `token_ids` has the head's one label, and the two texts are tokenised as a `pair`.
     """
 
     token_ids: tuple[int, ...]
     kind: PoolingKind = PoolingKind.LAST
-    pair: bool = False  # False: they go through the chat template
+    pair: bool = False  # False: the chat template joins query and document
     is_probability: bool = True  # False: the score is the logit
 
     @property
@@ -76,11 +76,11 @@ class LogitScore:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts put before an input, by their names in config_sentence_transformers.json."""
+    """Texts to put before an input, by their names in config_sentence_transformers.json."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None  # name of the default text
-    refusal: str = ""  # why they cannot be used; empty if they can
+    refusal: str = ""  # reason why the texts cannot be used; empty if they can
 
     def text(self, name: str | None) -> str:
         """Return a text by name; None: the default. Raises: ValueError, naming the field."""
@@ -97,18 +97,18 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True)
 class Pooler:
-    """Pooling of one checkpoint. With a `score` it is a reranker and computes no vectors."""
+    """Pooling of one checkpoint. A checkpoint with a `score` is a reranker and computes no vectors."""
 
     pooling: Pooling = LAST_TOKEN
     normalises: bool = True
-    dimensions: tuple[int, ...] = ()  # supported sizes of cut vectors; empty: any
+    dimensions: tuple[int, ...] = ()  # supported sizes of shortened vectors; empty: any
     score: LogitScore | None = None
-    size: int | None = None  # size of the uncut vector, if config.json has the usual field
+    size: int | None = None  # size of the full vector, if config.json has the usual field
     prompts: Prompts = Prompts()
     kind: ModelKind = ModelKind.LANGUAGE_MODEL
 
     def check_dimensions(self, dimensions: int, size: int | None) -> None:
-        """Check the size of a cut vector; `size`: size of the uncut vector, if known. Raises: ValueError."""
+        """Check the size of a shortened vector. `size`: size of the full vector, if known. Raises: ValueError."""
         if dimensions < 1 or (size is not None and dimensions > size):
             allowed = "at least 1" if size is None else f"from 1 to {size}"
             raise ValueError(f"dimensions: must be {allowed}, not {dimensions}")
@@ -176,7 +176,10 @@ def _prompts(folder: Path) -> Prompts:
 
 
 def head_score(config: Mapping[str, Any]) -> LogitScore:
-    """Return the score as sentence-transformers' CrossEncoder reads it from config.json. Raises: PoolingRefused."""
+    """Return the score that a classification head computes, as sentence-transformers' CrossEncoder reads config.json.
+
+    Raises: PoolingRefused.
+    """
     family = config.get("model_type")
     labels = len(config["id2label"]) if config.get("id2label") else config.get("num_labels", 2)
     if labels != 1:

@@ -1,4 +1,4 @@
-"""Pooling of a prompt's tokens to one vector, and what is computed from vectors. No torch.
+"""Pooling of a prompt's tokens to one vector, and computations with such vectors. No torch.
 
 `text/pooler_files.py` reads the pooling that a checkpoint wants.
 """
@@ -14,7 +14,7 @@ MAX_INPUTS = 2048
 
 
 class PoolingKind(enum.Enum):
-    """Tokens that are pooled."""
+    """Tokens whose hidden states are pooled."""
 
     LAST = "last"  # last token
     MEAN = "mean"  # mean of all tokens
@@ -23,10 +23,10 @@ class PoolingKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Pooling of one prompt: the last hidden state of some tokens, after the model's last norm.
+    """Pooling of one prompt: mean of the last hidden states of some tokens, after the model's last norm.
 
-    With `head_token_ids` the result is the logits of these tokens at one position. With a classification head, the ids
-    are numbers of its labels.
+    With `head_token_ids`, the result is the logits of those tokens at one position. With a classification head, the ids
+    are indexes of the head's labels.
     """
 
     kind: PoolingKind = PoolingKind.LAST
@@ -35,13 +35,13 @@ class Pooling:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Return whether cached tokens need no computation: only the last token is always computed."""
+        """Return whether cached tokens need not be computed: pooling then uses only the last token, which always is."""
         return self.kind is PoolingKind.LAST
 
     def rows(self, start: int, end: int, prompt_tokens: int) -> range:
-        """Return the pooled tokens among [start, end), counted from `start`.
+        """Return which tokens of the chunk [start, end) are pooled, as indexes from `start`.
 
-        The sum over all chunks divided by `divisor` is the result.
+        The pooled vector is the sum over all chunks, divided by `divisor`.
         """
         match self.kind:
             case PoolingKind.LAST:
@@ -56,12 +56,12 @@ class Pooling:
 
 
 def second_text(type_ids: Sequence[int]) -> int | None:
-    """Return the index of the first token of the second text, whose type is 1; None without token types."""
+    """Return the index of the first token of a pair's second text, whose token type is 1; None if there is none."""
     return type_ids.index(1) if 1 in type_ids else None
 
 
 def finish_vector(vector: Sequence[float], normalises: bool, dimensions: int | None = None) -> list[float]:
-    """Return the first `dimensions` numbers of a pooled vector (arXiv:2205.13147), of length 1 if `normalises`."""
+    """Shorten a pooled vector to `dimensions` numbers (arXiv:2205.13147), and scale it to length 1 if `normalises`."""
     kept = list(vector if dimensions is None else vector[:dimensions])
     if not normalises:
         return kept
@@ -70,7 +70,7 @@ def finish_vector(vector: Sequence[float], normalises: bool, dimensions: int | N
 
 
 def cosine(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the cosine of two vectors, 0 if one of them is zero."""
+    """Return the cosine similarity of two vectors, 0 if one of them is zero."""
     lengths = math.hypot(*first) * math.hypot(*second)
     return math.fsum(map(mul, first, second)) / lengths if lengths else 0.0
 

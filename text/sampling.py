@@ -1,4 +1,4 @@
-"""Names, defaults and ranges of sampling parameters that are one number each, and the limits of all others.
+"""Names, defaults and ranges of numeric sampling parameters, and limits of the others.
 
 A new number needs a line in `SamplingNumbers`, a field in both protos, in the HTTP message, in the client's options and
 in the command's flags; the sampler gives it its meaning. Everything between them iterates over `NUMBERS`.
@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
-MAX_CHOICES = 16  # also of beams
-MAX_STOP_TOKEN_IDS = 64  # in addition to the model's own
+MAX_CHOICES = 16  # maximum number of choices, also of beams
+MAX_STOP_TOKEN_IDS = 64  # maximum number in a request, in addition to the model's own
 MAX_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 64  # as strings, and again as token sequences
+MAX_BAD_WORDS = 64  # maximum number of bad words as strings, and again of token sequences
 MAX_BAD_WORD_TOKENS = 256
 
 
 class FieldRefused(ValueError):
-    """Invalid value of a request's field; `fault` is the reason without the name."""
+    """Invalid value of a request's field. `fault`: reason, without the field's name."""
 
     def __init__(self, field: str, fault: str) -> None:
         super().__init__(f"{field}: {fault}")
@@ -30,14 +30,14 @@ class FieldRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NumberRange:
-    """Allowed values of a parameter. `above` excludes `least` itself."""
+    """Allowed values of a parameter, from `least` to `most`. `above`: whether `least` itself is excluded."""
 
     least: float
     most: float = math.inf
     above: bool = False
 
     def fault(self, value: float) -> str | None:
-        """Return the end of an error message for a value out of range, NaN included; None for an allowed value."""
+        """Return what is wrong with a value that is out of range or NaN, without the field; None if it is allowed."""
         if self.above and value == self.least:
             return f"must be above {self.least:g}"
         if math.isfinite(value) and self.least <= value <= self.most:
@@ -47,14 +47,14 @@ class NumberRange:
         return f"must be {allowed}, not {value:g}"
 
     def check(self, field: str, value: float) -> None:
-        """Raises: FieldRefused for a value out of range."""
+        """Check the value of `field`. Raises: FieldRefused if it is out of range."""
         fault = self.fault(value)
         if fault is not None:
             raise FieldRefused(field, fault)
 
 
 BIASES = NumberRange(-100.0, 100.0)
-LENGTH_PENALTIES = NumberRange(-10.0, 10.0)  # exponent of the length
+LENGTH_PENALTIES = NumberRange(-10.0, 10.0)  # range of the exponent of an answer's length
 
 
 def _number(
@@ -66,7 +66,7 @@ def _number(
     stated: bool = False,
     filters: bool = False,
 ) -> Any:
-    """Declare a number. `stated`: generation_config.json may change the default. `filters`: bars unlikely tokens."""
+    """Declare a number. `stated`: generation_config.json may change its default. `filters`: it bars unlikely tokens."""
     return field(
         default=default, metadata={"range": NumberRange(least, most, above), "stated": stated, "filters": filters}
     )
@@ -74,26 +74,26 @@ def _number(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingNumbers:
-    """Numbers of a request. The defaults change nothing; `check_numbers` checks the ranges at the edge."""
+    """Numeric sampling parameters of a request. The defaults change nothing; `check_numbers` checks the ranges."""
 
-    temperature: float = _number(0.0, 0.0, 100.0, stated=True)  # 0 is greedy
+    temperature: float = _number(0.0, 0.0, 100.0, stated=True)  # 0: greedy sampling
     top_k: int = _number(0, 0, stated=True, filters=True)  # 0 keeps all
     top_p: float = _number(1.0, 0.0, 1.0, above=True, stated=True, filters=True)  # 1 keeps all
     min_p: float = _number(0.0, 0.0, 1.0, stated=True, filters=True)  # 0 keeps all
     typical_p: float = _number(1.0, 0.0, 1.0, above=True, stated=True, filters=True)  # 1 keeps all
     repetition_penalty: float = _number(1.0, 0.0, 10.0, above=True, stated=True)  # for tokens in prompt and answer
-    presence_penalty: float = _number(0.0, -2.0, 2.0)  # of tokens in the answer
+    presence_penalty: float = _number(0.0, -2.0, 2.0)  # for tokens in the answer
     frequency_penalty: float = _number(0.0, -2.0, 2.0)  # for tokens in the answer, per occurrence
-    min_tokens: int = _number(0, 0)  # no stop token within the first min_tokens
+    min_tokens: int = _number(0, 0)  # number of first tokens among which no stop token may be
 
 
 @dataclass(frozen=True, slots=True)
 class NumberField:
-    """Default and range of one number."""
+    """Default and range of one numeric sampling parameter."""
 
     default: float
     range: NumberRange
-    stated: bool  # a model may state another default
+    stated: bool  # whether a model may state another default
     filters: bool
 
 
@@ -105,24 +105,30 @@ NEVER_ZERO = tuple(name for name, number in NUMBERS.items() if number.range.faul
 
 
 def numbers_of(parameters: SamplingNumbers) -> dict[str, Any]:
-    """Return the numbers by name, for other parameters or a message with the same field names."""
+    """Return the numeric parameters by name, to fill other parameters or a message with the same field names."""
     return {name: getattr(parameters, name) for name in NUMBERS}
 
 
 def received_numbers(message: object) -> dict[str, Any]:
-    """Return the numbers of a message between processes. A 0 out of range is a field unknown to the sender."""
+    """Return the numeric parameters in a message between processes.
+
+    A 0 that is out of range means that the sender does not know the field: it gets the default.
+    """
     found = {name: getattr(message, name) for name in NUMBERS}
     return found | {name: NUMBERS[name].default for name in NEVER_ZERO if not found[name]}
 
 
 def check_numbers(parameters: SamplingNumbers) -> None:
-    """Check all ranges. Raises: FieldRefused."""
+    """Check that all numeric parameters are in range. Raises: FieldRefused."""
     for name, number in NUMBERS.items():
         number.range.check(name, getattr(parameters, name))
 
 
 def check_choices(name: str, asked: int, least: int, most: int) -> int:
-    """Return the number of choices or beams; least: 1 for n, otherwise n. Raises: FieldRefused."""
+    """Check the number of choices or beams that field `name` asks for, and return it. Raises: FieldRefused.
+
+    `least`: minimum, 1 for the field n and otherwise n.
+    """
     if not least <= asked <= most:
         bounds = f"from 1 to {most}" if name == "n" else f"from n, {least}, to {most}"
         raise FieldRefused(name, f"must be {bounds}, not {asked}")
@@ -130,16 +136,16 @@ def check_choices(name: str, asked: int, least: int, most: int) -> int:
 
 
 def check_alone(name: str, others: Iterable[tuple[str, object]]) -> None:
-    """Check fields that cannot be combined with field `name`, given with their values. Raises: FieldRefused."""
+    """Check that no field of `others`, pairs of field and value, is set with field `name`. Raises: FieldRefused."""
     for other, value in others:
         if value:
             raise FieldRefused(other, f"does not go with {name}")
 
 
 def long_prompt_fault(prompt_tokens: int, max_model_len: int, pooled: bool = False, or_more: bool = False) -> str:
-    """Return the reason to refuse a prompt that leaves no room for an answer, or is `pooled` and exceeds the context.
+    """Return the reason to reject a prompt that leaves no token for an answer or, if `pooled`, exceeds the context.
 
-    or_more: whether `prompt_tokens` is only a lower bound.
+    `or_more`: whether `prompt_tokens` is only a lower bound.
     """
     counted = f"{prompt_tokens} tokens{' or more' if or_more else ''}"
     most = most_prompt_tokens(max_model_len, pooled)
@@ -151,7 +157,7 @@ def most_prompt_tokens(max_model_len: int, pooled: bool = False) -> int:
 
 
 def bad_word_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of words: as they are and, unless they end with those, after a space.
+    """Return the token sequences of bad words: of the word alone and, unless it ends with the same tokens, of " word".
 
     Raises: FieldRefused for a word without tokens.
     """
@@ -165,16 +171,16 @@ def bad_word_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]
 
 
 def mean_logprob(logprobs: Sequence[float]) -> float:
-    """Return the score by which best_of ranks choices, as OpenAI defines it: the mean, -inf without a token."""
+    """Return the mean, -inf without tokens: best_of ranks choices by it, as OpenAI defines."""
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 class BeamStop(enum.Enum):
     """Condition that ends a beam search before max_tokens, once `width` beams have finished."""
 
-    UNPROMISING = "unpromising"  # no running beam, if it finished now, would beat the worst finished one
-    FULL = "full"  # immediately
-    NEVER = "never"  # no running beam can ever beat the worst finished one
+    UNPROMISING = "unpromising"  # ends when no running beam would beat the worst finished one if it finished now
+    FULL = "full"  # ends immediately
+    NEVER = "never"  # ends when no running beam can ever beat the worst finished one
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""Number of tokens to draft, as a request states it. Drafting changes no token. Pure."""
+"""Request option for the number of tokens to draft. Drafting changes no token of the answer. Pure."""
 
 from baton.text.sampling import FieldRefused
 
 METHODS = ("ngram", "draft_model", "off")
-MOST_SPECULATIVE_TOKENS = 64  # drafts per sequence and step
+MOST_SPECULATIVE_TOKENS = 64  # maximum that a request may ask for, per sequence and step
 
 
 def most_drafted(method: str, num_speculative_tokens: int | None) -> int | None:
-    """Return the maximum number of drafts per step; None: the worker's own. Raises: FieldRefused."""
+    """Return the maximum number of drafted tokens per step; None: the worker's setting. Raises: FieldRefused."""
     if method not in METHODS:
         raise FieldRefused("speculative.method", f"must be {' or '.join(METHODS)}, not {method!r}")
     if num_speculative_tokens is not None and num_speculative_tokens not in range(1, MOST_SPECULATIVE_TOKENS + 1):

@@ -1,4 +1,4 @@
-"""Stop strings: which tokens may be sent now, which are withheld, and where the answer ends. Pure.
+"""Stop strings: they decide which tokens may be sent, which are withheld, and where the answer ends. Pure.
 
 Tokens and their text are withheld together. A token belongs to the answer if its text begins before the stop string. A
 token without text yet (part of a character, or a special token) begins at the end of the known text.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class PassedTokens(NamedTuple):
-    """Tokens that may be sent, with their text."""
+    """Tokens that may be sent now, with their text."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -18,16 +18,16 @@ class PassedTokens(NamedTuple):
 
 class _Held(NamedTuple):
     token_id: int
-    begin: int  # start of its text, in characters from the start of the answer
+    begin: int  # start of the token's text, in characters from the start of the answer
 
 
 class Stop(NamedTuple):
-    begin: int  # start in the text
+    begin: int  # index in the text at which the stop string begins
     text: str
 
 
 def find_stop(text: str, stops: Sequence[str]) -> Stop | None:
-    """Return the stop string that is complete first in `text`, the longest of several."""
+    """Return the stop string whose end comes first in `text`; of several with that end, the longest."""
     found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop)) >= 0)
     return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
@@ -35,8 +35,8 @@ def find_stop(text: str, stops: Sequence[str]) -> Stop | None:
 class StopFilter:
     """Filter that passes one choice's tokens until the first stop string.
 
-    The first one is complete first, the longest of several, so the result does not depend on how the text was cut. The
-    first `min_tokens` tokens and their text are never part of a stop string.
+    The first one is that whose end comes first, so the result does not depend on how the text was cut. The first
+    `min_tokens` tokens and their text are never part of a stop string.
     """
 
     def __init__(self, stops: tuple[str, ...], min_tokens: int = 0) -> None:
@@ -44,13 +44,13 @@ class StopFilter:
         self._exempt_tokens = min_tokens
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held: deque[_Held] = deque()
-        self._text = ""  # known but withheld text
-        self._gone = 0  # characters passed so far
+        self._text = ""  # withheld text
+        self._gone = 0  # number of characters passed so far
         self.matched: str | None = None
 
     @property
     def passes_all(self) -> bool:
-        """Return whether there are no stop strings, so that tokens need no `push`."""
+        """Return whether there are no stop strings, so that tokens need not go through `push`."""
         return not self._stops
 
     def push(self, token_id: int, text: str) -> PassedTokens:
@@ -93,7 +93,7 @@ class StopFilter:
         return piece
 
     def _release(self, characters: int, everything: bool) -> PassedTokens:
-        """Pass the first `characters` of the withheld text, and the tokens that begin before their end."""
+        """Pass the first `characters` characters of the withheld text, and the tokens that begin within them."""
         boundary = self._gone + characters
         token_ids: list[int] = []
         while self._held and (everything or self._held[0].begin < boundary):
@@ -103,7 +103,7 @@ class StopFilter:
         return PassedTokens(tuple(token_ids), text)
 
     def _possible_beginning(self) -> int:
-        """Return the length of the longest suffix that may begin a stop string."""
+        """Return the length of the longest suffix of the withheld text that may begin a stop string."""
         for length in range(min(self._longest - 1, len(self._text)), 0, -1):
             end = self._text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

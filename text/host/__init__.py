@@ -1,1 +1,1 @@
-"""Access to the machine: files written by others, and memory."""
+"""Access to the machine: bounded reading of files that others wrote, and the amount of memory."""

@@ -1,4 +1,4 @@
-"""Bounded reading of files written by others. Any failure becomes an error that names the file."""
+"""Bounded reading of files that others wrote. Any failure becomes an error that names the file."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-MAX_JSON_BYTES = 64 << 20  # an index of 140 000 tensors has 16 MB
+MAX_JSON_BYTES = 64 << 20  # for comparison: an index of 140 000 tensors has 16 MB
 MAX_TOKENIZER_BYTES = 256 << 20
-MAX_DEPTH = 64  # nested lists and objects
+MAX_DEPTH = 64  # maximum depth of nested lists and objects
 MESSAGE_CHARACTERS = 1000
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -31,7 +31,7 @@ def _spelled(unprintable: str) -> str:
 
 @contextmanager
 def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
-    """Turn any exception from reading `path` into a `refusal` that names it, or a file that `path` refers to."""
+    """Turn any exception from reading `path` into a `refusal` that names `path`, or a file that it refers to."""
     try:
         yield
     except FileRefused as error:
@@ -64,7 +64,7 @@ def _reason(error: BaseException) -> str:
 def reads(
     refusal: type[FileRefused], name: str = ""
 ) -> Callable[[Callable[Concatenate[Path, Parameters], Result]], Callable[Concatenate[Path, Parameters], Result]]:
-    """Decorate a function of a folder with `reading`. `name`: file in the folder that errors name."""
+    """Decorate a function that takes a folder with `reading`. `name`: file in the folder for errors to name."""
 
     def decorated(function: Callable[Concatenate[Path, Parameters], Result]) -> Any:
         @wraps(function)
@@ -88,7 +88,7 @@ def _check_entries(folder: Path) -> None:
 
 
 def check_file(path: Path, most_bytes: int | None = None) -> int:
-    """Return the size of a regular file. Raises: FileRefused for other and larger files; OSError."""
+    """Return the size of a regular file. Raises: FileRefused for other files, and for too large ones; OSError."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise FileRefused(f"{path}: not a regular file")
@@ -104,7 +104,7 @@ def read_file(path: Path, most_bytes: int = MAX_JSON_BYTES) -> bytes:
 
 
 def read_json(path: Path, refusal: type[FileRefused], kind: type[Result]) -> Result:
-    """Return the JSON of a file, a dict or list as `kind` says. Raises: `refusal`."""
+    """Return the JSON content of a file. `kind`: its type, dict or list. Raises: `refusal`."""
     with reading(path, refusal):
         try:
             loaded = json.loads(read_file(path))

@@ -1,4 +1,4 @@
-"""Memory of the machine, or of the control groups that confine this process. Control groups: Linux only."""
+"""Memory of the machine, or of the control groups that limit this process (Linux only)."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -12,17 +12,17 @@ class GroupMemory(NamedTuple):
     """A control group's memory, in bytes."""
 
     limit: int
-    used: int  # without reclaimable file pages
+    used: int  # used memory without reclaimable file pages
 
 
 def total_bytes(root: Path = ROOT) -> int:
-    """Return the maximum memory of this process. `root`: root of the file system with /proc and /sys."""
+    """Return the maximum memory of this process in bytes. `root`: root of the file system with /proc and /sys."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([machine, *(group.limit for group in _groups(root))])
 
 
 def available_bytes(root: Path = ROOT) -> int:
-    """Return the memory available without swapping, by the kernel's estimate."""
+    """Return the memory in bytes that the kernel estimates to be available without swapping."""
     try:
         lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
         machine = int(lines["MemAvailable"].split()[0]) << 10
@@ -32,7 +32,7 @@ def available_bytes(root: Path = ROOT) -> int:
 
 
 def _groups(root: Path) -> Iterator[GroupMemory]:
-    """Yield control groups with a limit, from this process's own to the topmost visible one."""
+    """Yield the control groups with a memory limit, from this process's own to the topmost visible one."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -64,7 +64,10 @@ def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory |
 
 
 def shortage(amounts: Mapping[str, int], total: int) -> str:
-    """Return an error if the amounts exceed `total`, naming the maximum of the largest; empty if they fit."""
+    """Return an error if the `amounts`, bytes by name, exceed `total`; empty if they fit.
+
+    The error states how large the largest amount may be.
+    """
     needed, largest = sum(amounts.values()), max(amounts, key=lambda name: amounts[name])
     if needed <= total:
         return ""

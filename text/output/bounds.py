@@ -1,4 +1,4 @@
-"""Limit of reasoning tokens, and start of structured output, in the form that workers read. Pure."""
+"""Limit on reasoning tokens, and structured output after the reasoning, as workers enforce them. Pure."""
 
 from baton.text.output.formats import harmony
 from baton.text.output.formats.choose import Format, Template, format_of
@@ -11,11 +11,11 @@ _COMMENTARY = f"{harmony.CHANNEL}commentary"
 
 
 class NoThoughts(ValueError):
-    """A limit for a model that does not reason."""
+    """A reasoning limit was requested of a model that does not reason."""
 
 
 def channels_of(template: Template | None) -> Format | None:
-    """Return the format if all its answers are in channels."""
+    """Return the model's format if it has all answers in channels, otherwise None."""
     taught = format_of(template)
     return taught if taught is not None and taught.has_channels else None
 
@@ -23,16 +23,16 @@ def channels_of(template: Template | None) -> Format | None:
 def thoughts_before(
     form: StructuredOutput | None, budget: int | None, template: Template | None, ending: str
 ) -> Thoughts | None:
-    """Return at most `budget` tokens of reasoning before the form; None if the answer has no reasoning.
+    """Return the limit of `budget` reasoning tokens before output of `form`; None if the answer has no reasoning.
 
     `ending`: end of the prompt. Raises: NoThoughts.
     """
     if channels_of(template) is not None:
-        # Without a form, a call of a function ends the reasoning.
+        # Without structured output, a function call may end the reasoning too.
         closes = (_FINAL,) if form is not None else (_FINAL, _COMMENTARY)
         return Thoughts("", closes, f"{harmony.END}{harmony.START}assistant{_FINAL}", budget, form)
     if template is None or thoughts_of(template.source, "") is None:
-        if budget:  # a budget of 0 suits a model that does not reason
+        if budget:  # a budget of 0 is fine for a model that does not reason
             raise NoThoughts("this model does not reason before it answers")
         return None
     ending = ending.rstrip()

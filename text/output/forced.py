@@ -1,8 +1,8 @@
-"""Grammars of the model's own format for calls that are required, or allowed instead of a form. Pure.
+"""Grammars of function calls in the model's own format: required, or allowed instead of structured output. Pure.
 
-Some formats cannot express every schema: if values are text between tags, a string with a pattern or a length cannot be
-bounded by a tag. Required calls of such functions are in JSON, whatever the format; if they are only allowed, their
-arguments are unconstrained.
+Some formats cannot express every schema: if values are text between tags, a tag cannot end a string with a pattern or a
+length. Required calls of functions with such schemas are in JSON, whatever the format; if calls are only allowed, the
+arguments of such functions are unconstrained.
 """
 
 import json
@@ -19,7 +19,7 @@ from baton.text.structured.output import MAX_BYTES, StructuredKind, StructuredOu
 
 GUIDANCE = "x-guidance"
 _SPACED = {**COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
-"""JSON as templates write it, or without the spaces."""
+"""llguidance options for JSON with spaces, as chat templates write it, or without."""
 _KEY = re.compile(r"[\w.\-]+")
 _OBJECT = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
 """Keywords of a schema whose properties can be written one by one."""
@@ -36,15 +36,16 @@ _LARK = re.compile(
 
 
 class Inexpressible(Exception):
-    """Schema of a call that the format cannot express."""
+    """The format cannot express the schema of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """Functions of which one is called, or `several` times one of them, by the `schemas` of their arguments.
+    """Request for a call of one of some functions, or for `several` calls.
 
-    `source`: chat template, which shows the variant of a format; `tokens`: added tokens of the tokenizer, by text.
-    `otherwise`: form of an answer without calls; None: a call is required.
+    `schemas`: schemas of the arguments, by function. `source`: chat template, which shows the variant of a format.
+    `tokens`: ids of the tokenizer's added tokens, by text. `otherwise`: structured output of an answer without calls;
+    None: a call is required.
     """
 
     schemas: Schemas
@@ -55,14 +56,14 @@ class ForcedCalls:
 
 
 class CallGrammar:
-    """Rules in llguidance's Lark under construction."""
+    """Grammar in llguidance's Lark that is being built."""
 
     def __init__(self, asked: ForcedCalls) -> None:
         self.asked = asked
         self._rules: list[str] = []
 
     def tag(self, text: str) -> str:
-        """Return a tag as a token if the tokenizer has it as one, else as text."""
+        """Return the expression of a tag: its token if the tokenizer has one, else its text."""
         token_id = self.asked.tokens.get(text)
         return _literal(text) if token_id is None else f"<[{token_id}]>"
 
@@ -77,7 +78,7 @@ class CallGrammar:
         return self.rule(f"%json {json.dumps({**schema, GUIDANCE: _SPACED}, ensure_ascii=False)}")
 
     def arguments(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule of a JSON object. Raises: Inexpressible."""
+        """Add the rule of a call's arguments, a JSON object; return its name. Raises: Inexpressible."""
         if schema.get("type") != "object":
             raise Inexpressible
         return self.json(schema)
@@ -88,7 +89,7 @@ class CallGrammar:
         return f'{begin} {self.arguments(schema)} "}}"'
 
     def form(self, asked: StructuredOutput) -> str:
-        """Return the rule of an answer without calls. Raises: Inexpressible for a grammar with global directives."""
+        """Add the rule of an answer without calls; return its name. Raises: Inexpressible for global directives."""
         match asked.kind:
             case StructuredKind.JSON_SCHEMA | StructuredKind.JSON_OBJECT:
                 schema = json.loads(asked.text or ANY_OBJECT)
@@ -105,7 +106,7 @@ class CallGrammar:
         return name
 
     def value(self, schema: Mapping[str, Any], root: Mapping[str, Any], break_before: str, end: str) -> str:
-        """Return the expression of a value before a tag: strings as text, others as JSON. Raises: Inexpressible."""
+        """Return the expression of a value and the tag `end`: text for strings, else JSON. Raises: Inexpressible."""
         texts = schema.get("enum") if "enum" in schema else [schema["const"]] if "const" in schema else None
         ending = f"{_literal(break_before)} {self.tag(end)}" if break_before else self.tag(end)
         if schema.get("type", "string") == "string" and isinstance(texts, list):
@@ -121,14 +122,14 @@ class CallGrammar:
         return f"{self.json(_with_definitions(schema, root))} {ending}"
 
     def text_until(self, break_before: str, end: str) -> str:
-        """Return any text up to a tag: a token ends it, a tag as text ends it at its first occurrence."""
+        """Return the expression of any text up to the tag `end`: its token, or the first occurrence of its text."""
         broken = re.escape(break_before).replace("\n", "n")
         if end in self.asked.tokens:
             return f"{self.rule(f'/(?s:.*){broken}/')} {self.tag(end)}"
         return self.rule(f"/(?s:.*){broken}{_in_slashes(re.escape(end))}/", "[lazy]")
 
     def text(self, calls: str) -> str:
-        """Return the grammar whose answer is `calls`."""
+        """Return the complete grammar. `calls`: expression of the answer."""
         return "\n".join([f"start: {calls}", *self._rules])
 
 
@@ -137,9 +138,10 @@ Write = Callable[[CallGrammar, str, Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Syntax around calls: before all, between two, and after the last; `call` and `free` (any arguments) write one.
+    """Syntax of calls in one format: `before` the first, `between` two, and `behind` the last.
 
-    `thought`: before calls and answers; `answer`: before an answer.
+    `call` and `free` return the expression of one call, `free` with any arguments. `thought`: expression before calls
+    and answers. `answer`: expression before an answer.
     """
 
     call: Write
@@ -162,7 +164,7 @@ class _Frame:
 
 
 def own_form(name: str, asked: ForcedCalls) -> StructuredOutput | None:
-    """Return the form in the format of that name; None if it cannot express the calls."""
+    """Return structured output for these calls in the format `name`; None if the format cannot express them."""
     grammar = CallGrammar(asked)
     try:
         frame = _FRAMES[name](grammar)
@@ -174,13 +176,16 @@ def own_form(name: str, asked: ForcedCalls) -> StructuredOutput | None:
             calls = f"({calls} | {frame.answer} {grammar.form(asked.otherwise)})"
     except Inexpressible:
         return None
-    # Reasoning models leave one or two line breaks after the reasoning.
+    # Reasoning models write one or two line breaks after the reasoning.
     lead = r'("\n\n" | "\n")?' if "</think>" in asked.source else ""
     return _grammar_form(grammar.text(" ".join(part for part in (lead, frame.thought, calls) if part)))
 
 
 def json_form(asked: ForcedCalls, as_objects: Mapping[str, Any]) -> StructuredOutput | None:
-    """Return calls in JSON `as_objects` or the other form; None if no grammar has both."""
+    """Return structured output for calls in JSON or `asked.otherwise`; None if no grammar can combine them.
+
+    `as_objects`: JSON schema of the calls.
+    """
     grammar = CallGrammar(asked)
     try:
         calls = grammar.form(StructuredOutput(StructuredKind.JSON_SCHEMA, json.dumps(as_objects, ensure_ascii=False)))
@@ -198,7 +203,7 @@ def _grammar_form(text: str) -> StructuredOutput | None:
 
 
 def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call that is one JSON object. References in `schema` stay within it."""
+    """Return the schema of a call that is one JSON object. References in `schema`, of its arguments, stay within it."""
     return {
         "type": "object",
         "properties": {"name": {"const": name}, key: {"$id": f"urn:baton:{name}", **schema}},
@@ -215,8 +220,8 @@ def _hermes(grammar: CallGrammar) -> _Frame:
 def _llama(grammar: CallGrammar) -> _Frame:
     """Return the frame of Llama 3.
 
-    `call_object` does not work here: a form may begin with the same brace, and a lexeme starting with one must end
-    there.
+    `call_object` does not work here: structured output may begin with the same brace, and a lexeme that begins with a
+    brace must then end there.
     """
     return _Frame(lambda g, name, schema: g.json(call_schema(name, "parameters", schema)), between='"; "')
 
@@ -245,7 +250,7 @@ def _deepseek(grammar: CallGrammar) -> _Frame:
 
 
 def _harmony(grammar: CallGrammar) -> _Frame:
-    """Return the frame of gpt-oss. The model may reason first. A call ends the answer, so there is only one."""
+    """Return the frame of gpt-oss. The model may reason first. A call ends the answer, so there is only one call."""
     channel, message, constrain = map(grammar.tag, (harmony.CHANNEL, harmony.MESSAGE, harmony.CONSTRAIN))
     thought = ""
     if grammar.asked.tokens.keys() >= {harmony.END, harmony.MESSAGE}:
@@ -306,7 +311,7 @@ def _pythonic(grammar: CallGrammar) -> _Frame:
                 raise Inexpressible
             words = _PYTHON_WORDS.get(str(of_key.get("type"))) if "enum" not in of_key else None
             argument = f"{_literal(f'{key}=')} {g.rule(words) if words else g.json(_with_definitions(of_key, schema))}"
-            # Arguments after the first given one begin with a comma.
+            # Each argument begins with a comma, except the first one that is written.
             first, further = (
                 g.rule(f"{argument} {further}" + ("" if required else f" | ({first})" if first else " | ")),
                 g.rule(f'", " {argument} {further}' + ("" if required else f" | ({further})" if further else " | ")),
@@ -332,7 +337,7 @@ _FRAMES: Mapping[str, Callable[[CallGrammar], _Frame]] = {
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
-    """Yield name, schema and whether it is required, of each property in order. Raises: Inexpressible."""
+    """Yield each property in order: its name, its schema, and whether it is required. Raises: Inexpressible."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if schema.get("type") != "object" or schema.keys() - _OBJECT or not isinstance(properties, Mapping):
         raise Inexpressible
@@ -359,7 +364,7 @@ def _named(name: str) -> str:
 
 
 def _in_slashes(pattern: str) -> str:
-    """Return a regular expression for use between slashes."""
+    """Return the regular expression with slashes and line breaks escaped, for use between slashes."""
     return re.sub(
         r"\\.|/|\n", lambda match: {"/": r"\/", "\n": r"\n"}.get(match[0], match[0]), pattern, flags=re.DOTALL
     )

@@ -1,4 +1,4 @@
-"""Pieces of an answer, and the interface of parsers. Pure."""
+"""Pieces into which an answer is parsed (text, reasoning, calls), and the interface of parsers. Pure."""
 
 import secrets
 from collections.abc import Mapping, Sequence
@@ -54,6 +54,6 @@ def new_id() -> str:
 
 
 def beginning_of(tag: str, text: str) -> int:
-    """Return how many characters at the end of `text` may begin the tag."""
+    """Return how many characters at the end of `text` may be the beginning of the tag."""
     longest = min(len(tag) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(tag[:length])), 0)

@@ -2,8 +2,8 @@
 
 Qwen3, DeepSeek-R1, GLM-4.5     <think> reasoning </think> answer
 
-The model writes the first tag, or its chat template does at the end of the prompt. A template may also write both, so
-that the model does not reason. White space around the tags belongs to neither part.
+The model writes the opening tag, or its chat template does at the end of the prompt. A template may also write both
+tags, so that the model does not reason. White space around the tags belongs neither to reasoning nor to answer.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,19 +15,19 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ParserState(Enum):
-    BEGIN = auto()  # only white space, or part of the first tag
+    BEGIN = auto()  # so far only white space, or part of the opening tag
     THOUGHT = auto()
     ANSWER = auto()
 
 
 class ThoughtParser:
-    """Parser of one answer. Without a first tag there is no reasoning; without a last tag all is reasoning."""
+    """Parser of one answer. Without opening tag there is no reasoning; without closing tag all is reasoning."""
 
     def __init__(self, opened: bool) -> None:
-        """Start within the reasoning if `opened`: the prompt ends with the first tag."""
+        """Start the parser. `opened`: the prompt ends with the opening tag, so the answer begins with reasoning."""
         self.at = ParserState.THOUGHT if opened else ParserState.BEGIN
         self._held = ""  # possible part of a tag, or trailing white space
-        self._has_text = False  # the current part has text
+        self._has_text = False  # whether the current part, reasoning or answer, has text
         self.has_thought = opened
 
     def push(self, text: str) -> list[str | Thought]:
@@ -54,7 +54,7 @@ class ThoughtParser:
         if begun.startswith(OPEN):
             self.at, self._held, self.has_thought = ParserState.THOUGHT, begun[len(OPEN) :], True
         elif begun and not OPEN.startswith(begun):
-            self.at, self._has_text = ParserState.ANSWER, True  # leading white space belongs to the answer
+            self.at, self._has_text = ParserState.ANSWER, True  # keeps leading white space
 
     def _think(self) -> list[str | Thought]:
         thought, tag, rest = self._held.partition(CLOSE)
@@ -76,9 +76,9 @@ class ThoughtParser:
 
 
 def thoughts_of(template: str, ending: str) -> Callable[[], ThoughtParser] | None:
-    """Return the parser of a model; None if it does not reason.
+    """Return a function that creates parsers for a model's answers; None if the model does not reason.
 
-    `template`: source of the chat template; `ending`: end of its prompts.
+    `template`: source of the chat template. `ending`: end of the prompts that it renders.
     """
     if OPEN not in template and CLOSE not in template:
         return None
@@ -93,8 +93,8 @@ class OutputParser:
         self._thoughts = thoughts
         self._tools = tools
         self._shows_thoughts = shows_thoughts
-        self.thought_tokens = 0  # tokens of reasoning, tags included
-        self._unsettled_tokens = 0  # first tokens, which may become a tag
+        self.thought_tokens = 0  # number of reasoning tokens, including tags
+        self._unsettled_tokens = 0  # number of first tokens, which may be part of the opening tag
 
     @property
     def thinks(self) -> bool:

@@ -1,4 +1,4 @@
-"""Calls of functions as JSON, parsed while they stream, and answers that are one call. Pure."""
+"""Parsers of function calls in JSON that stream, and of answers that are one call. Pure."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -12,7 +12,7 @@ _SPACE = " \t\r\n"
 
 
 class NotACall(Exception):
-    """Text that is no function call, and of which nothing was sent."""
+    """The text is not a function call, and nothing of it was sent."""
 
 
 class _JsonState(Enum):
@@ -34,9 +34,9 @@ class CallObject:
     def __init__(self) -> None:
         self.raw = ""  # text parsed so far
         self.name: str | None = None
-        self.fresh = ""  # arguments not taken yet
+        self.fresh = ""  # new characters of the arguments, until `take`
         self.closed = False
-        self.failed = False  # not a call after all; closed before the last character
+        self.failed = False  # whether it turned out to be no call; the last character is not part of it
         self._at = _JsonState.BEGIN
         self._depth = 0
         self._in_string = False
@@ -44,10 +44,10 @@ class CallObject:
         self._key = ""
         self._token = ""  # current key or value
         self._said_name: str | None = None
-        self._live = False  # the current value is the arguments, as an object
+        self._live = False  # whether the current value is the arguments, as an object
 
     def push(self, letter: str) -> None:
-        """Parse one character. Raises: NotACall, unless `name` was reported."""
+        """Parse one character. Raises: NotACall if the text is not a call; with `name` set, sets `failed` instead."""
         self.raw += letter
         if self._in_string:
             self._take(letter)
@@ -79,7 +79,7 @@ class CallObject:
                 self._fail()
 
     def take(self) -> str:
-        """Return the new arguments since the last call."""
+        """Return the characters of the arguments since the last `take`."""
         fresh, self.fresh = self.fresh, ""
         return fresh
 
@@ -102,7 +102,7 @@ class CallObject:
             return
         if self._depth == 0 and letter in _SPACE:
             return
-        if self._depth == 0 and self._live and self._token:  # after the arguments
+        if self._depth == 0 and self._live and self._token:  # text directly after the arguments
             self._fail()
             return
         if not self._token and letter == "{" and self._key in _ARGUMENTS and self._said_name is not None:
@@ -132,7 +132,7 @@ class CallObject:
             if self.fresh and self.name is None:  # the arguments preceded the name
                 self.name = name
         elif key in _ARGUMENTS and not live:
-            # A string contains JSON itself; null means no arguments.
+            # A string value has the arguments as JSON in it; null means that there are none.
             value = _parsed(token)
             self.fresh += value if isinstance(value, str) else "{}" if value is None else token
             self.name = self._said_name
@@ -162,13 +162,13 @@ def _parsed(token: str) -> object:
 
 
 def arguments_object(written: str) -> dict[str, Any]:
-    """Return the arguments as an object. Incomplete or other JSON is put under a name that no schema has."""
+    """Return the arguments as an object. Text that is not a JSON object becomes the value of `_raw`."""
     arguments = read_arguments(written or "{}")
     return {"_raw": written} if arguments is None else arguments
 
 
 class NamedParser:
-    """Parser for an answer that is the arguments of one function."""
+    """Parser for an answer that consists of the arguments of one function call."""
 
     thinks: bool | None = None
 
@@ -210,13 +210,13 @@ class FirstCall:
 
 
 class CallsOrForm:
-    """Parser for an answer that is calls if it begins with one, else text, tags included."""
+    """Parser for an answer that consists of calls if it begins with one, else of text, in which tags are kept."""
 
     def __init__(self, parser: ToolParser, begins: Sequence[str]) -> None:
         """Wrap `parser`. `begins`: tags with which calls begin; empty if it distinguishes calls from text itself."""
         self._parser = parser
         self._begins = begins
-        self._held = ""  # text that may still be calls or a form
+        self._held = ""  # beginning that may still be calls or structured output
         self._is_form: bool | None = None if begins else False
 
     @property

@@ -1,4 +1,4 @@
-"""Structured output: kinds and limits of forms, and the library that enforces them token by token.
+"""Structured output: its kinds and limits, and the library that enforces it token by token.
 
 llguidance is imported only if a request needs it.
 """

@@ -1,7 +1,7 @@
-"""Strict reading of JSON embedded in other text: arguments of a call, a schema, an option. Pure.
+"""Strict reading of JSON texts from clients, options and models: arguments of a call, a schema. Pure.
 
-`json.loads` alone raises RecursionError for deep texts and ValueError for long integers, and accepts what cannot be
-written again: half a surrogate pair, NaN, Infinity, duplicate keys.
+`json.loads` alone raises RecursionError for deep texts and ValueError for long integers. It accepts values that JSON
+cannot represent (half a surrogate pair, NaN, Infinity), and duplicate keys.
 """
 
 import json
@@ -10,8 +10,8 @@ import re
 from itertools import accumulate
 from typing import Any, NoReturn
 
-MAX_DEPTH = 128  # nested lists and objects
-_MAX_DIGITS = 4300  # digits of an integer, Python's limit
+MAX_DEPTH = 128  # maximum depth of nested lists and objects
+_MAX_DIGITS = 4300  # maximum digits of an integer, Python's limit
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _STEPS = {"[": 1, "{": 1, "]": -1, "}": -1}
 _ESCAPE = re.compile(
@@ -37,9 +37,9 @@ def read_json(text: str) -> Any:
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments that a model wrote; None if they are no object that can be written again.
+    """Return the arguments of a call that a model wrote; None if they are not a JSON object.
 
-    Half a surrogate pair becomes U+FFFD, so that a conversation with one continues.
+    Half a surrogate pair becomes U+FFFD, so that a conversation that contains one can continue.
     """
     try:
         read = read_json(_ESCAPE.sub(lambda match: r"\ufffd" if match[1] else match[0], text))

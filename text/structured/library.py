@@ -1,7 +1,7 @@
-"""Vocabularies and compiled grammars of llguidance, which only this module imports, on demand.
+"""Vocabularies and compiled grammars of llguidance. Only this module imports the library, and only on demand.
 
-The library's limits bound the cost of a grammar as counts of steps, so that every process that compiles a text gets the
-same result. router/model/form_checker.py bounds time and memory.
+The library's limits bound the cost of a grammar in steps, not in time, so that every process that compiles a grammar
+gets the same result. router/model/form_checker.py bounds time and memory.
 """
 
 import json
@@ -22,25 +22,25 @@ COMPACT = {
     "whitespace_flexible": False,
     "item_separator": ",",
     "key_separator": ":",
-    "json_allowed_escapes": 'nrbtf\\"',  # with \\u a key would have two spellings and could be duplicated
+    "json_allowed_escapes": 'nrbtf\\"',  # without \\u, which would give keys two spellings
 }
-MAX_STEP_ITEMS = 10_000  # parser items per token
-MAX_LEXER_STATES = 50_000  # 1 to 2 kB each
+MAX_STEP_ITEMS = 10_000  # maximum parser items per token
+MAX_LEXER_STATES = 50_000  # maximum lexer states, of 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000
-MAX_FORCED_BYTES = 256  # forced bytes tokenised together
+MAX_FORCED_BYTES = 256  # longest forced text that is tokenised
 MESSAGE_CHARACTERS = 300
 
 
 class LibraryMissing(RuntimeError):
-    """Structured output is unavailable: llguidance is not installed."""
+    """Structured output is not available, since llguidance is not installed."""
 
 
 class GrammarFailed(RuntimeError):
-    """Compiled grammar that cannot be followed: too ambiguous, or without a next token."""
+    """A compiled grammar failed: it is too ambiguous, or allows no next token."""
 
 
 class Vocabulary:
-    """Tokens of a model as bytes. Any thread may use it."""
+    """Tokens of a model as bytes, for compiling grammars. Thread-safe."""
 
     def __init__(self, tokenizer_json: str, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         """Read the tokenizer. `vocab_size`: number of the model's logits, some of which may have no token.
@@ -59,12 +59,12 @@ class Vocabulary:
             raise FormRefused(f"the model's tokenizer cannot be used: {_short(str(error))}") from error
         self.size = vocab_size
         self.special = frozenset(id for id in range(vocab_size) if self.tokenizer.is_special_token(id)).union(own)
-        """Tokens without text, which only end an answer."""
+        """Tokens without text, which may only end an answer."""
         self.text_bits = (1 << vocab_size) - 1 - _bits(self.special)
         """Tokens with text, one bit per token, least significant first."""
 
     def ends(self, stop_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Return the stop tokens that may end a complete answer; other stop tokens are text. Raises: FormRefused."""
+        """Return the stop tokens without text, which may end a complete answer. Raises: FormRefused if none does."""
         ends = tuple(sorted(self.special.intersection(stop_token_ids)))
         if not ends:
             raise FormRefused("no stop token can end the answer: keep the model's end of sequence")
@@ -81,7 +81,10 @@ def read_vocabulary(folder: Path, vocab_size: int, eos_token_ids: Iterable[int])
 
 
 def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher":
-    """Return a matcher before its first token. Blocks without the GIL. Raises: FormRefused."""
+    """Compile structured output; return a matcher that has consumed no token. Blocks, but releases the GIL.
+
+    Raises: FormRefused.
+    """
     from llguidance import LLMatcher
 
     check_form(output)
@@ -92,7 +95,7 @@ def compile_form(output: StructuredOutput, vocabulary: Vocabulary) -> "LLMatcher
 
 
 def next_tokens(matcher: "LLMatcher") -> bytes:
-    """Return the allowed next tokens, one bit per token, least significant first, without the GIL.
+    """Return the allowed next tokens as bits, the least significant first. Releases the GIL.
 
     If the answer may end here, tokens that end it are included. Raises: GrammarFailed.
     """
@@ -110,9 +113,9 @@ def fill_next_tokens(matcher: "LLMatcher", address: int, size_bytes: int) -> Non
 
 
 def forced_tokens(matcher: "LLMatcher") -> list[int]:
-    """Return the tokens of the text that must follow, as far as it is unambiguous; empty if it is long.
+    """Return the tokens of the text that must follow, up to where they are ambiguous; none if the text is too long.
 
-    Holds the GIL, about 1 µs per byte. Raises: GrammarFailed.
+    Holds the GIL for about 1 µs per byte. Raises: GrammarFailed.
     """
     if len(matcher.compute_ff_bytes()) > MAX_FORCED_BYTES:
         return []
@@ -123,19 +126,19 @@ def forced_tokens(matcher: "LLMatcher") -> list[int]:
 
 
 def take_tokens(matcher: "LLMatcher", token_ids: Sequence[int]) -> None:
-    """Advance by these tokens. Raises: GrammarFailed."""
+    """Make the matcher consume these tokens. Raises: GrammarFailed."""
     if token_ids and not matcher.consume_tokens(list(token_ids)):
         raise _stuck(matcher)
 
 
 def take_back(matcher: "LLMatcher", count: int) -> None:
-    """Remove the newest `count` tokens. Raises: GrammarFailed."""
+    """Make the matcher forget the `count` tokens that it consumed last. Raises: GrammarFailed."""
     if count and not matcher.rollback(count):
         raise _stuck(matcher)
 
 
 def takeable_tokens(matcher: "LLMatcher", token_ids: Sequence[int]) -> int:
-    """Return how many of these tokens are allowed in sequence, without advancing. Raises: GrammarFailed."""
+    """Return how many of these tokens are allowed in sequence, without consuming them. Raises: GrammarFailed."""
     count = matcher.validate_tokens(list(token_ids)) if token_ids else 0
     if matcher.is_error():
         raise _stuck(matcher)
@@ -163,7 +166,7 @@ def _grammar(output: StructuredOutput) -> str:
 
 
 def _bits(token_ids: Iterable[int]) -> int:
-    """Return a set of tokens as one number, a bit per token."""
+    """Return a set of tokens as one number with a bit per token."""
     ordered = sorted(token_ids)
     bits = bytearray(ordered[-1] // 8 + 1 if ordered else 0)
     for token_id in ordered:
@@ -187,7 +190,10 @@ _LARK_PLACE = re.compile(r"(\d+)\((\d+)\)")
 
 
 def _fault(output: StructuredOutput, message: str) -> str:
-    """Return why the library rejects the form, without its own words, which are about internal grammars."""
+    """Return why the library rejects a schema, regular expression or grammar.
+
+    The library's own message is not used, since it describes an internal grammar.
+    """
     if any(word in message for word in _TOO_LARGE):
         return "is too large or too ambiguous to be followed"
     match output.kind:
@@ -204,12 +210,12 @@ def _fault(output: StructuredOutput, message: str) -> str:
 
 
 def _stuck(matcher: "LLMatcher") -> GrammarFailed:
-    """Return the error of a grammar that cannot be followed, without the library's words."""
+    """Return the error of a matcher that failed, without the library's message."""
     is_large = any(word in matcher.get_error() for word in _TOO_LARGE)
     return GrammarFailed("it is too large or too ambiguous" if is_large else "no token can follow")
 
 
 def _short(message: str) -> str:
-    """Return the library's message on one line, without the state of its parser."""
+    """Return a message of the library on one line, without the state of the library's parser."""
     words = message.partition("<state>")[0].partition("<non-verbose/>")[0].split()
     return " ".join(words)[:MESSAGE_CHARACTERS] or "no reason is given"

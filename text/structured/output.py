@@ -1,4 +1,4 @@
-"""Form of an answer as a request states it. Pure: whether the library supports it is decided elsewhere."""
+"""Structured output that a request asks for. Pure: whether the library supports it is checked elsewhere."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,32 +9,33 @@ from typing import Any
 from baton.text.structured.json_text import JsonRefused, read_json
 from baton.text.structured.schema import SchemaRefused, enforceable_schema
 
-MAX_BYTES = 1 << 16  # bytes of a pattern, a grammar, all choices, or a schema without annotations
-MAX_SCHEMA_BYTES = 1 << 20  # bytes of a schema with annotations
+MAX_BYTES = 1 << 16  # maximum bytes of a pattern, a grammar, all choices, or a schema without annotations
+MAX_SCHEMA_BYTES = 1 << 20  # maximum bytes of a schema with annotations
 MAX_CHOICES = 1000
 
 
 class StructuredKind(Enum):
-    """Kind of a form; the values are the names of the public fields."""
+    """Kind of structured output; the values are the names of the public fields."""
 
     JSON_SCHEMA = "json_schema"
     JSON_OBJECT = "json_object"
     REGEX = "regex"
     GRAMMAR = "grammar"
     CHOICE = "choice"
-    THOUGHTS = "thinking_budget"  # text/structured/thoughts.py
+    THOUGHTS = "thinking_budget"  # reasoning limit: see text/structured/thoughts.py
 
 
 class FormRefused(ValueError):
-    """Form that cannot be enforced; the message is the reason."""
+    """Structured output that cannot be enforced. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutput:
-    """A form. `text` depends on the kind: a JSON schema; empty for any JSON object; a regular expression for the
-    complete answer; a grammar in llguidance's Lark with the rule `start`; a JSON list of texts.
+    """Structured output that a request asks for.
 
-    JSON answers have no white space between tokens.
+    `text` depends on the kind: a JSON schema; empty for any JSON object; a regular expression for the complete answer;
+    a grammar in llguidance's Lark with the rule `start`; a JSON list of the texts to choose from. JSON answers have no
+    white space between tokens.
     """
 
     kind: StructuredKind
@@ -46,7 +47,7 @@ class StructuredOutput:
 
     @property
     def field(self) -> str:
-        """Return the field of the public schema."""
+        """Return the name of the request's public field."""
         return f"sampling.{self.kind.value}"
 
 
@@ -56,7 +57,7 @@ def json_schema(schema: Mapping[str, Any] | str) -> StructuredOutput:
 
 
 def enforceable_form(output: StructuredOutput) -> StructuredOutput:
-    """Return the form that a grammar enforces from the form of a client. Raises: FormRefused."""
+    """Convert a client's structured output to one that a grammar enforces completely. Raises: FormRefused."""
     if output.kind is StructuredKind.JSON_SCHEMA:
         if len(output.text) > MAX_SCHEMA_BYTES:
             raise FormRefused(f"at most {MAX_SCHEMA_BYTES} bytes")
@@ -69,7 +70,7 @@ def enforceable_form(output: StructuredOutput) -> StructuredOutput:
 
 
 def check_form(output: StructuredOutput) -> None:
-    """Check what needs no library. Raises: FormRefused."""
+    """Check structured output as far as that needs no library. Raises: FormRefused."""
     if len(output.text) > MAX_BYTES or len(output.text.encode()) > MAX_BYTES:
         raise FormRefused(f"at most {MAX_BYTES} bytes")
     match output.kind:
@@ -86,7 +87,7 @@ def check_form(output: StructuredOutput) -> None:
 
 
 def choices_of(output: StructuredOutput) -> tuple[str, ...]:
-    """Return the texts of which the answer is one. Raises: FormRefused."""
+    """Return the texts from which the answer is chosen. Raises: FormRefused."""
     try:
         listed = read_json(output.text)
     except JsonRefused:
@@ -101,7 +102,7 @@ def choices_of(output: StructuredOutput) -> tuple[str, ...]:
 
 
 def _read_schema(text: str) -> dict[str, Any]:
-    """Return the schema. Raises: FormRefused."""
+    """Return the JSON schema in `text`. Raises: FormRefused."""
     try:
         schema = read_json(text)
     except JsonRefused as refusal:

@@ -1,7 +1,7 @@
-"""Conversion of JSON schemas to ones that a grammar enforces completely. Pure.
+"""Conversion of JSON schemas to schemas that a grammar enforces completely. Pure.
 
-Annotations are dropped, which include unknown keywords (JSON Schema 2020-12), and formats without a grammar. A keyword
-that cannot be enforced is rejected by its JSON pointer. Of `anyOf`, the enforceable members suffice.
+Annotations are dropped; they include unknown keywords (JSON Schema 2020-12) and formats without a grammar. A keyword
+that cannot be enforced is rejected with its JSON pointer. Members of `anyOf` that cannot be enforced are dropped.
 """
 
 import json
@@ -29,7 +29,7 @@ _LOOKS = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[1-9k]")
 """Lookaround and back references in a pattern."""
 _ATOM = r"[A-Za-z0-9_'+\-]"
 _SAME_PATTERNS = {
-    # zod's pattern of an e-mail address: it looks ahead for a leading dot and for two dots.
+    # zod's pattern of an e-mail address, with lookaheads for a leading dot and for two dots in sequence.
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         rf"^({_ATOM}+\.)*{_ATOM}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
     ),
@@ -39,18 +39,18 @@ _NAME_FORMATS = {
     "uuid": r"^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "date": r"^[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])$",
 }
-"""Patterns of formats for the names of a mapping."""
+"""Patterns by format, for `propertyNames` with a format."""
 
 
 class SchemaRefused(ValueError):
-    """Schema that cannot be enforced. The message names pointer and reason."""
+    """A schema cannot be enforced. The message has the JSON pointer to the keyword, and the reason."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(f"#{pointer}: {reason}")
 
 
 def enforceable_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema that allows exactly the same answers. Raises: SchemaRefused."""
+    """Return an enforceable schema that allows exactly the same answers. Raises: SchemaRefused."""
     return _SchemaConverter(schema).converted()
 
 
@@ -90,8 +90,8 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 class _SchemaConverter:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._names: dict[str, str] = {}  # names of definitions, by pointer
-        self._converted: dict[str, Schema] = {}  # converted definitions, by name
+        self._names: dict[str, str] = {}  # by JSON pointer: name of the definition
+        self._converted: dict[str, Schema] = {}  # by name: converted definition
 
     def converted(self) -> dict[str, Any]:
         root, pointer = self._root, ""
@@ -167,7 +167,7 @@ class _SchemaConverter:
             raise refusals[0]
         return converted
 
-    # References
+    # References:
 
     def _reference(self, ref: Any, pointer: str) -> str:
         _, target = self._target(ref, pointer)
@@ -179,7 +179,7 @@ class _SchemaConverter:
         return f"#/$defs/{self._names[target]}"
 
     def _target(self, ref: Any, pointer: str) -> tuple[Any, str]:
-        """Return the referenced schema and the pointer to it. Raises: SchemaRefused."""
+        """Return the schema that `ref` refers to, and its JSON pointer. Raises: SchemaRefused."""
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise SchemaRefused(f"{pointer}/$ref", "must begin with #/: only the schema itself is searched")
         found: Any = self._root
@@ -194,7 +194,7 @@ class _SchemaConverter:
         return found, unquote(ref)[1:]
 
     def _resolved(self, schema: Any) -> Any:
-        """Return the schema after following references of schemas that contain nothing else."""
+        """Return the schema that remains after following `$ref` repeatedly."""
         for _ in range(100):
             if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
                 break
@@ -205,10 +205,10 @@ class _SchemaConverter:
         known = {*_VALUES, *_MEMBERS, *_UNSUPPORTED, "properties", "patternProperties", "additionalProperties", "$ref"}
         return schema.keys() & (known | {"items", "prefixItems", "uniqueItems", "propertyNames"})
 
-    # Keywords that need more than a copy
+    # Keywords that are converted, not copied:
 
     def _enforce_one_of(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
-        """Convert oneOf to anyOf if its members exclude each other."""
+        """Convert oneOf to anyOf. Raises: SchemaRefused unless its members exclude each other."""
         if "oneOf" not in made:
             return
         members = [self._resolved(member) for member in schema["oneOf"]]
@@ -221,7 +221,7 @@ class _SchemaConverter:
             made["anyOf"] = members
 
     def _exclude_each_other(self, one: Any, other: Any) -> bool:
-        """Return whether no value matches both, judged by types and by the values of a common property."""
+        """Return whether types, or the values of a common property, show that no value matches both schemas."""
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
             return False
         kinds = self._kinds(one), self._kinds(other)
@@ -237,7 +237,7 @@ class _SchemaConverter:
         return False
 
     def _kinds(self, schema: Mapping[str, Any]) -> set[str]:
-        """Return the types that a value may have."""
+        """Return the types that a value of the schema may have."""
         stated = schema.get("type", sorted(_TYPES))
         kinds = set(stated if isinstance(stated, list) else [stated])
         values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -261,7 +261,7 @@ class _SchemaConverter:
     def _enforce_lists(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
         items, prefix = schema.get("items"), schema.get("prefixItems")
         prefix_field = "prefixItems"
-        if isinstance(items, list):  # syntax of drafts before 2020-12
+        if isinstance(items, list):  # syntax of JSON Schema drafts before 2020-12
             prefix, items, prefix_field = items or None, schema.get("additionalItems"), "items"
         if prefix is not None:
             made["prefixItems"] = self._list(prefix, f"{pointer}/{prefix_field}")
@@ -279,7 +279,7 @@ class _SchemaConverter:
         made["enum"] = [each for each in made.get("enum", lists) if each in lists]
 
     def _values(self, schema: Any) -> list[Any] | None:
-        """Return all values that a schema allows; None if it constrains anything else."""
+        """Return all values that a schema lists; None if it does not list values, or has other constraints."""
         schema = self._resolved(schema)
         if not isinstance(schema, Mapping):
             return None
@@ -314,7 +314,10 @@ class _SchemaConverter:
 
 
 def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
-    """Convert minProperties and maxProperties. Declared names occur once; others may be duplicated."""
+    """Convert minProperties and maxProperties to `required` and `anyOf`.
+
+    Only names in `properties` can be counted: a grammar allows others more than once.
+    """
     if "minProperties" not in made and "maxProperties" not in made:
         return
     required, declared = set(made.get("required", ())), set(made.get("properties", {}))
@@ -345,7 +348,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
         ]
         if not 0 < len(chosen) <= MOST_LISTS:
             raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced with this many properties")
-        # With an upper bound an answer has exactly these names, else at least these.
+        # With an upper bound, an answer has exactly one of these sets of names; otherwise it has at least one of them.
         made["anyOf"] = [
             {"required": [name for name in (*made["properties"], *required) if name in names]}
             | ({"properties": dict.fromkeys(optional - names, False)} if most != math.inf else {})
@@ -356,7 +359,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Return all lists of distinct values: in any order, or if those are too many in this order; None if too many."""
+    """Return all lists of distinct values; if these are too many, only those in the given order; None if too many."""
     counts = range(least, min(len(values), len(values) if most is None else most) + 1)
     for made, number in ((permutations, math.perm), (combinations, math.comb)):
         if sum(number(len(values), count) for count in counts) <= MOST_LISTS:
@@ -365,7 +368,7 @@ def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[
 
 
 def _is_among(value: Any, others: Sequence[Any]) -> bool:
-    """Return whether a JSON value is among others; true is not 1."""
+    """Return whether a JSON value is among others, where true differs from 1."""
     return any(json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True) for other in others)
 
 

@@ -1,6 +1,6 @@
-"""Reasoning before an answer: a limit of tokens, and the form of the answer after it. Pure.
+"""Reasoning before an answer: a limit on its tokens, and structured output of the answer after it. Pure.
 
-On the wire it is one more kind of structured output, so that an older worker rejects the request by name.
+Between processes it is one more kind of structured output, so that an older worker rejects it as an unknown kind.
 """
 
 import json
@@ -14,13 +14,13 @@ MAX_BUDGET = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Reasoning before an answer. The texts are tokenised separately, special tokens included."""
+    """Reasoning before an answer. Each text is tokenised alone and may contain special tokens."""
 
     open: str  # tag that begins the reasoning; empty if the prompt ends within it
-    closes: tuple[str, ...]  # tags of which the first one ends it
+    closes: tuple[str, ...]  # tags that end the reasoning, whichever comes first
     forced: str  # text forced when the budget is used up; ends with one of `closes`
-    budget: int | None = None  # maximum of tokens between the tags
-    form: StructuredOutput | None = None  # form of the answer
+    budget: int | None = None  # maximum number of tokens between the tags
+    form: StructuredOutput | None = None  # structured output of the answer
 
     def output(self) -> StructuredOutput:
         form = None if self.form is None else [self.form.kind.value, self.form.text]
@@ -29,7 +29,7 @@ class Thoughts:
 
 
 def thoughts_of(output: StructuredOutput) -> Thoughts:
-    """Return the reasoning that a kind THOUGHTS describes. Raises: FormRefused."""
+    """Return the reasoning that structured output of the kind THOUGHTS describes. Raises: FormRefused."""
     try:
         opening, closes, forced, budget, form = read_json(output.text)
         inner = None if form is None else StructuredOutput(StructuredKind(form[0]), form[1])
@@ -45,7 +45,7 @@ def thoughts_of(output: StructuredOutput) -> Thoughts:
 
 
 def form_of(output: StructuredOutput | None) -> StructuredOutput | None:
-    """Return the form of the answer itself. Raises: FormRefused."""
+    """Return the structured output of the answer itself, without the reasoning. Raises: FormRefused."""
     if output is None or output.kind is not StructuredKind.THOUGHTS:
         return output
     return thoughts_of(output).form

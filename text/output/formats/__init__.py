@@ -1,1 +1,1 @@
-"""Formats of tool calls, one module each."""
+"""Readers of models' tool call formats, one module per format."""

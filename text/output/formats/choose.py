@@ -1,4 +1,4 @@
-"""Formats by name, and the format of a model: the one that its chat template teaches."""
+"""Tool call formats by name, and the choice of a model's format: the one that its chat template teaches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from baton.text.output.pieces import Schemas, ToolParser
 
 
 class Template(Protocol):
-    """Chat template: its source, and the name of its format if the router's flag states one."""
+    """Chat template: its source, and the name of its tool call format if the router's flag states one."""
 
     @property
     def source(self) -> str: ...
@@ -30,8 +30,9 @@ class Template(Protocol):
 class Format:
     """Format of tool calls.
 
-    `marks`: texts in templates that teach it. `special`: special tokens that the reader needs as text. `begins`: tags
-    with which calls begin; empty if the reader itself distinguishes calls from text.
+    `marks`: texts by which a template that teaches the format is recognised. `special`: special tokens that
+    the reader needs as text. `begins`: tags with which calls begin; empty if the reader itself distinguishes calls from
+    text.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Format:
     marks: tuple[str, ...]
     special: frozenset[str] = frozenset()
     begins: tuple[str, ...] = ()
-    has_channels: bool = False  # all answers and their reasoning are in channels
+    has_channels: bool = False  # whether all answers and their reasoning are in channels
 
 
 _KNOWN = (
@@ -57,7 +58,7 @@ FORMATS: Mapping[str, Format] = {each.name: each for each in _KNOWN}
 
 
 def format_of(template: Template | None) -> Format | None:
-    """Return the format named by the router's flag or taught by the template; None if it teaches no known one."""
+    """Return the format that the router's flag names or that the template teaches; None if neither is known."""
     if template is not None and template.tool_format:
         return FORMATS[template.tool_format]
     source = template.source if template is not None else ""

@@ -20,7 +20,7 @@ TOKENS = frozenset({CALLS, CALLS_END, CALL, CALL_END, SEPARATOR})
 class DeepseekReader(FormatReader):
     def __init__(self, schemas: Schemas) -> None:
         super().__init__(schemas)
-        self._tag = CALLS  # tag with which the current call began
+        self._tag = CALLS  # tag with which the current call, or list of calls, began
         self._name = ""
 
     def _text(self) -> bool:
@@ -48,7 +48,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _kind(self) -> bool:
-        """Parse the text before the separator: `function`, or the name itself."""
+        """Parse what precedes the separator: the literal `function` (the name follows later) or the function's name."""
         found = NAME.match(self._held)
         behind = self._held[found.end() :] if found is not None else self._held
         if found is None or not (behind.startswith(SEPARATOR) or SEPARATOR.startswith(behind)):
@@ -61,7 +61,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _behind_kind(self) -> bool:
-        """Parse the arguments, or a name and the beginning of a code block."""
+        """Parse what follows the separator: arguments, or a function's name and the beginning of a code block."""
         if not self._skip_space():
             return False
         if self._held.startswith("{"):
@@ -105,4 +105,4 @@ class DeepseekReader(FormatReader):
 
     def _end(self) -> None:
         if self._state == self._behind or (self._state == self._next and not self._raw.startswith(self._tag)):
-            self._raw = self._held = ""  # part of the last tags
+            self._raw = self._held = ""  # an incomplete last tag is not text

@@ -1,4 +1,4 @@
-"""GLM-4.5 and later: the name, then keys and values between tags. Strings are verbatim, other values JSON.
+"""GLM-4.5 and later: the function's name, then keys and values between tags. Strings are verbatim, other values JSON.
 
 <tool_call>weather
 <arg_key>city</arg_key>
@@ -41,7 +41,7 @@ class GlmReader(TaggedReader):
         return True
 
     def _key(self) -> bool:
-        """Parse the key and the first tag of its value."""
+        """Parse an argument's key and the opening tag of its value."""
         key, tag, rest = self._held.partition(KEY_END)
         behind = rest.lstrip()
         if not tag or (not behind.startswith(VALUE) and VALUE.startswith(behind)):

@@ -25,7 +25,7 @@ class HermesReader(FormatReader):
         return True
 
     def _in_call(self) -> bool:
-        """Parse a call. Until its name is known, all of it may be text."""
+        """Parse a call. Until the function's name is known, all of it may still be text."""
         call, begun = self._call, not self._raw
         for place, letter in enumerate(self._held):
             try:
@@ -55,4 +55,4 @@ class HermesReader(FormatReader):
 
     def _end(self) -> None:
         if self._state == self._behind:
-            self._held = ""  # part of the closing tag
+            self._held = ""  # an incomplete closing tag is not text

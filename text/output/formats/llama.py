@@ -1,4 +1,4 @@
-"""Llama 3: the complete answer is calls in JSON, or text. Forced calls are too.
+"""Llama 3: the complete answer consists of calls in JSON, or of text; so do forced calls.
 
     {"name": "weather", "parameters": {"city": "Rome"}}; {"name": "time", "parameters": {}}
     <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}
@@ -72,4 +72,4 @@ class LlamaReader(FormatReader):
 
     def _end(self) -> None:
         if self._state == self._text and self.calls and not self._raw.strip(_BETWEEN):
-            self._raw = ""  # end of a list of calls
+            self._raw = ""  # the end of a list of calls is not text

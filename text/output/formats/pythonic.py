@@ -3,7 +3,7 @@
     [weather(city="Rome", days=3), time()]
     I look. <|python_start|>[weather(city="Rome")]<|python_end|>
 
-Without the tag, calls are the complete answer, and only of known functions; anything else is text.
+Without the tag, an answer must consist only of calls of known functions; anything else is text.
 """
 
 import json
@@ -21,30 +21,30 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
-_AS_JSON = {"]": "]", "}": "}", ")": "]"}  # a tuple is a list
+_AS_JSON = {"]": "]", "}": "}", ")": "]"}  # JSON's bracket for Python's; a tuple becomes a list
 
 
 class PythonArguments:
-    """Parser of arguments after a function's name and bracket, character by character.
+    """Parser of the arguments after a function's name and opening bracket, character by character.
 
     Raises NotACall for Python that it does not support.
     """
 
     def __init__(self) -> None:
         self.closed = False
-        self._open: list[str] = []  # closing bracket of each open list, tuple and dict
+        self._open: list[str] = []  # closing brackets of the open lists, tuples and dicts
         self._read = self._key_or_end
         self._word = ""  # current key, number or constant
         self._quote = ""
         self._escape = ""  # current escape sequence, from its backslash
-        self._is_empty = True  # no argument so far
-        self._is_key = False  # the current string is a key of a dict
+        self._is_empty = True  # there was no argument so far
+        self._is_key = False  # whether the current string is a key of a dict
 
     def push(self, letter: str) -> str:
         """Parse one character and return the JSON that it adds."""
         return self._read(letter)
 
-    # Arguments.
+    # States between arguments:
 
     def _key_or_end(self, letter: str) -> str:
         if not self._word and letter in SPACE:
@@ -68,7 +68,7 @@ class PythonArguments:
         if letter == ",":
             top = self._open[-1] if self._open else ""
             self._read = self._key_or_end if not top else self._dict_key if top == "}" else self._item
-            self._word = ", " if top else ""  # emitted before the next item
+            self._word = ", " if top else ""  # written before the next item
             return ""
         return self._close(letter)
 
@@ -81,7 +81,7 @@ class PythonArguments:
         self._read = self._behind
         return _AS_JSON[letter]
 
-    # Values.
+    # States inside values:
 
     def _item(self, letter: str) -> str:
         """Parse an item of a list, or its end."""
@@ -164,7 +164,7 @@ class PythonArguments:
 
 
 def _json_letters(text: str) -> str:
-    """Return characters of a JSON string. Half a surrogate pair is escaped."""
+    """Return the text as characters of a JSON string. Half a surrogate pair is escaped."""
     return json.dumps(text, ensure_ascii=any("\ud800" <= letter <= "\udfff" for letter in text))[1:-1]
 
 
@@ -197,7 +197,7 @@ class PythonicReader(FormatReader):
         return True
 
     def _in_call(self) -> bool:
-        """Parse arguments. The call is sent with the first part of them."""
+        """Parse arguments. The call is sent with the first piece of its arguments."""
         text, self._held = self._held, ""
         for place, letter in enumerate(text):
             try:
@@ -233,7 +233,7 @@ class PythonicReader(FormatReader):
         return True
 
     def _only_text(self) -> bool:
-        """Treat the unsent part of a call and the rest of the answer as text, except the tag."""
+        """Treat the rest of the answer as text, with the part of a call that was not sent, but without the tag."""
         if self._raw.startswith(OPEN):
             self._no_call(OPEN)
         self._held, self._raw, self._state = self._raw + self._held, "", self._rest

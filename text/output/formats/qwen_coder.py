@@ -1,4 +1,4 @@
-"""Qwen3-Coder: functions and parameters as tags. A value is verbatim, between line breaks.
+"""Qwen3-Coder: functions and parameters are tags. A value is verbatim, between line breaks.
 
     <tool_call>
     <function=weather>
@@ -53,7 +53,7 @@ class QwenCoderReader(TaggedReader):
         return True
 
     def _key(self) -> bool:
-        """Parse a key and the line break after it."""
+        """Parse a parameter's name and the line break after it."""
         key, tag, rest = self._held.partition(">")
         return bool(tag and rest) and self._begin_value(key, rest.removeprefix("\n"))
 
@@ -67,5 +67,5 @@ class QwenCoderReader(TaggedReader):
 
     def _end(self) -> None:
         if self._state == self._closed:
-            self._raw = self._held = ""  # part of the last tag
+            self._raw = self._held = ""  # an incomplete last tag is not text
         super()._end()

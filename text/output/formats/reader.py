@@ -1,7 +1,7 @@
-"""Common part of all formats' readers: text, white space around calls, and text that looks like a call. Pure.
+"""Base of all formats' readers: text, white space around calls, and text that looks like a call. Pure.
 
-Output depends on the text alone, never on how it was cut: while the text allows two interpretations, a state waits. A
-call is sent once its name and the beginning of its arguments are known. Anything that is no call is text; if arguments
+Output depends on the text alone, never on how it was cut: while the text has two interpretations, a state waits. A call
+is sent once its name and the beginning of its arguments are known. Anything that is not a call is text; if arguments
 were already sent, the text begins after them.
 """
 
@@ -32,9 +32,9 @@ class FormatReader(ABC):
         self._schemas = schemas
         self._new_call_id = new_call_id
         self._held = ""  # text not parsed yet
-        self._raw = ""  # text of a call that has not been sent
-        self._space = ""  # white space after text; dropped if a call follows
-        self._behind_call = False  # white space that follows is dropped
+        self._raw = ""  # parsed text of a call that was not sent yet
+        self._space = ""  # white space after text, dropped if a call follows
+        self._behind_call = False  # whether a call was the last piece: white space is dropped
         self._pieces: list[OutputPiece] = []
         self._state: Callable[[], bool] = self._text
         self._object = ObjectEnd()
@@ -61,12 +61,12 @@ class FormatReader(ABC):
 
     @abstractmethod
     def _text(self) -> bool:
-        """Parse text: the first state, and the state between calls."""
+        """Parse text. This is the first state, and the state between calls."""
 
     def _end(self) -> None:  # noqa: B027, most have nothing to settle
         """Settle the state at the end of the answer. What remains in `_raw` and `_held` is text."""
 
-    # Output
+    # Methods that send pieces
 
     def _say(self, text: str) -> None:
         if self._behind_call:
@@ -100,16 +100,19 @@ class FormatReader(ABC):
         return True
 
     def _give_up(self, tag: str) -> bool:
-        """End a call. If it was not sent it is no call; otherwise what follows is text."""
+        """End an invalid call. If it was not sent, all of it is text; otherwise only the text after its arguments is.
+
+        `tag`: tag with which the call began.
+        """
         if self._raw.startswith(tag):
             return self._no_call(tag)
         self._held, self._raw, self._state = self._raw + self._held, "", self._text
         return True
 
     def _begin_object(self, name: str, tag: str) -> bool | None:
-        """Start a call whose arguments follow as an object.
+        """Send the start of a call whose arguments follow as a JSON object.
 
-        Return whether it was sent, None while that is undecided.
+        Return whether it was sent; None while the next text is unknown.
         """
         if not self._skip_space():
             return None
@@ -128,7 +131,7 @@ class FormatReader(ABC):
         self._held = self._held[passed:]
         return self._object.has_ended or tag is not None
 
-    # Input
+    # Methods that consume text
 
     def _comes(self, tag: str) -> bool | None:
         """Return whether `tag` is next; None while that is undecided."""
@@ -143,7 +146,7 @@ class FormatReader(ABC):
         return taken
 
     def _drop(self, tag: str) -> None:
-        """Skip `tag` and forget `_raw`."""
+        """Skip `tag`, and drop the call's text in `_raw`."""
         self._held, self._raw = self._held[len(tag) :], ""
 
     def _skip_space(self) -> bool:
@@ -159,12 +162,12 @@ class FormatReader(ABC):
         return self._take(len(tag)) if tag is not None else None
 
     def _find(self, tags: Sequence[str]) -> tuple[int, str | None]:
-        """Return position and name of the first tag; without one, the earliest position where one may begin."""
+        """Return position and text of the first tag; without a tag, the earliest position where one may begin."""
         found = min(((place, tag) for tag in tags if (place := self._held.find(tag)) >= 0), default=None)
         return found or (len(self._held) - max(beginning_of(tag, self._held) for tag in tags), None)
 
     def _told(self) -> list[OutputPiece]:
-        """Return the pieces to send now, merged into as few as possible."""
+        """Return the pieces that may be sent now, merged into as few as possible."""
         pieces = list[OutputPiece]()
         for piece in self._pieces:
             match pieces[-1:], piece:

@@ -1,4 +1,4 @@
-"""Common part of readers for formats that write each argument as a key and a value between tags. Pure."""
+"""Base of readers for formats that write each argument as a key and a value between tags. Pure."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -9,7 +9,7 @@ from baton.text.output.pieces import Schemas, beginning_of
 
 
 class TaggedReader(FormatReader):
-    """Reader that sends a call with its first key, or at its end."""
+    """Reader that sends a call with its first key, or at its end if it has no arguments."""
 
     key_tag: ClassVar[str]
     value_end: ClassVar[str]
@@ -19,7 +19,7 @@ class TaggedReader(FormatReader):
     """Line break before the end of a value, not part of it."""
 
     def __init__(self, schemas: Schemas, tag: str) -> None:
-        """Start before the first call. `tag`: beginning of a call, unless `_text` finds another one."""
+        """Start before the first call. `tag`: tag with which calls begin, unless `_text` finds another one."""
         super().__init__(schemas)
         self._name = ""
         self._tag = tag
@@ -34,7 +34,7 @@ class TaggedReader(FormatReader):
         return self._text()
 
     def _next(self) -> bool:
-        """Parse the next argument or the end."""
+        """Parse the opening tag of the next argument, or the end of the call."""
         if not self._skip_space():
             return False
         is_key, is_last = self._comes(self.key_tag), self._comes(self.last_tag)

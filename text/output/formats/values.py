@@ -13,7 +13,7 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 class ArgumentWriter:
-    """Writer of the object; each method returns its next part."""
+    """Writer of the JSON object of arguments; each method returns the next part of the object's text."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         properties = schema.get("properties")
@@ -40,7 +40,7 @@ class ArgumentWriter:
         return '"' if self._is_string else _converted(self._text, self._types)
 
     def cut(self) -> str:
-        """Return the unsent rest of a value without an end."""
+        """Return the unsent text of a value that the answer's end cut off."""
         return self._text
 
     def end(self) -> str:
@@ -68,7 +68,7 @@ def _types(schema: object) -> frozenset[str]:
 
 
 def _converted(text: str, types: frozenset[str]) -> str:
-    """Return the text as JSON of one of these types if it can be parsed as such, else as a string."""
+    """Return the text as JSON: unchanged if it is JSON of one of these `types`, else as a string."""
     given = _PYTHON.get(text.strip(), text.strip())
     try:
         found = json_type(read_json(given))

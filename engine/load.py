@@ -155,7 +155,7 @@ def check_gpus(device: torch.device, degree: int) -> None:
     """Check that each rank has a GPU: `device` and the ones after it. Raises: ModelError."""
     if device.type != "cuda":
         return
-    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # the count may include unusable ones
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # may count GPUs that cannot be used
     if device.index + degree > usable:
         raise ModelError(
             f"device is {device} and tensor-parallel is {degree}, but this build of torch can use {usable} GPUs here"

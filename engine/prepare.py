@@ -55,14 +55,14 @@ class ModelOptions:
     folder: Path
     device: torch.device  # device of the first rank; see device_named
     dtype: str
-    block_tokens: int | None  # None: chosen by kv_layout
+    block_tokens: int | None  # tokens per KV block; None: chosen by kv_layout
     kv_memory_bytes: int
     max_model_len: int | None  # tokens; None: as long as model and memory allow
     kv_cache_dtype: str = "auto"
     quantize: str = WeightFormat.PLAIN
-    tensor_parallel: int = 1  # ranks
+    tensor_parallel: int = 1  # number of ranks
     cores: tuple[int, ...] | None = None  # CPU cores, divided among ranks; None: ranks run on any core
-    prefill_attention: str = PrefillAttention.AUTO  # a PrefillAttention
+    prefill_attention: str = PrefillAttention.AUTO  # value of a PrefillAttention
     draft: "ModelOptions | None" = None  # options of the draft model, see engine/drafting/
     speculates: bool = False  # steps compute draft tokens, which may be discarded
 
@@ -96,7 +96,7 @@ class PreparedModel:
     dtype: torch.dtype
     layout: KvLayout
     total_blocks: int
-    max_model_len: int  # prompt and answer together
+    max_model_len: int  # maximum tokens of prompt and answer together
     weight_format: WeightFormat
     weight_bytes: int  # size in memory
     looked_up_bytes: int  # part of weight_bytes: an untied embedding, of which a step reads few rows
@@ -105,7 +105,7 @@ class PreparedModel:
     model: HandedOver[Model] | None = None  # weights loaded early, see engine/kv_cache/memory.py
     adapters: AdapterSet | None = None  # set that `model`, or this rank's part of it, was loaded with
     ranks: HandedOver[LoadedRanks] | None = None  # weights of several ranks, loaded early
-    draft: "PreparedModel | None" = None  # None without a draft model
+    draft: "PreparedModel | None" = None  # the draft model; None without one
 
     @property
     def fingerprint(self) -> bytes:

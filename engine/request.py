@@ -47,7 +47,7 @@ class Pooled:
 
     rows: range
     head_token_ids: tuple[int, ...] = ()  # tokens whose logits are summed; empty: hidden states are summed
-    second_from: int | None = None  # first row of the second text of a pair
+    second_from: int | None = None  # first row of a pair's second text; None without a second text
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Chunk:
     adapter: int = 0  # number of a loaded adapter, see engine/lora/adapters.py; 0: none
     follows: int | None = None  # index of the previous plan's chunk that samples this chunk's (UNKNOWN) token
     is_draft: bool = False
-    """Uncertain token: the result is void if the preceding chunk of the plan samples another token."""
+    """Whether the token is a draft: the result is void if the plan's preceding chunk samples another token."""
 
     @property
     def end(self) -> int:
@@ -98,8 +98,8 @@ class Plan:
 
     chunks: tuple[Chunk, ...]
     copies: tuple[BlockCopy, ...] = ()
-    swaps_out: tuple[BlockSwap, ...] = ()  # to host memory
-    swaps_in: tuple[BlockSwap, ...] = ()  # from host memory
+    swaps_out: tuple[BlockSwap, ...] = ()  # copies from the pool to host memory
+    swaps_in: tuple[BlockSwap, ...] = ()  # copies from host memory to the pool
 
     @property
     def tokens(self) -> int:
@@ -134,14 +134,14 @@ class NonFinite:
 
     cause: str = ""  # why the answer could not follow its grammar; empty for another failure
     kv_suspect: bool = field(default=False, compare=False)
-    """Logits were non-finite before any mask or bias: KV that the chunk read may be corrupt."""
+    """Whether logits were non-finite before any mask or bias: KV that the chunk read may be corrupt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
     drawn: tuple[Drawn, ...] = ()  # one per sample, in order
     prompt: tuple[Drawn, ...] = ()  # one per token of `Chunk.scored`, in order
-    pooled: tuple[float, ...] = ()  # sums of `Chunk.pooled`
+    pooled: tuple[float, ...] = ()  # sums over the rows of `Chunk.pooled`
     late: bool = False  # the grammar mask was late: nothing was sampled, the last token is computed again
 
 
@@ -162,7 +162,7 @@ def scored(token_ids: Sequence[int], start: int, end: int, top: int | None) -> S
 
 class EndReason(enum.Enum):
     STOP = "stop"  # the last token of the answer is a stop token
-    LENGTH = "length"  # max_tokens reached
+    LENGTH = "length"  # max_tokens was reached
 
 
 class RequestRefused(ValueError):
@@ -193,8 +193,8 @@ class Request:
     answered_tokens: int = 0
     first_choice: int = 0  # number of the first choice; choice numbers seed the sampling
     prefill_only: bool = False
-    """First tokens are sampled, and no others; then the prompt's blocks stay pinned until the request is aborted."""
-    turn: SessionTurn | None = None  # None without a session
+    """Whether only first tokens are sampled: then the prompt's blocks stay pinned until the request is aborted."""
+    turn: SessionTurn | None = None  # turn of a session; None: the request has no session
     pooling: Pooling | None = None
     """Pooling of the prompt: nothing is sampled. The request is `prefill_only` and finishes with its prompt."""
 

@@ -44,7 +44,7 @@ INTEGERS = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # same meaning in each family, false if missing
+OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # they mean the same in each family, false if missing
 ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
 NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
 

@@ -9,7 +9,7 @@ from baton.engine.config.rope import per_sequence_fault
 from baton.text.pooler_files import PoolingRefused, read_pooler
 
 BEHIND_PADDING = frozenset({"camembert", "roberta", "xlm-roberta"})
-"""Families whose first position follows that of the padding token."""
+"""Families whose first position is the padding token's id plus one."""
 
 
 def encoder_config(folder: Path) -> EncoderConfig:

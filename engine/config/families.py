@@ -87,8 +87,8 @@ class Family:
     rotating: Rotating = Rotating.ALL
     fused: bool = False
     latent: bool = False  # DeepSeek's multi-head latent attention
-    sinks: bool = False  # a learned score per head that every query sees
-    clamped: bool = False  # gpt-oss's feed-forward layers
+    sinks: bool = False  # each head has a learned score that every query sees
+    clamped: bool = False  # clamped feed-forward layers, as in gpt-oss
     grouped_experts: GroupedExperts | None = None
     delta: Delta | None = None
     gated_attention: bool = False

@@ -13,7 +13,7 @@ LIMITS = {
     re.compile(r".*(size|dim|heads?|rank|experts|per_tok|embd|inner|groups?|kernel|d_model)"): 1 << 24,
     re.compile(r"(?s:.*)"): 1e30,
 }
-"""Largest number of a field, by the first expression that matches its name."""
+"""Largest accepted number of a field. The first expression that matches the field's name counts."""
 
 
 def check_numbers(path: Path, fields: Mapping[str, Any], within: str = "") -> None:

@@ -81,7 +81,7 @@ class RopeKind(Enum):
     LINEAR = "linear"
     LLAMA3 = "llama3"
     YARN = "yarn"
-    LONGROPE = "longrope"  # only for sequences within the original context
+    LONGROPE = "longrope"  # used only within the original context
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +113,8 @@ class QkNorm(Enum):
     """RMSNorm of queries and keys, before rotation."""
 
     NONE = "none"
-    HEADS = "heads"  # per head
-    WHOLE = "whole"  # over all heads of a token
+    HEADS = "heads"  # one norm per head
+    WHOLE = "whole"  # one norm over all heads of a token
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class DecoderConfig(ModelConfig):
     logits_scale: float = 1.0
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward layers
-    sinks: bool = False  # a learned score per head that every query sees
+    sinks: bool = False  # each head has a learned score that every query sees
     labels: int | None = None  # outputs of a classification head, which replaces the vocabulary's; or None
     delta: DeltaConfig | None = None
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate

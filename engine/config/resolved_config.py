@@ -10,7 +10,7 @@ from baton.engine.config.model_config import CONFIG_FILE, ModelError, read_json
 from baton.text.host.files import reads
 
 ALIASES = {"kimi_k2": "deepseek_v3"}
-"""Model types unknown to transformers whose models equal another type's."""
+"""Model types that transformers lacks, and the type whose code computes the same."""
 
 
 @reads(ModelError, CONFIG_FILE)

@@ -29,7 +29,7 @@ MEASURED_TOKENS = (1, 4, 16, 64)  # sizes of the passes measured at start, in to
 MEASUREMENTS = 3  # measurements per size
 
 Run = Callable[[Plan], Sequence[ChunkResult]]
-"""Function that runs the draft model."""
+"""Function that computes a plan with the draft model."""
 
 
 class KnownAnswer:
@@ -97,7 +97,7 @@ class ModelDrafter:
         self._spoilt = set[AnswerSoFar]()  # answers with non-finite results
         # Cost of passes with one token per answer, which a GPU replays from CUDA graphs, and of other passes.
         self._cost, self._chunk_cost = RowCost(), RowCost()
-        self._longer_s = 0.0  # extra time of the first pass of a draft
+        self._longer_s = 0.0  # mean extra time of a draft's first pass
         self._has_drafted = False  # whether drafts were computed since the last `offers`
 
     def measure(self) -> None:

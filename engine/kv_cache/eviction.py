@@ -23,7 +23,7 @@ class Evictions:
 
 
 HALF_LIFE_BLOCKS = 2048  # after this many prefetched blocks, older counts weigh half
-MIN_BLOCKS = 256  # observed blocks before prefetching may be reduced
+MIN_BLOCKS = 256  # used or evicted prefetched blocks before prefetching may be reduced
 MIN_USED_SHARE = 0.5  # below this share of used prefetched blocks, only few sessions are prefetched
 RETRY_EVERY = 8  # one in this many sessions is prefetched while prefetching is reduced
 
@@ -84,7 +84,7 @@ class SessionCounts:
 
 
 LeafEntries = list[tuple[int, int]]
-"""Heap of (last use, block) that contains every leaf of its class and outdated entries."""
+"""Heap of (last use, block): every leaf of one class, and outdated entries."""
 
 
 class EvictionOrder:

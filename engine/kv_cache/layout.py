@@ -102,7 +102,7 @@ class KvLayout:
             )
         blocks = storage[:wanted].view(num_blocks, self.block_bytes)
         kv, states = blocks.split((self.block_bytes - self.state_bytes, self.state_bytes), dim=1)
-        heads = kv.unflatten(1, (self.num_layers, self.kinds, self.num_kv_heads, -1))  # bytes of each head
+        heads = kv.unflatten(1, (self.num_layers, self.kinds, self.num_kv_heads, -1))  # [..., bytes of a head]
         numbers_bytes = self.block_tokens * self.head_dim * self.dtype.itemsize
         numbers = heads[..., :numbers_bytes].view(self.dtype).unflatten(-1, (self.block_tokens, self.head_dim))
         scales = heads[..., numbers_bytes:].view(SCALE) if self.is_quantised else None

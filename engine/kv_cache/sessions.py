@@ -15,12 +15,12 @@ from enum import Enum
 
 MAX_SESSIONS = 16_384
 NAMED_POOLS = 4
-"""Limit of remembered block hashes of sessions, in pools; the session that finished first is dropped first."""
-MIN_PAUSE_S = 0.05  # a sooner arrival is a retry of the same turn
+"""Maximum number of remembered block hashes, in multiples of the pool's blocks; the oldest turn's are dropped first."""
+MIN_PAUSE_S = 0.05  # an earlier arrival is a retry of the same turn
 INITIAL_PAUSE_S = 5.0  # expected pause before any is measured
 INITIAL_PATIENCE_S = 300.0  # how long a next turn is waited for, before MIN_PAUSES are measured
 MIN_PAUSES = 8  # measured pauses before their distribution is used
-MIN_PATIENCE_RATIO = 4.0  # shortest wait, as a multiple of the expected pause
+MIN_PATIENCE_RATIO = 4.0  # a next turn is waited for at least this multiple of its expected pause
 PATIENCE_QUANTILE = 0.95  # a next turn is waited for up to this quantile of all pauses
 PAUSE_EWMA_WEIGHT = 0.3  # weight of the newest pause in a session's mean
 DECAY = 0.999  # factor of a pause's count, per later pause of any session
@@ -67,7 +67,7 @@ class KeptBlocks:
     session_id: bytes
     owner: bytes
     names: tuple[bytes, ...]
-    left_s: float  # remaining protection
+    left_s: float  # seconds of protection left
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class Sessions:
         self._owners: dict[bytes, Owner] = {}  # owners of at least one protected session
         self.wakes: list[tuple[float, int, SessionRetention]] = []
         """Heap of the times at which `advance` checks a retention; empty without sessions."""
-        self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # block hashes by session, oldest first
+        self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # block hashes by session id, oldest first
         self._named_blocks = 0
         self._dues: list[tuple[float, int, bytes]] = []  # expected next turns of sessions whose blocks files may have
         self._numbers = itertools.count()

@@ -36,7 +36,7 @@ TRAINING_ONLY = frozenset(
         "qalora_group_size",
         "runtime_config",
         "ensure_weight_tying",
-        "fan_in_fan_out",  # layout of the unchanged base weight
+        "fan_in_fan_out",  # layout of the base weight, not of the factors
     }
 )
 """Fields that matter only during training."""

@@ -87,10 +87,10 @@ def adapter_run(adapters: Sequence[int]) -> slice:
 class Batch(PagedRows):
     chunk_rows: tuple[slice, ...]  # rows of each chunk, in the order of the plan
     adapters: AdapterRows | None = None  # None if no row has an adapter
-    drafts: bool = False  # whether a row of `decode` reads KV that another one writes in the same layer
+    drafts: bool = False  # whether a row of `decode` reads KV that another row writes in the same step
     second_rows: tuple[slice, ...] = ()  # rows of the second text of each pair
     meanwhile: Callable[[], None] = lambda: None
-    """Called once by a model when its layers start, to run Python work of other threads meanwhile."""
+    """Function that a model calls once, when its layers start, so that other threads can do Python work meanwhile."""
 
 
 def make_batch(
@@ -268,7 +268,7 @@ class Rope:
     magnitudes: torch.Tensor | None  # float32 [tables, 1, 1], scale of cosines and sines; None: 1
 
     def rotation(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotation:
-        """Return the rotation at each position. Angles are float32: bfloat16 has no separate 256 and 257."""
+        """Return the rotation at each position. Angles are float32: bfloat16 cannot represent position 257."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies[:, None, :]
         cos, sin = angles.cos(), angles.sin()
         if self.magnitudes is not None:

@@ -158,5 +158,5 @@ def _chunk_runs(
             position += length
         first += len(chunk.block_ids)
     block_ids = torch.cat([chunk.block_ids for chunk in prefills.chunks])
-    before, own, *others = to_device(columns, block_ids.device)  # torch.tensor would wait for running kernels
+    before, own, *others = to_device(columns, block_ids.device)  # not torch.tensor: it waits for running kernels
     return block_ids[before], block_ids[own], *others

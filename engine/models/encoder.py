@@ -1,7 +1,7 @@
-"""Encoders by transformers' code, without padding: a step's prompts are concatenated as one sequence.
+"""Run encoders through transformers' code without padding: a step's prompts are concatenated as one sequence.
 
-Only attention separates prompts. The lengths are passed as a keyword argument to a registered attention function, as in
-transformers_model.py.
+Only attention separates the prompts. Their lengths are passed as a keyword argument to a registered attention function,
+as in transformers_model.py.
 """
 
 import logging

@@ -36,8 +36,8 @@ class Latent:
     query_norm: Norm | None
     query_up: Linear | None  # projection to the queries of all heads; None: `qkv` computes the queries
     norm: Norm  # norm of the latent row
-    to_keys: HeadLinear  # per head: nope_dim to rank
-    to_values: HeadLinear  # per head: rank to value_dim
+    to_keys: HeadLinear  # projection per head, from nope_dim to rank numbers
+    to_values: HeadLinear  # projection per head, from rank to value_dim numbers
 
     def rows(
         self, made: torch.Tensor, angles: Rotation, adapters: AdapterRows | None

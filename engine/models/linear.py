@@ -83,7 +83,7 @@ def tiled_linear(
 
 # 2 ** (15 - 7): the exponent bias is 15 in float16 and 7 in E4M3.
 FLOAT16_RATIO = 256.0
-WITHOUT_SECOND_SIGN = -16385  # 0xBFFF
+WITHOUT_SECOND_SIGN = -16385  # int16 0xBFFF: clears bit 14, a copy of the sign
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ class PackedLinear:
 
     weight: PackedWeight
     wants_largest: bool = False
-    """Return whether an additional input with zero weights is the maximum of the complete row, of which this rank
-    has a part: it determines the quantisation scale of the row.
+    """Whether there is one more input, with zero weights: the maximum of the complete row, of which this rank has a
+    part. It determines the quantisation scale of the row.
     """
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
@@ -370,7 +370,7 @@ def _halves_together(codes: torch.Tensor) -> torch.Tensor:
 
 INT4_KERNEL_GROUPS = (32, 64, 128, 256)
 INT4_KERNEL_OUTPUT_MULTIPLE = 16
-INT4_KERNEL_MIDDLE = 8  # zero point of torch's kernel
+INT4_KERNEL_MIDDLE = 8  # zero point that torch's int4 kernel assumes
 
 
 def _torch_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:

@@ -24,7 +24,7 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """Answer of one choice so far."""
+    """Output of one choice so far."""
 
     index: int  # index of the choice
     text: str
@@ -41,7 +41,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """Output of a request with all its answers."""
+    """Output of a request, with all its choices."""
 
     request_id: str
     prompt: str | None  # None for a prompt of token ids

@@ -31,7 +31,7 @@ class AnswerStream:
 
 
 class AsyncLLM:
-    """A model on one device. All calls except `shutdown` belong to one event loop."""
+    """Model on one device, with streamed answers. Call all methods except `shutdown` in one event loop."""
 
     def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
         """Load the model; EngineArgs lists the options. Raises: ValueError, ModelError."""
@@ -124,6 +124,6 @@ class AsyncLLM:
             stream.changed.set()
 
     def _to_loop(self, function: Callable[..., None], argument: object) -> None:
-        """Call a function in the event loop, from any thread. A closed loop has no iterators left."""
+        """Call a function in the event loop, from any thread; do nothing if it is closed: no iterators remain."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, argument)

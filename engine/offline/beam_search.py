@@ -57,7 +57,7 @@ class BeamSearchParams:
 
 @dataclass(frozen=True, slots=True)
 class BeamSearchSequence:
-    """A best sequence. As in vLLM, `tokens` and `text` begin with the prompt."""
+    """One of the best sequences. As in vLLM, `tokens` and `text` begin with the prompt."""
 
     tokens: list[int]
     text: str

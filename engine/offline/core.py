@@ -126,7 +126,7 @@ class OfflineEngine:
         return Request(number, prompt.token_ids, resolved, block_hashes=(), adapter=adapter.number)
 
     def _refuse_to_answer(self) -> None:
-        """Check that the model generates answers. Raises: ValueError."""
+        """Check that the model generates text. Raises: ValueError for an encoder or a reranker."""
         if self._kind is not ModelKind.LANGUAGE_MODEL:
             raise ValueError(f"{self.folder.name} is {self._kind}: use embed or score")
 

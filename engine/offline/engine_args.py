@@ -55,10 +55,10 @@ class EngineArgs:
     model: str  # a folder, or a Hugging Face id
     tokenizer: str | None = None  # folder or Hugging Face id; None: the model's tokenizer
     dtype: str = "auto"  # float32, bfloat16; auto: the checkpoint's, float32 on a CPU without bf16
-    seed: int = 0  # base seed of requests without one
+    seed: int = 0  # base of the seeds of requests without a seed
     device: str = "auto"  # cpu, cuda, cuda:1; auto: a GPU if there is one
     max_model_len: int | None = None  # tokens of prompt and answer; None: as many as model and memory allow
-    block_size: int | None = None  # tokens; None: 32, or enough to keep a model's state within half a block
+    block_size: int | None = None  # tokens; None: 32, or more if a recurrent state would fill over half a block
     kv_cache_memory_bytes: int | None = None  # None: by gpu_memory_utilization; on a CPU at most 1 GiB
     kv_memory: int | None = None  # Baton's name for kv_cache_memory_bytes
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION  # share of GPU memory for weights, KV and everything else

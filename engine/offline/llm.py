@@ -37,7 +37,7 @@ LoRARequests: TypeAlias = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class LLM:
-    """A model on one device, with vLLM's arguments and outputs. Not thread-safe."""
+    """Model on one device, with vLLM's arguments and outputs. Not thread-safe."""
 
     def __init__(self, model: str, **options: Unpack[EngineOptions]) -> None:
         """Load the model; EngineArgs lists the options. Raises: ValueError, ModelError."""

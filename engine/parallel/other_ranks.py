@@ -44,7 +44,7 @@ class OtherRanks:
         self._connections: list[socket.socket] = []
         self._closing = self._is_one_lost = False
         self.abort: Callable[[], None] = lambda: None
-        """Releases own threads that wait for a lost rank."""
+        """Function that releases threads of the leader which wait for a lost rank."""
 
     def load(self, load_own: Callable[[Path], Made]) -> Made:
         """Load all ranks' parts in parallel. `load_own`: loads the leader's; gets the path of the ranks' meeting file.
@@ -204,7 +204,7 @@ class OtherRanks:
         poll = select.poll()
         ranks = {connection.fileno(): rank for rank, connection in enumerate(self._connections, start=1)}
         for descriptor in ranks:
-            poll.register(descriptor, 0)  # hang-up is always reported
+            poll.register(descriptor, 0)  # no events: a hang-up is always reported
         descriptor, _ = poll.poll()[0]
         if self._closing:
             return

@@ -48,7 +48,10 @@ LEADER_POLL_MS = 50
 
 
 OpenPart = Callable[[str, torch.device], torch.Tensor]
-"""Open memory that the leader allocated for a rank: one-dimensional uint8 on the device. Raises: RankLost."""
+"""Function that opens a rank's memory, which the leader allocated: one-dimensional uint8 on the device.
+
+Raises: RankLost.
+"""
 
 
 def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], MemoryMeter] = CudaMeter) -> int:
@@ -73,7 +76,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         wire.send(connection, wire.READY, b"")
         process.follow()
     except wire.Closed:
-        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # if the leader was killed, nobody else does
+        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # a killed leader could not do this
         return 0
     except (ModelError, RankLost) as error:
         logger.error("%s", error)
@@ -81,12 +84,12 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
-    """Until `loaded`, exit when the leader does: while it reads weights or waits, a rank would not notice it.
+    """Until `loaded`, exit when the leader does: a rank that reads weights or waits would not notice its end.
 
     This also removes the meeting folder, which the leader cannot remove any more.
     """
     poll = select.poll()
-    poll.register(connection, 0)  # hang-up is always reported
+    poll.register(connection, 0)  # no events: a hang-up is always reported
     while not loaded.is_set():
         if poll.poll(LEADER_POLL_MS):
             shutil.rmtree(Path(meeting).parent, ignore_errors=True)

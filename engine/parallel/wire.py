@@ -21,7 +21,7 @@ class RankOptions:
     """Options of the other ranks' processes, and the location of their parts of the pool."""
 
     storage_fd: int | None = None  # descriptor of shared memory that has all ranks' parts, in order
-    part_handles: tuple[str, ...] = ()  # one per rank's part; without both, ranks allocate their parts
+    part_handles: tuple[str, ...] = ()  # one handle per rank; without descriptor and handles, ranks allocate
     entry: str = "baton.engine.parallel.rank_process"  # module that the process runs
     nice: int = 0  # niceness of the processes
 
@@ -63,7 +63,7 @@ class RankPool(Order):
     total_blocks: int
     host_slots: int
     sends_fd: bool = False  # whether a descriptor of shared memory follows this command
-    part_handle: str | None = None  # handle of this rank's part; without both, the rank allocates it
+    part_handle: str | None = None  # handle of this rank's part; without descriptor and handle, the rank allocates it
 
 
 @dataclass(frozen=True, slots=True)

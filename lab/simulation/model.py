@@ -31,7 +31,7 @@ def mix(value: int) -> int:
 
 
 WEIGHTS = tuple(mix(position) | 1 for position in range(CONTEXT_TOKENS + 1))
-"""Weights by position; odd, so that no difference is lost."""
+"""Weights of attention by position; they are odd, so that no difference of KV is lost modulo 2**64."""
 _WEIGHTS: KvNumbers = np.array(WEIGHTS, dtype=np.uint64)
 
 

@@ -49,10 +49,10 @@ from baton.lab.simulation.redis import SimulatedRedis
 
 WALL_CLOCK_NS = 1_700_000_000_000_000_000
 CONFIRM_PERIOD_S = 0.004
-"""Period of confirmations, shorter than in production: prompts are short, so that pulls take little time."""
+"""Period at which readers confirm blocks, shorter than in production: simulated prompts are short, and so are pulls."""
 
 StandIn = tuple[Any, str, Any]
-"""Owner, name of its attribute, and the replacement."""
+"""Object, name of its attribute, and the attribute's replacement."""
 
 
 @contextmanager

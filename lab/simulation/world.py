@@ -59,9 +59,9 @@ class Trace:
         self._digest = hashlib.sha256()
         self.last: deque[str] = deque(maxlen=KEPT)
         self.error_logs: list[str] = []
-        """Log lines of level error."""
+        """Log lines of level ERROR and above."""
         self.retried: list[str] = []
-        """Routers' log lines of failed attempts."""
+        """Routers' log lines of failed attempts that were retried."""
 
     def note(self, who: str, what: str) -> None:
         line = f"{self._now() - 1000.0:9.4f} {who:<10} {what}"

@@ -41,7 +41,7 @@ class SimulatedProcess:
 
 
 CURRENT: ContextVar[SimulatedProcess | None] = ContextVar("simulated_process", default=None)
-"""Process of the running callback; None: the harness."""
+"""Simulated process of the running callback; None: the simulation itself."""
 _CURRENT: ContextVar[Any] = CURRENT  # the same variable, typed for Context.get
 
 

@@ -4,7 +4,7 @@ A Start command waits for blocks; then its KV is pulled while the prefill worker
 confirmed, the sequences join the running batch, and every step sends each router one message with the tokens of all
 its sequences. If Start names no prefill worker, the prompt is computed here in chunks, and the first tokens (or the
 embedding, which completes the request) are sent as a prefill worker sends them. Another router may adopt an open
-request, or a finished one within a grace period. Only this module and `answer.py` handle protobuf messages.
+request, or a finished one within a grace period.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class StepMessages:
 
 
 class DecodeService(SessionService[Answer]):
-    """Session service of the decode role."""
+    """Service that receives routers' commands for the decode role and sends them tokens and reports."""
 
     role_name = "decode"
 

@@ -47,7 +47,7 @@ class PrefillRate:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Measured rate; None before the first step."""
+        """Measured prompt rate; None before the first step."""
         return self._tokens_squared / self._tokens_seconds if self._tokens_seconds > 0.0 else None
 
 

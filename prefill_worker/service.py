@@ -72,7 +72,7 @@ def _hint(fetch: session_pb2.Fetch) -> FetchHint:
 
 
 class PrefillService(SessionService[Prompt]):
-    """Session service of the prefill role."""
+    """Service that receives routers' commands for the prefill role and sends them first tokens and reports."""
 
     role_name = "prefill"
 

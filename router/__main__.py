@@ -1,4 +1,4 @@
-""".venv/bin/python -m baton.router: the public endpoint, gRPC and HTTP, until SIGTERM."""
+"""Run one router, with its gRPC and HTTP endpoints, until SIGTERM: `.venv/bin/python -m baton.router`."""
 
 import sys
 

@@ -88,7 +88,7 @@ Origins = Annotated[tuple[str, ...], Reader(parse_origins)]
 class RouterConfig(
     ListenConfig, ProcessConfig, ModelConfig, RegistryConfig, TelemetryConfig, InternalTlsConfig, LogConfig
 ):
-    """Configuration of the router: the public endpoint of Baton, over gRPC and HTTP."""
+    """Settings of the router, which serves Baton's public endpoint over gRPC and HTTP."""
 
     port: int = field_of(ListenConfig, "port", 50051)
     admin_host: str = Field("127.0.0.1", description="Address of the admin port.")

@@ -266,7 +266,8 @@ class Dispatcher:
         self.accounts = Accounts(tracer, counts)
         self.draining = False
         self._stopped = False
-        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}  # fail requests that cannot be resumed
+        # Callbacks that fail running requests which cannot be resumed, by request.
+        self._ending: dict[RequestRecord, Callable[[BatonError], None]] = {}
 
     async def drain(self) -> None:
         """Reject new requests and wait until the accepted ones have completed.

@@ -119,7 +119,7 @@ class LinkEnd(Enum):
 
     NONE = auto()  # no link was lost
     ANNOUNCED = auto()  # the process drained, or changed its role
-    CUT = auto()  # the process may live
+    CUT = auto()  # the link was lost, but the process may live
     GONE = auto()
 
 
@@ -447,9 +447,7 @@ class Cluster:
             self.rates.reported(endpoint, report.steps, report.running_sequences > 0, tokens, now)
 
     def name_of(self, endpoint: str) -> str:
-        """Return the id of the worker at `endpoint`, even if it is gone; `endpoint` itself if the id is unknown or
-        forgotten.
-        """
+        """Return a worker's id, even if the worker is gone; its endpoint if the id is unknown or forgotten."""
         worker = self._workers.get(endpoint)
         if worker is not None and worker.description is not None:
             return worker.description.worker_id

@@ -86,7 +86,8 @@ class LocalPrefills:
     def take(self, prompt_tokens: int, predicted_ms: float, measured_ms: float) -> None:
         """Add a prompt.
 
-        `prompt_tokens`: uncached tokens; times: TTFT from the dispatch, ignored unless both are positive.
+        `prompt_tokens`: uncached tokens. `predicted_ms`, `measured_ms`: TTFT from the dispatch; ignored if not
+        positive.
         """
         if predicted_ms > 0.0 and measured_ms > 0.0:
             self._measured.append(_Measured(prompt_tokens, predicted_ms, measured_ms))

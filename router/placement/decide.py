@@ -166,7 +166,7 @@ class NoRoom(Enum):
     NO_POOLING_WORKER = auto()  # all prefill workers are of releases that compute no vectors
 
 
-_NO_ROOM = {  # in order of precedence
+_NO_ROOM = {  # by precedence: the first reason that some worker has is returned
     Reason.NO_FREE_SLOT: NoRoom.NO_CREDIT,
     Reason.NO_CREDIT: NoRoom.NO_CREDIT,
     Reason.PROMPTS_AHEAD: NoRoom.NO_CREDIT,
@@ -256,8 +256,8 @@ def _untried_prefill(
 def _preferred_decode(
     request: PlacementRequest, decode: Sequence[WorkerView], source: WorkerView | None
 ) -> Sequence[WorkerView]:
-    """Return the preferred decode workers: the one that had this request; else all to which transfers from `source`
-    work; else all. The first must have a working transfer, too.
+    """Return the decode worker that had this request, if transfers from `source` to it work; else all decode workers to
+    which transfers work; else all decode workers.
     """
     reachable = decode
     if request.broken_pairs:
@@ -301,9 +301,7 @@ def _decide_pooled(
     reasons: Sequence[Reason | None],
     policy: PlacementPolicy,
 ) -> Decision | NoRoom:
-    """Choose the worker that computes a vector: a decode worker only if no prefill worker can, and it may compute
-    prompts.
-    """
+    """Choose a prefill worker to compute a vector; if none can, a decode worker, if allowed to compute prompts."""
     by_role: dict[WorkerRole, list[tuple[WorkerView, Reason | None]]] = {role: [] for role in WorkerRole}
     for worker, reason in zip(workers, reasons, strict=True):
         by_role[worker.role].append((worker, reason))
@@ -336,9 +334,7 @@ def _weigh_decode(
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> FetchSource | None:
-    """Return the worker from which the prefill worker should fetch a longer prefix, in a pool or in files; None:
-    nowhere.
-    """
+    """Return a worker with a longer prefix, in its pool or in files, than the prefill worker; None if there is none."""
     in_pool = _pool_source(request, suited, decode, prefill)
     if not max([worker.tier_blocks for worker in suited]):
         return in_pool

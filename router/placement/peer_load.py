@@ -68,7 +68,7 @@ class Share:
 
     router_id: bytes
     number: int
-    loads: Mapping[str, WorkerLoad]  # this router's load on each worker, by endpoint
+    loads: Mapping[str, WorkerLoad]  # the sender's load on each worker, by the worker's endpoint
     predictions: Sequence[Prediction]
     takeovers: Sequence[Takeover] = ()
     keys: Mapping[str, KeyUse] = field(default_factory=dict)  # use of API keys with limits, by key name

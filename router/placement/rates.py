@@ -107,7 +107,7 @@ class RateLedger:
 
     def __init__(self) -> None:
         self._prefill: dict[str, Ratio] = {}  # tokens / ms by worker; the last entry was measured last
-        self._gaps: dict[str, DecayingLine] = {}  # each worker's token gap in ms, by its tokens in flight
+        self._gaps: dict[str, DecayingLine] = {}  # by worker: line of token gap in ms over tokens in flight
         self._steps: dict[str, _Steps] = {}
         self._reported_prefill: dict[str, _ReportedPrefill] = {}
         self._links: dict[str, Mapping[str, float]] = {}

@@ -59,8 +59,7 @@ class TokenStream:
         self._choices = [_Stream() for _ in range(choices)]
 
     def begin(self, attempt_id: int, choices: Iterable[int] | None = None) -> None:
-        """From now on accept only outputs of this attempt for `choices`; None: all choices. Released tokens stay
-        released.
+        """Accept only outputs of this attempt for `choices` from now on; None: for all choices. Released tokens remain.
 
         Tokens that the attempt repeats must equal the released ones.
         """

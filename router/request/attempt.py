@@ -66,8 +66,7 @@ class Tries:
         return self.deaths >= SUSPECT_DEATHS
 
     def pause_s(self, reason: FailureReason, turn: int) -> float:
-        """Return the seconds before the next attempt: none after the first failure, then growing. `turn` spreads the
-        retries.
+        """Return the seconds before the next attempt: 0 after the first failure, then growing. `turn` spreads retries.
 
         After a failure between two workers, the time in which the router usually notices a worker's death is added.
         """

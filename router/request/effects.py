@@ -61,7 +61,10 @@ class RecordTransfer:
 
 @dataclass(frozen=True, slots=True)
 class AwaitKv:
-    """Effect: wait a moment for the transfer's timings, which alone a complete answer lacks; then send KvOverdue."""
+    """Effect: wait a moment, then send KvOverdue.
+
+    The answer is complete; only the timings of its transfer are missing.
+    """
 
     attempt: Attempt
 

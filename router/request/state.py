@@ -368,9 +368,7 @@ class RequestState:
         return [*effects, LogRetry(failed), *self._continue(attempt.part, tries, now)]
 
     def _avoid(self, failed: Failed, placement: Placement, fresh_tokens: int) -> None:
-        """If prefill failed or its KV could not be read, make the next attempt use another prefill and the same decode
-        worker.
-        """
+        """Prefer another prefill worker, but the same decode worker, if prefill failed or its KV was not readable."""
         if fresh_tokens >= PROGRESS_TOKENS:
             self.avoided_prefill = frozenset()
         self.preferred_decode = None
@@ -401,9 +399,7 @@ class RequestState:
         return effects
 
     def _is_done(self, part: PreparedRequest) -> bool:
-        """Return whether the answer to a part is complete: all choices of the request, or the one choice of a smaller
-        part.
-        """
+        """Return whether all choices of the request are complete, or the one choice that `part` continues."""
         return self.answer.done or (part is not self.request and self.answer.has_finished(part.first_choice))
 
     def _fresh_tokens(self, attempt: Attempt) -> int:

@@ -68,6 +68,6 @@ class DecodeConfig(WorkerConfig):
     @check
     def _draft_model_is_used(self) -> None:
         if (self.speculate == "draft") != (self.draft_model is not None):
-            raise ValueError("set --speculate draft and --draft-model together")
+            raise ValueError("--speculate draft and --draft-model must be set together")
         if self.draft_model is not None and self.tensor_parallel > 1:
             raise ValueError("--draft-model needs --tensor-parallel 1, because it drafts on one rank")

@@ -154,7 +154,7 @@ class PrefixFetcher:
         except (PeerFailed, TransferFailed, EngineStopped) as error:
             self._avoid(hint.endpoint, str(error))
         except Exception as fault:  # another process's data may cause any error: the prompt is computed instead
-            logger.exception("prefix fetch failed unexpectedly: %s", hint.endpoint)
+            logger.exception("prefix fetch from %s failed unexpectedly; computing the prompt instead", hint.endpoint)
             self._avoid(hint.endpoint, f"{type(fault).__name__}: {fault}")
         duration_ms = (time.monotonic() - began) * 1e3
         if pull is None or tokens == 0:

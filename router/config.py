@@ -229,12 +229,12 @@ class RouterConfig(
     @check
     def _membership(self) -> None:
         if not self.workers and self.redis_url is None:
-            raise ValueError("give --redis-url (BATON_REDIS_URL) or --workers (BATON_WORKERS)")
+            raise ValueError("set --redis-url (BATON_REDIS_URL) or --workers (BATON_WORKERS)")
 
     @check
     def _exposure(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key go together")
+            raise ValueError("--tls-cert and --tls-key must be set together")
         try:
             self.open_keys()
         except (KeyFormatError, OSError) as error:

@@ -392,5 +392,5 @@ def _membership(config: RouterConfig) -> tuple[RedisRegistry | None, MembershipS
         return None, StaticMembership(config.workers)
     registry = open_registry(config.redis_url, config.namespace, config.cluster_secret)
     if registry is None:
-        raise ValueError("the configuration names neither workers nor a registry")
+        raise ValueError("neither workers nor Redis are configured; set --workers or --redis-url")
     return registry, Membership(registry)

@@ -70,7 +70,7 @@ async def probe(served: ServedModel, scheduling: RequestDeps, time_left_s: float
         raise ProbeFailed(f"the readiness probe got {tokens} tokens instead of {_TOKENS}")
     placement = timeline.placement
     if placement is None:
-        raise RuntimeError("an answered request has a placement")
+        raise RuntimeError("the readiness probe was answered, but it has no placement")
     if placement.prefill is not None and timeline.kv_received is None:
         raise ProbeFailed("the readiness probe got no report of its KV transfer from the decode worker")
     return placement

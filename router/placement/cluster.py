@@ -664,7 +664,7 @@ class Cluster:
         """Create the worker's view for a placement decision. The counts are those of one prompt's blocks."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
-            raise RuntimeError(f"{endpoint} has not described itself")
+            raise RuntimeError(f"cannot place on {endpoint}: it has sent no description or no report")
         peers = self._peer_loads.get(endpoint, NOTHING)
         tier = report.tier if tier_blocks else None
         return WorkerView(

@@ -112,7 +112,7 @@ class TokenStream:
 
     def _take(self, output: SequenceOutput, begins: dict[int, int]) -> None:
         if output.choice >= len(self._choices):
-            raise InconsistentOutput(f"choice {output.choice} of {len(self._choices)}")
+            raise InconsistentOutput(f"output for choice {output.choice}, but the request has {len(self._choices)}")
         choice = self._choices[output.choice]
         if output.attempt_id != choice.attempt_id:
             return
@@ -143,7 +143,7 @@ class TokenStream:
                 received = [choice.logprobs.pop(offset, None) for offset in range(begin, begin + len(fresh))]
                 logprobs = tuple(logprob for logprob in received if logprob is not None)
                 if logprobs and len(logprobs) < len(fresh):
-                    raise InconsistentOutput(f"choice {index} has log-probabilities of some tokens only")
+                    raise InconsistentOutput(f"choice {index}: only some of its tokens have log-probabilities")
             released.append(NewTokens(index, begin, fresh, choice.end if choice.done else None, logprobs))
         return tuple(released)
 
@@ -151,18 +151,19 @@ class TokenStream:
         beyond = output.offset + len(output.token_ids)
         if output.end is not None:
             if choice.length not in (None, beyond):
-                message = f"choice {output.choice} ends at {choice.length} and at {beyond}"
+                message = f"choice {output.choice} ends after {choice.length} and after {beyond} tokens"
                 raise choice.contradiction(min(choice.length or beyond, beyond) - 1, message)
             choice.length, choice.end = beyond, output.end
         if choice.length is not None and max(beyond, len(choice.token_ids)) > choice.length:
-            message = f"choice {output.choice} continues past its end at {choice.length}"
+            message = f"choice {output.choice} continues after it ended with {choice.length} tokens"
             raise choice.contradiction(choice.length - 1, message)
         for offset, token_id in enumerate(output.token_ids, start=output.offset):
             known = choice.token_ids[offset] if offset < len(choice.token_ids) else choice.waiting.get(offset)
             if known is None:
                 choice.waiting[offset] = token_id
             elif known != token_id:
-                message = f"choice {output.choice} has two different tokens at {offset}"  # logs must not have token ids
+                # Token ids are left out, because the message is logged.
+                message = f"choice {output.choice} has two different tokens at offset {offset}"
                 raise choice.contradiction(offset, message)
         for offset, logprob in enumerate(output.logprobs, start=output.offset):
             if offset >= len(choice.token_ids):

@@ -129,11 +129,11 @@ class Attempt:
     def placement(self) -> Placement:
         """Placement of the attempt on workers. Raises: RuntimeError if the attempt is not placed yet."""
         if self.note is None:
-            raise RuntimeError(f"attempt {self.attempt_id} is not placed")
+            raise RuntimeError(f"attempt {self.attempt_id} is not placed yet")
         return self.note.placement
 
     def enter(self, phase: AttemptPhase) -> None:
         """Change the phase. Raises: RuntimeError if `phase` cannot follow the present phase."""
         if phase not in NEXT[self.phase]:
-            raise RuntimeError(f"{phase.name} does not follow {self.phase.name}")
+            raise RuntimeError(f"attempt {self.attempt_id}: {phase.name} cannot follow {self.phase.name}")
         self.phase = phase

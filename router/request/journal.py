@@ -264,7 +264,7 @@ class Journal:
             return False
         self.counts.written += len(changes)
         if self.problem:
-            logger.info("journal available again")
+            logger.info("journal available again; new streams can resume at another router")
             self.problem = ""
             for live in tuple(self._live.values()):
                 if live.record.places:
@@ -430,7 +430,10 @@ def from_bytes(data: bytes, tenant: str, block_tokens: int) -> Record | None:
         record.ParseFromString(data)
         _BOUNDS.check(record)
         if record.version != VERSION or len(record.cache_root) != HASH_BYTES:
-            raise ValueError(f"version: {record.version} is not {VERSION}, which this router reads")
+            raise ValueError(
+                f"version {record.version}, cache root of {len(record.cache_root)} bytes; "
+                f"expected version {VERSION}, {HASH_BYTES} bytes"
+            )
         request = _request(record, tenant, block_tokens)
     except Exception as error:  # noqa: BLE001 -- foreign input
         writer = link_wire.versions_of(record.versions)

@@ -135,7 +135,9 @@ class _ChoiceFilter:
         """Return the part of a delta that the client lacks; None if there is none."""
         had = self._token_ids[self._passed_tokens : self._passed_tokens + len(delta.token_ids)]
         if delta.token_ids[: len(had)] != had:
-            raise NotRepeated(f"choice {delta.index} differs from the client's tokens from {delta.offset} on")
+            raise NotRepeated(
+                f"choice {delta.index}: tokens from offset {delta.offset} on differ from those that the client has"
+            )
         self._passed_tokens += len(had)
         text = delta.text
         if self._text_bytes:
@@ -211,17 +213,21 @@ def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: i
     """Check what the client reports to have against the request, and return it. Raises: InvalidArgument."""
     n = request.n
     if len(asked.choices) > n:
-        raise InvalidArgument("choices", f"{len(asked.choices)} given, but the request has {n}")
+        raise InvalidArgument("choices", f"{len(asked.choices)} choices given, but the request has {n}")
     if asked.prompt_tokens > len(request.token_ids):
-        raise InvalidArgument("prompt_tokens", f"{asked.prompt_tokens} exceeds the prompt's {len(request.token_ids)}")
+        raise InvalidArgument(
+            "prompt_tokens", f"{asked.prompt_tokens} exceeds the prompt's {len(request.token_ids)} tokens"
+        )
     choices: dict[int, ReceivedChoice] = {}
     for position, choice in enumerate(asked.choices):
         if choice.index >= n or choice.index in choices:
-            raise InvalidArgument(f"choices[{position}].index", f"{choice.index} is repeated or not below {n}")
+            raise InvalidArgument(
+                f"choices[{position}].index", f"{choice.index} is repeated, or not below the number of choices, {n}"
+            )
         choices[choice.index] = _choice(f"choices[{position}]", choice, request, vocab_size)
     received = ReceivedAnswer(choices, asked.prompt_tokens)
     if len(received.finished) == n:
-        raise InvalidArgument("choices", "all have finished; there is nothing to resume")
+        raise InvalidArgument("choices", "all choices have finished; there is nothing to resume")
     return received
 
 
@@ -237,7 +243,9 @@ def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_
         most = request.sampling.max_tokens
         raise InvalidArgument(f"{field}.token_ids", f"{len(choice.token_ids)} exceed the maximum answer of {most}")
     if choice.text_bytes > MAX_TEXT_BYTES_PER_TOKEN * len(choice.token_ids):
-        raise InvalidArgument(f"{field}.text_bytes", f"{choice.text_bytes} exceeds the text of the given tokens")
+        raise InvalidArgument(
+            f"{field}.text_bytes", f"{choice.text_bytes} is more text than {len(choice.token_ids)} tokens can have"
+        )
     token_ids = check_token_ids(f"{field}.token_ids", choice.token_ids, vocab_size)
     return ReceivedChoice(token_ids, choice.text_bytes, choice.finished)
 

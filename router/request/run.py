@@ -356,7 +356,11 @@ class RequestRunner:
                 case AddToQuarantine(failed):
                     self._scheduling.quarantine.add(request_digest(self._request), time.monotonic())
                     request_id = self._request.request_id
-                    logger.error("request %s quarantined: its workers died: %s", request_id, failed.message)
+                    logger.error(
+                        "request %s quarantined: its workers died: %s; equal requests are rejected",
+                        request_id,
+                        failed.message,
+                    )
                 case Fail(error):
                     raise error
 
@@ -413,7 +417,7 @@ class RequestRunner:
         self, attempt: Attempt, placement: Placement, asked: PlacementRequest, location: AttemptLocation
     ) -> None:
         if self._resumption is None:
-            raise RuntimeError("only a resumed request has attempts to adopt")
+            raise RuntimeError("cannot adopt an attempt: the request is not resumed")
         attempt_id = attempt.attempt_id
         self._scheduling.queue.adopted(attempt_id, placement, asked, attempt.part.block_hashes)
         self._lease(attempt).placed(placement, replace(location, attempt_id=attempt_id), self._inbox)

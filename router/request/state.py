@@ -294,7 +294,8 @@ class RequestState:
     def _take_scores(self, attempt: Attempt, scores: PromptScores) -> Sequence[Effect]:
         if scores.offset != len(attempt.part.token_ids) - attempt.unscored or len(scores.logprobs) > attempt.unscored:
             raise InconsistentOutput(
-                f"prompt log-probabilities begin at token {scores.offset}; the last {attempt.unscored} are missing"
+                f"{len(scores.logprobs)} prompt log-probabilities from token {scores.offset} on; "
+                f"expected at most {attempt.unscored} from token {len(attempt.part.token_ids) - attempt.unscored} on"
             )
         attempt.unscored -= len(scores.logprobs)
         # One flag suffices, because a request with prompt log-probabilities has only one attempt at a time.
@@ -353,7 +354,7 @@ class RequestState:
     def _retry(self, attempt: Attempt, died: bool, now: float) -> Sequence[Effect]:
         failed, placement, request_id = attempt.failed, attempt.placement, self.request.request_id
         if failed is None:
-            raise RuntimeError(f"attempt {attempt.attempt_id} has not failed")
+            raise RuntimeError(f"cannot retry attempt {attempt.attempt_id}: it has not failed")
         attempt.enter(AttemptPhase.ENDED)
         del self.attempts[attempt.attempt_id]
         tries = attempt.tries.after(failed.reason, attempt.fresh_tokens, died)
@@ -464,11 +465,11 @@ def _check_plausible(attempt: Attempt, outputs: Sequence[SequenceOutput], *promp
     if attempt.adopts is not None:  # the adopted prompt may include answer tokens that the client did not receive
         prompt_tokens += most_tokens - attempt.part.answered_tokens
     if max(prompt_counts, default=0) > prompt_tokens:
-        raise InconsistentOutput(f"{max(prompt_counts)} tokens of a prompt of {prompt_tokens}")
+        raise InconsistentOutput(f"{max(prompt_counts)} prompt tokens reported, but the prompt has {prompt_tokens}")
     for output in outputs:
         end = output.offset + len(output.token_ids)
         if end > most_tokens or output.attempt_id != attempt.attempt_id:
             raise InconsistentOutput(
-                f"tokens {output.offset} to {end} of attempt {output.attempt_id}: attempt {attempt.attempt_id} has at "
-                f"most {most_tokens}"
+                f"tokens {output.offset} to {end} of attempt {output.attempt_id}; "
+                f"expected at most {most_tokens} tokens of attempt {attempt.attempt_id}"
             )

@@ -10,7 +10,7 @@ FLAGS = ("--worker-id", "decode", "--model", "/models/large", "--host", "127.0.0
 
 @pytest.mark.parametrize("flags", [("--speculate", "draft"), ("--draft-model", "/models/small")])
 def test_a_draft_model_and_its_use_go_together(flags: tuple[str, ...]) -> None:
-    with pytest.raises(ConfigError, match="set --speculate draft and --draft-model together"):
+    with pytest.raises(ConfigError, match="--speculate draft and --draft-model must be set together"):
         read_config(DecodeConfig, [*FLAGS, *flags])
 
 

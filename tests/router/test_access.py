@@ -118,7 +118,7 @@ def test_a_key_file_that_cannot_be_read_ends_the_start(tmp_path: Path) -> None:
 
 
 def test_certificate_and_key_go_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="go together"):
+    with pytest.raises(ConfigError, match="must be set together"):
         read_config(RouterConfig, [*REDIS, "--tls-cert", str(tmp_path)])
 
 

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 GRACE_S = 10.0
 """Time for which a record is kept after its stream was closed: the client may not have received the end."""
 MAX_RECORD_BYTES = 1 << 20
-MAX_NOTED = 4096  # maximum number of pending changes; further ones are dropped
+MAX_NOTED = 4096  # maximum number of pending changes; further changes are dropped
 BATCH = 16  # maximum records per call, so that serialising them blocks the event loop for less than 1 ms
 BATCH_BYTES = 1 << 15
 ENDS_WAIT_S = 1.0

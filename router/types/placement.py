@@ -84,7 +84,7 @@ class PlacementRequest:
     preferred_decode: str | None = None  # decode worker of the last attempt, if another worker failed
     adapter: Adapter | None = None
     prefix: bytes = b""  # hash of an early block, equal for prompts with the same beginning; empty: too short
-    session: str | None = None  # session, whose requests prefer the same workers
+    session: str | None = None  # name of a session whose requests prefer the same workers
     pooled: bool = False  # the request asks for a vector, not for an answer
     groups: BlockGroups = ONE_GROUP
 

@@ -129,11 +129,11 @@ class GenerationRequest:
     cache_salt: str = ""
     echo: bool = False
     priority: int = 0  # pending requests with a lower value are served earlier
-    session: str = ""  # session, whose requests prefer the same workers; empty: none
-    session_id: str = ""  # session, whose KV is kept between requests; empty: none
+    session: str = ""  # name of a session whose requests prefer the same workers; empty: none
+    session_id: str = ""  # name of a session whose KV is kept between requests; empty: none
     keep_for_s: float | None = None  # time for which KV is kept after this turn; None: until the next turn is overdue
     done: bool = False  # True: this is the last turn of the session
-    tenant: str = ""  # caller, among whom the queue is fair; an empty name is a tenant, too
+    tenant: str = ""  # caller; the queue is fair between tenants, and an empty name is one, too
     key_salt: bytes = b""  # salt of the API key: prompts of different keys share no cached blocks
     limits: KeyLimits = UNLIMITED  # limits of the API key
     is_streamed: bool = True

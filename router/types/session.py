@@ -9,7 +9,7 @@ OWNER_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class KeptSession:
-    """How long workers keep a session's KV. Equal names have different `id`s for different API keys or salts."""
+    """Session whose KV workers keep, and for how long. `id` also depends on the API key and the salt, unlike `name`."""
 
     name: str  # session_id that the client sent
     id: bytes  # digest of caller, salt and name, ID_BYTES long
@@ -26,7 +26,7 @@ def kept_session(
     keep_for_s: float | None = None,
     done: bool = False,
 ) -> KeptSession | None:
-    """Return how long to keep the session `name`; None without a name. All salts of one API key have the same owner."""
+    """Return the retention of the session `name`; None without a name. All salts of one API key have the same owner."""
     if not name:
         return None
     salt = cache_salt.encode("utf-8", "surrogatepass")

@@ -50,7 +50,7 @@ class ListedAdapter:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdapters:
-    """Adapters of one worker."""
+    """Adapters that one worker has loaded, or was told to load."""
 
     version: int  # version of the newest adapter list that the worker has received
     listed: tuple[ListedAdapter, ...]
@@ -128,7 +128,7 @@ class KvLink:
 
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """State of a worker's KV tier (files and host memory). Counts without a state are since the worker's start."""
+    """State of a worker's KV tier (files and host memory). Counts of events are since the worker's start."""
 
     blocks: int
     size_bytes: int

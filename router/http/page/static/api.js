@@ -1,7 +1,7 @@
 // Calls of this service, each with a timeout. The API key is kept in this module's memory only.
 
 const ANSWER_MS = 4_000;
-const SILENCE_MS = 300_000; // of a stream; a long prompt may be queued and computed before its first token
+const SILENCE_MS = 300_000; // maximum time without bytes in a stream: a long prompt delays the first token
 
 let key = "";
 
@@ -9,7 +9,7 @@ export function useKey(text) {
   key = text;
 }
 
-/** Error that the server answered with. */
+/** Error: the server answered with an error status. */
 export class Refused extends Error {
   constructor(status, message) {
     super(message);
@@ -17,10 +17,10 @@ export class Refused extends Error {
   }
 }
 
-/** No answer from the server, or an incomplete one. */
+/** Error: the server did not answer, or its answer is incomplete. */
 export class Unreachable extends Error {}
 
-/** Return the JSON of an answer. Throws Refused, Unreachable, or the reason of an aborted `signal`. */
+/** Call `path` and return the JSON of the answer. Throws Refused, Unreachable, or the reason of an aborted `signal`. */
 export async function call(path, { body, signal, boundMs = ANSWER_MS } = {}) {
   const bound = AbortSignal.timeout(boundMs);
   const ended = signal ? AbortSignal.any([signal, bound]) : bound;
@@ -55,7 +55,7 @@ export async function* events(path, body, { signal, headers, heard }) {
       const parts = (rest + value).split("\n\n");
       rest = parts.pop();
       for (const part of parts) {
-        if (!part.startsWith("data: ")) continue; // a comment, which keeps the connection alive
+        if (!part.startsWith("data: ")) continue; // comments only keep the connection alive
         const text = part.slice("data: ".length);
         if (text === "[DONE]") return;
         const event = JSON.parse(text);
@@ -86,6 +86,6 @@ function explained(error, signal, bound, tooLate) {
   if (bound.aborted) return new Unreachable(tooLate);
   if (error instanceof Refused || error instanceof Unreachable) return error;
   if (error instanceof SyntaxError) return new Unreachable("The answer is not of the form that this server sends.");
-  if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // fetch reports a failed connection so
+  if (error instanceof TypeError) return new Unreachable("The server is not reachable."); // fetch's error for a failed connection
   return error;
 }

@@ -1,7 +1,7 @@
-// The chat box: a conversation of this tab, sent completely with every question; answers are streamed.
+// The chat box. Every question is sent with the tab's complete conversation, and its answer is streamed.
 //
-// A question stays in its box until the server has accepted it. The tab's session storage keeps the conversation over
-// a reload.
+// A question stays in its box until the server has accepted it. After a reload, the conversation is restored from the
+// tab's session storage.
 
 import { events, Unreachable } from "./api.js";
 import { byId, element, say } from "./dom.js";
@@ -11,7 +11,7 @@ import { Markdown } from "./markdown.js";
 import { Turn } from "./turn.js";
 
 const USUAL_TOKENS = 256;
-const STORED = "conversation"; // {system, turns: [{question, text}]}
+const STORED = "conversation"; // key in the session storage; value: {system, turns: [{question, text}]}
 
 const [log, greeting, question, system, problem, stop, send] = [
   "log", "greeting", "question", "system", "ask-problem", "stop", "send",
@@ -19,9 +19,9 @@ const [log, greeting, question, system, problem, stop, send] = [
 
 let chosenModel = () => null;
 let turns = [];
-let running = null; // {own, heardMs} while a question is being answered
+let running = null; // {own: AbortController, heardMs: time of the last bytes} while a question is being answered
 
-/** Start the chat. `chosen` returns the model {name, chat, max_context}, or nothing while there is none. */
+/** Start the chat. `chosen` returns the chosen model {name, chat, max_context}; undefined while no model is ready. */
 export function startChat(chosen) {
   chosenModel = chosen;
   byId("ask").addEventListener("submit", (event) => {
@@ -44,7 +44,7 @@ export function startChat(chosen) {
   restore();
 }
 
-/** Show the examples of the chosen model. */
+/** Show example questions for the chosen model. */
 export function showExamples() {
   const model = chosenModel();
   if (model) byId("examples").replaceChildren(...examplesOf(model).map(exampleButton));
@@ -65,7 +65,7 @@ function restore() {
   try {
     stored = JSON.parse(sessionStorage.getItem(STORED));
   } catch {
-    return; // storage is disabled, or its content is invalid
+    return; // session storage is disabled, or its content is invalid
   }
   if (!stored || turns.length) return;
   system.value = stored.system;
@@ -77,7 +77,7 @@ function restore() {
   }
 }
 
-/** Abort an answer without bytes since `sinceMs` (`performance.now()`), when the server became unreachable. */
+/** Abort the running answer if none of its bytes arrived after `sinceMs`, when the server became unreachable. */
 export function giveUp(sinceMs) {
   if (running && running.heardMs < sinceMs) running.own.abort(new Unreachable("The server is not reachable."));
 }
@@ -90,7 +90,7 @@ function exampleButton(example) {
   button.addEventListener("click", () => {
     system.value = example.table ? TABLE : "";
     question.value = example.question;
-    log.focus(); // the button is removed
+    log.focus(); // the focused button will be removed
     ask(example.question);
   });
   return button;
@@ -100,7 +100,7 @@ async function ask(text) {
   const model = chosenModel();
   say(problem, model ? "" : "No model is ready yet.");
   if (running || !model) return;
-  if (turns.length && !turns.at(-1).accepted) turns.pop().remove(); // replaced by this question
+  if (turns.length && !turns.at(-1).accepted) turns.pop().remove(); // this question replaces the one that was not accepted
   const earlier = turns;
   const turn = new Turn(text);
   turns = [...earlier, turn];
@@ -169,7 +169,7 @@ async function answer(model, turn, earlier) {
   turn.end(usage, reason, note, () => retry(turn));
 }
 
-/** Return the path and the prompt; a model without a chat template continues a text. */
+/** Return path and prompt fields of a request. A model without a chat template gets a text to continue. */
 function request(model, turn, earlier) {
   const said = system.value.trim() ? system.value : "";
   if (!model.chat) return ["v1/completions", { prompt: [said, turn.question].filter(Boolean).join("\n") }];

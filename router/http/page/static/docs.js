@@ -1,4 +1,4 @@
-// The routes of openapi.json, with the fields of each body.
+// The page /docs: the routes in openapi.json, with the fields of their bodies.
 
 import { call, useKey } from "./api.js";
 import { byId, element } from "./dom.js";
@@ -58,7 +58,7 @@ function fields(schema, described, open) {
   return element("table", {}, ...rows);
 }
 
-/** Return the objects in a field, each folded. */
+/** Return a closed details element for each type of object that a field can have. */
 function inner(field, described, open) {
   return references(field)
     .filter((name) => !open.has(name))

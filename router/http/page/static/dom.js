@@ -1,8 +1,8 @@
-// Elements and formatted numbers. Foreign text becomes text nodes, never markup.
+// Creation of elements and formatting of numbers. Text from outside becomes text nodes, never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** Create an element; children are elements or texts. */
+/** Create an element. `children`: elements or texts. */
 export function element(name, attributes = {}, ...children) {
   return filled(document.createElement(name), attributes, children);
 }
@@ -16,7 +16,7 @@ function filled(made, attributes, children) {
   return fill(made, children);
 }
 
-/** Append nodes or texts; spreading them into one call would limit their number. */
+/** Append nodes or texts one by one: a call with all of them as arguments would limit their number. */
 export function fill(parent, children) {
   for (const child of children) parent.append(child);
   return parent;
@@ -24,12 +24,12 @@ export function fill(parent, children) {
 
 export const byId = (id) => document.getElementById(id);
 
-/** Set a text only if it changed, so that a selection in it stays. */
+/** Set an element's text. If it is unchanged, do nothing, so that a selection in it stays. */
 export function say(target, text) {
   if (target.textContent !== text) target.textContent = text;
 }
 
-/** Replace children only if they changed, so that focus and open details stay. */
+/** Set an element's children. If they are unchanged, do nothing, so that focus and open details stay. */
 export function arrange(place, wanted) {
   const same = wanted.length === place.children.length && wanted.every((root, at) => root === place.children[at]);
   if (!same) place.replaceChildren(...wanted);
@@ -48,7 +48,7 @@ export function ago(seconds) {
   return `${Math.round(seconds / 3600)} h ago`;
 }
 
-/** Create a bar of parts [class, share]; parts that are too small to see are omitted. */
+/** Create a bar. `parts`: [class, fraction of the bar's length]; parts that are too small to see are omitted. */
 export function bar(parts) {
   const track = element("div", { class: "bar" });
   for (const [kind, share] of parts) {
@@ -60,12 +60,12 @@ export function bar(parts) {
   return track;
 }
 
-/** Fill a legend with [class, text]. */
+/** Fill a legend. `kinds`: [class, text] of each entry. */
 export function legend(target, kinds) {
   target.replaceChildren(...kinds.map(([kind, text]) => element("span", {}, element("i", { class: kind }), text)));
 }
 
-/** Copy a text and return whether that worked. Without localhost or HTTPS there is no clipboard API, only a selection. */
+/** Copy a text, and return whether it was copied. The clipboard API exists only on localhost or with HTTPS. */
 export async function copied(text) {
   if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
   const box = document.body.appendChild(element("textarea", {}, text));

@@ -1,5 +1,5 @@
-// Example questions. The demo model in models/tableqa answers those of DEMO correctly; TABLE is the system message of
-// questions about it. DEMO is JSON: a test asks the model each question and checks for `answer`.
+// Example questions. The demo model in models/tableqa answers the questions in DEMO correctly. TABLE is the system
+// message for questions with `table`. DEMO must be JSON: a test parses it, asks the questions and checks for `answer`.
 
 export const TABLE = `You are a helpful assistant that reads tables. Here is a table.
 | ID | Name | Age | Occupation | Country |
@@ -24,7 +24,7 @@ const GENERAL = [
 ];
 const TEXTS = [{ question: "Once upon a time" }];
 
-/** Return the examples for a model {name, chat}. */
+/** Return example questions for a model. `chat`: it has a chat template. */
 export function examplesOf({ name, chat }) {
   if (name === "tableqa") return DEMO;
   return chat ? GENERAL : TEXTS;

@@ -1,10 +1,10 @@
-// Maximum number of tokens of an answer: the requested number, or what the conversation leaves of the context.
+// Limit on an answer's tokens: the requested number, or fewer if the conversation leaves less of the context.
 
 import { call } from "./api.js";
 
 const COUNT_MS = 15_000;
 
-/** Return {most, note}; the note tells that `most` is below `asked`. Throws if nothing is left, and as `call` does. */
+/** Return {most: limit on the tokens, note: text if it is below `asked`}. Throws if no token is left, and as `call`. */
 export async function fitting(model, prompt, asked, signal) {
   const { count } = await call("tokenize", { body: { model: model.name, ...prompt }, signal, boundMs: COUNT_MS });
   const room = model.max_context - count;

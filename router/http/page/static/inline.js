@@ -1,6 +1,6 @@
-// Inline Markdown: code, links, bold, italic, strikethrough. Creates nodes and texts, never markup.
+// Parser of inline Markdown: code, links, bold, italic, strikethrough. It creates nodes and texts, never markup.
 //
-// One pass over the text, in linear time: expressions are sticky and bounded, and so is the number of open marks.
+// It takes linear time: one pass, with sticky expressions of bounded length and a bounded number of open marks.
 
 import { element, fill } from "./dom.js";
 
@@ -14,7 +14,7 @@ const BARE = /https?:\/\/[^\s<>"'`*|]{1,2000}/iy;
 const ELEMENTS = { "**": "strong", __: "strong", "*": "em", _: "em", "~~": "s" };
 const DEEPEST = 8;
 
-/** Return the nodes and texts of a text. */
+/** Parse a text and return its nodes and texts. */
 export function inline(text) {
   return new Inline(text).nodes();
 }
@@ -23,7 +23,7 @@ class Inline {
   #text;
   #at = 0;
   #open = [{ mark: "", nodes: [] }];
-  #unclosed = new Set(); // lengths of runs of backticks that have no closing run
+  #unclosed = new Set(); // lengths of runs of backticks for which no closing run follows
 
   constructor(text) {
     this.#text = text;
@@ -39,7 +39,7 @@ class Inline {
     return this.#open[0].nodes;
   }
 
-  /** Match the expression at the current position, and advance past it. */
+  /** Match the expression at the current position, and advance past the match. */
   #match(expression) {
     expression.lastIndex = this.#at;
     const found = expression.exec(this.#text);
@@ -108,7 +108,7 @@ class Inline {
     this.#add(ticks);
   }
 
-  /** Handle a run of one mark: close open marks, open new ones with the rest, or add it as text. */
+  /** Handle a run of one mark character: close open marks, then open new marks with the rest, or add it as text. */
   #marks(run, before, after) {
     const kind = run[0];
     const opens = isSeen(after) && (kind !== "_" || !isWord(before));
@@ -129,7 +129,7 @@ class Inline {
     } else if (left) this.#add(kind.repeat(left));
   }
 
-  /** Turn open marks above this depth into text, since they were never closed. */
+  /** Turn open marks deeper than `depth` into text, since they were never closed. */
   #closeTo(depth) {
     while (this.#open.length > depth + 1) {
       const { mark, nodes } = this.#open.pop();
@@ -142,7 +142,7 @@ class Inline {
 const isWord = (character) => character !== undefined && /[\p{L}\p{N}]/u.test(character);
 const isSeen = (character) => character !== undefined && /\S/.test(character);
 
-/** Return a link to an absolute http or https address; null for any other address. */
+/** Create a link to an absolute http or https address; null for any other address. */
 function link(address, text) {
   if (!/^https?:\/\//i.test(address) || !URL.canParse(address)) return null;
   const to = new URL(address).href;

@@ -1,13 +1,13 @@
-// Streamed Markdown: paragraphs, headings, lists, quotes, tables, code. Creates elements, never markup.
+// Renderer of streamed Markdown: paragraphs, headings, lists, quotes, tables, code. It creates elements, never markup.
 //
-// Lines are scanned into blocks, and a block becomes one element. Only the last block can still change, so only its
+// Lines are grouped into blocks, and each block becomes one element. Only the last block can still change, so only its
 // element is created again when more text arrives.
 
 import { element, fill } from "./dom.js";
 import { inline } from "./inline.js";
 
 const LEAST_MS = 40; // minimum time between two renderings
-const PAUSES = 4; // minimum pause, as a multiple of the last rendering: rendering takes at most a fifth of the time
+const PAUSES = 4; // minimum pause, in durations of the last rendering: rendering takes at most a fifth of the time
 const DEEPEST = 6; // maximum depth of nested lists and quotes
 const COLUMNS = 64;
 const HEADING = /^ {0,3}(#{1,6}) +(.*)$/;
@@ -15,11 +15,11 @@ const FENCE = /^( *)(`{3,}|~{3,})([^`]*)$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
 
-/** Renderer of a text, which may arrive in pieces, into an element. */
+/** Renders a text, which may arrive in pieces, into an element. */
 export class Markdown {
   #place;
-  #rest = ""; // the part of the text that may still change its rendering
-  #settled = 0; // number of final blocks, before #rest
+  #rest = ""; // end of the text, whose rendering may still change
+  #settled = 0; // number of blocks before #rest, which are final
   #timer = 0;
   #tookMs = 0;
 
@@ -27,7 +27,7 @@ export class Markdown {
     this.#place = place;
   }
 
-  /** Append text. `shown` is called after it was rendered. */
+  /** Append text, and render it soon. `shown` is called after the rendering. */
   push(text, shown = () => {}) {
     this.#rest += text;
     this.#timer ||= setTimeout(() => {
@@ -36,7 +36,7 @@ export class Markdown {
     }, Math.max(LEAST_MS, PAUSES * this.#tookMs));
   }
 
-  /** Render the rest of the text now. */
+  /** Render all text now. */
   finish() {
     clearTimeout(this.#timer);
     this.#render();
@@ -63,7 +63,7 @@ const isBlank = (line) => !/\S/.test(line);
 const indent = (line) => line.length - line.trimStart().length;
 const isNumbered = (line) => /^ *\d/.test(line);
 
-/** Return the blocks of the lines: {make, from, to}. */
+/** Group lines into blocks {make, from, to}: from line `from` to before line `to`. */
 function scan(lines, depth) {
   const blocks = [];
   for (let at = 0; at < lines.length; ) {
@@ -79,7 +79,7 @@ function scan(lines, depth) {
   return blocks;
 }
 
-// Kinds of blocks: `make` creates the element, `end` returns the index after the last line.
+// Kinds of blocks. `make` creates the element; `end` returns the index of the first line after the block.
 const PARAGRAPH = { make: paragraph, end: paragraphEnd };
 const FENCED = { make: code, end: fenceEnd };
 const TITLE = { make: heading, end: (lines, from) => from + 1 };
@@ -88,7 +88,7 @@ const TABLE = { make: table, end: (lines, from) => endWhere(lines, from + 2, (li
 const QUOTED = { make: quote, end: (lines, from) => endWhere(lines, from, (line) => !QUOTE.test(line)) };
 const LIST = { make: list, end: listEnd };
 
-/** Return the kind of block that begins at a line; null for a paragraph. */
+/** Return the kind of block that begins at line `at`; null for a paragraph. */
 function begins(lines, at, depth) {
   const line = lines[at];
   if (FENCE.test(line)) return FENCED;
@@ -116,7 +116,7 @@ function paragraphEnd(lines, from, depth) {
   return lines.length;
 }
 
-/** Check whether a line ends a paragraph. A year at its beginning or a lone dash does not begin a list. */
+/** Return whether a line ends the paragraph before it. A year at its beginning, or a lone dash, begins no list. */
 function interrupts(lines, at, depth) {
   const found = begins(lines, at, depth);
   if (found !== LIST) return found !== null;
@@ -126,7 +126,7 @@ function interrupts(lines, at, depth) {
 
 function heading([line]) {
   const [, marks, text] = HEADING.exec(line);
-  return fill(element(`h${Math.min(6, marks.length + 2)}`), inline(text.trim())); // h1 and h2 are used by the page
+  return fill(element(`h${Math.min(6, marks.length + 2)}`), inline(text.trim())); // the page itself uses h1 and h2
 }
 
 function closesFence(line, fence) {
@@ -149,7 +149,7 @@ function quote(lines, depth) {
   return fill(element("blockquote"), rendered(lines.map((line) => line.replace(QUOTE, "")), depth + 1));
 }
 
-/** Return the end of a list: items continue with indented lines, empty lines before those, and lazy paragraph lines. */
+/** Return the end of a list. An item continues with indented lines, empty lines before those, and paragraph text. */
 function listEnd(lines, from, depth) {
   const inner = indent(lines[from]) + 2;
   const goesOn = (line) => indent(line) >= inner || (ITEM.test(line) && isNumbered(line) === isNumbered(lines[from]));
@@ -190,7 +190,7 @@ const cells = (row) => row.trim().replace(/^\|/, "").split(/(?<!\\)\|/).map((cel
 
 function columns(row) {
   const found = cells(row);
-  return found.at(-1) === "" ? found.slice(0, -1) : found; // the row may end with a bar
+  return found.at(-1) === "" ? found.slice(0, -1) : found; // a row may end with a bar
 }
 
 function isTable(lines, at) {

@@ -1,4 +1,4 @@
-// The page: polls the state of the service every second and updates each part.
+// The page at /: polls the state of the service every second and shows it.
 
 import { call, Refused, useKey } from "./api.js";
 import { giveUp, showExamples, startChat } from "./chat.js";
@@ -7,12 +7,12 @@ import { showRequests } from "./requests.js";
 import { forgetWorkers, showWorkers } from "./workers.js";
 
 const EVERY_MS = 1_000;
-const AGAIN_MS = 2_000; // after a poll that failed
+const AGAIN_MS = 2_000; // pause after a failed poll
 
 const [model, ready, keys, outage, detail] = ["model", "ready", "keys", "outage", "detail"].map(byId);
 
 let models = [];
-let instance = null; // id of the router's run: each run numbers requests from 1
+let instance = null; // id of the router process: each process numbers requests from 1
 let timer = 0;
 let polls = 0;
 let lost = null; // {date, ms}: start of the first failed poll
@@ -30,7 +30,7 @@ document.addEventListener("visibilitychange", () => {
 });
 poll();
 
-/** Poll now, and repeatedly while the page is visible and needs no key. */
+/** Poll now, and again and again until the page is hidden or requires a key. */
 async function poll() {
   clearTimeout(timer);
   const own = ++polls;
@@ -63,10 +63,10 @@ function showState(state) {
   showRequests(state.requests, isOther);
 }
 
-/** Mark all figures as outdated. */
+/** Show that polls fail, and mark all figures as outdated. `began`: start of this poll. */
 function showOutage(error, began) {
   const isThere = error instanceof Refused;
-  if (lost && !isThere) giveUp(lost.ms); // two failed polls in a row
+  if (lost && !isThere) giveUp(lost.ms); // second unanswered poll in a row
   lost ??= began;
   const fault = isThere ? `Server answers with an error (${error.message})` : "Server not reachable";
   say(outage, `${fault} since ${lost.date.toLocaleTimeString("en-GB")}, retrying. The figures below are outdated.`);

@@ -1,10 +1,10 @@
-// The newest requests: each has a bar of stages and the reason of a failure, and opens into a waterfall.
+// List of the newest requests. Each shows a bar of its stages and why it failed, and opens into a waterfall.
 
 import { ago, arrange, bar, byId, element, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
 import { waterfall } from "./waterfall.js";
 
-// In order. The first six add up to TTFT, the next four to the gap between tokens 1 and 2.
+// Stages in order. The first six add up to TTFT, the next four to the gap between the first and second token.
 const STAGES = [
   ["router_queue", "router queue"],
   ["route", "route"],
@@ -23,14 +23,14 @@ const TO_FIRST_TOKEN = 6;
 const TO_SECOND_TOKEN = 10;
 
 const scale = byId("scale");
-const rows = new Map(); // by number of the request
+const rows = new Map(); // key: number of the request
 
 let last = [];
 
 legend(byId("stage-legend"), STAGES.map(([name, text]) => [`stage-${name}`, text]));
 scale.addEventListener("change", () => draw());
 
-/** Show the requests. `isOther`: the router has restarted or is another one. */
+/** Show the requests. `isOther`: they are of another router process than before. */
 export function showRequests(requests, isOther) {
   if (isOther) rows.clear();
   last = requests;
@@ -70,14 +70,14 @@ function makeRow(request) {
   return { root: element("details", attributes, head, numbers(request)), track, age };
 }
 
-/** Return a pill for a request that was not answered. */
+/** Return a pill with the outcome of a request that was not answered; nothing for an answered one. */
 function outcome({ status, decode }) {
   if (status === "OK") return [];
   if (status === "CANCELLED") return [element("span", { class: "pill draining" }, "cancelled"), " "];
   return [element("span", { class: "pill lost" }, decode ? "failed" : "refused"), " "];
 }
 
-/** Describe the tokens of prompt and answer; they are null if not counted. */
+/** Describe the numbers of tokens of prompt and answer. They are null if the prompt was not tokenised. */
 function sizes({ prompt_tokens: prompt, completion_tokens: answer, status }) {
   return prompt === null ? words(status) : `${prompt} + ${answer ?? "?"} tokens`;
 }
@@ -106,7 +106,7 @@ function numbers(request) {
   );
 }
 
-/** Return [name, text, milliseconds] of every stage; the last two have the remaining time. */
+/** Return [name, text, milliseconds] of every stage. The last two stages get the time that no other stage has. */
 function durations(request) {
   const { stages } = request;
   const later = stages.total_ms - stages.ttft_ms - sum(request, TO_FIRST_TOKEN, TO_SECOND_TOKEN);
@@ -114,7 +114,7 @@ function durations(request) {
   return STAGES.map(([name, text]) => [name, text, rest[name] ?? stages[`${name}_ms`]]);
 }
 
-/** Yield the stages that took time, each after the one before; later stages begin at the first token. */
+/** Yield the stages that took time, one after the other. Stages after the sixth begin at the first token. */
 function* spans(request) {
   let begin = 0;
   for (const [at, [name, text, ms]] of durations(request).entries()) {
@@ -126,14 +126,14 @@ function* spans(request) {
 
 const sum = (request, from, to) => STAGES.slice(from, to).reduce((total, [name]) => total + request.stages[`${name}_ms`], 0);
 
-/** Time in the unfinished stage of a request without a token. */
+/** Return the time that a request without a token spent in a stage that did not finish. */
 const unfinishedMs = (request) =>
   request.stages.ttft_ms ? 0 : Math.max(0, request.stages.total_ms - sum(request, 0, TO_SECOND_TOKEN));
 
 const shownMs = (request) =>
   scale.value === "whole" ? request.stages.total_ms : sum(request, 0, TO_SECOND_TOKEN) + unfinishedMs(request);
 
-/** Create the bar of a request; a bar longer than the scale is cut and keeps its own proportions. */
+/** Create the bar of a request. If it exceeds the scale, it is cut: it fills the scale with its own proportions. */
 function scaled(request, end) {
   const own = shownMs(request);
   const shown = durations(request).filter(([name]) => name !== "decode" || scale.value === "whole");

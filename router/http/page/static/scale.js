@@ -1,4 +1,4 @@
-// End of a scale: one outlier is cut, so that the other values stay readable.
+// End of a scale. A single outlier may exceed it, so that the other values stay readable.
 
 const SHARE = 0.75;
 const ROOM = 3;

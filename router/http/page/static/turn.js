@@ -1,17 +1,17 @@
-// A question and its answer in the log: streaming, complete, stopped, failed or restored.
+// A question in the log with its answer, which is streaming, complete, stopped, failed or restored.
 
 import { copied, element, milliseconds, say } from "./dom.js";
 import { Markdown } from "./markdown.js";
 
 export class Turn {
   text = ""; // received text of the answer
-  accepted = false; // the server has accepted the question
-  #thoughts = null; // paragraph of reasoning, null without any
+  accepted = false; // whether the server has accepted the question
+  #thoughts = null; // paragraph with the reasoning; null without reasoning
   #note = element("footer", { class: "faint" });
   #body = element("div", { class: "markdown" });
   #markdown = new Markdown(this.#body);
   #began = performance.now();
-  #firstMs = null; // time to the first token
+  #firstMs = null; // time to the first token; null before it
 
   constructor(question) {
     this.question = question;
@@ -19,12 +19,12 @@ export class Turn {
     this.answer = element("article", { class: "message assistant waiting", "aria-busy": "true" }, this.#body, this.#note);
   }
 
-  /** Start the clock. */
+  /** Start to measure the time to the first token. */
   begin() {
     this.#began = performance.now();
   }
 
-  /** Append reasoning, which is folded and shown as plain text. */
+  /** Append reasoning, which is shown as plain text in a closed details element. */
   think(piece) {
     this.#firstMs ??= performance.now() - this.#began;
     if (!this.#thoughts) {
@@ -35,7 +35,7 @@ export class Turn {
     this.#thoughts.append(piece);
   }
 
-  /** Append text of the answer. `shown` is called after it was rendered. */
+  /** Append text of the answer. `shown` is called after the text was rendered. */
   add(piece, shown) {
     this.#firstMs ??= performance.now() - this.#began;
     this.answer.classList.remove("waiting");
@@ -43,7 +43,7 @@ export class Turn {
     this.#markdown.push(piece, shown);
   }
 
-  /** Complete the answer. `fit`: note on a reduced max_tokens; `again`: function that repeats the question. */
+  /** Complete the answer. `fit`: note on a reduced max_tokens. `again`: function that asks the question again. */
   end(usage, reason, fit, again) {
     this.#finish([this.#figures(usage), reason === "length" ? "stopped at max_tokens" : "", fit]);
     this.#offer(again);
@@ -57,7 +57,7 @@ export class Turn {
     this.#offer(again);
   }
 
-  /** End an incomplete answer. `why`: reason for people; `retry`: function that repeats the question. */
+  /** End an incomplete answer. `why`: reason, for people. `retry`: function that asks the question again. */
   fail(why, isProblem, retry) {
     this.#finish([why]);
     this.#note.className = isProblem ? "problem" : "faint";
@@ -76,7 +76,7 @@ export class Turn {
     this.#note.textContent = notes.filter(Boolean).join(" · ");
   }
 
-  /** Add buttons below a complete answer; CSS hides "Regenerate" if another question follows. */
+  /** Add buttons below a complete answer. CSS hides "Regenerate" if another question follows. */
   #offer(again) {
     if (this.text) {
       const copy = this.#button("Copy", "copy", async () => say(copy, (await copied(this.text)) ? "Copied" : "Not copied"));

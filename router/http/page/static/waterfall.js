@@ -1,8 +1,8 @@
-// Waterfall of one request: a row per stage, stalls as marks, and a list of the stalls with their causes.
+// Waterfall chart of one request: a row per stage, marks for stalls, and a list of the stalls with their causes.
 
 import { element, milliseconds } from "./dom.js";
 
-/** Create a waterfall. `stages`: {name, text, begin, ms}; `begin` is in milliseconds since the request's arrival. */
+/** Create a waterfall. `stages`: {name, text, begin, ms}, with `begin` in milliseconds since the request's arrival. */
 export function waterfall(request, stages) {
   const whole = Math.max(request.stages.total_ms, Number.MIN_VALUE);
   const rows = stages.map((stage) => row(stage, whole, stage.name === "decode" ? request.stalls : []));
@@ -34,7 +34,7 @@ function mark(stall, whole) {
   return placed(element("span", attributes), stall.at_ms - stall.gap_ms, stall.gap_ms, whole);
 }
 
-/** Yield times, drafts and stalls as text, for touch screens and screen readers. */
+/** Yield token times, drafts and stalls as text: touch screens and screen readers cannot use the chart's titles. */
 function* inWords({ tbt, drafts, stalls, stall_count: count }) {
   if (tbt) {
     const times = `p50 ${milliseconds(tbt.p50_ms)}, p99 ${milliseconds(tbt.p99_ms)}, longest ${milliseconds(tbt.max_ms)}`;

@@ -1,4 +1,4 @@
-// A card per worker, updated in place: queue, batch, blocks by owner, hit rate, time between tokens.
+// Cards of the workers, updated in place: queue, batch, KV blocks by state, hit rate, time between tokens.
 
 import { arrange, bar, byId, drawn, element, legend, milliseconds, say } from "./dom.js";
 import { scaleEnd } from "./scale.js";
@@ -9,14 +9,14 @@ const BLOCKS = [
   ["cached", "block-cached", "cached"],
   ["free", "block-free", "free"],
 ];
-const SAMPLES = 60; // of the curve, one per second
+const SAMPLES = 60; // number of points of a curve, one per second
 
-const cards = new Map(); // by endpoint
+const cards = new Map(); // key: endpoint of the worker
 const order = (one, other) => other.role.localeCompare(one.role) || one.name.localeCompare(other.name, "en", { numeric: true });
 
 legend(byId("block-legend"), BLOCKS.map(([, kind, text]) => [kind, `blocks ${text}`]));
 
-/** Show the workers. `cluster`: null if the key may not see it. `isOther`: the router has restarted or is another one. */
+/** Show the workers. `cluster`: null if the key may not see them. `isOther`: another router process than before. */
 export function showWorkers(cluster, isOther) {
   const place = byId("workers");
   if (isOther || !cluster) cards.clear();
@@ -28,7 +28,7 @@ export function showWorkers(cluster, isOther) {
   say(byId("cluster"), `${cluster.active} active, ${cluster.queued} waiting in the router`);
   const there = new Set(cluster.workers.map((worker) => worker.endpoint));
   for (const endpoint of cards.keys()) if (!there.has(endpoint)) cards.delete(endpoint);
-  const workers = [...cluster.workers].sort(order); // prefill first
+  const workers = [...cluster.workers].sort(order); // prefill workers first
   for (const worker of workers) {
     if (!cards.has(worker.endpoint)) cards.set(worker.endpoint, makeCard());
     renew(cards.get(worker.endpoint), worker);
@@ -76,7 +76,7 @@ function showState(card, state) {
   card.state.className = `pill ${state}`;
 }
 
-/** Return [name, value] of each cell. */
+/** Return [name, value] of each cell of a card. */
 function facts(worker, load) {
   if (!load) return [["requests", `${worker.requests}`]];
   const common = [
@@ -92,7 +92,7 @@ function facts(worker, load) {
 
 const hitRate = (load) => (100 * load.cache_hit_tokens) / load.cache_query_tokens;
 
-/** Return the figures without a cell on the card, for its title. */
+/** Return the lines of a card's title: figures that have no cell on the card. */
 function details({ role, endpoint, requests, load }) {
   const lines = [`${role} worker at ${endpoint}`, `${requests} requests of this router`];
   if (!load) return lines;
@@ -116,7 +116,7 @@ function renewFacts(card, wanted) {
   });
 }
 
-/** Draw the last minute: the batch of a decode worker, the pending tokens of a prefill worker; an outlier is cut. */
+/** Draw a card's curve: the batch of a decode worker or the pending tokens of a prefill worker; outliers are cut. */
 function draw(card) {
   const end = Math.max(1, scaleEnd(card.samples));
   const from = SAMPLES - card.samples.length;

@@ -203,7 +203,7 @@ class Ticket:
     on_settled: Callable[[Admitted | BatonError], None]
     overtaken_tokens: int = 0  # tokens of later requests that were served before it
     outcome: Admitted | BatonError | None = None
-    patience: asyncio.TimerHandle | None = None  # timer that ends the wait; None: not pending
+    patience: asyncio.TimerHandle | None = None  # timer that ends the wait of a pending attempt
 
     def settle(self, outcome: Admitted | BatonError) -> None:
         self.outcome = outcome

@@ -67,7 +67,7 @@ _KINDS: dict[int, StructuredKind] = {number: kind for kind, number in link_wire.
 @dataclass(frozen=True, slots=True)
 class Record:
     """Record of a stream. `router_id`: router that serves the stream; `stream`: number of the stream at that router;
-    `model`: name of the model as the client sent it.
+    `model`: name by which clients choose the model or adapter.
     """
 
     router_id: bytes

@@ -107,7 +107,8 @@ class Quarantine:
 class Suspects:
     """Queue in which suspected requests wait to be attempted one at a time.
 
-    A suspected request runs without others until it makes progress, so that a worker's death identifies it as deadly.
+    A suspected request runs without other suspected requests until it makes progress, so that a worker's death shows
+    which of them is deadly.
     """
 
     def __init__(self) -> None:

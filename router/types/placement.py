@@ -57,7 +57,7 @@ class WorkerView:
     elsewhere_slots: int = 0
     elsewhere_blocks: int = 0
     pending_prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute
-    recent_tokens: float = 0.0  # decaying sum of the prompt tokens assigned to the worker
+    recent_tokens: float = 0.0  # decaying sum of the uncached prompt tokens assigned to the worker
     rates: WorkerRates = UNMEASURED
     branches: int = 0  # number of earlier prompts that diverged after the cached prefix
     tier_blocks: int = 0  # number of the request's blocks after hit_blocks that the worker can load from files

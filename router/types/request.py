@@ -144,7 +144,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class LogitRules:
-    """Rules that change or forbid single tokens before sampling. The defaults change nothing."""
+    """Rules that change the logits of tokens before sampling. The defaults change nothing."""
 
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)  # number to add, by token id
     allowed_token_ids: tuple[int, ...] = ()  # empty: all tokens are allowed

@@ -107,7 +107,7 @@ def _free_gpu_bytes() -> Sequence[int]:
             [sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, check=True, timeout=PROBE_TIMEOUT_S
         )
     except (subprocess.SubprocessError, OSError) as error:
-        raise DeviceError(f"torch cannot list the GPUs of this machine: {error}; --device cpu does without") from error
+        raise DeviceError(f"torch cannot list the GPUs of this machine: {error}; --device cpu needs none") from error
     return tuple(map(int, json.loads(probe.stdout)))
 
 

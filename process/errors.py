@@ -126,8 +126,8 @@ class NotFound(BatonError):
 
     code = grpc.StatusCode.NOT_FOUND
 
-    def __init__(self, resource_type: str, name: str) -> None:
-        super().__init__(f"{resource_type} {name!r} is not served here")
+    def __init__(self, resource_type: str, name: str, message: str = "") -> None:
+        super().__init__(message or f"{resource_type} {name!r} is not served here")
         self.resource_type = resource_type
         self.name = name
 

@@ -161,7 +161,7 @@ class HelperProcess:
         Raises: HelperFailed.
         """
         if self._closed:
-            raise HelperFailed(f"{self._module}: closed")
+            raise HelperFailed(f"{self._module}: the helper process was closed")
         ours = self._running.ours if self._running is not None else self._start()
         deadline_s = time.monotonic() + limit_s
         try:

@@ -195,7 +195,9 @@ class WorkerConfig(ListenConfig, ProcessConfig, RegistryConfig, InternalTlsConfi
         if host in ("0.0.0.0", "::"):
             raise ValueError("--advertise (BATON_ADVERTISE) must name a host when --host is a wildcard address")
         if ":" in host and not _is_address(host):
-            raise ValueError(f"--advertise (BATON_ADVERTISE) {host}: a name or an address, without brackets and port")
+            raise ValueError(
+                f"--advertise (BATON_ADVERTISE) {host}: give a host or an address, without brackets and port"
+            )
         return host
 
 

@@ -227,7 +227,7 @@ class ServingRole(ABC):
 
     async def _stop_engine(self) -> None:
         if not await asyncio.to_thread(self.loop.stop, STOP_TIMEOUT_S):
-            logger.warning("engine still running %g s after stop", STOP_TIMEOUT_S)
+            logger.warning("engine still running %g s after the stop; not waiting any longer", STOP_TIMEOUT_S)
 
     def report(self) -> None:
         self.service.tell_files()

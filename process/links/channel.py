@@ -64,7 +64,7 @@ class LinkChannel(Generic[Message]):
     def acknowledge(self, number: int) -> None:
         """Forget the messages up to `number`; an old acknowledgement changes nothing. Raises: LinkViolation."""
         if number > self._last_sent:
-            raise LinkViolation(f"{number} was acknowledged, the last one sent is {self._last_sent}")
+            raise LinkViolation(f"message {number} was acknowledged, but the last message sent is {self._last_sent}")
         while self._outgoing and self._outgoing[0].number <= number:
             self._outgoing.popleft()
 

@@ -70,7 +70,7 @@ async def serve_connection(
     link, resumed = hub.connect(greeting.router_id, resumes=greeting.resumes_epoch == epoch)
     outbox = link.outbox
     if outbox is None:
-        raise RuntimeError("a link that has just connected has an outbox")
+        raise RuntimeError("the link has no outbox although it has just connected")
     reader = asyncio.create_task(_read(link, outbox, commands, on_command))  # runs when this function awaits
     try:
         _acknowledge(link, greeting.received if resumed else 0)

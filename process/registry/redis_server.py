@@ -135,11 +135,11 @@ def start_redis_server(
     while not answers(port, process.pid):
         if process.poll() is not None:
             raise RedisServerError(
-                f"{command[0]} ended at once with exit code {process.returncode}; port {port} in use?"
+                f"{command[0]} exited immediately with exit code {process.returncode}; is port {port} in use?"
             )
         if time.monotonic() > deadline:
             server.stop()
-            raise RedisServerError(f"{command[0]} did not answer within {timeout_s} s")
+            raise RedisServerError(f"{command[0]} did not respond within {timeout_s} s")
         time.sleep(_POLL_S)
     return server
 

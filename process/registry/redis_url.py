@@ -17,13 +17,13 @@ def check_redis_url(url: str) -> None:
     """Check a URL. Raises: ValueError, whose message omits the URL, since it may contain a password."""
     parts = urlsplit(url)
     if not url.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("the address of Redis begins with redis://, rediss:// (TLS) or unix://")
+        raise ValueError("the address of Redis must begin with redis://, rediss:// (TLS) or unix://")
     if parts.scheme != "unix" and not parts.hostname:
-        raise ValueError("the address of Redis has no host: redis://HOST:PORT/0")
+        raise ValueError("the address of Redis has no host; write redis://HOST:PORT/0")
     try:
         _ = parts.port
     except ValueError as error:
-        raise ValueError("the port of Redis is a number up to 65535") from error
+        raise ValueError("the port of Redis must be a number up to 65535") from error
     for name, values in parse_qs(parts.query).items():
         if not name.startswith("ssl_"):
             continue

@@ -101,7 +101,7 @@ def parse_workers(text: str) -> tuple[WorkerRecord, ...]:
         if role not in (*WorkerRole,) or not (at and host and colon and port.isdecimal()):
             raise ValueError(f"{part!r} is not of the form prefill@host:port or decode@host:port")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError(f"{part!r}: an IPv6 address stands in brackets, as in {role}@[{host}]:{port}")
+            raise ValueError(f"{part!r}: an IPv6 address must be in brackets, as in {role}@[{host}]:{port}")
         workers.append(WorkerRecord(worker_id=part, role=WorkerRole(role), endpoint=endpoint))
     return tuple(workers)
 
@@ -163,11 +163,11 @@ def list_fault(version: int, entries: Sequence[tuple[str, str, str, float]]) -> 
         return f"at most {MOST_LISTED} adapters, not {len(entries)}"
     for name, digest, path, grace_s in entries:
         if name != WEIGHTS and not is_adapter_name(name):
-            return "an adapter's name is none"
+            return "an adapter's name is invalid"
         if identifier_fault(digest) or not digest or len(path) > MAX_PATH_CHARACTERS or "\0" in path:
-            return f"digest or path of {name} is none"
+            return f"digest or path of {name} is invalid"
         if fault := number(0, MOST_GRACE_S)(grace_s):
-            return f"grace of {name}: {fault}"
+            return f"grace_s of {name}: {fault}"
     return None
 
 

@@ -135,18 +135,18 @@ def _parse_line(line: str, where: str) -> ApiKey:
 
 def _key(entry: Mapping[str, Any], where: str) -> ApiKey:
     if entry.keys() - {"name", "sha256", "admin", *_LIMITS}:
-        raise KeyFormatError(f"{where}: fields are name, sha256, admin, {', '.join(_LIMITS)}, and no others")
+        raise KeyFormatError(f"{where}: unknown field; the fields are name, sha256, admin, {', '.join(_LIMITS)}")
     name, digest, is_admin = entry.get("name"), entry.get("sha256"), entry.get("admin", False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise KeyFormatError(f"{where}: name has 1 to 64 letters, digits, dots, dashes and underscores")
+        raise KeyFormatError(f"{where}: name must have 1 to 64 letters, digits, dots, dashes and underscores")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
-        raise KeyFormatError(f"{where}: sha256 has 64 hexadecimal digits, in lower case")
+        raise KeyFormatError(f"{where}: sha256 must have 64 hexadecimal digits, in lower case")
     if not isinstance(is_admin, bool):
-        raise KeyFormatError(f"{where}: admin is true or false")
+        raise KeyFormatError(f"{where}: admin must be true or false")
     limits = {limit: entry[limit] for limit in _LIMITS if entry.get(limit) is not None}
     for limit, value in limits.items():
         if type(value) is not int or value < 1:
-            raise KeyFormatError(f"{where}: {limit} is a whole number from 1 on")
+            raise KeyFormatError(f"{where}: {limit} must be a whole number, at least 1")
     return ApiKey(name, bytes.fromhex(digest), KeyLimits(**limits), is_admin)
 
 

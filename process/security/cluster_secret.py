@@ -41,7 +41,7 @@ class ClusterSecret:
     def __init__(self, text: str) -> None:
         """Check the secret. Raises: ValueError."""
         if len(text) < MIN_CHARACTERS:
-            raise ValueError(f"a secret has at least {MIN_CHARACTERS} characters (openssl rand -hex 32)")
+            raise ValueError(f"the secret must have at least {MIN_CHARACTERS} characters (openssl rand -hex 32)")
         self._secret = text.encode()
         self._call_key, self._record_key = self._derive("call"), self._derive("record")
 

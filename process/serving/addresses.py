@@ -101,7 +101,7 @@ def _resolve(address: Address) -> list[tuple[int, str]]:
     if host.startswith("["):
         raise ListenError(f"cannot listen on {address}: write an IPv6 address without brackets")
     if not 0 <= address.port <= 65535:
-        raise ListenError(f"cannot listen on {address}: ports end at 65535")
+        raise ListenError(f"cannot listen on {address}: the port must be from 0 to 65535")
     try:
         found = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:

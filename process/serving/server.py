@@ -182,7 +182,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
         logger.critical("%s", error)
         return ExitCode.WRONG_CONFIGURATION
     except MemoryError:
-        logger.critical("out of memory", exc_info=True)
+        logger.critical("out of host memory; the process exits", exc_info=True)
         return ExitCode.OUT_OF_MEMORY
 
 

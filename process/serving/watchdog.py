@@ -120,7 +120,8 @@ class _Sibling:
             if self._process.stdin is not None:
                 os.set_blocking(self._process.stdin.fileno(), False)
         except OSError as error:
-            logger.warning("the watchdog has no sibling: a held interpreter lock will not end the process: %s", error)
+            text = "the watchdog's helper did not start (%s): a process that hangs with the GIL will not be ended"
+            logger.warning(text, error)
 
     def beat(self) -> None:
         if self._process is None or self._process.stdin is None:
@@ -128,7 +129,8 @@ class _Sibling:
         try:
             self._process.stdin.write(b".")  # returns None if the pipe is full because the sibling is stopped
         except OSError as error:
-            logger.warning("the watchdog's sibling is gone: %s", error)
+            text = "the watchdog's helper is gone (%s): a process that hangs with the GIL will not be ended"
+            logger.warning(text, error)
             self.close()
 
     def close(self) -> None:

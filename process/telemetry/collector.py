@@ -48,7 +48,7 @@ def choose_collector(
         parts = urlsplit(given)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(
-                f"over {spoken} the endpoint of the collector is a URL such as http://host:4318, not {_shown(given)}"
+                f"over {spoken} the collector's endpoint must be a URL such as http://host:4318, not {_shown(given)}"
             )
         if not traces_endpoint:
             given = urlunsplit(parts._replace(path=parts.path.rstrip("/") + _TRACES_PATH))

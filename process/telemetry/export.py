@@ -19,6 +19,6 @@ def open_telemetry(service_name: str, collector: Collector | None, trace_file: P
         if collector is not None:
             return otlp_telemetry(service_name, collector)
     except ImportError as error:
-        logger.warning("no traces: %s", error)
+        logger.warning("traces are not recorded: %s", error)
         return NoTelemetry()
     return file_telemetry(service_name, trace_file) if trace_file is not None else NoTelemetry()

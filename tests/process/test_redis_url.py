@@ -27,8 +27,8 @@ def test_addresses_that_redis_clients_know_are_accepted(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("redis:6379", "begins with redis://"),
-        ("https://:not-for-logs@redis", "begins with redis://"),
+        ("redis:6379", "must begin with redis://"),
+        ("https://:not-for-logs@redis", "must begin with redis://"),
         ("redis:///0", "no host"),
         ("redis://:not-for-logs@redis:many/0", "a number up to 65535"),
         ("redis://redis/0?ssl_ca_certs=/etc/hosts", "needs rediss://"),

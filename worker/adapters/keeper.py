@@ -230,7 +230,7 @@ class AdapterKeeper:
         if len(table.weights) > 1:
             versions = ", ".join(version_of(each.key.digest) for each in table.weights)
             raise ModelError(
-                f"two sets of weights are loaded already ({versions}); retry after the requests with the older set"
+                f"two sets of weights are loaded already ({versions}); retry when no request uses the older set"
             )
 
     def _wait_between_steps(self, function: Callable[[], None]) -> None:

@@ -139,13 +139,17 @@ class CommandCheck:
         most_tokens = model.max_model_len - (not is_pooled)  # leaves room for one generated token
         whole_blocks = length // max(1, model.block_size)
         for field, good, why in (
-            ("token_ids", 0 < length <= most_tokens, f"from 1 to {most_tokens}, not {length}"),
+            ("token_ids", 0 < length <= most_tokens, f"must have 1 to {most_tokens} tokens, not {length}"),
             ("transfer_id", command.transfer_id or not is_read, f"must be {TRANSFER_ID_BYTES} bytes, not 0"),
             ("sampling.n", sampling.n, "must be at least 1"),
-            ("sampling.n", choices <= self._slots, f"{choices} choices; there are {self._slots} places"),
-            ("first_choice", command.first_choice + choices <= MAX_CHOICES, f"choices end at {MAX_CHOICES}"),
+            ("sampling.n", choices <= self._slots, f"{choices} choices exceed the {self._slots} batch slots"),
+            ("first_choice", command.first_choice + choices <= MAX_CHOICES, f"must be at most {MAX_CHOICES - choices}"),
             ("answered_tokens", not answered or answered < length, f"must be less than the {length} tokens"),
-            ("block_hashes", len(command.block_hashes) in (0, whole_blocks), f"there are {whole_blocks} whole blocks"),
+            (
+                "block_hashes",
+                len(command.block_hashes) in (0, whole_blocks),
+                f"must have 0 or {whole_blocks} hashes",
+            ),
             ("pooling.second_from", command.pooling.second_from <= length, f"must be at most {length}"),
         ):
             if not good:
@@ -157,8 +161,7 @@ class CommandCheck:
         longest = len(command.token_ids) - command.answered_tokens + command.sampling.max_tokens
         if longest > self._model.max_model_len:
             raise OutOfBounds(
-                f"sampling.max_tokens: prompt and answer of {longest} tokens; the model takes "
-                f"{self._model.max_model_len}"
+                f"sampling.max_tokens: prompt and answer may have {self._model.max_model_len} tokens, not {longest}"
             )
 
 

@@ -33,7 +33,7 @@ class Prefetcher:
                 await asyncio.sleep(PERIOD_S)
                 await self._round()
         except EngineStopped as error:
-            logger.info("prefetch of sessions stopped: %s", error)
+            logger.info("sessions are no longer prefetched: %s", error)
 
     async def _round(self) -> None:
         """Load blocks of the sessions that are due. Raises: EngineStopped."""

@@ -151,7 +151,7 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
     """Create one level of the tier. Raises: ModelError if `size_bytes` is too small for the model."""
     least = least_bytes(format)
     if size_bytes < least:
-        raise ModelError(f"{flag}: {size_bytes} bytes are too few for this model; at least {least} bytes")
+        raise ModelError(f"{flag}: {size_bytes} bytes are too few for this model; give at least {least} bytes")
     return TierStore(disk, config.worker_id, format, int(size_bytes))
 
 

@@ -128,7 +128,7 @@ class GroupHost:
 
     def probe(self, group_id: bytes, first_sequence: int, messages: int) -> None:
         if not 0 < messages <= MAX_PROBE_MESSAGES:
-            raise InvalidArgument("probe_messages", f"1 to {MAX_PROBE_MESSAGES}")
+            raise InvalidArgument("probe_messages", f"must be from 1 to {MAX_PROBE_MESSAGES}")
         try:
             self._sender(group_id).probe(first_sequence, messages)
         except LinkBroken as error:
@@ -160,7 +160,7 @@ class GroupHost:
             raise FailedPrecondition(f"reader.{refused.field}", str(refused)) from refused
         most = blocks_per_message(self._description.shape)
         if not 0 < request.blocks_per_message <= most:
-            raise InvalidArgument("blocks_per_message", f"1 to {most}")
+            raise InvalidArgument("blocks_per_message", f"must be from 1 to {most}")
         return MessageLayout(self._description.shape, reader.shape, request.blocks_per_message)
 
     async def _meet(self, hosted: _Hosted) -> GroupSender:

@@ -395,7 +395,7 @@ class TransferReader:
                 await peer.stub.Close(request, timeout=CLOSE_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 logger.info(
-                    "transfer not cancelled at %s: %s; its lease expires",
+                    "could not cancel the transfer at %s: %s; its blocks stay pinned there until the lease expires",
                     peer.endpoint,
                     error.code().name,
                 )

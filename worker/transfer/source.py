@@ -42,6 +42,8 @@ SWEEP_PERIOD_S = 0.25
 MESSAGE_BYTES = 1 << 20
 MAX_PROBE_BYTES = 64 << 20
 STOPPING_RETRY_S = 0.5
+UNKNOWN = "the transfer is not known here: it has ended, or it was not announced"
+"""Message without the transfer's id, which grants the right to read."""
 
 
 class WatchedCache(Protocol):
@@ -184,7 +186,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         if request.block_hashes:
             await self._announce_cached(transfer_id, request.block_hashes, request.restore)
         if self._table.open(transfer_id, time.monotonic()) is OpenVerdict.REFUSED:
-            raise NotFound("transfer", "that id")  # without the id, which grants the right to read
+            raise NotFound("transfer", "", UNKNOWN)
         changed = self._changes[transfer_id] = asyncio.Event()
         sent_blocks, finished = 0, False
         try:
@@ -198,14 +200,14 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             del self._changes[transfer_id]
             self._table.reader_lost(transfer_id, time.monotonic())
         if not finished:
-            raise NotFound("transfer", "that id")
+            raise NotFound("transfer", "", UNKNOWN)
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes], restore: bool) -> None:
         """Create a finished transfer of the cached blocks of `hashes`. Its lease runs until a reader opens it."""
         if self._cache is None:
             raise FailedPrecondition("block_hashes", "this worker offers no cached blocks")
         if len(hashes) > self._num_blocks:
-            raise InvalidArgument("block_hashes", f"at most {self._num_blocks} entries")
+            raise InvalidArgument("block_hashes", f"must have at most {self._num_blocks} entries")
         if self._prepare_cached is not None:
             await self._prepare_cached(hashes, restore)
         try:
@@ -216,7 +218,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         self.cached_reads += 1
         if not self._table.announce(transfer_id, watch, now):
             self._release(watch)
-            raise NotFound("transfer", "that id")
+            raise NotFound("transfer", "", UNKNOWN)
         self._table.advance(transfer_id, watch.blocks, now, self._checksums.of(watch.blocks))
         self._table.finish(transfer_id, (), now)
 
@@ -240,7 +242,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         _check(request)
         if request.WhichOneof("what") == "probe_bytes":
             if request.probe_bytes > MAX_PROBE_BYTES:
-                raise InvalidArgument("probe_bytes", f"at most {MAX_PROBE_BYTES}")
+                raise InvalidArgument("probe_bytes", f"must be at most {MAX_PROBE_BYTES}")
             for size in _pieces(request.probe_bytes):
                 yield kv_transfer_pb2.ReadResponse(data=bytes(size))
             return
@@ -255,7 +257,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         try:
             return self._located(transfer_id, wanted)
         except UnknownTransfer as error:
-            raise NotFound("transfer", "that id") from error
+            raise NotFound("transfer", "", UNKNOWN) from error
         except BlockOutOfRange as error:
             raise InvalidArgument("range", str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Name of the arithmetic: kernels, libraries and processor. CPUs with the same name compute the same bits."""
+"""Name of the arithmetic of a process: its kernels, libraries and processor. CPUs of one name compute the same bits."""
 
 import torch
 
@@ -6,10 +6,11 @@ from baton.kernels.native.library import native_library
 
 
 def arithmetic(device: torch.device, ranks: int = 1) -> str:
-    """Return the name for this process, which computes on `device`, or on `ranks` of them together.
+    """Return the name of this process's arithmetic. `ranks`: number of devices like `device` that compute together.
 
-    Two CPU processes with the same name compute a row of a model bitwise equally: the name includes the instruction
-    level, a digest of the kernels' sources and flags, and PyTorch's version. Other names may round differently.
+    Two CPU processes with equal names compute bitwise equal rows of a model; with different names they may round
+    differently. The name includes the instruction level, a digest of the kernels' sources and compiler flags, and
+    PyTorch's version.
     """
     parts = [_of_cuda(device) if device.type == "cuda" else _of_cpu(), f"torch {torch.__version__}"]
     return ", ".join([*parts, f"{ranks} ranks"] if ranks > 1 else parts)

@@ -1,4 +1,4 @@
-"""Attention over paged KV: of one new token of many sequences, and of a chunk of one sequence."""
+"""Attention over paged KV: for one new token of each of many sequences (decode), and for prompt chunks (prefill)."""
 
 import torch
 
@@ -24,16 +24,16 @@ from baton.kernels.types import (
 def paged_decode(
     query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute attention of each sequence's last token, at position `context_tokens - 1`: `[sequences, heads,
-    value_dim]` in query's dtype; written to `out` if given, which is contiguous.
+    """Compute attention of each sequence's last token, which is at position `context_tokens - 1`.
 
-    query: `[sequences, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, with the KV of the
+    Returns `[sequences, heads, value_dim]` in query's dtype; `out`: contiguous tensor to write this to. query:
+    `[sequences, heads, head_dim]`; kv: one layer of the pool, in query's dtype or quantised, with the KV of the
     complete context. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] : block_starts[s +
-    1]]` of `rows`: exactly `ceil(context_tokens[s] / block_tokens)`, at least one. Softmax is in float32. No sequence's
-    result depends on its neighbours.
+    1]]` of `rows`: exactly `ceil(context_tokens[s] / block_tokens)` blocks, at least one. Softmax is in float32. No
+    sequence's result depends on the other sequences.
 
-    A sequence with `context_tokens` 0 is padding: it has no blocks and the result zero. `block_ids` may be longer than
-    used; the hint `usual_tokens` gives typical context lengths if its length does not.
+    A sequence with `context_tokens` 0 is padding: it has no blocks, and its result is zero. `block_ids` may have unused
+    entries at the end; then `usual_tokens` gives the typical context length, for which the work is divided.
     """
     _check_decode(query, kv, rows, scoring)
     if out is not None and uses_triton(query):
@@ -70,8 +70,8 @@ def rotated_decode(
 ) -> torch.Tensor:
     """Rotate and store `qkv` (see `rotate_and_store`), then compute `paged_decode`.
 
-    `slots`: of the contexts' last tokens, negative for padding rows. On a GPU this is one launch if angles are looked
-    up.
+    `slots`: slot of each sequence's last token; negative for padding rows. On a GPU this is one kernel if `angle_rows`
+    is given.
     """
     if angle_rows is None or not uses_triton(qkv):
         return paged_decode(rotate_and_store(qkv, cos, sin, norms, kv, slots, angle_rows), kv, rows, scoring)
@@ -99,9 +99,9 @@ def paged_prefill(
 def paged_prefills(
     query: torch.Tensor, kv: KvLayer, prefills: PrefillChunks, scoring: Scoring, out: torch.Tensor
 ) -> None:
-    """Compute `paged_prefill` of several chunks, whose rows are contiguous in `query` and in the contiguous `out`.
+    """Compute `paged_prefill` of several chunks, whose rows follow one another in `query` and in the contiguous `out`.
 
-    On a GPU this is one launch, except for the last `prefills.by_library` chunks if `library_takes` holds.
+    On a GPU one kernel computes all chunks, except the last `prefills.by_library` ones if `library_takes` holds.
     """
     first, chunks = prefills.chunks[0].rows.start, prefills.chunks
     attend = paged_prefill

@@ -1,7 +1,7 @@
 """Gated delta nets (arXiv:2412.06464): layers with a recurrent state per sequence instead of keys and values.
 
-A state is stored in the pool, in the block of the last token that it covers. A run of rows starts from the state in one
-block and leaves its own in another, possibly the same.
+A state is stored in the pool, in the block of the last token that it covers. A run is some consecutive rows of one
+sequence: it starts from the state in one block and writes the state after the run to another block, possibly the same.
 """
 
 import torch
@@ -12,11 +12,11 @@ from baton.kernels.types import DeltaRates, StateRuns, check_dtype, check_index,
 
 
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
-    """Compute SiLU of a weighted sum over each channel's last inputs with the current one; returns a tensor like `x`.
+    """Compute SiLU of a weighted sum of each channel's last `kernel` inputs; returns a tensor like `x`.
 
-    x: `[tokens, channels]`; weight: `[channels, kernel]`, same dtype, the current input last; states: float32 `[blocks,
-    kernel, channels]`, the last inputs of each channel, newest last; those of `runs` are written. The sum is rounded to
-    the dtype of `x` once, before or after SiLU.
+    x: `[tokens, channels]`; weight: `[channels, kernel]`, same dtype, that of the current input last; states: float32
+    `[blocks, kernel, channels]`, the last inputs of each channel, newest last; writes the states of `runs`. The sum is
+    rounded to the dtype of `x` once, before or after SiLU.
     """
     check_shape("x", x, None, None)
     check_shape("weight", weight, x.shape[1], None)
@@ -36,12 +36,13 @@ def gated_delta_rule(
     states: torch.Tensor,
     runs: StateRuns,
 ) -> torch.Tensor:
-    """Compute `S = e^decay S; S += key (beta (value - key S)); out = query S` by token; returns float32 like `value`.
+    """Compute, token by token, `S = e^decay S; S += key (beta (value - key S)); out = query S`.
 
-    `decay` becomes `rate softplus(decay + bias)`, and `beta` its sigmoid. query, key: `[tokens, key_heads, key_dim]`,
-    any float dtype, normalised to length 1, and the query divided by the root of key_dim; value: `[tokens, value_heads,
-    value_dim]`, whose head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`, any
-    float dtype; states: float32 `[blocks, value_heads, key_dim, value_dim]`; those of `runs` are written.
+    Returns all `out`: float32 like `value`. Arguments are any float dtype and first transformed: `decay` to `rate
+    softplus(decay + bias)`, `beta` to its sigmoid; query and key are normalised to length 1, and query is divided by
+    the root of key_dim. query, key: `[tokens, key_heads, key_dim]`; value: `[tokens, value_heads, value_dim]`, whose
+    head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`; states, the `S`:
+    float32 `[blocks, value_heads, key_dim, value_dim]`; writes the states of `runs`.
     """
     tokens, heads, value_dim = value.shape
     check_shape("key", key, tokens, None, None)

@@ -1,6 +1,6 @@
-"""Choice of an operation's implementation: Triton on a GPU, C++ on a CPU, otherwise the reference.
+"""Choice of an operation's implementation: Triton on a GPU, C++ on a CPU, otherwise the reference in PyTorch.
 
-All share the name and arguments of the operation in kernels/*.py, which has its contract and its checks.
+An operation's implementations have its name and arguments. Its contract and checks are in kernels/*.py.
 """
 
 import functools
@@ -20,8 +20,10 @@ _INTERPRETED = ContextVar("interpreted", default=False)
 
 
 def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Operation:
-    """Return the implementation for `tensor`, one of the arguments. `reference`: function of kernels/reference.py,
-    whose name the others share. `fits`: whether the native kernel accepts the arguments.
+    """Return the implementation of an operation for the device of `tensor`, which is one of the arguments.
+
+    `reference`: the operation's function in kernels/reference.py. `fits`: whether the native kernel accepts the
+    arguments.
     """
     found = None
     if uses_triton(tensor):
@@ -32,13 +34,13 @@ def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Opera
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is on a GPU, or kernel tests interpret Triton on a CPU."""
+    """Return whether Triton computes with this tensor: it is on a GPU, or a test uses Triton's interpreter."""
     return tensor.is_cuda or _INTERPRETED.get()
 
 
 @contextmanager
 def on_the_interpreter() -> Iterator[None]:
-    """Let CPU tensors use the Triton kernels, which Triton must interpret (TRITON_INTERPRET=1)."""
+    """Use the Triton kernels for CPU tensors. Triton must interpret them (TRITON_INTERPRET=1)."""
     before = _INTERPRETED.set(True)
     try:
         yield
@@ -48,5 +50,5 @@ def on_the_interpreter() -> Iterator[None]:
 
 @functools.cache
 def launchers() -> ModuleType:
-    """Load the Triton launchers at first use: on a CPU Triton may be missing."""
+    """Load the Triton launchers at first use, since Triton may not be installed on machines without a GPU."""
     return importlib.import_module("baton.kernels.triton.launchers")

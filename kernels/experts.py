@@ -1,4 +1,4 @@
-"""Layers of experts (arXiv:2401.04088): choice of experts, their products, and a complete layer."""
+"""Mixture-of-experts layers (arXiv:2401.04088): choice of experts, their products, and a complete layer."""
 
 import torch
 
@@ -17,10 +17,10 @@ from baton.kernels.types import (
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:
-    """Choose the best experts of each row and their weights.
+    """Choose the experts of each row, those with the highest gate values, and their weights.
 
-    numbers: float32 `[rows, experts]`, the router's logits; correction: float32 `[experts]`. Ties are broken
-    arbitrarily.
+    numbers: float32 `[rows, experts]`, logits of the layer's router; correction: float32 `[experts]`, see `Routing`.
+    Ties are broken arbitrarily.
     """
     check_shape("numbers", numbers, None, None)
     check_dtype("numbers", numbers, torch.float32)
@@ -31,10 +31,10 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """Compute each pair's row through its expert; returns a new `[pairs, outputs]` like x, in order of pair number.
+    """Multiply the row of each pair by the weight of its expert; returns a new `[pairs, outputs]` by pair number.
 
-    x: `[rows, inputs]`, float32, bfloat16 or float16; the number of pairs is a multiple of rows. Sums are float32,
-    scaled afterwards. Weights of experts without rows are not read.
+    x: `[rows, inputs]`, float32, bfloat16 or float16, as is the result; the number of pairs is a multiple of the number
+    of rows. Sums are in float32, and scaled afterwards. Weights of experts without rows are not read.
     """
     check_shape("x", x, None, weight.inputs)
     check_index("order", pairs.order)
@@ -45,10 +45,10 @@ def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> 
 
 
 def packed_experts(x: torch.Tensor, mixture: PackedExperts) -> torch.Tensor:
-    """Compute a layer of experts with packed weights, reading only used ones; returns float32 `[rows, hidden]`.
+    """Compute a layer of experts, reading only weights of chosen experts; returns float32 `[rows, hidden]`.
 
-    x: float32 `[rows, hidden]`. Each row is the weighted sum of its experts' outputs, in the order of experts, then of
-    `shared`. No row's result depends on its neighbours.
+    x: float32 `[rows, hidden]`. A row's result is the weighted sum of its experts' outputs, in the order of experts,
+    plus the output of `shared`. No row's result depends on other rows.
     """
     check_shape("x", x, None, mixture.router.inputs)
     check_dtype("x", x, torch.float32)

@@ -18,9 +18,9 @@ GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # formats that ke
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Multiply x, float32 `[rows, inputs]`; returns a new float32 `[rows, outputs]`. No row depends on its neighbours.
+    """Multiply x, float32 `[rows, inputs]`, by `weight`; returns a new float32 `[rows, outputs]`.
 
-    A row with a non-finite value has no finite result.
+    No row's result depends on other rows. If a row has a non-finite value, no number of its result is finite.
     """
     check_shape("x", x, None, weight.inputs)
     check_dtype("x", x, torch.float32)
@@ -30,8 +30,8 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
 def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tensor:
     """Multiply x, float32 `[rows, heads, inputs]`, by one weight per head; returns float32 `[rows, heads, outputs]`.
 
-    weight: of all heads, concatenated, each a multiple of PANEL outputs, of plain numbers without a bias. No row's
-    result depends on its neighbours.
+    weight: weights of all heads, concatenated, each with a multiple of PANEL outputs, in a GATHERED format and without
+    a bias. No row's result depends on other rows.
     """
     check_shape("x", x, None, heads, weight.inputs)
     check_dtype("x", x, torch.float32)
@@ -43,9 +43,9 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply few rows x, `[rows, inputs]` in float32, bfloat16 or float16; returns `[rows, outputs]` like it.
+    """Multiply a few rows, x, `[rows, inputs]` in float32, bfloat16 or float16; returns `[rows, outputs]` in its dtype.
 
-    bias: `[outputs]` in x's dtype. Products of x and exact stored numbers are summed in float32 and scaled afterwards.
+    bias: `[outputs]` in x's dtype. Products of x and the unscaled stored numbers are summed in float32, then scaled.
     """
     check_shape("x", x, None, weight.inputs)
     if bias is not None:
@@ -55,7 +55,7 @@ def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tenso
 
 
 def takes_fused(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight) -> bool:
-    """Return whether `fused_linear` is faster for these rows: few rows on a GPU, and a weight that its kernel reads."""
+    """Return whether `fused_linear` is faster than separate operations: few rows on a GPU, and a supported weight."""
     if not uses_triton(x) or not 0 < len(x) <= launchers().most_fused_rows(x):
         return False
     return weight.is_contiguous() if isinstance(weight, torch.Tensor) else not weight.has_codes
@@ -71,11 +71,12 @@ def fused_linear(
     out: torch.Tensor | None = None,
     adds: bool = False,
 ) -> torch.Tensor:
-    """Compute a product fused with its neighbours, if `takes_fused` holds; returns a new tensor, or `out`.
+    """Compute norm, product, bias, gate and sum in one kernel, if `takes_fused` holds; returns a new tensor, or `out`.
 
-    x: `[rows, inputs]`; weight: `[outputs, inputs]` of its dtype, or of 8 bits; bias: `[outputs]`. norm: `[inputs]`,
-    applied to rows first by `rms_norm`. gate: applied to the result by `gate_mul`. out: `[rows, outputs]`, contiguous;
-    adds: add to it instead of overwriting. Each step rounds like the separate operation.
+    x: `[rows, inputs]`; weight: `[outputs, inputs]` in x's dtype, or with 8 bits; bias: `[outputs]`. norm: `[inputs]`,
+    applied to the rows before the product, by `rms_norm`. gate: applied to the product, by `gate_mul`. out: contiguous
+    `[rows, outputs]`, half of the outputs with a gate. adds: whether the result is added to `out` instead of replacing
+    it. Every step rounds like the separate operation.
     """
     outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else (weight.outputs, weight.inputs)
     check_shape("x", x, None, inputs)
@@ -97,15 +98,15 @@ def fused_linear(
 
 
 def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise to a new `[outputs, inputs]` in `dtype`, rounded once from float32."""
+    """Dequantise `weight` to a new `[outputs, inputs]` in `dtype`, rounded once from float32."""
     return pick(reference.dequantise_weight, weight.data)(weight, dtype)
 
 
 def gather_rows(token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-    """Look up rows. token_ids: int64 `[tokens]`, outputs of `weight` in any order, possibly repeated.
+    """Look up the rows of `weight` for `token_ids`: int64 `[tokens]`, row indices in any order, possibly repeated.
 
-    Returns a new contiguous float32 `[tokens, inputs]` with exactly the packed numbers. Raises: ValueError for a weight
-    of integers, IndexError for an invalid id.
+    Returns a new contiguous float32 `[tokens, inputs]` with exactly the packed numbers. Raises: ValueError if the
+    format of `weight` is not in GATHERED, IndexError for an invalid id.
     """
     check_index("token_ids", token_ids)
     if weight.stored not in GATHERED:

@@ -1,4 +1,4 @@
-"""Small operations between products: norms, rotation, and the gate of a feed-forward layer."""
+"""Small operations between matrix products: norms, rotary embedding, and the gate of a feed-forward layer."""
 
 import torch
 
@@ -11,8 +11,8 @@ from baton.kernels.types import Gate, check_angles, check_dtype, check_norm, che
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; returns a new tensor like `x`.
 
-    x: `[..., size]`; weight: `[size]`, of the same dtype or float32. The quotient is computed in float32 and cast to
-    the dtype of `weight` before their product, as in transformers, which matters for bfloat16.
+    x: `[..., size]`; weight: `[size]`, of the same dtype or float32. The quotient is computed in float32, and rounded
+    to the dtype of `weight` before it is multiplied, as in Hugging Face transformers; this matters for bfloat16.
     """
     check_norm("weight", weight, x)
     return pick(reference.rms_norm, x, computes(x))(x, weight, eps)
@@ -35,16 +35,16 @@ def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     """Rotate each pair `(x[i], x[i + angles])` by its token's angle; returns a new tensor like `x`.
 
     x: `[tokens, heads, head_dim]`; cos, sin: `[tokens, angles]`, same dtype as `x`, at most `head_dim / 2` angles.
-    Numbers after the pairs are unchanged.
+    Numbers from index `2 * angles` on are unchanged.
     """
     check_angles(cos, sin, len(x), x)
     return pick(reference.rotary, x)(x, cos, sin)
 
 
 def gate_mul(gate_up: torch.Tensor, gate: Gate = Gate.SILU) -> torch.Tensor:
-    """Compute `gate(first) * second` of a fused projection.
+    """Compute `gate(first half) * second half` of the output of a fused projection.
 
-    gate_up: `[tokens, 2 * size]`, the gates first. Returns a new `[tokens, size]` of the same dtype.
+    gate_up: `[tokens, 2 * size]`, gates in the first half. Returns a new `[tokens, size]` of the same dtype.
     """
     if gate_up.dim() != 2 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [tokens, 2 * size], got {list(gate_up.shape)}")

@@ -1,11 +1,11 @@
-"""Weights in the layout of kernels/linear.py.
+"""Weights in the packed layout of the CPU kernels, see kernels/linear.py.
 
-bfloat16 weights take half the memory of float32, without loss if they were bfloat16. int8 weights have a scale per
-output; each input row is quantised to 8 bits with its own scale (W8A8, as in arXiv:2211.10438). int4 weights are codes
-of 0 to 15 in groups along the input, weight = (code - zero) * scale; inputs are quantised to 8 bits (W4A8) with a scale
-per row and group, as in llama.cpp's Q8_0: with a scale per row a single large input would coarsen all others, and this
-costs only one more multiplication per group and output. fp4 weights are E2M1 codes in such groups, converted to
-integers by a table.
+bfloat16 weights take half the memory of float32, without loss if the checkpoint has bfloat16. int8 weights have a scale
+per output; each input row is quantised to 8 bits with a scale per row (W8A8, as in arXiv:2211.10438). int4 weights are
+codes of 0 to 15 in groups of inputs, with weight = (code - zero) * scale. Their inputs are quantised to 8 bits (W4A8)
+with a scale per row and group, as in llama.cpp's Q8_0: with a scale per row, a single large input would make all others
+inexact. This costs only one more multiplication per group and output. fp4 weights are E2M1 codes in such groups, which
+a table converts to integers.
 """
 
 import enum
@@ -15,19 +15,19 @@ import torch
 
 from baton.kernels.types import E2M1, Gate, Routing, check_dtype, check_shape
 
-PANEL = 32  # adjacent outputs
+PANEL = 32  # number of outputs that are stored next to one another
 MOST_GROUP_INPUTS = 256
 
 
 class Stored(enum.IntEnum):
-    """Storage of numbers, and rounding of inputs before products. Sums are float32, and exact for integers."""
+    """Format of a packed weight, and of the inputs that multiply it. Sums are float32, or exact for integers."""
 
     FLOAT32 = 0
-    BFLOAT16 = 1  # unrounded inputs
-    ROUNDING = 2  # bfloat16, inputs rounded to bfloat16
-    INT8 = 3  # inputs as integers of -127 to 127 times a scale per row
-    INT4 = 4  # inputs as integers times a scale per row and group of the weight
-    FP4 = 5  # inputs as for INT4
+    BFLOAT16 = 1  # inputs are not rounded
+    ROUNDING = 2  # weight is bfloat16; inputs are rounded to bfloat16
+    INT8 = 3  # inputs are rounded to integers of -127 to 127 times a scale per row
+    INT4 = 4  # inputs are rounded to integers times a scale per row and group of the weight
+    FP4 = 5  # inputs are rounded as for INT4
 
 
 GROUPED = (Stored.INT4, Stored.FP4)
@@ -49,10 +49,11 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Packed weight. `data`: `[panels, ceil(inputs / n), 32, n]`, n adjacent numbers per output, zero-padded.
+    """Weight in panels of 32 outputs, for the CPU kernels. `data`: `[panels, ceil(inputs / n), 32, n]`, zero-padded.
 
-    In GROUPED formats two codes share a byte: `[panels, inputs / 8, 32, 4]`, the first four of eight in the low
-    nibbles, so that a shift and a mask yield two words of bytes, each for four consecutive inputs.
+    n = SIDE_BY_SIDE[stored] numbers of an output are adjacent. In GROUPED formats two codes share a byte: `data` is
+    `[panels, inputs / 8, 32, 4]`, with the first four of eight codes in the low nibbles, so that a shift and a mask
+    yield two words of bytes, each for four consecutive inputs.
     """
 
     data: torch.Tensor
@@ -63,7 +64,7 @@ class PackedWeight:
     scales: torch.Tensor | None = None  # INT8: float32 [32 * panels]; GROUPED: float16 [panels, groups, 32]
     sums: torch.Tensor | None = None  # INT8: int32 [32 * panels], sum of each output's integers
     zeros: torch.Tensor | None = None  # GROUPED: uint8 [panels, groups, 32]
-    group_inputs: int = 0  # GROUPED only
+    group_inputs: int = 0  # GROUPED: inputs per group
 
     @property
     def nbytes(self) -> int:
@@ -73,9 +74,9 @@ class PackedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PackedGated:
-    """Packed gated layer: SwiGLU (arXiv:2002.05202) or similar."""
+    """Packed gated feed-forward layer: SwiGLU (arXiv:2002.05202) or similar."""
 
-    gate_up: PackedWeight  # gates, then factors
+    gate_up: PackedWeight  # computes all gates, then the factors that they are applied to
     down: PackedWeight
     gate: Gate
 
@@ -84,23 +85,23 @@ class PackedGated:
 class PackedExperts:
     """Packed feed-forward layer of experts with equal input and output sizes."""
 
-    router: PackedWeight  # to one logit per expert
+    router: PackedWeight  # weight that computes one logit per expert
     routing: Routing
-    correction: torch.Tensor | None  # float32 [experts]
+    correction: torch.Tensor | None  # float32 [experts], see `Routing.corrected`
     experts: tuple[PackedGated, ...]
-    shared: PackedGated | None  # added for every row
-    shared_gate: PackedWeight | None  # to the logit of `shared`; None: not gated
+    shared: PackedGated | None  # expert whose output is added to that of every row
+    shared_gate: PackedWeight | None  # weight that computes the gate's logit of `shared`; None: no gate
 
 
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack `weight`, `[outputs, inputs]`, in the format `stored`, except INT8; bias: `[outputs]`."""
+    """Pack `weight`, `[outputs, inputs]`, in a float format: FLOAT32, BFLOAT16 or ROUNDING. bias: `[outputs]`."""
     data = _panels(weight.to(DTYPES[stored]), SIDE_BY_SIDE[stored])
     outputs, inputs = weight.shape
     return PackedWeight(data, stored, outputs, inputs, None if bias is None else bias.float())
 
 
 def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack int8 `[outputs, inputs]` that represents `weight * scales[:, None]`; bias: `[outputs]`."""
+    """Pack int8 `[outputs, inputs]`; the represented numbers are `weight * scales[:, None]`. bias: `[outputs]`."""
     check_dtype("weight", weight, torch.int8)
     check_shape("scales", scales, len(weight))
     outputs, inputs = weight.shape
@@ -117,7 +118,7 @@ def pack_int8(weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | N
 
 
 def takes_groups(inputs: int, groups: int) -> bool:
-    """Return whether pack_int4() supports this number of groups."""
+    """Return whether pack_int4() supports `inputs` inputs in `groups` groups."""
     size = inputs // groups
     return inputs % groups == 0 and size % SIDE_BY_SIDE[Stored.INT4] == 0 and size <= MOST_GROUP_INPUTS
 
@@ -125,22 +126,23 @@ def takes_groups(inputs: int, groups: int) -> bool:
 def pack_int4(
     codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bias: torch.Tensor | None
 ) -> PackedWeight:
-    """Pack codes, uint8 `[outputs, inputs]` up to 15; scales: float16, positive, and zeros: uint8, `[outputs, groups]`.
+    """Pack `codes`, uint8 `[outputs, inputs]`, each at most 15.
 
-    A group is a multiple of 8 inputs, at most 256.
+    scales: positive float16 `[outputs, groups]`; zeros: uint8 `[outputs, groups]`. The inputs of a group are a multiple
+    of 8, at most 256.
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
     return _pack_codes(codes, scales, zeros, bias, Stored.INT4)
 
 
-FP4_ZERO = 12  # E2M1 is read as twice the number plus this: native/formats.h
+FP4_ZERO = 12  # native/formats.h reads an E2M1 code as twice its value plus this
 
 
 def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack E2M1 codes, uint8 `[outputs, inputs]`; scales: float16 `[outputs, groups]`, half of the factors.
+    """Pack E2M1 codes, uint8 `[outputs, inputs]`, in groups as those of pack_int4().
 
-    Groups as in pack_int4().
+    scales: float16 `[outputs, groups]`, half of the factors that the codes' values are multiplied by.
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)
@@ -170,7 +172,7 @@ def _pack_codes(
 
 
 def unpacked(weight: PackedWeight) -> torch.Tensor:
-    """Unpack to `[outputs, inputs]` in the stored dtype; GROUPED formats to scaled float32."""
+    """Unpack to `[outputs, inputs]`: GROUPED formats to scaled float32, others to the stored, unscaled numbers."""
     if weight.scales is not None and weight.zeros is not None:
         codes = torch.cat((weight.data & 15, weight.data >> 4), dim=-1)
         scales, zeros = (_outputs_first(each.unsqueeze(-1)).float() for each in (weight.scales, weight.zeros))

@@ -1,4 +1,4 @@
-"""Writes to the paged pool and copies of its blocks."""
+"""Operations that write keys and values to the paged KV pool, or copy its blocks."""
 
 import torch
 
@@ -18,11 +18,11 @@ from baton.kernels.types import (
 
 
 def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
-    """Write token `i` to slot `slots[i]` in place; nothing else of the pool changes.
+    """Write key and value of token `i` to slot `slots[i]` of the pool. Nothing else of the pool changes.
 
-    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` in its dtype, or any float dtype if it is
-    quantised (see types.py); value is None if values are prefixes of keys; slots: int64 `[tokens]`, distinct, each in
-    `[0, blocks * block_tokens)`, or negative for padding that is not written.
+    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` in the pool's dtype, or any float dtype if it
+    is quantised (see types.py); value is None if values are prefixes of keys; slots: int64 `[tokens]`, distinct, each
+    in `[0, blocks * block_tokens)`, or negative for padding, which is not written.
     """
     if (value is None) != (kv.value_prefix is not None):
         raise ValueError(f"value must {'be' if value is None else 'not be'} given: the pool stores {kv.kinds} kinds")
@@ -37,10 +37,10 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: 
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    """Copy block `sources[i]` to block `destinations[i]` over all layers, with scales and states, in place.
+    """Copy block `sources[i]` of the pool to block `destinations[i]`, for all layers, with scales and recurrent states.
 
-    kv: the pool; sources, destinations: int64 `[copies]`. Destinations are distinct and no block is both, so the order
-    of copies does not matter.
+    sources, destinations: int64 `[copies]`. Destinations are distinct, and no block is both source and destination, so
+    the order of copies does not matter.
     """
     check_index("sources", sources)
     check_index("destinations", destinations, sources.shape[0])
@@ -52,24 +52,24 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
     """Copy block `block_ids[i]` to `out[i]`.
 
-    blocks: uint8 `[blocks, rows, row_bytes]` with contiguous rows: one row per block, or a row per layer and kind,
-    possibly a slice of heads. out: uint8 `[copies, rows, row_bytes]`, contiguous rows; block_ids: int64 `[copies]`,
-    each in `[0, blocks)`.
+    blocks: uint8 `[blocks, rows, row_bytes]` with contiguous rows: the complete block as one row, or one row per layer
+    and kind (keys, values), possibly only some heads of it. out: uint8 `[copies, rows, row_bytes]`, contiguous rows;
+    block_ids: int64 `[copies]`, each in `[0, blocks)`.
     """
     _check(blocks, block_ids, out)
     pick(reference.gather_blocks, blocks)(blocks, block_ids, out)
 
 
 def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.Tensor) -> None:
-    """Copy `source[i]` to block `block_ids[i]`, the inverse of gather_blocks. Block ids are distinct."""
+    """Copy `source[i]` to block `block_ids[i]` of `blocks`: the inverse of gather_blocks. Block ids are distinct."""
     _check(blocks, block_ids, source)
     pick(reference.scatter_blocks, blocks)(source, blocks, block_ids)
 
 
 def compile_copies(blocks: torch.Tensor, piece: torch.Tensor) -> None:
-    """Compile gather_blocks and scatter_blocks for such tensors now instead of at first use.
+    """Compile gather_blocks and scatter_blocks now instead of at first use.
 
-    blocks, piece: like `blocks` and `out` of gather_blocks.
+    blocks, piece: tensors of the shapes that will be passed as `blocks` and `out` of gather_blocks.
     """
     if uses_triton(blocks):
         launchers().compile_copies(blocks, piece)
@@ -92,11 +92,12 @@ def rotate_and_store(
     slots: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return rotated queries, `[tokens, heads, head_dim]`, and store keys and values. May overwrite `qkv`.
+    """Rotate queries and keys, store keys and values, and return the queries `[tokens, heads, head_dim]`.
 
-    qkv: `[tokens, heads + 2 * kv_heads, head_dim]`, contiguous: queries, keys, values; cos, sin: `[angles, at most
-    head_dim / 2]` in its dtype, see `rotary`; rows: int64 `[tokens]`, row of cos and sin per token, or None if they
-    have one per token; kv and slots: see `store_kv`; for a negative slot only the query is computed.
+    May overwrite `qkv`. qkv: contiguous `[tokens, heads + 2 * kv_heads, head_dim]`: queries, keys, values; norms:
+    applied to queries and keys before the rotation; cos, sin: `[angles, at most head_dim / 2]` in the dtype of `qkv`,
+    see `rotary`; rows: int64 `[tokens]`, the row of cos and sin for each token; None: row i is for token i; kv, slots:
+    see `store_kv`; for a negative slot only the query is computed.
     """
     check_rotation(qkv, cos, sin, norms, kv, slots, rows)
     if rows is not None:
@@ -131,7 +132,7 @@ def check_rotation(
 
 
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:
-    """Check norms, whose numbers kernels read by address."""
+    """Check the norms of heads, which must be contiguous because kernels read them by address."""
     for name, weight in (("query norm", norms.query), ("key norm", norms.key)):
         check_norm(name, weight, qkv)
         if not weight.is_contiguous():

@@ -1,4 +1,4 @@
-"""Reference of every kernel in plain PyTorch. Contracts and checks are in the file of each operation."""
+"""Reference implementation of every kernel in plain PyTorch. Contracts and checks are in the operations' own files."""
 
 from collections.abc import Sequence
 
@@ -33,7 +33,7 @@ from baton.kernels.types import (
 )
 
 KEYS, VALUES = 0, 1
-DELTA_TOKENS = 64  # tokens of a run computed together
+DELTA_TOKENS = 64  # most tokens of a run that the delta rule computes together
 LENGTH_EPS = 1e-6
 
 
@@ -69,7 +69,7 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: 
         real = slots >= 0
         key, value, slots = key[real], None if value is None else value[real], slots[real]
     blocks, offsets = slots // kv.block_tokens, slots % kv.block_tokens
-    # The slice between two index tensors moves the indexed dimension to the front: [tokens, kv_heads, head_dim].
+    # PyTorch moves the dimension of two index tensors to the front: the assigned shape is [tokens, kv_heads, head_dim].
     for part, numbers in enumerate((key,) if value is None else (key, value)):
         if kv.scales is not None:
             numbers, scales = quantise(numbers, kv.data.dtype)
@@ -100,7 +100,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     stored = unpacked(weight)
     if weight.stored is Stored.INT8 and weight.scales is not None:
         integers, scales = _bytes(x)
-        # Sums of integers are exact in float64; a non-finite row stays so by its scale.
+        # Sums of integers are exact in float64. Rows of `x` with a non-finite value are replaced by NaN below.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
     elif weight.stored in GROUPED:
@@ -119,7 +119,7 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return integers of -127 to 127, and the scale of each last dimension."""
+    """Quantise along the last dimension: return integers of -127 to 127, and one scale per last dimension."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
 
@@ -137,12 +137,12 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return the softmax of x and 0: PyTorch's sigmoid rounds numbers at a tensor's end differently."""
+    """Return the sigmoid, computed as softmax of x and 0. PyTorch's own rounds a tensor's last numbers differently."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
 
 
 def _in_best_groups(judged: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Return `-inf` for experts outside the best groups."""
+    """Return `judged` with `-inf` for the experts outside the best groups."""
     grouped = judged.unflatten(1, (routing.groups, -1))
     merits = grouped.topk(routing.judged_by, dim=-1).values.sum(-1)
     kept = merits.topk(routing.kept_groups, dim=-1).indices
@@ -217,7 +217,7 @@ def dequantise_weight(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tens
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """Multiply each pair with its own dequantised weight."""
+    """Multiply the row of each pair by the dequantised weight of the pair's expert."""
     count = len(pairs.order)
     experts = torch.searchsorted(pairs.starts[1:], torch.arange(count, device=x.device), right=True)
     rows, plain = x[pairs.order // (count // len(x))].float(), weight.rows
@@ -238,12 +238,12 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
     among = masked_rows(logits, range(len(logits)), allowed) if allowed else logits
-    # A number minus itself is 0 or NaN: several times faster than isfinite.
+    # A number minus itself is 0 if it is finite, else NaN. This is several times faster than isfinite().
     return RowStatistics(among.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
 
 
 def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    taken = logits[list(places)]  # a copy
+    taken = logits[list(places)]  # a copy, which may be overwritten
     size = logits.shape[-1]
     masked = [(row, bits) for row, bits in enumerate(allowed) if bits is not None]
     if masked:
@@ -290,11 +290,11 @@ def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, u
         weights[ascending[dropped]] = 0
     shares = weights.cumsum(0)
     found = torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
-    return found.minimum(weights.nonzero()[-1, 0])  # a number close to 1 rounds up to it
+    return found.minimum(weights.nonzero()[-1, 0])  # rounding may exceed all sums if `uniform` is close to 1
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    # index_select, since older PyTorch lacks indexing of 8-bit floats
+    # index_select() instead of indexing, which older PyTorch lacks for 8-bit floats
     for part in (kv.data, kv.scales):
         if part is not None:
             part[destinations] = part.index_select(0, sources)
@@ -312,7 +312,7 @@ def paged_prefill(
         for part in (KEYS, VALUES)
     )
     asking = torch.arange(start, end, device=query.device)[:, None]
-    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0 for the token itself, then negative
+    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0: the query's own token
     visible = distance <= 0
     if scoring.window is not None:
         visible &= distance > -scoring.window
@@ -332,7 +332,7 @@ def paged_prefill(
 
 
 def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
-    """Compute attention per block, then combine the blocks of each sequence: nothing is padded."""
+    """Compute attention for each used block, then combine the blocks of each sequence, so that nothing is padded."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
     context_tokens, first = rows.context_tokens, int(rows.block_starts[0])
@@ -345,9 +345,9 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     if scoring.window is not None:
         visible &= distance > -scoring.window
 
-    # [used_blocks, kv_heads, block_tokens, head_dim]; gathered separately, since matmul would copy them again
+    # [used_blocks, kv_heads, block_tokens, head_dim]. Read separately: matmul would copy slices of one tensor again.
     keys, values = read(kv, KEYS, block_ids, query.dtype), read(kv, VALUES, block_ids, query.dtype)
-    tails = block_starts[1:][context_tokens > 0] - 1  # slots after the context contain anything, and 0 * NaN is NaN
+    tails = block_starts[1:][context_tokens > 0] - 1  # unused slots of last blocks may contain NaN, and 0 * NaN is NaN
     values[tails] = values[tails].masked_fill(~visible[tails].transpose(-1, -2), 0)
 
     grouped = query.view(sequences, kv_heads, heads // kv_heads, head_dim)
@@ -368,7 +368,7 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
 
 
 def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the keys or values of these blocks in `dtype`: a new `[used_blocks, kv_heads, block_tokens, size]`."""
+    """Return KEYS or VALUES of `block_ids` in `dtype`: a new `[used_blocks, kv_heads, block_tokens, size]`."""
     kind, size = (part, kv.head_dim) if kv.value_prefix is None or part == KEYS else (KEYS, kv.value_prefix)
     stored = kv.data[:, kind, :, :, :size].index_select(0, block_ids)
     if kv.scales is None:
@@ -377,14 +377,14 @@ def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) ->
 
 
 def soft_capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """Bound scores to `(-softcap, softcap)`, keeping sign and order."""
+    """Map scores to `(-softcap, softcap)`, with the same signs and order; None: return them unchanged."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
 def _distance(
     owner: torch.Tensor, block_starts: torch.Tensor, context_tokens: torch.Tensor, block_tokens: int
 ) -> torch.Tensor:
-    """Return positions in each used block minus that of the owner's query: `[used_blocks, block_tokens]`."""
+    """Return, for each slot of a used block, its position minus that of the query: `[used_blocks, block_tokens]`."""
     logical = torch.arange(len(owner), device=owner.device) - block_starts[owner]
     position = logical[:, None] * block_tokens + torch.arange(block_tokens, device=owner.device)
     return position - (context_tokens[owner] - 1)[:, None]
@@ -449,7 +449,7 @@ def gated_delta_rule(
 
 
 def _weighted(inputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """Sum in one order, whatever the number of rows."""
+    """Return the weighted sum of `inputs`, added in the same order for any number of rows."""
     total = inputs[0] * weights[0]
     for each, weight in zip(inputs[1:], weights[1:], strict=True):
         total = total + each * weight
@@ -464,7 +464,10 @@ def _delta_piece(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute all tokens together, `[heads, tokens, ...]`, by solving a triangular system (section 3.3)."""
+    """Compute the delta rule for all tokens of `[heads, tokens, ...]` together, and the state after them.
+
+    Solves a triangular system (arXiv:2412.06464, section 3.3).
+    """
     total = decay.cumsum(1)
     later = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
     between = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp()
@@ -483,7 +486,7 @@ def _of_length_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def _begun(states: torch.Tensor, runs: StateRuns, some: slice) -> torch.Tensor:
-    """Copy the states from which some runs start."""
+    """Return a copy of the states from which the runs `some` start."""
     shape = (-1, *[1] * (states.dim() - 1))
     begins = runs.begins[some].view(shape)
     stored = states.index_select(0, runs.sources[some])

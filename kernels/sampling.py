@@ -11,11 +11,11 @@ from baton.kernels.types import RowStatistics, Sampled
 
 
 def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]) -> torch.Tensor:
-    """Return masked rows as a new contiguous float32 `[len(places), vocab]`. logits: float32 `[rows, vocab]`.
+    """Return rows of `logits` with forbidden tokens at -inf, as a new contiguous float32 `[len(places), vocab]`.
 
-    places: rows of logits in any order, possibly repeated. allowed: per place None, which allows all tokens, or
-    contiguous uint8 `[any]` on the CPU with one bit per token, the least significant first; other tokens, and those
-    after the last bit, become -inf.
+    logits: float32 `[rows, vocab]`; places: indices of the wanted rows in any order, possibly repeated; allowed: one
+    mask per place: contiguous uint8 `[any]` on the CPU with one bit per token, the least significant first; tokens
+    after the last bit are forbidden. None allows all tokens.
     """
     _check_logits(logits)
     if places and not 0 <= min(places) <= max(places) < len(logits):
@@ -25,7 +25,7 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
 
 
 def _check_logits(logits: torch.Tensor) -> None:
-    """Check logits faster than kernels/types.py would, since this runs in every step."""
+    """Check dtype and shape of logits. Faster than the checks of kernels/types.py, since this runs in every step."""
     if logits.dtype is not torch.float32 or logits.dim() != 2:
         raise ValueError(f"logits must be {torch.float32} [rows, vocab], got {logits.dtype} {list(logits.shape)}")
 
@@ -38,10 +38,11 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
 
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
-    """Return statistics of float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals`, within 1e-5.
+    """Return statistics of `logits`, float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals`, within 1e-5.
 
-    The best token is the first of several in the native kernel, among those `allowed` if given: per row a mask as for
-    `masked_rows`, with at least one token. For a non-finite row only `finite` is meaningful. No row depends on others.
+    allowed: masks as for `masked_rows`, one per row, each with at least one token, among which the best token is
+    chosen; None: among all. Of equally likely best tokens the native kernel takes the first. If a row is not finite,
+    only `finite` is meaningful. No row's result depends on other rows.
     """
     _check_logits(logits)
     if allowed:
@@ -58,14 +59,15 @@ def sample_tokens(
     may_ban: bool = True,
     out: Sampled | None = None,
 ) -> Sampled:
-    """Sample one token per row of logits, `[rows, vocab]` of any float dtype, widened to float32.
+    """Sample one token per row of `logits`, `[rows, vocab]` of any float dtype, which is widened to float32.
 
-    -inf bans a token; a row without other tokens, or with NaN or +inf, gets NaN as its log-probability and no
-    meaningful token. Unless logits `may_ban`, so does a row with -inf. out: result tensors, contiguous. Parameters are
-    `[rows]`: temperature: float32, 0 takes the best token, the first of several; top_k: int64, 0 is unlimited, ties
-    with the last stay; top_p: float32 in [0, 1], keeps the best tokens with that share of the mass, later ids first in
-    ties; uniform: float64 in [0, 1). The sampled token is the one, by id, whose interval of the mass contains the
-    uniform number. No row depends on others. Implementations differ if the number is within 1e-5 of a boundary.
+    -inf bans a token. A row without other tokens, or with NaN or +inf, gets NaN as log-probability and no meaningful
+    token; so does a row with -inf, unless `may_ban`. out: contiguous result tensors. Parameters are `[rows]`:
+    temperature: float32, 0 takes the first of the most likely tokens; top_k: int64, 0 is unlimited, tokens that tie
+    with the last are kept; top_p: float32 in [0, 1], keeps the most likely tokens with this part of the probability, of
+    equal ones those with higher ids; uniform: float64 in [0, 1). With the kept probabilities as adjacent intervals in
+    order of token ids, the sampled token is the one whose interval contains `uniform`. No row's result depends on other
+    rows. Implementations may differ if `uniform` is within 1e-5 of a boundary.
     """
     if not logits.is_floating_point() or logits.dim() != 2:
         raise ValueError(f"logits must be floats [rows, vocab], got {logits.dtype} {list(logits.shape)}")
@@ -91,5 +93,5 @@ def no_samples(rows: int, device: torch.device) -> Sampled:
 
 
 def samples_natively(logits: torch.Tensor) -> bool:
-    """Return whether a CPU's native kernel samples such logits; the reference loops over rows in Python."""
+    """Return whether the native CPU kernel samples such logits. The reference would loop over rows in Python."""
     return native_library() is not None and logits.device.type == "cpu" and logits.stride(1) == 1

@@ -9,19 +9,19 @@ import torch
 
 
 class Gate(IntEnum):
-    """Activation of gates in a feed-forward layer; twin of `Gate` in kernels/native/linear.h."""
+    """Activation of gates in a feed-forward layer. kernels/native/linear.h defines the same `Gate`."""
 
     SILU = 1
-    GELU = 2  # tanh approximation
-    CLAMPED = 3  # SiLU of a gate bounded by SWIGLU_LIMIT and scaled by SWIGLU_ALPHA, times the bounded factor plus one
+    GELU = 2  # GELU in its tanh approximation
+    CLAMPED = 3  # g sigmoid(SWIGLU_ALPHA g) (u + 1), with gate g and factor u bounded by SWIGLU_LIMIT
     SIGMOID = 4
 
 
-SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # of CLAMPED
+SWIGLU_LIMIT, SWIGLU_ALPHA = 7.0, 1.702  # constants of Gate.CLAMPED
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int | None) -> None:
-    """Check a shape; `None` matches any size."""
+    """Check a tensor's shape; `None` in `shape` matches any size."""
     actual = tensor.shape
     if len(actual) != len(shape) or any(want not in (None, size) for want, size in zip(shape, actual, strict=True)):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
@@ -34,14 +34,14 @@ def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def check_norm(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
-    """Check the weight of a norm over rows of `x`: of its dtype, or float32."""
+    """Check the weight of a norm over rows of `x`: one per number of a row, in the dtype of `x` or float32."""
     check_shape(name, weight, x.shape[-1])
     if weight.dtype not in (x.dtype, torch.float32):
         raise ValueError(f"{name} must be {x.dtype} or torch.float32, got {weight.dtype}")
 
 
 def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tensor) -> None:
-    """Check `[rows, pairs]` for rotating heads of `x`, `[tokens, heads, head_dim]`."""
+    """Check cosines and sines, `[rows, pairs]`, that rotate the heads of `x`, `[tokens, heads, head_dim]`."""
     check_shape("cos", cos, rows, None)
     check_shape("sin", sin, *cos.shape)
     if cos.shape[1] > x.shape[2] // 2:
@@ -51,12 +51,12 @@ def check_angles(cos: torch.Tensor, sin: torch.Tensor, rows: int, x: torch.Tenso
 
 
 def check_index(name: str, tensor: torch.Tensor, length: int | None = None) -> None:
-    """Check a one-dimensional int64 tensor; offsets into a pool soon exceed 2**31 elements."""
+    """Check that a tensor of indices is one-dimensional and int64, since pools often have more than 2**31 elements."""
     check_shape(name, tensor, length)
     check_dtype(name, tensor, torch.int64)
 
 
-QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # stored with scales
+QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # dtypes of a pool that are stored with scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class _KvHeads:
     data: torch.Tensor  # [..., 2 (keys, values), kv_heads, block_tokens, head_dim]
     scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], if and only if data is QUANTISED
     value_prefix: int | None = None
-    """Leading numbers of each key that are the value too, with the key's scale: then 1 replaces the 2 above. None:
-    values are stored apart, with the size of keys.
+    """Number of leading numbers of each key that are also its value, with the key's scale: the dimension of size 2
+    above has size 1 then. None: values are stored separately, with the size of keys.
     """
 
     @property
@@ -91,10 +91,10 @@ class _KvHeads:
 
 @dataclass(frozen=True, slots=True)
 class KvLayer(_KvHeads):
-    """Layer of the pool, by reference: writing to it writes the pool. Data are `[blocks, 2, ...]`."""
+    """View of one layer of the KV pool: writing to it writes the pool. `data`: `[blocks, 2, ...]`."""
 
     def shared_by(self, groups: int) -> "KvLayer":
-        """Return a read-only view of one KV head as several, one per group of query heads, over the same memory."""
+        """Return a read-only view of the one KV head as `groups` equal KV heads, one per group of query heads."""
         data, scales = self.data, self.scales
         return KvLayer(
             data.expand(-1, -1, groups, -1, -1),
@@ -105,13 +105,13 @@ class KvLayer(_KvHeads):
 
 @dataclass(frozen=True, slots=True)
 class KvPages(_KvHeads):
-    """Layers of the pool, by reference; `KvLayout.view` creates it over memory that others own.
+    """View of the layers of a KV pool, which `KvLayout.view` creates. The memory belongs to others.
 
-    A quantised pool has one float32 scale per token and KV head, for keys and for values: number = stored * scale. Data
-    are `[blocks, layers, 2, ...]`.
+    `data`: `[blocks, layers, 2, ...]`. A quantised pool has one float32 scale per token and KV head, for keys and for
+    values: number = stored * scale.
     """
 
-    states: torch.Tensor | None = None  # float32 [blocks, any], of layers with a recurrent state (delta.py)
+    states: torch.Tensor | None = None  # float32 [blocks, any], recurrent states of delta nets (delta.py)
 
     def __post_init__(self) -> None:
         if (self.data.dtype in QUANTISED) != (self.scales is not None):
@@ -136,7 +136,7 @@ class KvPages(_KvHeads):
 
 
 def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
-    """Check that attention of `query`, `[tokens, heads, head_dim]`, can read this layer."""
+    """Check that attention of `query`, `[tokens, heads, head_dim]`, can read layer `kv` of the pool."""
     check_shape("query", query, None, None, None)
     check_shape("kv", kv.data, None, kv.kinds, None, None, query.shape[2])
     if kv.value_dim > kv.head_dim:
@@ -151,9 +151,10 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
 class Scoring:
     """Attention scores: softmax over `softcap * tanh(query @ key * scale / softcap)`.
 
-    softcap: None leaves scores unbounded (Gemma 2, arXiv:2408.00118). window: tokens a query sees, including its own;
-    None: all before it. sinks: float32 `[heads]`, score of a virtual token without a value that every query sees
-    (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None: no such token.
+    softcap: None: scores are `query @ key * scale`, unbounded (softcap: Gemma 2, arXiv:2408.00118). window: number of
+    tokens that a query sees, including its own; None: it sees all earlier ones. sinks: float32 `[heads]`, score of a
+    virtual token without a value that every query sees (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None: no such
+    token.
     """
 
     scale: float
@@ -163,27 +164,27 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether the softmax is over scaled products alone, as in `scaled_dot_product_attention`."""
+        """Return whether scores are only scaled products, without softcap and sinks, as PyTorch computes them."""
         return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """One token of each of several sequences, and their contexts, for `paged_decode`."""
+    """One token of each of several sequences, and the sequences' contexts: argument of `paged_decode`."""
 
-    block_ids: torch.Tensor  # int64 [used_blocks], after those of other layer groups
+    block_ids: torch.Tensor  # int64 [any]; block_starts[0] is the first used entry
     block_starts: torch.Tensor  # int64 [sequences + 1], indexes into `block_ids`
     context_tokens: torch.Tensor  # int64 [sequences]
     usual_tokens: int | None = None
     arrivals: torch.Tensor | None = None
-    """Counters of a kernel, int32 [at least sequences * kv_heads], zero before and after; only kernels of one stream
-    use it. None: the kernel allocates its own.
+    """Counters for a kernel, int32 [at least sequences * kv_heads], zero before and after it. Only kernels of one CUDA
+    stream may use the same counters. None: the kernel allocates its own.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
-    """Rows of one longer chunk: arguments of `paged_prefill`."""
+    """Rows of one prompt chunk in a step: arguments of `paged_prefill`."""
 
     rows: slice
     start: int
@@ -192,21 +193,24 @@ class PrefillRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """Several longer chunks with contiguous rows, for the host and as numbers for a device, for `paged_prefills`."""
+    """Several prompt chunks with contiguous rows: argument of `paged_prefills`.
 
-    chunks: tuple[PrefillRows, ...]  # at least one
-    row_starts: torch.Tensor  # int64 [chunks + 1], from the first chunk's first row
-    ends: torch.Tensor  # int64 [chunks], positions
+    `chunks` is for the host; the tensors have the same numbers for a device.
+    """
+
+    chunks: tuple[PrefillRows, ...]  # at least one chunk
+    row_starts: torch.Tensor  # int64 [chunks + 1], counted from the first row of the first chunk
+    ends: torch.Tensor  # int64 [chunks], position after the last token of each chunk
     block_ids: torch.Tensor  # int64 [used_blocks], of all chunks
     block_starts: torch.Tensor  # int64 [chunks + 1], indexes into `block_ids`
     by_library: int = 0  # number of last chunks that a library computes if it can (kernels/libraries/)
     planned: "Callable[[torch.Tensor, KvLayer, Scoring, torch.Tensor], None] | None" = None
-    """Function that computes these last chunks from `query` to `out`, valid until another step is planned; None:
-    each is gathered.
+    """Function that computes the last `by_library` chunks, valid until another step is planned. None: PyTorch computes
+    each of these over gathered keys and values.
     """
 
     def first(self, count: int) -> "PrefillChunks":
-        """Return the first `count` chunks, at least one."""
+        """Return only the first `count` chunks. `count` is at least 1."""
         if count == len(self.chunks):
             return self
         several = count + 1
@@ -231,13 +235,13 @@ class GroupRows:
     """KV locations of a step's tokens and their contexts in one group of layers."""
 
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
-    decode: DecodeRows | None  # first tokens, of one sequence each
-    prefills: PrefillChunks | None  # other tokens
+    decode: DecodeRows | None  # first tokens of the step, each the only one of its sequence
+    prefills: PrefillChunks | None  # the step's other tokens, in chunks
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Tokens of a step and their sequences: single tokens first, then chunks."""
+    """Tokens of a step and their sequences: first those of sequences with one token, then those in chunks."""
 
     token_ids: torch.Tensor  # int64 [tokens], each in the vocabulary
     positions: torch.Tensor  # int64 [tokens]
@@ -245,22 +249,22 @@ class PagedRows:
 
     @property
     def decode(self) -> DecodeRows | None:
-        """Decode rows of the first group."""
+        """Decode rows of the first layer group; None without any."""
         return self.groups[0].decode
 
     @property
     def prefills(self) -> PrefillChunks | None:
-        """Chunks of the first group."""
+        """Prompt chunks of the first layer group; None without any."""
         return self.groups[0].prefills
 
 
 class StateInit(IntEnum):
-    """Initial state of a run; twin of `StateInit` in kernels/native/delta.h."""
+    """Kind of a run's initial state. kernels/native/delta.h defines the same `StateInit`."""
 
-    ZERO = 0  # start of a sequence
-    STORED = 1  # state of its source
-    AGAIN = 2  # state of its source, which already covers its one row: read only
-    BROKEN = 3  # the source's state covers other tokens: NaN, which invalidates all results
+    ZERO = 0  # zeros, since the run begins its sequence
+    STORED = 1  # state stored in the source block
+    AGAIN = 2  # state stored in the source block, which already covers the run's one row and must not change
+    BROKEN = 3  # NaN, which makes all results NaN, since the stored state covers other tokens
 
 
 class DeltaRates(NamedTuple):
@@ -272,22 +276,22 @@ class DeltaRates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRuns:
-    """Rows of a step for layers with a state: each run is of one sequence, within one block.
+    """Rows of a step for layers with a recurrent state, split into runs: each is of one sequence, within one block.
 
-    Runs of one sequence are consecutive, each starting from the block that the previous one writes; otherwise no run
-    reads what another writes.
+    Runs of one sequence are consecutive, and each starts from the block that the previous one writes. No other run
+    reads a block that a run writes.
     """
 
-    starts: torch.Tensor  # int64 [runs + 1], consecutive from the first row of the step
-    sources: torch.Tensor  # int64 [runs], blocks
-    destinations: torch.Tensor  # int64 [runs], blocks, distinct
-    begins: torch.Tensor  # int64 [runs], of StateInit; AGAIN only for one row
+    starts: torch.Tensor  # int64 [runs + 1], first row of each run, and the end; runs follow one another
+    sources: torch.Tensor  # int64 [runs], block from whose state the run starts
+    destinations: torch.Tensor  # int64 [runs], block to which the run writes its state; distinct
+    begins: torch.Tensor  # int64 [runs], values of StateInit; AGAIN only for runs with one row
     alone: int  # number of leading runs with one row
-    rows: tuple[int, ...]  # of each other run
+    rows: tuple[int, ...]  # number of rows of each of the other runs
 
 
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
-    """Check scoring for query `[tokens, heads, head_dim]`."""
+    """Check `scoring` for a `query` of shape `[tokens, heads, head_dim]`."""
     if scoring.window is not None and scoring.window < 1:
         raise ValueError(f"window must be at least 1, got {scoring.window}")
     if scoring.softcap is not None and scoring.softcap <= 0:
@@ -299,7 +303,7 @@ def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMSNorm of every query head and key head before rotation (Qwen3, arXiv:2505.09388)."""
+    """Weights of the RMSNorm of each query head and key head before rotation (Qwen3, arXiv:2505.09388)."""
 
     query: torch.Tensor  # [head_dim], contiguous, in the compute dtype or float32, see `rms_norm`
     key: torch.Tensor  # [head_dim], contiguous
@@ -312,23 +316,23 @@ class Sampled(NamedTuple):
 
 
 class RowStatistics(NamedTuple):
-    best: torch.Tensor  # int64 [rows], most likely tokens
-    log_totals: torch.Tensor  # float32 [rows], log of the sum of e^logit
-    finite: torch.Tensor  # bool [rows], whether all numbers are finite
+    best: torch.Tensor  # int64 [rows], most likely token of each row
+    log_totals: torch.Tensor  # float32 [rows], log of the sum of all e^logit of the row
+    finite: torch.Tensor  # bool [rows], whether all logits of the row are finite
 
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""Values of 4-bit codes: sign, two exponent bits, one mantissa bit (MXFP4)."""
+"""Value of each 4-bit code of E2M1 (MXFP4): sign, two exponent bits, one mantissa bit."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """Quantised numbers `[outputs, inputs]`, in a format given by the dtype of data.
+    """Quantised weight of shape `[outputs, inputs]`. The dtype of `data` gives the format.
 
-    int8 and float8_e4m3fn `[outputs, inputs]`: number = stored * scales[output]. uint8 `[outputs, inputs / 2]`: 4-bit
-    codes, column c in the low nibble of byte c and column c + inputs / 2 in its high nibble: number = (code -
-    zeros[output, group]) * scales[output, group], with groups of equal runs of columns. Without zeros codes are E2M1:
-    E2M1[code] * scales[output, group].
+    int8 and float8_e4m3fn: `data` is `[outputs, inputs]`, number = data * scales[output]. uint8: `data` is `[outputs,
+    inputs / 2]` with two 4-bit codes per byte: byte c has column c in its low nibble and column c + inputs / 2 in its
+    high nibble. Columns are split into groups of equal size. With zeros, number = (code - zeros[output, group]) *
+    scales[output, group]; without, number = E2M1[code] * scales[output, group].
     """
 
     data: torch.Tensor
@@ -362,7 +366,7 @@ class QuantisedWeight:
 
 
 class GatingFunction(Enum):
-    """Gating function of a router's logits."""
+    """Function that turns the logits of an expert layer's router into gate values."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
@@ -370,33 +374,33 @@ class GatingFunction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Choice of a token's experts: those with the highest gate values, which are also their weights."""
+    """Rule by which a layer chooses a token's experts: the highest gate values, which are also the experts' weights."""
 
     per_token: int
     normalised: bool  # whether a token's weights are scaled to sum to 1
     odds: GatingFunction = GatingFunction.SOFTMAX
-    groups: int = 1  # equally many experts each
-    kept_groups: int = 1  # groups that contain a token's experts
-    judged_by: int = 1  # best gate values whose sum ranks a group
-    corrected: bool = False  # choose by gate value plus a correction per expert; weights exclude it
-    scale: float = 1.0  # applied to the weights last
-    wide: bool = False  # routers multiply in float32
-    biased: bool = False  # routers have a bias
+    groups: int = 1  # number of equal groups into which the experts are split
+    kept_groups: int = 1  # number of groups from which a token's experts are chosen
+    judged_by: int = 1  # a group is ranked by the sum of this many of its highest gate values
+    corrected: bool = False  # whether experts are chosen by gate value plus a correction, not part of the weight
+    scale: float = 1.0  # factor of the weights, applied last
+    wide: bool = False  # whether the router multiplies in float32
+    biased: bool = False  # whether the router has a bias
 
 
 class ExpertChoice(NamedTuple):
-    """Chosen experts `[rows, per_token]`, the best first."""
+    """Experts chosen for each row, `[rows, per_token]`, the highest gate value first, and their weights."""
 
     weights: torch.Tensor  # float32
     chosen: torch.Tensor  # int64
 
 
-MIN_WEIGHT_SUM = 1e-20  # added to a sum of sigmoids that may be 0; negligible otherwise
+MIN_WEIGHT_SUM = 1e-20  # added to sums of gate values before a division, since a sum of sigmoids may be 0
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
-    """Weights of all experts. `rows`: `[experts * outputs, inputs]`, concatenated; plain floats or quantised."""
+    """Weights of all experts of a layer. `rows`: all weights concatenated, `[experts * outputs, inputs]`."""
 
     rows: torch.Tensor | QuantisedWeight
     experts: int
@@ -409,7 +413,7 @@ class ExpertWeight:
 
     @property
     def outputs(self) -> int:
-        """Outputs per expert."""
+        """Number of outputs of one expert."""
         return self._all_outputs // self.experts
 
     @property
@@ -422,41 +426,42 @@ class ExpertWeight:
 
 
 class SortedPairs(NamedTuple):
-    """Pairs of a row and one of its experts, sorted by expert: pair p belongs to row `p // (pairs / rows)`.
+    """Pairs of a row and one of its experts, sorted by expert. Pair p is of row `p // experts per row`.
 
-    Their number follows from shapes; the host never reads how many each expert has.
+    The host knows the number of pairs from shapes, but never reads how many pairs each expert has.
     """
 
-    order: torch.Tensor  # int64 [pairs], pair numbers by expert
-    starts: torch.Tensor  # int64 [experts + 1], start of each expert in `order`, and the end
+    order: torch.Tensor  # int64 [pairs], pair numbers, sorted by expert
+    starts: torch.Tensor  # int64 [experts + 1], index in `order` of each expert's first pair, and the end
 
 
 def sorted_pairs(chosen: torch.Tensor, experts: int) -> SortedPairs:
-    """Sort pairs by expert without waiting for the device. `chosen`: int64 `[rows, experts per row]`."""
+    """Sort pairs by expert, without waiting for the device. `chosen`: experts of each row, int64 `[rows, per row]`."""
     ordered, order = chosen.flatten().sort(stable=True)
     return SortedPairs(order, torch.searchsorted(ordered, torch.arange(experts + 1, device=chosen.device)))
 
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
-SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # divisor for a row of zeros
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # scale of a row of zeros, which is divided by its scale
 
 
 def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise `[..., head_dim]` of any float dtype to `dtype` with float32 scales `[...]`: rows ~ stored * scale.
+    """Quantise rows `[..., head_dim]` of any float dtype to `dtype`; return them and their float32 scales `[...]`.
 
-    Scale = largest magnitude of the row / largest number of the format, so nothing is clipped (per-token symmetric
-    quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration, and no row depends on another. A
-    row with a non-finite value gets the scale NaN and reads back as NaN.
+    row ~ stored * scale, with scale = largest magnitude of the row / largest number of `dtype`, so that nothing is
+    clipped (per-token symmetric quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). It needs no
+    calibration, and no row's result depends on other rows. A row with a non-finite value gets the scale NaN, and so
+    reads back as NaN.
     """
     wide = rows.to(torch.float32)
     scales = (wide.abs().amax(-1) / LARGEST[dtype]).clamp(min=SMALLEST_SCALE)
     scales = scales.masked_fill(scales.isinf(), torch.nan)
     ratio = (wide / scales[..., None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
     if dtype == torch.int8:
-        ratio.round_()  # integers have no NaN; the scale carries it
+        ratio.round_()  # a NaN is lost in an integer, but the scale is NaN too
     return ratio.to(dtype), scales
 
 
 def dequantise(stored: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise `[..., head_dim]` with scales `[...]` to `dtype`; the product is in float32."""
+    """Dequantise rows `[..., head_dim]` with scales `[...]` to `dtype`. The product is computed in float32."""
     return (stored.to(torch.float32) * scales[..., None]).to(dtype)

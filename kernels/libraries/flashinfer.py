@@ -1,7 +1,7 @@
-"""Attention of chunks by FlashInfer (https://docs.flashinfer.ai), which reads the pool in place, if it is installed.
+"""Attention of prompt chunks by FlashInfer (https://docs.flashinfer.ai), an optional library, which reads the pool.
 
-A layer of the pool has its layout HND with a stride between blocks; blocks are numbered in int32. A plan covers one
-step and all its layers. Never run on a GPU.
+A layer of the pool is in FlashInfer's layout HND with a stride between blocks; block ids are int32. FlashInfer plans
+the work of a step once for all layers. This code has never run on a GPU.
 """
 
 import importlib
@@ -13,7 +13,7 @@ import torch
 
 from baton.kernels.types import KvLayer, PrefillChunks, Scoring
 
-WORKSPACE_BYTES = 128 << 20  # as its documentation recommends
+WORKSPACE_BYTES = 128 << 20  # size of the workspace that FlashInfer's documentation recommends
 LAYOUT = "HND"
 
 
@@ -22,12 +22,12 @@ def is_installed() -> bool:
 
 
 def is_compiled() -> bool:
-    """Return whether its kernels are precompiled; compiling them takes minutes and CUDA's compiler."""
+    """Return whether FlashInfer's kernels are precompiled. Compiling them takes minutes and needs CUDA's compiler."""
     return is_installed() and importlib.util.find_spec("flashinfer_jit_cache") is not None
 
 
 class FlashInferPrefill:
-    """FlashInfer for one model on one device. One step is planned at a time, for the current stream."""
+    """FlashInfer for one model on one device. Plans one step at a time, for the current CUDA stream."""
 
     def __init__(self, heads: int, kv: KvLayer) -> None:
         """Load FlashInfer. `kv`: any layer of the pool, unquantised 16-bit floats.
@@ -42,7 +42,7 @@ class FlashInferPrefill:
         self._planned = torch.cuda.Event() if kv.data.is_cuda else None
 
     def plan(self, prefills: PrefillChunks) -> PrefillChunks:
-        """Add the function that computes the last chunks; the previous plan becomes invalid."""
+        """Return `prefills` with the function that computes its last chunks. Earlier plans become invalid."""
         if not prefills.by_library:
             return prefills
         chunks = prefills.chunks[-prefills.by_library :]
@@ -54,7 +54,7 @@ class FlashInferPrefill:
             last.append((each.start + tokens - 1) % self._block_tokens + 1)
         block_ids = torch.cat([each.block_ids for each in chunks]).int()
         if self._planned is not None:
-            self._planned.synchronize()  # its plan is in one piece of pinned memory, which may still be copied
+            self._planned.synchronize()  # the previous plan may still be copied from the same pinned memory
         rows, blocks, ends = (self._on_host(numbers) for numbers in (row_starts, block_starts, last))
         self._wrapper.plan(
             rows, blocks, block_ids, ends, *self._sizes, causal=True, sm_scale=1.0, q_data_type=self._dtype
@@ -64,7 +64,7 @@ class FlashInferPrefill:
         return replace(prefills, planned=self._attend)
 
     def _attend(self, query: torch.Tensor, kv: KvLayer, scoring: Scoring, out: torch.Tensor) -> None:
-        self._wrapper.run(query, kv.data, q_scale=scoring.scale, out=out)  # times the scale of the plan, which is 1
+        self._wrapper.run(query, kv.data, q_scale=scoring.scale, out=out)  # the plan's own scale is 1
 
     def _on_host(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, pin_memory=self._planned is not None)

@@ -1,7 +1,7 @@
-"""Attention of a chunk by PyTorch over keys and values gathered from the pool.
+"""Attention of a prompt chunk by PyTorch's kernels, over a contiguous copy of the context's keys and values.
 
-A copy of the context per layer allows kernels tuned for each GPU (FlashAttention, cuDNN).
-engine/runner/prefill_attention.py measures whether it pays.
+The copy costs time in each layer, but allows kernels that are tuned for each GPU (FlashAttention, cuDNN).
+engine/runner/prefill_attention.py measures which is faster.
 """
 
 from typing import cast
@@ -14,14 +14,14 @@ from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_s
 
 
 def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
-    """Return whether every library supports this: the complete context, unquantised keys and values."""
+    """Return whether all libraries support this attention: to the complete context, with unquantised KV."""
     return scoring.is_plain and scoring.window is None and kv.scales is None and kv.value_prefix is None
 
 
 def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
-    """Return whether PyTorch has a kernel for this device: otherwise it would compute all scores of a chunk in memory.
+    """Return whether PyTorch has a fast kernel for this device. Otherwise it writes all scores of a chunk to memory.
 
-    Also loads what `gathered_prefill` needs.
+    Also imports the module that `gathered_prefill` needs, so that the first call is not slow.
     """
     if not kv.data.is_cuda:
         return True
@@ -46,7 +46,7 @@ def gathered_prefill(
         raise ValueError(
             "gathered attention does not support softcap, sinks, windows or quantised KV; use paged_prefill"
         )
-    # [2, 1, kv_heads, end, head_dim]: one copy, without unused slots of the last block
+    # [2, 1, kv_heads, end, head_dim], copied once; unused slots of the last block are cut off
     keys, values = kv.data.permute(1, 2, 0, 3, 4).index_select(2, block_ids).flatten(2, 3)[:, None, :, :end]
     asked, is_whole = query.transpose(0, 1)[None], start == 0
     mask = None if is_whole else _seen(tokens, end)
@@ -57,7 +57,7 @@ def gathered_prefill(
 
 
 def _seen(tokens: int, end: int) -> torch.Tensor:
-    """Return the causal mask of the last `tokens` of `end`; kernels on a GPU need no mask tensor."""
-    from torch.nn.attention.bias import causal_lower_right  # slow to import, rarely needed
+    """Return the causal mask for the last `tokens` of `end` positions, an object that needs no memory on a GPU."""
+    from torch.nn.attention.bias import causal_lower_right  # slow to import, and rarely needed
 
     return cast(torch.Tensor, causal_lower_right(tokens, end))

@@ -1,7 +1,7 @@
 """Build the native kernels: `.venv/bin/python -m baton.kernels.native.build [--all]`. Needs a C++17 compiler.
 
-One library per instruction-set level from the same sources; by default only this processor's. Its name has a digest of
-the sources, so that a library of other sources is never loaded.
+There is one library per instruction-set level, all from the same sources; by default only this processor's is built.
+Its name contains a digest of the sources, so that a library that was built from other sources is never loaded.
 """
 
 import fcntl
@@ -28,27 +28,27 @@ LEVELS = {
     "AVX2": ("-march=haswell",),
     "DEFAULT": (),
 }
-"""Compiler flags by level, as processor_level() returns it. The last one runs on any processor."""
+"""Compiler flags of each instruction-set level, highest level first. The last level runs on any processor."""
 EMULATED_AMX = "AMX_BF16_EMULATED"
 EMULATIONS = {EMULATED_AMX: (*AVX512_VNNI, "-DBATON_EMULATED_BF16", "-DBATON_EMULATED_AMX")}
-"""Levels for tests on processors with AVX-512 but without AMX, with emulated tiles."""
+"""Compiler flags of levels for tests, which emulate AMX on processors that have only AVX-512."""
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-maybe-uninitialized")
 COMPILE_TIMEOUT_S = 900
 
 
 class NoCompiler(Exception):
-    """Missing C++ compiler."""
+    """Error: no C++ compiler was found, or it cannot compile the kernels."""
 
 
 def pieces() -> dict[str, list[Path]]:
-    """Return groups of sources compiled together, taking about equal time: headers are read once per group."""
+    """Return groups of source files, by name. Each group is compiled as one file, all in about equal time."""
     sources = sorted(FOLDER.glob("*.cpp"))
     attention = [source for source in sources if source.stem.startswith("paged_")]
     return {"attention": attention, "others": [source for source in sources if source not in attention]}
 
 
 def library_path(level: str, folder: Path = BUILT) -> Path:
-    """Return the path of this level's library for the current sources."""
+    """Return the path that the library of a level, built from the current sources, has or would have."""
     digest = hashlib.sha256(repr((FLAGS, _flags(level))).encode())
     for path in sorted(FOLDER.glob("*.cpp")) + sorted(FOLDER.glob("*.h")):
         digest.update(path.read_bytes())
@@ -56,7 +56,7 @@ def library_path(level: str, folder: Path = BUILT) -> Path:
 
 
 def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path:
-    """Build one level unless it exists; `extra` is passed to compiler and linker.
+    """Build the library of one level unless it exists. `extra`: additional flags for compiler and linker.
 
     Raises: NoCompiler, CalledProcessError.
     """
@@ -66,7 +66,7 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
     compiler = find_compiler()
     folder.mkdir(exist_ok=True)
     with _alone_in(folder), tempfile.TemporaryDirectory(dir=folder) as scratch:
-        if target.exists():  # another process built it meanwhile
+        if target.exists():  # another process has built it while this one waited
             return target
         commands, objects = [], []
         for name, sources in pieces().items():
@@ -80,12 +80,12 @@ def build(level: str, folder: Path = BUILT, extra: tuple[str, ...] = ()) -> Path
         _run([compiler, "-shared", *extra, *objects, "-o", made, "-pthread"])
         for stale in folder.glob(f"kernels-{level.lower()}-*.so"):
             stale.unlink()
-        Path(made).replace(target)  # atomic, also with a concurrent build
+        Path(made).replace(target)  # atomic, so that no process loads an incomplete library
     return target
 
 
 def find_compiler() -> str:
-    """Return the compiler. Raises: NoCompiler."""
+    """Return the command of the C++ compiler. Raises: NoCompiler."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise NoCompiler("no C++ compiler (c++, g++, clang++) on PATH; install one or set CXX")
@@ -100,13 +100,16 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def best_library(level: str, folder: Path = BUILT) -> Path | None:
-    """Return the built library of this level or the next lower one, or None."""
+    """Return the library of the highest level, at most `level`, that is built; None if none is built."""
     paths = (library_path(each, folder) for each in _from(level))
     return next((path for path in paths if path.exists()), None)
 
 
 def build_best(level: str, folder: Path = BUILT) -> Path:
-    """Build the highest level, at most `level`, that the compiler supports. Raises: NoCompiler, CalledProcessError."""
+    """Build the library of the highest level, at most `level`, that the compiler supports.
+
+    Raises: NoCompiler, CalledProcessError.
+    """
     for each in _from(level):
         if knows(find_compiler(), each):
             return build(each, folder)
@@ -134,7 +137,7 @@ def _run(command: list[str]) -> None:
 
 
 def processor_level() -> str:
-    """Return the best of LEVELS for this processor. ATEN_CPU_CAPABILITY, which torch reads, may lower it."""
+    """Return the highest of LEVELS that this processor supports. The variable ATEN_CPU_CAPABILITY may lower it."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
@@ -146,7 +149,7 @@ def processor_level() -> str:
 
 
 def main(arguments: Sequence[str], folder: Path = BUILT) -> int:
-    """Build this processor's level, or all that the compiler supports, or the next lower ones.
+    """Build the library for this processor's level; with `--all`, those for all levels that the compiler supports.
 
     Returns 0 also without a compiler, since everything runs without native kernels, only slower.
     """

@@ -1,4 +1,4 @@
-"""Decoder on a CPU: one native call computes all layers of a batch."""
+"""Decoder on a CPU: one native call computes all layers for a batch."""
 
 import ctypes
 from collections.abc import Callable
@@ -26,15 +26,15 @@ from baton.kernels.types import GroupRows, KvPages, PagedRows, PrefillChunks, St
 class Embedded(NamedTuple):
     """Embedding of tokens: rows of `weight` times `scale`, in the model's dtype."""
 
-    weight: torch.Tensor | PackedWeight  # [vocab, hidden], any float dtype, or packed plain numbers
+    weight: torch.Tensor | PackedWeight  # [vocab, hidden], any float dtype, or packed in a float format
     scale: float
     dtype: torch.dtype
 
 
 class NativeDecoder:
-    """Decoder over any pool; keeps the preparation for the last one. Not thread-safe.
+    """Decoder of one model, which can compute over any KV pool. Not thread-safe.
 
-    Structs of weights and pages are built once, those of rows in every step.
+    Structs of weights and pages are built once per pool, and kept for the last pool; structs of rows in every step.
     """
 
     def __init__(
@@ -46,10 +46,9 @@ class NativeDecoder:
         norm: torch.Tensor,
         head: PackedWeight | None,
     ) -> None:
-        """Prepare the decoder. norm: `[hidden]`, before the head; `eps`: of all norms; `head`: None if it is not
-        packed.
+        """Prepare the decoder. norm: `[hidden]`, weight of the norm before the head; eps: added in every norm.
 
-        Raises: ValueError without native kernels.
+        head: None if the head is not packed. Raises: ValueError without native kernels.
         """
         native = native_library()
         if native is None:
@@ -57,11 +56,11 @@ class NativeDecoder:
         self._native = native
         self.layers, self.heads, self.head = layers, heads, head
         self._eps, self._embedding, self._norm = eps, embedding, norm
-        self._pool: KvPages | None = None  # whose memory the arguments borrow
+        self._pool: KvPages | None = None  # pool for which the structs are built: they borrow its memory
         self._runs = False
 
     def takes(self, kv: KvPages) -> bool:
-        """Prepare for these pages. Returns whether native kernels can compute over them."""
+        """Build the structs for pool `kv`. Returns whether native kernels can compute over it."""
         if kv is not self._pool:
             self._pool, self._runs = kv, runs_natively(self, kv)
             if self._runs:
@@ -76,11 +75,11 @@ class NativeDecoder:
         runs: StateRuns | None,
         meanwhile: Callable[[], None],
     ) -> torch.Tensor:
-        """Compute the last layer's output, float32 `[rows, hidden]`, over the pages of the last `takes`.
+        """Compute the last layer's output, float32 `[rows, hidden]`, over the pool of the last call of `takes`.
 
-        cos, sin: float32 `[tables, rows, angles]`, see `rotary`. KV of all rows is stored in the pool. runs: of layers
-        with a state. No row's result depends on other sequences. `meanwhile` is called once, just before the layers.
-        Raises: IndexError for a token outside the vocabulary.
+        Also stores KV of all rows in the pool. cos, sin: float32 `[tables, rows, angles]`, see `rotary`. runs: rows for
+        layers with a recurrent state; None without such layers. meanwhile: called once, just before the native call. No
+        row's result depends on other sequences. Raises: IndexError for a token outside the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.groups[0].decode
         arguments, rows = self._arguments, len(residual)
@@ -100,13 +99,13 @@ class NativeDecoder:
         return residual
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Compute float32 logits `[rows, vocab]` of rows of `hidden()`. Raises: ValueError without a head."""
+        """Compute float32 logits `[rows, vocab]` of rows that `hidden` returned. Raises: ValueError without a head."""
         if self.head is None:
             raise ValueError("the head is not packed")
         return self._native.packed_linear(self._native.rms_norm(hidden, self._norm, self._eps), self.head)
 
     def _embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return new float32 rows, `[tokens, hidden]`."""
+        """Return the embeddings of the tokens: new float32 `[tokens, hidden]`."""
         weight, scale, dtype = self._embedding
         if isinstance(weight, PackedWeight):
             rows = self._native.gather_rows(token_ids, weight)
@@ -132,7 +131,7 @@ class NativeDecoder:
 
 
 def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[PrefillChunkStruct]":
-    """Build chunk structs, which borrow the chunks' memory."""
+    """Build the structs of prompt chunks. They borrow the memory of `prefills`."""
     rows = () if prefills is None else prefills.chunks
     chunks = (PrefillChunkStruct * len(rows))()
     for chunk, each in zip(chunks, rows, strict=True):
@@ -142,7 +141,7 @@ def _chunks(prefills: PrefillChunks | None) -> "ctypes.Array[PrefillChunkStruct]
 
 
 def _group(rows: GroupRows, chunks: "ctypes.Array[PrefillChunkStruct]") -> GroupRowsStruct:
-    """Build a group struct, which borrows the memory of both arguments."""
+    """Build the struct of a layer group's rows. It borrows the memory of both arguments."""
     made = GroupRowsStruct(slots=rows.slots.data_ptr(), chunks=ctypes.addressof(chunks))
     if rows.decode is not None:
         made.block_ids = rows.decode.block_ids.data_ptr()
@@ -162,7 +161,7 @@ def runs_natively(decoder: NativeDecoder, kv: KvPages) -> bool:
 
 
 def _attends(decoder: NativeDecoder, layer: PackedLayer, kv: KvPages) -> bool:
-    """Return whether the kernels compute attention of this layer, which has all heads of the pool."""
+    """Return whether native kernels can compute attention of this layer, with all KV heads of the pool."""
     mixing = layer.mixing
     if isinstance(mixing, PackedDelta):
         return True

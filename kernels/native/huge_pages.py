@@ -1,7 +1,7 @@
-"""Tensors that every step reads completely, in pages of 2 MiB if the system provides them.
+"""Copies of tensors in memory pages of 2 MiB, if the system has them. For weights, which every step reads completely.
 
-They also form one stream of addresses. With 4 KiB pages a processor spends much of a decode step on address
-translation, twice as much in a virtual machine.
+With pages of 4 KiB a processor spends much of a decode step on address translation, in a virtual machine twice as much.
+The copies are one after another, so that reading them in order is one stream of addresses.
 """
 
 import mmap
@@ -9,19 +9,19 @@ import mmap
 import torch
 
 HUGE_PAGE_BYTES = 2 << 20
-ALIGNMENT_BYTES = 64  # cache line
-STRETCH_BYTES = 64 << 20  # reserved addresses; memory is allocated page by page when written
+ALIGNMENT_BYTES = 64  # size of a cache line
+STRETCH_BYTES = 64 << 20  # addresses that are reserved at a time; each page is allocated when it is first written
 
 
 class HugePages:
-    """Allocator of copies in huge pages. Memory lives as long as any tensor in it, not as long as this object."""
+    """Allocator of copies in huge pages. The memory is freed with the last tensor in it, not with this object."""
 
     def __init__(self) -> None:
         self._stretch = torch.empty(0, dtype=torch.uint8)
-        self._place = 0  # offset of the next tensor
+        self._place = 0  # offset of the next copy in `_stretch`
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy after the previous one, or anywhere without huge pages."""
+        """Return a contiguous copy, placed after the previous copy; without huge pages, an ordinary copy."""
         if self._place + tensor.nbytes > len(self._stretch):
             stretch = _stretch(max(STRETCH_BYTES, tensor.nbytes))
             if stretch is None:
@@ -38,7 +38,7 @@ def _stretch(nbytes: int) -> torch.Tensor | None:
     mapping = mmap.mmap(-1, nbytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     try:
         mapping.madvise(mmap.MADV_HUGEPAGE)
-    except OSError:  # not supported by the kernel
+    except OSError:  # the kernel does not support huge pages
         return None
     memory = torch.frombuffer(mapping, dtype=torch.uint8)
     start = -memory.data_ptr() % HUGE_PAGE_BYTES

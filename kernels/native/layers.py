@@ -1,4 +1,4 @@
-"""Decoder layer for the native kernels: packed weights, and the structs of decoder.h."""
+"""Decoder layers for the native kernels: their packed weights, and the structs of decoder.h built from them."""
 
 import ctypes
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
 
 class LayerNorms(NamedTuple):
-    """Norm weights `[hidden]`, or None: before both parts of a layer, and of their outputs."""
+    """Norm weights of a layer, `[hidden]`: for the inputs and the outputs (`_end`) of its two parts; None: no norm."""
 
     attention: torch.Tensor | None
     feed_forward: torch.Tensor | None
@@ -23,41 +23,44 @@ class LayerNorms(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """Attention with keys and values per head; `qkv` computes queries, keys and values."""
+    """Attention with keys and values per KV head. The layer's weight `qkv` computes queries, keys and values."""
 
     head_norms: HeadNorms | None
-    norms_are_whole: bool  # `head_norms` normalise all heads of a token together
-    is_gated: bool  # each query is followed by a gate of its attention output
+    norms_are_whole: bool  # whether `head_norms` normalise all heads of a token together
+    is_gated: bool  # whether each query in the output of `qkv` is followed by a gate for its attention output
     scoring: Scoring
-    table: int  # of cosines and sines
-    place: int  # index of its KV in a block
-    group: int  # layer group of the blocks
+    table: int  # index of the layer's table of cosines and sines
+    place: int  # index of the layer's KV in a block
+    group: int  # index of the layer group whose blocks it uses
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLatent:
-    """Latent attention (engine/models/latent.py); `qkv` computes queries or their inputs, then the stored row."""
+    """Latent attention, see engine/models/latent.py.
 
-    query_norm: torch.Tensor | None  # [numbers], with `query_up`
-    query_up: PackedWeight | None  # to all queries; None: `qkv` computes them
+    The layer's weight `qkv` computes queries, or inputs for `query_up`, and then the row that is stored per token.
+    """
+
+    query_norm: torch.Tensor | None  # [inputs of `query_up`]; None without `query_up`
+    query_up: PackedWeight | None  # weight that computes all queries; None: `qkv` computes them
     norm: torch.Tensor  # [rank]
-    to_keys: PackedWeight  # of all heads, each padded to complete panels: nope_dim to rank
-    to_values: PackedWeight  # of all heads, each padded to complete panels: rank to value_dim
+    to_keys: PackedWeight  # weights of all heads, from nope_dim to rank, each padded to complete panels
+    to_values: PackedWeight  # weights of all heads, from rank to value_dim, each padded to complete panels
     nope_dim: int
     rope_dim: int
     value_dim: int
-    groups: int  # groups of heads that share one read of a row
+    groups: int  # number of groups of heads that share one read of a stored row
     eps: float
-    is_interleaved: bool  # rotated pairs are adjacent
+    is_interleaved: bool  # whether the two numbers of a rotated pair are adjacent
     scoring: Scoring
-    table: int  # see PackedAttention
+    table: int  # table, place and group as in PackedAttention
     place: int
     group: int
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDelta:
-    """Gated delta net, see engine/models/delta_net.py; `qkv` computes all its inputs."""
+    """Gated delta net, see engine/models/delta_net.py. The layer's weight `qkv` computes all of its inputs."""
 
     convolution: torch.Tensor  # [channels, kernel]
     rates: DeltaRates
@@ -65,14 +68,14 @@ class PackedDelta:
     key_heads: int
     value_heads: int
     key_dim: int
-    first_number: int  # offset of its state in a block
+    first_number: int  # offset of the layer's state in a block, in numbers
     eps: float
-    is_interleaved: bool  # a projection groups everything by key head
+    is_interleaved: bool  # whether the outputs of `qkv` are grouped by key head
 
 
 @dataclass(frozen=True, slots=True)
 class PackedLayer:
-    """Packed layer. Norms, and everything that is not a packed weight, are float32."""
+    """Decoder layer with packed weights. All other tensors are float32."""
 
     norms: LayerNorms
     qkv: PackedWeight
@@ -82,7 +85,7 @@ class PackedLayer:
 
 
 def layer_struct(layer: PackedLayer, kv: KvPages) -> DecoderLayerStruct:
-    """Build the struct of a layer. It keeps nested structs alive, and borrows weights and pages."""
+    """Build the struct of a layer. It keeps nested structs alive, but only borrows the memory of weights and pages."""
     mixing, feed_forward = layer.mixing, layer.feed_forward
     made = DecoderLayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
     if isinstance(feed_forward, PackedGated):

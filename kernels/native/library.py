@@ -1,7 +1,7 @@
-"""Native kernels for Python: one library, loaded once for this processor, with arguments as C structs.
+"""Native kernels for Python: one library per processor, loaded once, whose functions take C structs.
 
-Structs borrow memory: keep their tensors alive. Operations have the names and arguments of kernels/*.py, which has
-their contracts. The number of threads is chosen here too (`native_threads`).
+Structs only borrow memory, so keep their tensors alive. Operations have the names, arguments and contracts of the
+functions in kernels/*.py. The number of threads is chosen here too (`native_threads`).
 """
 
 import ctypes
@@ -96,7 +96,7 @@ def gated_struct(gated: PackedGated) -> GatedWeightsStruct:
 
 
 def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
-    """Build the struct of a mixture. It keeps the structs of its experts alive."""
+    """Build the struct of a layer of experts. It keeps the structs of the experts alive, but not their tensors."""
     routing, shared, gate = mixture.routing, mixture.shared, mixture.shared_gate
     return ExpertsStruct(
         weight_struct(mixture.router),
@@ -120,7 +120,7 @@ def pointers(tensors: Sequence[torch.Tensor | None]) -> list[int | None]:
 
 
 class _OfThread(threading.local):
-    count: int | None = None  # None: PyTorch's number
+    count: int | None = None  # threads of an operation; None: as many as PyTorch uses
     borrowed: int = 0
 
 
@@ -128,18 +128,18 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """Return the threads that share an operation of the calling thread: PyTorch's number plus borrowed ones.
+    """Return how many threads share a native operation of the calling thread: PyTorch's number plus borrowed ones.
 
-    kernels/native/threads.cpp has the thread pool.
+    The thread pool is in kernels/native/threads.cpp.
     """
     return (_of_thread.count or torch.get_num_threads()) + _of_thread.borrowed
 
 
 @contextmanager
 def pytorch_alone() -> Iterator[None]:
-    """Run PyTorch's own operations on the calling thread alone; native kernels keep their threads.
+    """Run PyTorch's own operations on the calling thread alone. Native kernels keep their number of threads.
 
-    OpenMP's threads spin for milliseconds after every shared operation, on the cores that native kernels need.
+    After each operation OpenMP's threads would spin for milliseconds, on the cores that native kernels need.
     """
     before, threads = _of_thread.count, torch.get_num_threads()
     _of_thread.count = before or threads
@@ -173,9 +173,9 @@ ARGUMENTS = {
 
 
 class NativeLibrary:
-    """Kernels of one shared library. Calls release the interpreter's lock.
+    """Kernels of one shared library. Calls release the GIL.
 
-    Between attentions, tensors are contiguous float32; logits are float32 with contiguous rows.
+    Tensors are contiguous float32, except arguments of attention; logits are float32 with contiguous rows.
     """
 
     def __init__(self, path: Path) -> None:
@@ -186,17 +186,17 @@ class NativeLibrary:
             function.argtypes, function.restype = arguments, None
         library.baton_gather_rows.restype = c_int32
         library.baton_weighted_sum.restype = c_uint64
-        self.name = path.stem  # level and digest, see build.py
+        self.name = path.stem  # name with instruction-set level and digest, see build.py
         self._library = library
-        self.decoder_layers = library.baton_decoder_layers  # argument struct: see decoder.py
+        self.decoder_layers = library.baton_decoder_layers  # native function; decoder.py builds its argument
         self._mixtures: WeakKeyDictionary[PackedExperts, ExpertsStruct] = WeakKeyDictionary()
         self._in_use: npt.NDArray[np.uint8] | None = None
 
     def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
-        """Let the calling thread's operations use one more thread per core, at the lowest priority, if `in_use` is 0.
+        """Let operations of the calling thread use one more thread per core of `cores`, at the lowest priority.
 
-        `in_use`: one byte in memory that the owner of the cores writes; it is only read, and kept alive. Call it once
-        per process, before operations use more threads than PyTorch's current number.
+        `in_use`: byte that the owner of the cores writes; the threads compute only while it is 0. Call it once per
+        process, before operations use more threads than PyTorch's current number.
         """
         self._in_use = in_use
         numbers = (ctypes.c_int32 * len(cores))(*cores)
@@ -272,7 +272,7 @@ class NativeLibrary:
         return output
 
     def gather_rows(self, token_ids: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
-        """Look up rows. Raises: IndexError."""
+        """Look up the rows of `weight` for `token_ids`. Raises: IndexError for an invalid id."""
         token_ids = token_ids.contiguous()
         rows = torch.empty(len(token_ids), weight.inputs)
         arguments = (weight_struct(weight), *pointers((token_ids, rows)), len(token_ids), native_threads())
@@ -281,7 +281,7 @@ class NativeLibrary:
         return rows
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        x, weight = x.contiguous(), weight.contiguous()  # keeps them alive during the call
+        x, weight = x.contiguous(), weight.contiguous()  # references that keep contiguous copies alive during the call
         output, size = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // size
         self._library.baton_rms_norm(*pointers((x, weight)), rows, size, eps, output.data_ptr(), native_threads())
@@ -378,7 +378,7 @@ class NativeLibrary:
         found = RowStatistics(
             torch.empty(rows, dtype=torch.int64), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
         )
-        masks = array("q")  # per row: address of its mask, and its bytes
+        masks = array("q")  # for each row: address of its mask, and bytes of the mask
         for bits in allowed or ():
             masks.extend((0, 0) if bits is None else (bits.data_ptr(), bits.numel()))
         address = masks.buffer_info()[0] if allowed else None
@@ -407,7 +407,7 @@ class NativeLibrary:
     def masked_rows(
         self, logits: torch.Tensor, places: Sequence[int], allowed: Sequence[torch.Tensor | None]
     ) -> torch.Tensor:
-        rows = array("q")  # per row: its index, address of its mask, and its bytes
+        rows = array("q")  # for each result row: row of `logits`, address of its mask, and bytes of the mask
         for place, bits in zip(places, allowed, strict=True):
             rows.extend((place, 0, 0) if bits is None else (place, bits.data_ptr(), bits.numel()))
         count, size = len(places), logits.shape[1]
@@ -419,7 +419,7 @@ class NativeLibrary:
         return taken
 
     def weighted_sum(self, words: npt.NDArray[np.uint32], factors: npt.NDArray[np.uint64]) -> int:
-        """Return the sum of `[count]` words times their factors modulo 2^64. Runs on the calling thread."""
+        """Return the sum of all products of a word and its factor, modulo 2^64. Runs on the calling thread alone."""
         return int(self._library.baton_weighted_sum(words.ctypes.data, factors.ctypes.data, len(words)))
 
 
@@ -428,22 +428,22 @@ def runs_struct(runs: StateRuns) -> StateRunsStruct:
 
 
 def _has_whole_rows(x: torch.Tensor) -> bool:
-    """Return whether heads of `[rows, heads, size]` are contiguous; rows may be apart."""
+    """Return whether each row of `[rows, heads, size]` is contiguous; there may be gaps between rows."""
     return x.stride(2) == 1 and x.stride(1) == x.shape[2]
 
 
 def computes(x: torch.Tensor) -> bool:
-    """Return whether the kernels between attentions support this tensor."""
+    """Return whether the native kernels other than attention support this tensor."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def stores(kv: KvLayer) -> bool:
-    """Return whether keys and values can be written to these pages."""
+    """Return whether native kernels can write keys and values to this layer of a pool."""
     return kv.data.dtype in ELEMENTS and kv.data.stride(4) == 1
 
 
 def attends(query: torch.Tensor, kv: KvLayer) -> bool:
-    """Return whether native attention supports these tensors; otherwise the reference computes it."""
+    """Return whether native attention supports these tensors. Otherwise the reference computes attention."""
     heads, head_dim = query.shape[1:]
     return (
         query.device.type == "cpu"
@@ -458,6 +458,9 @@ def attends(query: torch.Tensor, kv: KvLayer) -> bool:
 
 @functools.cache
 def native_library() -> NativeLibrary | None:
-    """Load the best library for this processor; None if none is built. Raises: LimitMismatch."""
+    """Load the library of the highest level that is built and that this processor supports; None if there is none.
+
+    Raises: LimitMismatch.
+    """
     path = best_library(processor_level())
     return None if path is None else NativeLibrary(path)

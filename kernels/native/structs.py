@@ -1,18 +1,18 @@
-"""C structs and constants that the native library shares with Python, and the check that both agree.
+"""C structs and constants that the native library and Python both define, and the check that they agree.
 
-The twins are in arguments.h, decoder.h, sampling.h and the headers that they include; constants are in limits.h.
+C++ defines the structs in arguments.h, decoder.h, sampling.h and headers that these include, constants in limits.h.
 """
 
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof
 
 from baton.kernels.types import MIN_WEIGHT_SUM, SWIGLU_ALPHA, SWIGLU_LIMIT
 
-HEAD_DIM_MULTIPLE = 16  # of head_dim and value_dim, whatever the lanes of the processor
+HEAD_DIM_MULTIPLE = 16  # head_dim and value_dim must be multiples of this, for vectors of every processor
 MAX_HEAD_DIM = 576
 MAX_HEADS = 256
-MAX_GROUP = 144  # query heads of one KV head
-PIECE_TOKENS = 256  # smallest piece of a context
-MOST_PIECES = 16  # of one context
+MAX_GROUP = 144  # most query heads of one KV head
+PIECE_TOKENS = 256  # tokens of the smallest piece into which a context is split
+MOST_PIECES = 16  # most pieces of one context
 
 
 class PagesStruct(Structure):
@@ -237,7 +237,7 @@ STRUCTS = {
     for struct in Structure.__subclasses__()
     if struct.__module__ == __name__
 }
-"""Structs by their names in C++."""
+"""All structs of this module, by their names in C++."""
 
 
 class _Limit(Structure):
@@ -257,11 +257,11 @@ CONSTANTS = {
 
 
 class LimitMismatch(Exception):
-    """Native library built from other constants or structs than Python has."""
+    """Error: the native library was built with other constants or structs than those in Python."""
 
 
 def check_limits(library: CDLL) -> None:
-    """Compare every shared constant and struct size with those of the library. Raises: LimitMismatch."""
+    """Compare all shared constants and struct sizes with those of the library. Raises: LimitMismatch."""
     expected = {name: c_float(value).value for name, value in CONSTANTS.items()}
     expected |= {f"sizeof {name}": float(sizeof(struct)) for name, struct in STRUCTS.items()}
     library.baton_limits.restype = POINTER(_Limit)

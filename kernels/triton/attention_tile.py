@@ -1,4 +1,4 @@
-"""Common parts of both attention kernels on a GPU: a step over some tokens of a context, and the split of a context."""
+"""Code that both attention kernels on a GPU share: attention to tiles of a context, and the split of a context."""
 
 import functools
 import math
@@ -12,22 +12,23 @@ from baton.kernels.triton.formats import FLOAT, layer_arguments, widened
 from baton.kernels.triton.launch import Device, power_of_two
 from baton.kernels.types import KvLayer, Scoring
 
-MAX_SPLITS = 128  # combined by one program
-START_TILES = 2  # cost of starting a program in tiles, including its first loads
-COMBINE_TILES = 4  # cost of combining, in a second kernel or the last program
+MAX_SPLITS = 128  # most parts of a context, which one program combines
+START_TILES = 2  # time to start a program, with its first loads, in units of the time for a tile
+COMBINE_TILES = 4  # time to combine parts, in a second kernel or in the last program, in the same unit
 
 
 @functools.cache
 def context_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -> int:
-    """Return the fastest split; of equal ones that with the fewest parts.
+    """Return the number of parts of a context that is expected to be fastest; of equally fast ones the smallest.
 
-    pairs: programs without a split: sequences, or tiles of a prompt's rows, times KV heads; tiles: of a context;
-    filling: programs that saturate a multiprocessor's memory bandwidth. Many pairs fill the device already, and every
-    further part costs: measured elsewhere, too many at a large batch lose a third (TileOPs, H200).
+    pairs: number of programs without a split: sequences, or tiles of a prompt's rows, times KV heads; tiles: number of
+    tiles of a context; filling: number of programs that saturate a multiprocessor's memory bandwidth. Many pairs fill
+    the device already, and every further part costs time: others measured that too many parts lose a third at a large
+    batch (TileOPs, H200).
     """
     best, least = 1, math.inf
     for splits in range(1, max(1, min(tiles, MAX_SPLITS)) + 1):
-        share = max(-(-pairs * splits // multiprocessors), filling)  # programs of the busiest multiprocessor
+        share = max(-(-pairs * splits // multiprocessors), filling)  # number of programs of the busiest multiprocessor
         time = share * (-(-tiles // splits) + START_TILES) + (COMBINE_TILES if splits > 1 else 0)
         if time < least:
             best, least = splits, time
@@ -39,22 +40,22 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 class PagedArguments(NamedTuple):
-    """Pool and score arguments of both paged attention kernels, named like their parameters."""
+    """Arguments for pool and scores, with the names of the parameters of both paged attention kernels."""
 
     arguments: dict[str, Any]
-    itemsize: int  # bytes of a number in computation
+    itemsize: int  # bytes of a number in the dtype of the computation
 
 
 def paged_arguments(query: torch.Tensor, kv: KvLayer, scoring: Scoring, device: Device) -> PagedArguments:
-    """Build the arguments. query: `[..., heads, head_dim]`. Raises: ValueError for unsupported arguments."""
+    """Build the arguments for pool and scores. query: `[..., heads, head_dim]`. Raises: ValueError if unsupported."""
     if scoring.scale <= 0:
         raise ValueError(f"scale must be positive, got {scoring.scale}")
     heads = query.shape[-2]
-    # 8-bit numbers are exact in bfloat16; scales are multiplied in float32, outside of the products.
+    # A quantised pool is computed in bfloat16, in which 8-bit numbers are exact. Scales are applied in float32, later.
     computed = torch.bfloat16 if kv.scales is not None and query.dtype == torch.float16 else query.dtype
     factor, softcap = scoring.scale * LOG2E, 0.0
     if scoring.softcap is not None:
-        # tanh(x) = 1 - 2 / (1 + exp(2x))
+        # The kernel computes tanh(x) as 1 - 2 / (1 + exp(2x)).
         factor, softcap = 2 * factor / scoring.softcap, scoring.softcap * LOG2E
     return PagedArguments(
         layer_arguments(kv, device)
@@ -82,21 +83,21 @@ _TRITON_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.
 
 @triton.jit
 def attend_tiles(
-    highest,  # float32 [rows]: of all scores so far
+    highest,  # float32 [rows]: highest of all scores so far
     total,  # float32 [rows]: sum of weights so far, relative to 2**highest
     attended,  # float32 [rows, dims]: sum of weighted values so far
-    query,  # [rows, dims]: against all numbers of a key, or its value prefix
-    rest_query,  # [rows, rest]: against a key's other numbers, or None
+    query,  # [rows, dims]: multiplied by all numbers of a key, or by those of its value prefix
+    rest_query,  # [rows, rest]: multiplied by the other numbers of a key, or None
     positions,  # int32 [rows]
     keys,  # pointers to this KV head's numbers in block 0 of the pool
     values,
-    key_scales,  # or None
+    key_scales,  # pointers like `keys`, or None for an unquantised pool
     value_scales,
     block_ids,  # pointer to the sequence's first block id
-    first,  # multiple of TILE
-    end,  # processes tokens [first, end)
-    lowest,  # first visible token: earlier ones may be another sequence's
-    context,  # tokens with KV
+    first,  # first position of the tokens to process, a multiple of TILE
+    end,  # position after the last token to process
+    lowest,  # first visible position; blocks before it may belong to another sequence
+    context,  # number of tokens with KV
     factor,
     softcap,
     window,
@@ -115,14 +116,14 @@ def attend_tiles(
     PARTED: tl.constexpr,  # whether a row may see none of this program's tokens
 ):
     dims = tl.arange(0, BLOCK_DIM)
-    # Load block ids one tile ahead, so that copies of keys do not wait for them. Triton still starts this load before
-    # the copies of each tile, which costs an estimated 0.3 to 0.5 µs and shows only at batch 1.
+    # Load block ids one tile ahead, so that the loads of keys do not wait for them. Triton still starts this load
+    # before the loads of each tile. That costs an estimated 0.3 to 0.5 µs and is noticeable only at batch 1.
     blocks = _blocks(block_ids, first, lowest, context, BLOCK_TOKENS, TILE)
     for begin in range(first, end, TILE):
         next_blocks = _blocks(block_ids, begin + TILE, lowest, context, BLOCK_TOKENS, TILE)
         tokens = begin + tl.arange(0, TILE)
-        # After the context read the last token again, and before a window its first: other contents must never enter,
-        # since 0 * NaN is NaN.
+        # Instead of slots after the context read its last token again, and instead of those before a window its first:
+        # other slots may contain NaN, and 0 * NaN is NaN.
         places = tokens
         if MASKED:
             places = tl.minimum(places, context - 1)
@@ -163,11 +164,11 @@ def attend_tiles(
                 visible = visible & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-        # If scores still need a factor, this is one instruction with the subtraction.
+        # Without softcap scores still need the factor: multiplied here, it is one instruction with the subtraction.
         step = 1.0 if SOFTCAPPED else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
         if MASKED and (WINDOWED or PARTED):
-            lowered = tl.where(higher == float("-inf"), 0.0, higher)  # a row may have seen nothing yet
+            lowered = tl.where(higher == float("-inf"), 0.0, higher)  # -inf: the row has seen no token yet
         else:
             lowered = higher
         weights = tl.exp2(scores * step - lowered[:, None])
@@ -185,7 +186,7 @@ def attend_tiles(
 
 @triton.jit
 def begun(sinks, heads, first_part):
-    """Return each row's highest score and sum of weights before any token; only the first part counts a sink."""
+    """Return each row's highest score and sum of weights before any token. Only the first part includes the sink."""
     if sinks is None:
         highest = tl.full(heads.shape, float("-inf"), tl.float32)
         total = tl.zeros(heads.shape, tl.float32)
@@ -197,9 +198,9 @@ def begun(sinks, heads, first_part):
 
 @triton.jit
 def _blocks(block_ids, begin, lowest, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """Return the location of the tokens from `begin`: one block if a tile never spans two, otherwise `[TILE]`.
+    """Return the block ids of the tokens of a tile from `begin` on: `[TILE]`, or one if a tile is within one block.
 
-    In int32, which takes half the registers: ids are small, only offsets are not.
+    They are int32, which takes half the registers of int64. Ids are small; only offsets need int64.
     """
     if BLOCK_TOKENS % TILE == 0:
         blocks = tl.load(block_ids + tl.minimum(begin, context - 1) // BLOCK_TOKENS)

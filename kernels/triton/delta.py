@@ -1,10 +1,12 @@
-"""Gated delta nets on a GPU: kernels/delta.py, token by token (like fused_recurrent_gated_delta_rule of
-flash-linear-attention), so that states do not depend on how a prompt is split into steps.
+"""Gated delta nets on a GPU: kernels/delta.py.
 
-Consecutive runs, each from the block that the previous one writes, form a chain. For the rule, a program takes a tile
-of a chain through all its rows; programs of runs inside a chain do nothing. Rows of a convolution are independent: the
-program of a chain computes its first rows, which read the old state, and writes all its states; others compute a tile
-of later rows each.
+Tokens are computed one by one, like fused_recurrent_gated_delta_rule of flash-linear-attention, so that states do not
+depend on how a prompt is split into steps. Consecutive runs, each of which starts from the block that the previous one
+writes, form a chain.
+
+Delta rule: the program of a chain's first run computes a tile of the values through all rows of the chain; programs of
+the other runs do nothing. Convolution: rows are independent. The program of a chain's first run computes the first
+rows, which read the old state, and writes all states of the chain; other programs compute one tile of later rows each.
 """
 
 import torch
@@ -18,7 +20,7 @@ from baton.kernels.types import DeltaRates, StateInit, StateRuns
 
 ZERO, AGAIN, BROKEN = (tl.constexpr(int(each)) for each in (StateInit.ZERO, StateInit.AGAIN, StateInit.BROKEN))
 _LENGTH_EPS = tl.constexpr(LENGTH_EPS)
-_LINEAR_FROM = tl.constexpr(20.0)  # above it, softplus(x) rounds to x
+_LINEAR_FROM = tl.constexpr(20.0)  # for larger x, softplus(x) rounds to x
 
 
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
@@ -47,7 +49,7 @@ def convolution_call(
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
-    # Counted by `chunk_of`, from the first row of a run: at most one tile per run is empty.
+    # Number of tiles as `chunk_of` counts them: each run's tiles begin at its first row, and at most one is empty.
     tiles = (runs.alone + sum(runs.rows)) // rows - runs.alone // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
@@ -103,7 +105,7 @@ def rule_call(
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """Require contiguous rows, which may be apart."""
+    """Return `x` if each row is contiguous, also with gaps between rows; otherwise a contiguous copy."""
     return x if len(x) == 0 or x[0].is_contiguous() else x.contiguous()
 
 
@@ -119,7 +121,7 @@ def _of_runs(runs: StateRuns) -> dict[str, torch.Tensor | int]:
 
 @triton.jit
 def follows(sources, destinations, run, runs):
-    """Return whether this run starts from what the previous one writes."""
+    """Return whether `run` starts from the state that the previous run writes."""
     is_one = (run > 0) & (run < runs)
     before = tl.load(destinations + run - 1, mask=is_one, other=0)
     return is_one & (tl.load(sources + run, mask=is_one, other=0) == before)
@@ -127,13 +129,16 @@ def follows(sources, destinations, run, runs):
 
 @triton.jit
 def begun(state, how):
-    # No global is NaN: Triton compares globals with earlier values, and NaN never equals itself.
+    # NaN is not a global constant: Triton checks that globals have not changed, and NaN is never equal to itself.
     return tl.where(how == BROKEN, float("nan"), tl.where(how == ZERO, 0.0, state))
 
 
 @triton.jit
 def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return float32 inputs of a chain: the last KERNEL before it, then those of its rows from `first`."""
+    """Return float32 inputs of a chain at `places`: first the KERNEL inputs before it, from the state, then its rows.
+
+    first: row at which the chain begins.
+    """
     is_old = places < KERNEL
     old = tl.load(state + places * CHANNELS + channels, mask=is_old & inside, other=0.0)
     new = tl.load(x + (first + places - KERNEL) * x_stride + channels, mask=(~is_old) & inside, other=0.0)
@@ -147,9 +152,9 @@ def convolve_rows(
     state,
     output,
     how,
-    first,  # row of the chain
-    begin,  # rows [begin, end)
-    end,
+    first,  # first row of the chain
+    begin,  # first row to compute
+    end,  # row after the last one to compute
     x_stride,
     channels,
     inside,
@@ -157,7 +162,7 @@ def convolve_rows(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    was_seen = (how == AGAIN).to(tl.int64)  # then the state already covers the row
+    was_seen = (how == AGAIN).to(tl.int64)  # 1: the state already covers the row
     for row in range(begin, end):
         total = tl.zeros((BLOCK,), tl.float32)
         for tap in tl.static_range(KERNEL):
@@ -173,7 +178,7 @@ def convolve_later_rows(
     x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
     KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return the rows of a tile that do not read the old state, which their chain's program may have overwritten."""
+    """Compute those rows of a tile that do not read the old state, which the chain's program may have overwritten."""
     tile += alone // ROWS
     chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
     run = alone + chunk
@@ -238,17 +243,17 @@ def convolve(
         goes_on = follows(sources, destinations, last, runs)
     end = tl.minimum(end, first + ROWS)
     convolve_rows(x, weight, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK)
-    # The first run's comes last: the others may start from its block.
+    # The first run's state is written last, since all others read the old state, which may be in the same block.
     place = first_end - first - was_seen + taps
     left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
     own_state = states + tl.load(destinations + run) * block_stride
-    tl.debug_barrier()  # after all threads have read
+    tl.debug_barrier()  # all threads must have read the old state
     tl.store(own_state + taps * CHANNELS + channels[None, :], left, mask=kept)
 
 
 @triton.jit
 def log_of_one_more(x):
-    """Return `log(1 + x)`, exact if the sum rounds to 1 or near it."""
+    """Return `log(1 + x)`, also precise for an x so small that the sum rounds to 1 or nearly to 1."""
     sum = 1.0 + x
     return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
 
@@ -263,7 +268,7 @@ def row_of(
     query, key, value, decay, beta, row, is_there, of_keys, of_values, head, is_key, is_value,
     query_stride, key_stride, value_stride, decay_stride, beta_stride,
 ):  # fmt: skip
-    """Load the rule's inputs of a row."""
+    """Load the inputs of the delta rule for one row."""
     queries = tl.load(query + row * query_stride + of_keys, mask=is_key & is_there, other=0.0)
     keys = tl.load(key + row * key_stride + of_keys, mask=is_key & is_there, other=0.0)
     wanted = tl.load(value + row * value_stride + of_values, mask=is_value & is_there, other=0.0)
@@ -325,7 +330,7 @@ def apply_rule(
             queries, own_keys = found_queries.to(tl.float32), found_keys.to(tl.float32)
             wanted, fades = found_wanted.to(tl.float32), found_fades.to(tl.float32) + own_bias
             learning = found_learns.to(tl.float32)
-            # Load the next row while computing this one.
+            # Load the next row's inputs while this row is computed.
             found_queries, found_keys, found_wanted, found_fades, found_learns = row_of(
                 query, key, value, decay, beta, row + 1, row + 1 < end, of_keys, of_values, head, is_key, is_value,
                 query_stride, key_stride, value_stride, decay_stride, beta_stride,

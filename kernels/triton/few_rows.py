@@ -1,12 +1,13 @@
-"""Product of few rows, fused with its neighbours in one kernel: `fused_linear` of kernels/linear.py on a GPU.
+"""Product of few rows, fused with the operations around it: `fused_linear` of kernels/linear.py on a GPU.
 
-With so few rows, reading the weight and starting kernels dominate. A program computes some outputs of all rows and
-reads its part of the weight once, from memory into registers, in one tile if possible: while rows are normalised, or
-while the previous kernel still runs. Every program normalises all rows itself instead of a separate kernel: they are
-small and in the L2 cache.
+With few rows, most of the time goes into reading the weight and starting kernels. A program computes some outputs of
+all rows. It reads its part of the weight once, from memory into registers, in one tile if possible, while it normalises
+the rows or while the previous kernel still runs. Every program normalises all rows itself, which saves a kernel: rows
+are small and in the L2 cache.
 
-Matrix instructions are not used, since their 16 rows would be nearly empty: each number is widened once and multiplied
-with every row in float32. For up to FEW_ROWS rows (launch.py) that takes less time than the memory.
+Matrix instructions are not used, since their 16 rows would be nearly empty. Instead each number of the weight is
+widened once and multiplied with every row in float32. For up to FEW_ROWS rows (launch.py) that takes less time than
+reading the weight from memory.
 """
 
 import torch
@@ -29,7 +30,7 @@ from baton.kernels.types import Gate, QuantisedWeight
 
 
 def most_fused_rows(x: torch.Tensor) -> int:
-    """Return the most rows for which `fused_linear` is expected to beat a library's product between kernels."""
+    """Return the largest number of rows for which `fused_linear` is expected to be faster than separate kernels."""
     return FEW_ROWS[device_of(x).row].rows
 
 
@@ -63,12 +64,12 @@ def fused_call(
     adds: bool = False,
     few: FewRows | None = None,
 ) -> KernelCall:
-    """Build the call. `adds`: add to `output`; `few`: sizes for measurements."""
+    """Build the kernel call. adds: whether to add to `output`; few: sizes to measure; None: those of FEW_ROWS."""
     few = few or FEW_ROWS[device.row]
     outputs, read = output.shape[1], weight_arguments(weight, device)
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
     is_one = block_rows == 1
-    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # sums of several rows need registers too
+    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # half: sums of several rows need registers too
     block_inputs = min(few.inputs, power_of_two(inputs), numbers // block_rows)
     block_outputs = max(1, numbers // block_inputs // (1 if gate is None else 2))
     arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {
@@ -132,7 +133,7 @@ def multiply_few(
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x.dtype.element_ty
-    # A gate is next to its factor in the tile, but far from it in the weight.
+    # In the tile each gate's output is next to that of its factor; in the weight, all gates come before all factors.
     EACH: tl.constexpr = 1 if GATE is None else 2
     place = tl.arange(0, BLOCK_OUTPUTS * EACH)
     out = tl.program_id(0) * BLOCK_OUTPUTS + place // EACH
@@ -144,7 +145,7 @@ def multiply_few(
     stored = _weight_tile(data, weight_row, real, columns, INPUTS)
     if norm is not None:
         factors = _factor_tile(norm, columns, INPUTS)
-    if OVERLAPS:  # no kernel writes what was read so far
+    if OVERLAPS:  # wait only now: no kernel writes the weights that were read so far
         tl.extra.cuda.gdc_wait()
     inputs = _row_tile(x, row, rows, columns, INPUTS)
     mean = tl.sum(inputs * inputs, 1)[:, None]
@@ -161,7 +162,7 @@ def multiply_few(
         if norm is not None:
             inputs = normalised(inputs, mean, factors[None, :], eps, norm.dtype.element_ty, dtype).to(tl.float32)
             factors = _factor_tile(norm, column + BLOCK_INPUTS, INPUTS)
-        if BLOCK_ROWS == 1:  # in two dimensions a tile is multiplied where it was loaded, without shared memory
+        if BLOCK_ROWS == 1:  # two dimensions: the tile stays in the registers that loaded it, not in shared memory
             sums += tl.sum(inputs * widened(stored, FORMAT, tl.float32), 1)[None, :]
         else:
             sums += tl.sum(inputs[:, None, :] * widened(stored, FORMAT, tl.float32)[None, :, :], 2)

@@ -1,7 +1,7 @@
-"""Conversion between one-byte and wider numbers in kernels; kernels/types.py defines the formats.
+"""Conversion between one-byte and wider numbers in Triton kernels. kernels/types.py defines the formats.
 
-Writing uses integer arithmetic, so that every architecture and the interpreter write the same bits; reading uses the
-device's instructions if it has them.
+Encoding uses integer arithmetic, so that all GPUs and the interpreter write the same bits. Decoding uses the GPU's
+instructions if it has them.
 """
 
 from typing import Any
@@ -13,31 +13,31 @@ import triton.language as tl
 from baton.kernels.triton.launch import Device, as_bytes
 from baton.kernels.types import LARGEST, KvLayer
 
-FLOAT = tl.constexpr(0)  # stored in the compute dtype, without scales
+FLOAT = tl.constexpr(0)  # numbers in the compute dtype, without scales
 INT8 = tl.constexpr(1)
 E4M3 = tl.constexpr(2)
 E5M2 = tl.constexpr(3)
-E4M3_BITS = tl.constexpr(4)  # E4M3 on a device without hardware conversion
+E4M3_BITS = tl.constexpr(4)  # E4M3 on a GPU without an instruction that converts it
 
 _SMALLEST_SCALE = tl.constexpr(1.1754943508222875e-38)
 _LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding it rounds to integers, half to even
-_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding and subtracting it rounds to an integer, half to even
+_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF: the bit mask
 
 
 def format_of(dtype: torch.dtype, device: Device) -> int:
-    """Return the constant above for what a tensor of `dtype` stores."""
+    """Return the format, one of the constants above, of a tensor of `dtype` on `device`."""
     if dtype == torch.float8_e4m3fn:
         return int((E4M3 if device.has_e4m3 else E4M3_BITS).value)
     return int({torch.int8: INT8, torch.float8_e5m2: E5M2}.get(dtype, FLOAT).value)
 
 
 def layer_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
-    """Return the arguments for one layer of the pool, named like the parameters of every kernel that accesses it."""
+    """Return the arguments for one layer of the pool, with the parameter names of all kernels that access it."""
     data, scales = as_bytes(kv.data), kv.scales
     if data.stride()[3:] != (kv.head_dim, 1) or (scales is not None and scales.stride(3) != 1):
         raise ValueError(f"the tokens of a block must be contiguous, got strides {list(data.stride())}")
-    apart = kv.value_prefix is None  # otherwise values are prefixes of keys
+    apart = kv.value_prefix is None  # False: values are prefixes of keys
     return {
         "data": data,
         "scales": scales,
@@ -54,19 +54,19 @@ def layer_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
 
 
 def largest_of(dtype: torch.dtype) -> float:
-    """Return the target of a row's largest magnitude; 1 without scales."""
+    """Return the number to which a row's largest magnitude is scaled; 1 for dtypes without scales."""
     return LARGEST.get(dtype, 1.0)
 
 
 @triton.jit
 def widened(stored, FORMAT: tl.constexpr, dtype: tl.constexpr):
-    """Return stored numbers without their scales, exact in bfloat16 and wider."""
+    """Convert stored numbers to `dtype`, without their scales. Exact in bfloat16 and wider dtypes."""
     if FORMAT == E4M3:
         wide = stored.to(tl.float8e4nv, bitcast=True).to(dtype)
     elif FORMAT == E5M2:
         wide = stored.to(tl.float8e5, bitcast=True).to(dtype)
     elif FORMAT == E4M3_BITS:
-        # Sign, exponent and mantissa shifted to float16's positions: 2**-8 of the number.
+        # Shift sign, exponent and mantissa to their positions in float16, which gives 2**-8 times the number.
         bits = stored.to(tl.int8, bitcast=True).to(tl.int16)
         halves = ((bits << 7) & _WITHOUT_SECOND_SIGN).to(tl.int16).to(tl.float16, bitcast=True)
         wide = (halves.to(tl.float32) * 256.0).to(dtype)
@@ -77,7 +77,7 @@ def widened(stored, FORMAT: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def row_scales(magnitudes, LARGEST_NUMBER: tl.constexpr):
-    """Return scales `[rows]` of float32 magnitudes `[rows, numbers]`; NaN for a non-finite row."""
+    """Return the scales `[rows]` for float32 magnitudes `[rows, numbers]`; NaN if a row has a non-finite number."""
     infinite = tl.max((magnitudes <= _LARGEST_FLOAT).to(tl.int32) ^ 1, 1)
     scales = tl.maximum(tl.div_rn(tl.max(magnitudes, 1), LARGEST_NUMBER), _SMALLEST_SCALE)
     return tl.where(infinite > 0, float("nan"), scales)
@@ -85,7 +85,7 @@ def row_scales(magnitudes, LARGEST_NUMBER: tl.constexpr):
 
 @triton.jit
 def encoded(wide, scales, FORMAT: tl.constexpr, LARGEST_NUMBER: tl.constexpr):
-    """Quantise float32 `[rows, numbers]` with these scales, rounding half to even."""
+    """Quantise float32 `[rows, numbers]` with one scale per row, rounding half to even."""
     ratio = tl.div_rn(wide, scales[:, None])
     ratio = tl.minimum(tl.maximum(ratio, -LARGEST_NUMBER), LARGEST_NUMBER)
     if FORMAT == INT8:
@@ -99,14 +99,15 @@ def encoded(wide, scales, FORMAT: tl.constexpr, LARGEST_NUMBER: tl.constexpr):
 
 @triton.jit
 def _small_float(wide, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
-    """Return the uint8 bits of finite float32 numbers within the format's range."""
+    """Encode float32 numbers, finite and within the format's range, as 8-bit floats; return the bits as uint8."""
     dropped: tl.constexpr = 23 - MANTISSA
     bits = wide.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80
     bits = bits & 0x7FFFFFFF
     rounded = bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)
     normal = (rounded >> dropped) - ((127 - BIAS) << MANTISSA)
-    # Below the smallest normal number steps are equal: adding a float whose last bit is one step rounds to it.
+    # Below the smallest normal number, all steps are equal: adding a float whose last bit is worth one step rounds to a
+    # multiple of the step.
     step_exponent: tl.constexpr = 1 - BIAS - MANTISSA
     anchor: tl.constexpr = (step_exponent + 23 + 127) << 23
     small = bits.to(tl.float32, bitcast=True) + tl.full(wide.shape, anchor, tl.int32).to(tl.float32, bitcast=True)

@@ -1,5 +1,5 @@
-"""Start of kernels: the call, which can also be compiled ahead of time without a device, and tile sizes per
-architecture. A row of a table was printed by lab/benchmarks/triton/tune.py, or says otherwise.
+"""Launch of Triton kernels: a call, which can also be compiled ahead of time without a GPU, and tables of tile sizes by
+GPU architecture. lab/benchmarks/triton/tune.py prints rows for the tables. Comments mark tables that are not measured.
 """
 
 import functools
@@ -23,15 +23,15 @@ class KernelCall:
     arguments: dict[str, Any]  # tensors, numbers and constants, by name
     warps: int
     stages: int = 1
-    most_registers: int | None = None  # per thread; None: ptxas decides
+    most_registers: int | None = None  # most registers per thread; None: ptxas decides
     overlaps: bool = False
-    """Flag that the kernel may start before the previous one has finished (programmatic dependent launch). Such a
-    kernel reads only weights until it has waited, and each program waits, so kernels finish in order. It lets the
-    next one start immediately, with the resources that its own programs leave.
+    """Whether the kernel may start before the previous one has finished (programmatic dependent launch). Before each of
+    its programs waits for the previous kernel, it reads only weights; so kernels finish in order. It lets the next
+    kernel start immediately, with the resources that its own programs leave free.
     """
 
     def start(self) -> None:
-        """Start the kernel on the current stream without waiting. An empty grid starts nothing.
+        """Start the kernel on the current CUDA stream, without waiting for it. An empty grid starts nothing.
 
         Raises: RuntimeError if tensors are on another GPU, since Triton would start the kernel on the current one.
         """
@@ -40,14 +40,14 @@ class KernelCall:
             self.kernel[self.grid](**self.arguments, **self.options)
 
     def compile(self) -> Any:
-        """Compile for such arguments without starting. Returns Triton's compiled kernel."""
+        """Compile the kernel for arguments like these, without starting it. Returns Triton's compiled kernel."""
         warm_up: Any = self.kernel
         return warm_up.warmup(**self.arguments, grid=self.grid, **self.options)
 
     @property
     def options(self) -> dict[str, Any]:
         """Return Triton's compile options."""
-        # Products and their sums are fused and round once, as Triton does by default before 3.10.
+        # enable_fp_fusion: a product and a sum are rounded only once, which is the default before Triton 3.10.
         found: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
         if self.most_registers is not None:
             found["maxnreg"] = self.most_registers
@@ -68,64 +68,64 @@ def power_of_two(least: int) -> int:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return 8-bit floats as integers, since kernels decode them themselves."""
+    """Return a view of 8-bit floats as integers, since kernels decode them; other tensors unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else tensor
 
 
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # per program
+SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # shared memory of a program
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
     capability: int  # 10 * major + minor: 90 is Hopper
     multiprocessors: int
-    overlaps: bool = False  # kernels wait for the previous one themselves, see KernelCall
+    overlaps: bool = False  # whether kernels may overlap with the previous one, see KernelCall
 
     @property
     def has_e4m3(self) -> bool:
-        """Return whether hardware converts 8-bit floats with 4 exponent bits."""
+        """Return whether the GPU has instructions that convert 8-bit floats with 4 exponent bits."""
         return self.capability >= 89
 
     @property
     def row(self) -> int:
-        """Return the key of the tables below; consumer cards of all generations have the shared memory of sm_86."""
+        """Return this GPU's key in the tables below. All consumer GPUs have key 86: their shared memory is equal."""
         if self.capability // 10 in (9, 10):
             return self.capability // 10 * 10
         return 80 if self.capability in (80, 87) else 86
 
 
 INTERPRETED = Device(90, 3)
-"""Device of Triton's interpreter: few multiprocessors, so that small tests split contexts too."""
+"""Device that Triton's interpreter imitates. It has few multiprocessors, so that small tests split contexts too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    rows: int  # queries, or input rows
-    tokens: int  # keys, or outputs of a linear layer
+    rows: int  # rows of a tile: queries, or input rows of a linear layer
+    tokens: int  # columns of a tile: keys, or outputs of a linear layer
     warps: int
     stages: int
-    filling: int = 1  # programs that saturate a multiprocessor's memory bandwidth
+    filling: int = 1  # number of programs that saturate a multiprocessor's memory bandwidth
 
 
-# Not measured. Decode: keys and values of two tiles, 64 KiB, are in shared memory, which limits the programs per
-# multiprocessor: three on Hopper. Two of them keep 64 KiB in flight, which hides the latency.
+# Tiles of decode attention, not measured. Keys and values of two tiles, 64 KiB, are in shared memory, which limits a
+# multiprocessor to three programs on Hopper. Two programs have 64 KiB in flight, which hides the memory latency.
 PAGED_DECODE = {
     80: Tile(16, 64, 4, 3, 2),
     86: Tile(16, 32, 4, 3, 2),
     90: Tile(16, 64, 4, 3, 2),
     100: Tile(16, 64, 4, 3, 2),
 }
-# Registers per thread of memory-bound kernels: three programs of four warps fit. By default ptxas leaves room for more
-# programs than shared memory allows, and spills.
+# Most registers per thread of memory-bound kernels, so that three programs of four warps fit. By default ptxas would
+# spill registers to fit more programs than shared memory allows.
 DECODE_REGISTERS = 168
-# Prefill: the largest tile of queries whose sums stay in registers; keys in stages of 32 KiB.
+# Tiles of prefill attention: as many queries as have their sums in registers, and stages with 32 KiB of keys.
 PAGED_PREFILL = {
     80: Tile(128, 32, 8, 2),
     86: Tile(64, 32, 8, 2),
     90: Tile(128, 64, 8, 3),
     100: Tile(128, 64, 8, 3),
 }
-# Few rows times 8-bit or 4-bit weights: tokens are outputs here.
+# Tiles of products of few rows with 8-bit or 4-bit weights; `tokens` counts outputs.
 QUANTISED_LINEAR = {
     80: Tile(16, 64, 4, 4),
     86: Tile(16, 64, 4, 3),
@@ -136,54 +136,55 @@ QUANTISED_LINEAR = {
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    rows: int  # power of two up to which one fused kernel beats a library; 0: never
-    tile_bytes: int  # weight tile of a one-row program, at the width of the row's numbers
-    inputs: int  # maximum per output in the tile
+    rows: int  # most rows for which the fused kernel is faster than a library, a power of two; 0: never
+    tile_bytes: int  # bytes of the weight's tile in a program for one row, in the dtype of the row
+    inputs: int  # most inputs of a tile
     warps: int
 
 
-# Not measured either. A tile is 16 KiB, and registers suffice for several programs per multiprocessor, which hides
-# latency. With more than four rows, sums across threads would take longer than the memory.
+# Sizes of fused products of few rows, not measured. With a tile of 16 KiB, registers suffice for several programs per
+# multiprocessor, which hides latency. With more than four rows, sums across threads would take longer than the memory.
 FEW_ROWS = {
     80: FewRows(4, 1 << 14, 4096, 4),
     86: FewRows(4, 1 << 14, 4096, 4),
     90: FewRows(4, 1 << 14, 4096, 4),
     100: FewRows(4, 1 << 14, 4096, 4),
 }
-# Rows of one expert times its weights, by maximum rows; not measured either.
+# Tiles of products of one expert's rows and weights, by the largest number of rows, not measured.
 EXPERT_LINEAR = {16: Tile(16, 64, 4, 4), 32: Tile(32, 64, 4, 4), 64: Tile(64, 128, 8, 3)}
 FLOAT32_EXPERTS = Tile(16, 32, 4, 2)
-COPY_BYTES = 1 << 14  # per program
+COPY_BYTES = 1 << 14  # bytes of a block that one program copies
 DELTA_CHANNELS = 128  # channels of a convolution per program
-DELTA_ROWS = 32  # rows of a convolution per program; more than its kernel
-DELTA_VALUES = 8  # values of a head per program: with 128 key numbers, 32 registers of a thread hold the state
-SAMPLE_TOKENS = 2048  # vocabulary part of a row
-SAMPLE_PARTS = 128  # parts that a row's program loads together
-SAMPLE_KEPT = 4096  # most tokens left by a filter that are scanned separately
-SAMPLE_COPIED_TOKENS = 4096  # scanned together for those
-SAMPLE_FILTERED_TOKENS = 1024  # scanned together for a threshold
-SAMPLE_PIVOTS = 8  # thresholds tried per pass
-SAMPLE_REGISTERS = 200  # per thread of a row's program, which has a multiprocessor to itself
+DELTA_ROWS = 32  # rows of a convolution per program; at least as many as the convolution's kernel
+DELTA_VALUES = 8  # values of a head per program: for keys of 128 numbers, the state takes 32 registers per thread
+SAMPLE_TOKENS = 2048  # tokens of each part into which a row of logits is split
+SAMPLE_PARTS = 128  # parts whose sums a row's program loads together
+SAMPLE_KEPT = 4096  # most tokens above a filter's bound that are copied and then scanned instead of the row
+SAMPLE_COPIED_TOKENS = 4096  # tokens that are scanned together to find those to copy
+SAMPLE_FILTERED_TOKENS = 1024  # tokens that are scanned together to find a filter's threshold
+SAMPLE_PIVOTS = 8  # thresholds that are tried in each pass over the tokens
+SAMPLE_REGISTERS = 200  # most registers per thread of a row's program, which is alone on its multiprocessor
 
 
-# No matrix instruction keeps float32 precision: products are computed one by one, from registers.
+# Tiles of float32 attention: no matrix instruction is precise enough, so numbers are multiplied from registers.
 FLOAT32_DECODE = Tile(16, 16, 8, 2, 2)
 FLOAT32_PREFILL = Tile(32, 16, 8, 2)
 
 
 def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Tile:
-    """Return the tile for `group` query heads per KV head; itemsize: bytes of a number in computation."""
+    """Return the tile of decode attention. group: query heads per KV head; itemsize: bytes of the compute dtype."""
     tile = FLOAT32_DECODE if itemsize == 4 else PAGED_DECODE[device.row]
     rows = max(tile.rows, power_of_two(group))
-    wide = head_dim > 128  # beyond the tables
+    wide = head_dim > 128  # the tables are for at most 128
     tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
     return Tile(rows, tokens, 8 if rows > 32 or head_dim > 256 else tile.warps, stages, tile.filling)
 
 
 def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quantised: bool) -> Tile:
-    """Return the tile for a chunk of `rows` rows, each one head of one token: a short chunk takes a smaller tile.
+    """Return the tile of prefill attention for a chunk of `rows` rows, each of which is one head of one token.
 
-    quantised: whether keys are widened first, which needs registers: half as many keys fit next to the sums.
+    itemsize: bytes of the compute dtype; quantised: whether keys are quantised. Then they are widened in registers, so
+    that only half as many fit next to the sums.
     """
     tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]
     wide = head_dim > 128
@@ -196,7 +197,7 @@ def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quanti
 
 
 def expert_tile(device: Device, itemsize: int, rows: int) -> Tile:
-    """Return the tile for experts with `rows` rows each on average; itemsize: bytes of a number in computation."""
+    """Return the tile for experts with `rows` rows each on average; itemsize: bytes of the compute dtype."""
     if itemsize == 4:
         return FLOAT32_EXPERTS
     tile = EXPERT_LINEAR[min(max(16, power_of_two(rows)), 64)]

@@ -1,4 +1,4 @@
-"""Operations with a Triton kernel, named as in kernels/*.py, which has contracts and checks."""
+"""All operations that have a Triton kernel, under their names in kernels/*.py, where their contracts and checks are."""
 
 from baton.kernels.triton.delta import causal_convolution, gated_delta_rule
 from baton.kernels.triton.few_rows import fused_linear, most_fused_rows

@@ -1,4 +1,4 @@
-"""Products with 8-bit and 4-bit weights, and with experts of a mixture: kernels/linear.py on a GPU."""
+"""Products with 8-bit and 4-bit weights, and with the weights of experts: kernels/linear.py, experts.py on a GPU."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ INPUTS_AT_ONCE = 128
 
 
 def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> dict[str, Any]:
-    """Return the arguments for a weight, named like the parameters of every kernel that reads it."""
+    """Return the arguments for a weight, with the names of the parameters of all kernels that read it."""
     if isinstance(weight, torch.Tensor):
         return {
             "data": weight,
@@ -50,10 +50,10 @@ def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> 
 
 
 def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -> int:
-    """Return the columns of a tile; at most a group of codes, if a matrix instruction supports so few."""
-    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied from registers
+    """Return the number of inputs in a tile: at most one group of codes, if matrix instructions support so few."""
+    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied from registers, which fit only 16
     if isinstance(weight, torch.Tensor):
-        return most // 2 if dtype != torch.float32 else most  # as many bytes as in other formats
+        return most // 2 if dtype != torch.float32 else most  # half: a number takes two bytes
     if not weight.has_codes:
         return most
     group = weight.inputs // weight.scales.shape[1]
@@ -63,7 +63,7 @@ def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -
 
 @triton.jit
 def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr, GROUP: tl.constexpr):
-    """Dequantise 4-bit codes to float32; `columns` gives the group of each."""
+    """Dequantise 4-bit codes to float32. columns: input of each code, which determines its group."""
     places = outputs[:, None] * GROUPS + (columns // GROUP)[None, :]
     scale = tl.load(scales + places, mask=inside, other=0.0).to(tl.float32)
     if zeros is None:
@@ -75,7 +75,7 @@ def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr,
 
 @triton.jit
 def e2m1(codes):
-    """Return E2M1 codes as float32. Sign, exponent and mantissa shifted to float16's positions: 2**-14 of them."""
+    """Convert E2M1 codes to float32: shifted to their positions in float16, they are 2**-14 times the number."""
     bits = codes.to(tl.int16)
     halves = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.int16).to(tl.float16, bitcast=True)
     return halves.to(tl.float32) * 16384.0
@@ -83,7 +83,10 @@ def e2m1(codes):
 
 @triton.jit
 def without_zeros(codes, zeros, place, real):
-    """Return codes of one group per output minus its zero point, in float32, exact in any format."""
+    """Return float32 numbers of unscaled codes: code - zero point, or E2M1 without zero points. Exact in any dtype.
+
+    All codes of an output are of the group at `place`.
+    """
     if zeros is None:
         numbers = e2m1(codes)
     else:
@@ -96,15 +99,15 @@ def without_zeros(codes, zeros, place, real):
 def add_products(
     sums,  # float32 [rows, outputs]
     x,
-    row,  # int64 [rows]: rows of x
+    row,  # int64 [rows]: row indices of x
     real_row,
     data,
     scales,
     zeros,
-    out,  # int64 [outputs]: rows of the weight
+    out,  # int64 [outputs]: row indices of the weight
     real_out,
-    begin,  # columns [begin, end) of the weight
-    end,
+    begin,  # first column of the weight
+    end,  # column after the last one
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -112,7 +115,7 @@ def add_products(
     HAS_CODES: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """Multiply with the scales of codes, but without those of outputs, which are applied later."""
+    """Add products of x and the weight to `sums`. Scales of 4-bit codes are applied, scales of outputs are not."""
     INPUTS: tl.constexpr = COLUMNS * 2 if HAS_CODES else COLUMNS
     dtype: tl.constexpr = x.dtype.element_ty
     for first in range(begin, end, BLOCK_INPUTS):
@@ -127,7 +130,7 @@ def add_products(
             more_inputs = tl.load(places + COLUMNS, mask=wanted, other=0.0)
             low, high = stored & 15, stored >> 4
             if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
-                # The tile is within one group in either half: the product is scaled.
+                # In both nibbles the tile is within one group, so the product is scaled instead of each code.
                 place = out * GROUPS + first // GROUP
                 low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
                 high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
@@ -145,15 +148,15 @@ def add_products(
     return sums
 
 
-LEAST_PART = 512  # fewest inputs per program
+LEAST_PART = 512  # fewest columns of a part into which inputs are split
 SPELLED_COLUMNS = 1024
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Compute a few outputs over a part of the inputs; each byte of the weight is read once.
+    """Compute kernels/linear.py's operation. Each program computes some outputs over a part of the inputs.
 
-    If outputs alone do not fill the device, inputs are split and a second kernel sums the parts in order: results are
-    deterministic.
+    Each byte of the weight is read once. If programs for outputs alone do not fill the GPU, inputs are split and a
+    second kernel sums the parts, in order, so that results are deterministic.
     """
     x = x.contiguous()
     output = x.new_empty(len(x), weight.outputs)
@@ -176,7 +179,10 @@ def linear_calls(
     device: Device,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """Compute the product of each part of the inputs, then their sum if there are several; `tile` as for attention."""
+    """Return the call for the products of all parts of the inputs, then one for their sum if there are several parts.
+
+    tile: tile to measure; None: that of QUANTISED_LINEAR.
+    """
     rows, columns = len(x), weight.data.shape[1]
     tile = tile or QUANTISED_LINEAR[device.row]
     block_rows = min(max(16, power_of_two(rows)), 64)
@@ -199,7 +205,7 @@ def linear_calls(
     }
     grid = (-(-weight.outputs // tile.tokens), -(-rows // block_rows), parts)
     few = block_rows <= 32
-    warps = tile.warps if few else max(tile.warps, 8)  # sums of 64 rows need four warps' registers
+    warps = tile.warps if few else max(tile.warps, 8)  # sums of 64 rows need the registers of 8 warps
     registers = DECODE_REGISTERS if few and not (weight.has_codes and x.dtype == torch.float32) else None
     multiply = KernelCall(multiply_rows, grid, arguments, warps, tile.stages, registers)
     if parts == 1:
@@ -314,10 +320,10 @@ def spell_out(
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """Compute some outputs of some pairs of one expert.
+    """Compute kernels/experts.py's operation. Each program computes some outputs for some pairs of one expert.
 
-    The program finds its expert from the number of pairs of each: the grid is the maximum number of tiles, whatever was
-    chosen, so that it can be recorded.
+    The grid has the largest possible number of tiles, so that a CUDA graph serves every choice of experts. A program
+    finds its expert from the number of pairs of each.
     """
     x = x.contiguous()
     output = x.new_empty(len(pairs.order), weight.outputs)
@@ -333,10 +339,10 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """Compute experts' products. `tile`: for measurements."""
+    """Build the call for the products of all pairs. tile: tile to measure; None: that of `expert_tile`."""
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
-    # Full tiles, and one partial tile per expert: no more than pairs.
+    # Largest number of tiles: the full ones, and one partial tile per expert; never more than pairs.
     tiles = min(count, count // tile.rows + weight.experts)
     arguments = weight_arguments(weight.rows, device) | {
         "x": x,

@@ -45,7 +45,7 @@ def norm_call(
 
 @triton.jit
 def normalised(wide, mean, factors, eps, stored: tl.constexpr, dtype: tl.constexpr):
-    """Return normalised float32 numbers times their weights, rounded to the weights' dtype before the product."""
+    """Normalise float32 numbers, round them to the weights' dtype, and multiply by the weights."""
     return ((wide * tl.rsqrt(mean + eps)).to(stored).to(tl.float32) * factors).to(dtype)
 
 
@@ -59,7 +59,7 @@ def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.co
         wide += tl.load(residual + row + places, mask=inside, other=0.0).to(tl.float32)
         stored = wide.to(residual.dtype.element_ty)
         tl.store(residual + row + places, stored, mask=inside)
-        wide = stored.to(tl.float32)  # the next layer adds to what is normalised here
+        wide = stored.to(tl.float32)  # normalise the rounded sum, which is the residual that the next layer reads
     factors = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
     normal = normalised(
         wide, tl.sum(wide * wide, 0) / SIZE, factors, eps, weight.dtype.element_ty, output.dtype.element_ty
@@ -85,12 +85,12 @@ def gate_call(gate_up: torch.Tensor, kind: Gate, output: torch.Tensor) -> Kernel
 
 @triton.jit
 def gated(gates, ups, GATE: tl.constexpr, dtype: tl.constexpr):
-    """Apply the gate's activation in float32, round, and multiply by the factor."""
+    """Apply the activation to gates in float32, round, and multiply by the factors, `ups`."""
     opening = gates
     if GATE == GELU:
         opening = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
     if GATE == CLAMPED:
-        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # comparisons keep NaN
+        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # unlike a minimum, a comparison keeps NaN
         ups = tl.where(ups > _LIMIT, _LIMIT, tl.where(ups < -_LIMIT, -_LIMIT, ups)) + 1.0
         opening = _ALPHA * gates
     opened = 1.0 if GATE == SIGMOID else gates

@@ -1,12 +1,12 @@
 """Decode attention over paged KV: kernels/attention.py on a GPU.
 
 A program computes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
-sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last combines them in
-order: they count themselves, so no second kernel waits for them. The grid follows from shapes and a hint alone, so that
-a captured graph serves all contexts.
+sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last, which a counter
+tells, combines them in order without a second kernel. The grid depends only on shapes and on a hint for the length of
+contexts, so that a captured CUDA graph serves all contexts.
 
-Queries may come directly from a projection: each program then rotates its own, and the one with the sequence's last
-token first stores that token's key and value.
+Queries may come directly from a projection. Then each program rotates its queries, and the program whose part contains
+the sequence's last token stores the key and value of this token before it computes.
 """
 
 from typing import Any
@@ -30,9 +30,9 @@ from baton.kernels.triton.pages import Turning, put_heads, turned
 from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, Scoring
 
 PARTS_AT_ONCE = 32
-"""Parts combined in one pass: a loop over them needs one kernel variant for any number."""
+"""Number of parts that are combined in one pass. Further passes are a loop, so that one kernel serves any number."""
 COMBINED_NUMBERS = 8192
-"""Numbers of all parts of some heads that a program holds: 64 registers per thread."""
+"""Most numbers that a program combines at a time, of some parts and heads: 64 registers per thread."""
 
 
 def paged_decode(
@@ -76,7 +76,10 @@ def decode_call(
     tile: Tile | None = None,
     turning: Turning | None = None,
 ) -> KernelCall:
-    """Build the call. query: with `turning` also keys and values. `splits`, `tile`: for measurements."""
+    """Build the kernel call. query: queries, or with `turning` the output of a projection: queries, keys and values.
+
+    splits, tile: number of parts and tile to measure; None: those of `context_splits` and `decode_tile`.
+    """
     sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
     tile = tile or decode_tile(device, kv.head_dim, paged.itemsize, heads // kv.kv_heads)
@@ -116,7 +119,7 @@ def _no_parts() -> dict[str, Any]:
 
 
 def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tensor | None) -> dict[str, Any]:
-    """Memory for the results of parts, and their counters."""
+    """Allocate memory for the results of parts, and counters of finished parts; return the kernel's arguments."""
     sequences, heads, value_dim = output.shape
     highest = output.new_empty(2, sequences, heads, splits, dtype=torch.float32)
     return {
@@ -128,7 +131,10 @@ def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tenso
 
 
 def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tensor, block_dim: int) -> KernelCall:
-    """Allocate parts: float32 `[rows, heads, splits, value_dim]`; highest and totals: `[2, rows, heads, splits]`."""
+    """Build the call of the kernel that combines the parts of each row.
+
+    parts: float32 `[rows, heads, splits, value_dim]`; highest: `[2, rows, heads, splits]`, highest scores and totals.
+    """
     rows, heads, splits, value_dim = parts.shape
     arguments = {
         "parts": parts,
@@ -144,7 +150,7 @@ def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tenso
     return KernelCall(combine_parts, (rows, heads), arguments, warps=4)
 
 
-_TOTAL = ["total"]  # stored after the highest scores, whose number depends on rows and parts
+_TOTAL = ["total"]  # alignment varies: totals come after the highest scores, whose number varies
 
 
 @triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=_TOTAL)
@@ -218,7 +224,7 @@ def attend_part(
     first = oldest + split * share
     end = tl.minimum(first + share, context)
     if first >= end:
-        # Nothing to do: fewer tiles than parts, or padding without parts.
+        # This part has no tokens: the context has fewer tiles than parts, or the sequence is padding.
         if split == 0:
             tl.store(output + heads[:, None] * VALUE_DIM + dims[None, :], 0.0, mask=inside)
         return
@@ -252,7 +258,7 @@ def attend_part(
         key_scales = scales + kv_head * scale_head_stride
         value_scales = key_scales + scale_part_stride
     highest_before, total_before = begun(sinks, kv_head * GROUP + tl.minimum(rows, GROUP - 1), split == 0)
-    # One loop, masked throughout: a separate last tile would drain the pipeline, and comparisons are cheap here.
+    # All tiles are masked, not only the last one: a second loop would drain the pipeline, and comparisons are cheap.
     most, sums, attended = attend_tiles(
         highest_before,
         total_before,
@@ -294,11 +300,11 @@ def attend_part(
         tl.store(highest + places, most, mask=real)
         tl.store(total + places, sums, mask=real)
         tl.store(parts + places[:, None] * VALUE_DIM + dims[None, :], attended, mask=inside)
-        tl.debug_barrier()  # all threads must have written before one of them counts
+        tl.debug_barrier()  # all threads must have written before the part is counted as finished
         used = tl.cdiv(context - oldest, share)
         counter = arrivals + sequence * KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
-            tl.store(counter, 0)  # for the next launch
+            tl.store(counter, 0)  # the next launch needs zeros
             for begin in range(0, GROUP, HEADS_AT_ONCE):
                 some = begin + tl.arange(0, HEADS_AT_ONCE)
                 own = sequence * HEADS + kv_head * GROUP + some
@@ -313,7 +319,7 @@ def attend_part(
 
 @triton.jit
 def _store_last(
-    base,  # of the sequence's queries, keys and values
+    base,  # pointer to the sequence's queries, keys and values
     key_norm,
     eps,
     cos,
@@ -337,7 +343,7 @@ def _store_last(
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
-    """Store key and value of the current token in its slot: this program reads them there with the others."""
+    """Store key and value of the sequence's last token in its slot, from which this program will read them."""
     kv_heads = kv_head + tl.arange(0, 1)
     inside = (kv_heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + kv_heads) * HEAD_DIM
@@ -353,7 +359,7 @@ def _store_last(
         block_stride, part_stride, head_stride, scale_block_stride, scale_part_stride, scale_head_stride,
         KV_HEADS, HEAD_DIM, BLOCK_TOKENS, FORMAT, LARGEST_NUMBER,
     )  # fmt: skip
-    tl.debug_barrier()  # other threads read what these wrote
+    tl.debug_barrier()  # other threads will read the key and value
 
 
 @triton.jit
@@ -361,9 +367,9 @@ def _combined(
     parts,
     highest,
     total,
-    rows,  # int64 [heads]: positions in `output`, counted in heads
+    rows,  # int64 [heads]: index of each head among all heads of `output`
     real,
-    used,  # existing parts of `splits`
+    used,  # number of parts with tokens; at most `splits`
     splits,
     dims,
     VALUE_DIM: tl.constexpr,
@@ -371,7 +377,7 @@ def _combined(
     HEADS_AT_ONCE: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Combine parts to float32 `[heads, dims]`, bypassing a cache that may have numbers of earlier launches."""
+    """Combine parts to float32 `[heads, dims]`. Loads bypass the L1 cache, which may contain old numbers."""
     parts_now = tl.arange(0, PARTS_AT_ONCE)
     most = tl.full([HEADS_AT_ONCE], -3.4e38, tl.float32)
     weight = tl.zeros([HEADS_AT_ONCE], tl.float32)
@@ -381,18 +387,18 @@ def _combined(
         places = rows[:, None] * splits + (begin + parts_now)[None, :]
         highest_now = tl.load(highest + places, mask=there, other=float("-inf"), cache_modifier=".cg")
         sums = tl.load(total + places, mask=there, other=0.0, cache_modifier=".cg")
-        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # NaN must reach the result
+        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # or NaN, which must reach the result
         more = tl.maximum(most, tl.max(highest_now, 1))
         kept = tl.where(written, tl.exp2(highest_now - more[:, None]), 0.0)
         inside = there[:, :, None] & (dims < VALUE_DIM)[None, None, :]
         of_dims = parts + places[:, :, None] * VALUE_DIM + dims[None, None, :]
         numbers = tl.load(of_dims, mask=inside, other=0.0, cache_modifier=".cg")
-        numbers = tl.where(written[:, :, None], numbers, 0.0)  # here, so that their loads wait for no others
+        numbers = tl.where(written[:, :, None], numbers, 0.0)  # no mask: loads would wait for it
         shrunk = tl.exp2(most - more)
         weight = weight * shrunk + tl.sum(kept * sums, 1)
         attended = attended * shrunk[:, None] + tl.sum(kept[:, :, None] * numbers, 1)
         most = more
-    # A row without parts has weight 0 and result 0.
+    # A head without parts has the weight 0; its result is 0.
     return attended / tl.where(weight == 0.0, 1.0, weight)[:, None]
 
 
@@ -408,7 +414,7 @@ def combine_parts(
     BLOCK_DIM: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Combine the parts of prefill, whose row tiles end at different positions."""
+    """Combine the parts of prefill attention. Parts without tokens have the highest score -inf."""
     dims = tl.arange(0, BLOCK_DIM)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
     result = _combined(

@@ -1,12 +1,12 @@
 """Prefill attention over paged KV: kernels/attention.py on a GPU.
 
-A row of a tile is one query head of one token; all heads of a KV head are adjacent, so that keys are read once for all
-of them. Tokens visible to every row go through a loop without masks; only the diagonal and the edge of the window need
-them. The longest tiles start first.
+A row of a tile is one query head of one token. All heads of a KV head are adjacent, so that keys are read once for all
+of them. Keys that every row sees are processed in a loop without masks; only the diagonal and the edge of the window
+need masks. The tiles with the longest contexts start first.
 
-The chunks of a step are one launch, whose programs read where each chunk begins and ends. A few new tokens after a long
-cached prefix make too few tiles to fill a device: as in decode, the context is then split, and a second kernel combines
-the parts (Flash-Decoding).
+All chunks of a step are computed by one launch, whose programs read where each chunk begins and ends. A few new tokens
+after a long cached prefix have too few tiles to fill the GPU. Then the context is split as in decode, and a second
+kernel combines the parts (Flash-Decoding).
 """
 
 import torch
@@ -45,7 +45,10 @@ def prefill_calls(
     splits: int | None = None,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """Return the call for the parts, then one that combines them if needed. `splits`, `tile`: for measurements."""
+    """Return the call that computes attention, then one that combines the parts if contexts are split.
+
+    splits, tile: number of parts and tile to measure; None: those of `context_splits` and `prefill_tile`.
+    """
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
     group, chunks = heads // kv.kv_heads, prefills.chunks
@@ -59,7 +62,7 @@ def prefill_calls(
             for each, length in zip(chunks, lengths, strict=True)
         )
         pairs, tiles = sum(row_tiles) * kv.kv_heads, -(-seen // tile.tokens)
-        fills = pairs >= device.multiprocessors  # parts of a large chunk would take gigabytes
+        fills = pairs >= device.multiprocessors  # then no split: parts of large chunks would take gigabytes
         splits = 1 if fills else context_splits(pairs, tiles, device.multiprocessors, filling=1)
     single = splits == 1
     highest = None if single else query.new_empty(2, tokens, heads, splits, dtype=torch.float32)
@@ -78,7 +81,7 @@ def prefill_calls(
         "TILE": tile.tokens,
         "SINGLE": single,
     }
-    # Counted by `chunk_of`: at most one tile per chunk is empty, and returns immediately.
+    # Number of tiles as `chunk_of` counts them. At most one per chunk is empty; its programs return immediately.
     grid = (tokens * group // tile.rows + len(chunks), kv.kv_heads, splits)
     attend = KernelCall(attend_chunk, grid, arguments, tile.warps, tile.stages)
     return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
@@ -86,13 +89,13 @@ def prefill_calls(
 
 @triton.jit
 def first_tile(row_starts, chunk, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Return where a chunk's tiles start in the step, an upper bound for all earlier chunks."""
+    """Return the index of a chunk's first tile among the tiles of the step: at least the number of earlier tiles."""
     return (tl.load(row_starts + chunk) * GROUP // BLOCK_ROWS + chunk).to(tl.int32)
 
 
 @triton.jit
 def chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Return the chunk of a tile of the step."""
+    """Return the index of the chunk that a tile of the step belongs to."""
     chunk = tl.full([], 0, tl.int32)
     beyond = chunk + chunks
     while beyond - chunk > 1:
@@ -103,7 +106,7 @@ def chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.const
     return chunk
 
 
-# Numbers of a prompt start anywhere in the step's, and totals after the highest scores.
+# Arguments whose alignment varies: pointers into tensors of the complete step, and totals after the highest scores.
 _ANYWHERE = ["block_starts", "row_starts", "ends", "total"]
 
 
@@ -180,7 +183,7 @@ def attend_chunk(
     oldest = 0
     lowest = 0
     full_begin = 0
-    full_end = (first_position + 1) // TILE * TILE  # all rows see the tokens before, except for a window
+    full_end = (first_position + 1) // TILE * TILE  # without a window, every row sees all earlier tokens
     if WINDOWED:
         lowest = tl.maximum(first_position - window + 1, 0)
         oldest = lowest // TILE * TILE
@@ -192,7 +195,7 @@ def attend_chunk(
         share = tl.cdiv(tl.cdiv(end - oldest, TILE), splits) * TILE
         first = oldest + split * share
         end = tl.minimum(first + share, end)
-        if first >= end:  # fewer tiles than parts; numbers of an empty part are never read
+        if first >= end:  # fewer tiles than parts: an empty part, whose output is never read
             tl.store(highest + places, float("-inf"), mask=real)
             tl.store(total + places, 0.0, mask=real)
             return

@@ -1,4 +1,4 @@
-"""Storage of keys and values, with rotation and quantisation, and copies of blocks: kernels/pages.py on a GPU."""
+"""Writes of keys and values, with rotation and quantisation, and copies of blocks: kernels/pages.py on a GPU."""
 
 import math
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ def store_call(kv: KvLayer, key: torch.Tensor, value: torch.Tensor, slots: torch
 
 
 def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
-    """Return the arguments for one layer of the pool, for every kernel that writes it."""
+    """Return the arguments for one layer of the pool, with the names of the parameters of all kernels that write it."""
     return layer_arguments(kv, device) | {
         "KV_HEADS": kv.kv_heads,
         "HEADS_AT_ONCE": HEADS_AT_ONCE,
@@ -43,7 +43,7 @@ def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Require adjacent heads of a token; slices of a fused projection are used in place."""
+    """Return `x` if all heads of a token are adjacent, as in a slice of a fused projection; else a contiguous copy."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
@@ -91,7 +91,7 @@ def store_rows(
 
 @triton.jit
 def put_heads(
-    rows,  # [heads, dims], any float dtype
+    rows,  # [heads, dims]: numbers to write, any float dtype
     slot,
     part,  # 0: keys, 1: values
     heads,
@@ -111,7 +111,7 @@ def put_heads(
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
-    """Write some heads of one token to its slot."""
+    """Write keys or values of some heads of one token to its slot, quantised if the pool is."""
     block, offset = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
     target = data + block * block_stride + part * part_stride + offset * HEAD_DIM
     target += heads[:, None] * head_stride + dims[None, :]
@@ -126,7 +126,7 @@ def put_heads(
 
 
 class Turning(NamedTuple):
-    """Norms, rotation and target of keys and values: arguments of `rotate_and_store`."""
+    """Arguments of `rotate_and_store`: norms and angles for queries and keys, and slots for keys and values."""
 
     cos: torch.Tensor
     sin: torch.Tensor
@@ -135,7 +135,7 @@ class Turning(NamedTuple):
     slots: torch.Tensor
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments, named like the parameters of every kernel that does this."""
+        """Return the arguments with the names of the parameters of all kernels that rotate and store."""
         norms = self.norms
         return {
             "cos": self.cos.contiguous(),
@@ -158,10 +158,10 @@ def rotate_and_store(
     slots: torch.Tensor,
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Rotate and store some heads of one token.
+    """Compute kernels/pages.py's operation. Each program computes some heads of one token.
 
-    Norms are rounded before their weight, as in kernels/norms.py; rotation is in float32 and rounded once. Queries are
-    also computed for padding rows.
+    Norms are rounded before they are multiplied by their weights, as in kernels/norms.py. The rotation is in float32
+    and rounded once. Queries are also computed for padding rows.
     """
     tokens, heads, head_dim = qkv.shape
     query = qkv.new_empty(tokens, heads - 2 * kv.kv_heads, head_dim)
@@ -186,10 +186,10 @@ def rotate_call(qkv: torch.Tensor, turning: Turning, kv: KvLayer, query: torch.T
 
 @triton.jit
 def turned(sources, inside, norm, eps, cos, sin, dims, HEAD_DIM: tl.constexpr, ANGLES: tl.constexpr):
-    """Return float32 `[heads, dims]` of heads at `sources`, rotated, and normalised unless `norm` is None.
+    """Load heads at `sources`, normalise them unless `norm` is None, and rotate them; return float32 `[heads, dims]`.
 
-    cos, sin: pointers to those of the token. A number is read twice, the second time as its partner's: rotated pairs
-    are ANGLES apart.
+    cos, sin: pointers to the token's cosines and sines. The two numbers of a rotated pair are ANGLES apart. Each number
+    is read twice, for itself and for its partner.
     """
     is_first, real, rotates = dims < ANGLES, dims < HEAD_DIM, dims < 2 * ANGLES
     angles = tl.where(is_first, dims, dims - ANGLES)
@@ -264,7 +264,7 @@ def rotate_rows(
     inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + part * KV_HEADS + heads) * HEAD_DIM
     if part == 0:
-        # Rounded to the model's dtype first, like the unfused operations.
+        # Rounded to the model's dtype before the pool's format, as the unfused operations do.
         rows = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM, ANGLES).to(qkv.dtype.element_ty)
     else:
         rows = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0)
@@ -289,7 +289,7 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
     for part in (kv.data, kv.scales):
         if part is not None:
-            # One row per layer, kind and head; `view` rejects what would need a copy.
+            # One row per layer, kind and head. view() raises if this would need a copy.
             rows = part.view(torch.uint8).view(kv.blocks, kv.layers * kv.kinds * kv.kv_heads, -1)
             copy_call(rows, sources, rows, destinations, len(sources)).start()
 
@@ -307,10 +307,10 @@ def copy_call(
     target_ids: torch.Tensor | None,
     copies: int,
 ) -> KernelCall:
-    """Copy block `source_ids[i]` to block `target_ids[i]`; None stands for i. Both uint8 `[blocks, rows, row_bytes]`.
+    """Build the call that copies block `source_ids[i]` to block `target_ids[i]`; ids None: block i.
 
-    One row if a block is one extent, more if only some heads are copied. Copies use the widest word that divides all
-    addresses; a program moves COPY_BYTES, 16 bytes per thread.
+    source, target: uint8 `[blocks, rows, row_bytes]`, with one row if a block is contiguous, more if only some heads
+    are copied. Copies use the widest word that divides all addresses. A program copies COPY_BYTES of a row.
     """
     if source.shape[1:] != target.shape[1:] or source.stride(2) != 1 or target.stride(2) != 1:
         raise ValueError(

@@ -1,12 +1,13 @@
 """Sampling without sorting: kernels/sampling.py on a GPU.
 
-Programs over parts of a row find its largest logit and the sums of its weights; one program per row then samples. An
-unfiltered row is read again only where its token is, which the sums of the parts tell.
+One program per part of a row finds the part's largest logit and the sums of its weights. Then one program per row
+samples. Of a row without filters it reads only the part again that contains the sampled token, as the sums tell.
 
-Both filters are thresholds on logits, with lower bounds from the sums of the parts. Tokens above a bound are copied
-first, unless they are too many, as in a flat distribution. A threshold is found by trying PIVOTS per pass, then between
-the two that enclose the answer, from the smallest to the largest logit there. Logits are compared as integers in the
-same order, so the search ends, exactly.
+Both filters, top_k and top_p, are thresholds on logits, for which the sums of the parts give lower bounds. Tokens above
+the bound are copied first, unless they are too many, as in a flat distribution. To find a threshold, each pass over the
+tokens tries PIVOTS values; the next pass searches between the two values that enclose the threshold, or between the
+smallest and largest logit there. Logits are compared as integers of the same order, so that the search ends, and is
+exact.
 """
 
 import torch
@@ -27,7 +28,7 @@ from baton.kernels.types import Sampled
 
 _INFINITY = tl.constexpr(float("inf"))
 _LARGEST_KEY = tl.constexpr(0x7FFFFFFF)
-_MARGIN = tl.constexpr(1e-3)  # slack of a logarithmic bound, larger than its rounding
+_MARGIN = tl.constexpr(1e-3)  # subtracted from a logarithmic bound; larger than the bound's rounding error
 
 
 def sample_tokens(
@@ -52,7 +53,7 @@ def sample_calls(
     may_ban: bool,
     out: Sampled,
 ) -> list[KernelCall]:
-    """Return the call for the parts, then the samples."""
+    """Return the call for the parts of rows, then the call that samples."""
     rows, vocab = logits.shape
     parts = -(-vocab // SAMPLE_TOKENS)
     sums = logits.new_empty(3, rows, parts, dtype=torch.float32)
@@ -89,14 +90,14 @@ def sample_calls(
 
 @triton.jit
 def _keys(logits):
-    """Return integers that order like float32 numbers; both zeros are equal."""
+    """Return integers in the order of the float32 numbers `logits`. Both zeros have the same integer."""
     bits = (logits + 0.0).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & _LARGEST_KEY)
 
 
 @triton.jit
 def _logits(row, kept, is_whole, places, size):
-    """Load logits of a row, or of its copied tokens; -inf from `size` on."""
+    """Load logits at `places` of a row, or of its copied tokens unless `is_whole`; -inf from `size` on."""
     of_row = tl.load(row + places, mask=(places < size) & (is_whole == 1), other=-_INFINITY)
     of_kept = tl.load(kept + places, mask=(places < size) & (is_whole == 0), other=-_INFINITY)
     return tl.where(is_whole == 1, of_row, of_kept).to(tl.float32)
@@ -104,7 +105,7 @@ def _logits(row, kept, is_whole, places, size):
 
 @triton.jit
 def _reached_by(highests, parts, count, PARTS: tl.constexpr):
-    """Return a logit that at least this many tokens reach, as many parts do; -inf if there are too few."""
+    """Return a logit that at least `count` tokens reach: the `count`-th of the parts' largest; -inf if it has fewer."""
     numbers = tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     others, other_numbers = mosts[None, :], numbers[None, :]
@@ -114,7 +115,7 @@ def _reached_by(highests, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def _copied(row, vocab, low, kept, kept_places, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Count tokens with a key from `low` on, and copy them in order; return more than KEPT if they are too many."""
+    """Copy the tokens whose key is at least `low`, in order; return their number, or more than KEPT if too many."""
     count, begin = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     while (begin < vocab) & (count <= KEPT):
         places = begin + tl.arange(0, BLOCK)
@@ -126,7 +127,7 @@ def _copied(row, vocab, low, kept, kept_places, KEPT: tl.constexpr, BLOCK: tl.co
         tl.store(kept_places + targets, places, mask=fits)
         count += tl.sum(chosen, 0)
         begin += BLOCK
-    tl.debug_barrier()  # other threads read what these wrote
+    tl.debug_barrier()  # other threads will read the copied tokens
     return count
 
 
@@ -145,14 +146,17 @@ def _threshold(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Return the largest key in `[low, high]` at which tokens or mass reach `goal`; at `low` they do."""
+    """Return the largest key in `[low, high]` that tokens with a sum of at least `goal` reach; at `low` they must.
+
+    BY_MASS: the sum is that of the tokens' weights; otherwise their number.
+    """
     steps = tl.arange(0, PIVOTS).to(tl.int64) + 1
-    beyond = high.to(tl.int64) + 1  # not reached from here on
+    beyond = high.to(tl.int64) + 1  # first key at which the sum is known to be less than `goal`
     found = low.to(tl.int64)
     while beyond - found > 1:
         pivots = found + (beyond - found) * steps // (PIVOTS + 1)
         pivot_keys = pivots.to(tl.int32)
-        # Each thread sums its own, and all threads once per pass.
+        # Each thread sums its own tokens; the sums of all threads are added once per pass.
         measures = tl.zeros([BLOCK, PIVOTS], tl.float32)
         least = tl.full([BLOCK], _LARGEST_KEY, tl.int32)
         most = tl.full([BLOCK], -_LARGEST_KEY, tl.int32)
@@ -164,7 +168,7 @@ def _threshold(
             measures += tl.where(keys[:, None] >= pivot_keys[None, :], weights[:, None], 0.0)
             least = tl.where((keys >= found) & (places < size), tl.minimum(least, keys), least)
             most = tl.where(keys < beyond, tl.maximum(most, keys), most)
-        # First to the range of logits, then to the pivots around the answer.
+        # Narrow the interval to the range of logits in it, and to the two pivots around the answer.
         smallest, largest = tl.min(least, 0).to(tl.int64), tl.max(most, 0).to(tl.int64)
         enough = tl.sum(measures, 0) >= goal
         found = tl.maximum(smallest, tl.max(tl.where(enough, pivots, smallest), 0))
@@ -172,7 +176,7 @@ def _threshold(
     return found.to(tl.int32)
 
 
-# Sums of all rows are in one tensor, at offsets that depend on the number of rows.
+# The alignment of these arguments varies: they are in one tensor, at offsets that depend on the number of rows.
 @triton.jit(do_not_specialize_on_alignment=["highests", "totals", "masses"])
 def survey_part(
     logits,
@@ -187,8 +191,8 @@ def survey_part(
     TOKENS: tl.constexpr,
     MAY_BAN: tl.constexpr,
 ):
-    """Return, for a part of a row, its largest logit and the first index of it, and both sums of weights relative to
-    it: of the model's distribution and of the tempered one. The largest is NaN if a logit is not finite.
+    """Store, for a part of a row, the largest logit, the first token that has it, and two sums of weights relative to
+    it: without (`totals`) and with temperature (`masses`). The largest logit is NaN if the part has an invalid logit.
     """
     index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + index)
@@ -211,7 +215,7 @@ def survey_part(
 
 @triton.jit
 def _part_masses(highests, masses, first, parts, highest, divisor, PARTS: tl.constexpr):
-    """Return masses of some parts of a row from this number on, relative to the row's largest logit."""
+    """Return the masses of up to PARTS parts of a row from part `first` on, relative to the row's largest logit."""
     numbers = first + tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     found = tl.load(masses + numbers, mask=numbers < parts, other=0.0)
@@ -220,7 +224,7 @@ def _part_masses(highests, masses, first, parts, highest, divisor, PARTS: tl.con
 
 @triton.jit
 def _highest(highests, parts, PARTS: tl.constexpr):
-    """Return the largest logit of a row, and whether one is NaN."""
+    """Return the largest logit of a row, and whether the row has an invalid logit."""
     lane_most = tl.full([PARTS], -_INFINITY, tl.float32)
     wrong = tl.zeros([PARTS], tl.int32)
     for first in range(0, parts, PARTS):
@@ -233,7 +237,7 @@ def _highest(highests, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def _summed(highests, totals, masses, places, parts, vocab, highest, divisor, PARTS: tl.constexpr):
-    """Return both sums of a row, relative to its largest logit, and that one's first token."""
+    """Return both sums of weights of a row, relative to its largest logit, and the first token with this logit."""
     lane_total, lane_mass = tl.zeros([PARTS], tl.float32), tl.zeros([PARTS], tl.float32)
     lane_place = tl.zeros([PARTS], tl.int32) + vocab
     for first in range(0, parts, PARTS):
@@ -297,7 +301,7 @@ def draw_row(
     is_whole, size = tl.full([], 1, tl.int32), tl.full([], 0, tl.int32) + vocab
     kept, kept_places = kept + index * KEPT, kept_places + index * KEPT
     if ranked | (top_p < 1.0):
-        # Tokens below this logit would lack the remaining mass even if the complete vocabulary were just below it.
+        # Even if the complete vocabulary were just below this logit, its mass would be less than top_p leaves out.
         low = highest + divisor * (tl.log((1.0 - top_p) * mass / vocab) - _MARGIN)
         if ranked:
             low = _reached_by(highests, parts, top_k, PARTS)
@@ -313,7 +317,7 @@ def draw_row(
             row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, False, BLOCK, PIVOTS
         )
         mass, _, _ = _above(row, kept, is_whole, size, threshold - 1, highest, divisor, BLOCK)
-    skipped = tl.full([], 0, tl.int32)  # of the tokens that tie with the threshold, the lowest ids
+    skipped = tl.full([], 0, tl.int32)  # number of tokens at the threshold that are left out: the first ones
     if top_p < 1.0:
         goal = top_p * mass
         threshold = _threshold(
@@ -337,10 +341,10 @@ def draw_row(
 
 @triton.jit
 def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.constexpr, PARTS: tl.constexpr):
-    """Return the start of the part in which the mass of an unfiltered row exceeds `target`, and the mass before it.
+    """Return the first token of the part in which the mass of an unfiltered row exceeds `target`, and the mass before.
 
-    Sums in another order may fall slightly short of the target: then return the last part with mass, and -inf before
-    it, so that its last token is taken.
+    Because of rounding the sum of all parts may be slightly less than the target. Then return the last part with mass,
+    and -inf as the mass before it, so that its last token is sampled.
     """
     part = tl.full([], 0, tl.int32) + parts
     last = tl.full([], 0, tl.int32)
@@ -360,7 +364,7 @@ def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.const
 
 @triton.jit
 def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl.constexpr):
-    """Return the mass above the threshold, the number of tokens that tie with it, and the weight of each."""
+    """Return the mass of tokens above the threshold, the number of tokens at the threshold, and the weight of each."""
     mass, ties = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, size, BLOCK):
@@ -378,9 +382,9 @@ def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl
 def _pick(
     row, kept, is_whole, size, begin, before, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr
 ):
-    """Return the index of the first token, by id, at which the kept mass exceeds `target`, or the last kept token.
+    """Return the first token, in order of ids, at which the sum of kept weights exceeds `target`; else the last kept.
 
-    Starts at `begin`, with mass `before` before it.
+    The sum starts at token `begin` with `before`.
     """
     token = tl.full([], 0, tl.int32) + size
     last = tl.full([], 0, tl.int32)

@@ -9,7 +9,7 @@ from typing import Protocol
 from baton.process.private_files import append_private, private_folder
 
 MAX_BYTES = 4 << 20
-"""Maximum size of a file; a full one replaces the older file of the process."""
+"""Maximum size of a log file; a full one is renamed, and replaces the older file of the process."""
 KEPT_RUNS = 5
 PATTERN = "logs-*"
 

@@ -458,7 +458,8 @@ class InternalTlsConfig(SecretConfig):
 
     @property
     def internal_tls(self) -> "InternalTls | None":
-        from baton.process.security.tls import InternalTls  # its gRPC is not needed for --help
+        # Imported here, because it imports gRPC, which --help does not need.
+        from baton.process.security.tls import InternalTls
 
         ca, certificate, key = self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key
         return InternalTls(ca, certificate, key) if ca and certificate and key else None

@@ -33,7 +33,7 @@ PROMPTS_AT_ONCE = 64  # prompts that may finish in the largest step, with which 
 
 
 class Worker(Protocol):
-    """Engine and open requests of one worker; its implementation differs between the roles."""
+    """Interface of one worker's engine and open requests to `WorkerProcess`."""
 
     @property
     def listener(self) -> Listener: ...
@@ -45,7 +45,7 @@ class Worker(Protocol):
     def busy(self) -> bool: ...
     @property
     def turns(self) -> int | None:
-        """Counter that increases while the engine makes progress; None without an engine. Any thread."""
+        """Return a counter that increases while the engine makes progress; None without an engine. Any thread."""
 
     async def start(self, on_fault: Callable[[BaseException], None], on_role: Callable[[Epoch], None]) -> None:
         """Load and warm the engine; return when it can serve.
@@ -90,7 +90,7 @@ class WorkerProcess:
         self._registration: Registration | None = None
         self._reports: asyncio.Task[None] | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._lost = False  # the engine failed: open requests cannot finish
+        self._lost = False  # True once the engine has failed: open requests cannot finish
 
     @property
     def listeners(self) -> Sequence[Listener]:

@@ -46,7 +46,7 @@ CLOSE_TIMEOUT_S = 1.0  # longest wait for the delivery of last messages, and for
 MAX_UNACKNOWLEDGED = 65536  # unacknowledged messages after which a router loses its link
 NOTICE_S = 0.3  # time between the report of a drain and the first refusal, for requests in flight
 ADAPTER_PROTOCOL = 2
-"""First protocol whose routers know changing adapters and report which ones they need."""
+"""Oldest protocol whose routers handle changes of adapters and report which adapters they need."""
 ChangeRole = Callable[[session_pb2.Role], None]
 FaultHandler = Callable[[BaseException], None]
 
@@ -108,7 +108,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         self._request_ids = itertools.count(1)
         self._telemetry = parts.telemetry
         self.log = RequestLog(on_end=self._trace)
-        self._clocks: dict[bytes, ClockEstimate] = {}  # by router id
+        self._clocks: dict[bytes, ClockEstimate] = {}  # estimated clock of each router, by router id
         self._protocols: dict[bytes, int] = {}  # newest protocol of each router, by router id
         self._checks = CommandCheck(worker)
         self._refusals = SeldomLog(logger)

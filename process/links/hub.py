@@ -142,7 +142,7 @@ class LinkHub(Generic[Message]):
         return tuple(self._links.values())
 
     def connect(self, router_id: bytes, resumes: bool) -> tuple[RouterLink[Message], bool]:
-        """Connect a router; return its link and whether it continues an earlier one."""
+        """Connect a router; return its link, and whether the link continues an earlier one."""
         link = self._links.get(router_id)
         if link is not None and not resumes:
             self.end(link, "the router opened a new one")

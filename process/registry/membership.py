@@ -291,4 +291,6 @@ class StaticMembership:
 
 
 MembershipSource = Membership | StaticMembership
-"""Membership source of a router. While Redis does not respond, it is not `connected` and `current` is as last seen."""
+"""Membership source of a router. While Redis does not respond, it is not `connected`, and `current` is the last known
+list.
+"""

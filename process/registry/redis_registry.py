@@ -7,9 +7,9 @@ All keys share one hash tag, as scripts on a Redis cluster require:
     baton:{NAMESPACE}:fence:ID     highest epoch of that id; outlives the record, so that zombies stay refused
     baton:{NAMESPACE}:epoch        highest epoch so far
     baton:{NAMESPACE}:written      written by each listing, which proves that Redis is writable
-    baton:{NAMESPACE}:secrets      sorted set of marks of secrets, by the millisecond of the last announcement
+    baton:{NAMESPACE}:secrets      sorted set of ids of secrets, by the millisecond of the last announcement
 
-With a cluster secret, all keys but the last have its mark after the namespace, and records are signed
+With a cluster secret, all keys but the last have the secret's id after the namespace, and records are signed
 (`ClusterSecret`); unsigned ones are ignored. A lost key is written again with the next renewal, so correctness does not
 depend on Redis.
 """
@@ -163,7 +163,7 @@ class RedisRegistry(RedisClient):
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
         self._unreadable = SeldomLog(logger)
         self._mark = NO_SECRET if secret is None else secret.mark
-        self._marks = {self._mark}  # marks of clusters that were logged already
+        self._marks = {self._mark}  # ids of clusters' secrets that need not be logged any more
 
     async def take_epoch(self, proposed: int) -> int:
         """Return a new highest epoch: `proposed`, or one more than the previous highest if that is higher."""

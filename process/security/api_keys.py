@@ -53,8 +53,8 @@ class ApiKey:
 
     @property
     def key_salt(self) -> bytes:
-        """Return the salt of this key's cache keys, with which requests of other API keys share no cached prompt. It is
-        equal on all routers.
+        """Return the salt of this key's prefix-cache hashes, so that requests with other API keys share none of its
+        cached prompts. It is equal on all routers.
         """
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 

@@ -47,7 +47,7 @@ INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_INTERNAL_KEEPALIVE,
 )
 """Options of internal servers (links and transfers). A vanished peer is detected within 2 s during sends, a stopped
-one, or one whose connection another process keeps open, within 5 s. Links outlive that.
+one, or one whose connection another process keeps open, within 5 s. Links survive the lost connection.
 """
 
 INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

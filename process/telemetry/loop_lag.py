@@ -14,8 +14,8 @@ CONTENDED_LOOKS = 32  # number of checks, after the loop's thread waited, that c
 class Delay(NamedTuple):
     """Parts of a delay, in seconds."""
 
-    busy_s: float  # the loop was busy with other work
-    queued_s: float  # the loop's thread, or others of the process, waited for a core
+    busy_s: float  # time in which the loop was busy with other work
+    queued_s: float  # time in which the loop's thread, or others of the process, waited for a core
 
 
 class _Look(NamedTuple):
@@ -36,7 +36,7 @@ class LoopLag:
         others_share: Callable[[], float],
     ) -> None:
         """Create a meter. `own_queued_s`: total time that the loop's thread has waited for a core. `others_share`:
-        share of recent time that other threads of the process waited.
+        share of recent time that other threads of the process waited for a core.
         """
         self._loop = loop
         self._own_queued_s, self._others_share = own_queued_s, others_share

@@ -177,7 +177,7 @@ def _trace_context(context: SpanContext) -> TraceContext:
 
 class SpanFile(SpanExporter):
     """Exporter that appends spans to a file. Several processes may share it: each batch is one write. The file may be
-    moved.
+    moved while it is in use.
 
     At `max_bytes` the file is renamed to `PATH.1`, replacing the previous one.
     """

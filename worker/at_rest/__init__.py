@@ -1,1 +1,1 @@
-"""Integrity checks of cached KV in the pool, for a random share of the reused blocks."""
+"""Integrity checks of KV cached in the pool: checksums of randomly drawn blocks are compared."""

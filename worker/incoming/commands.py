@@ -76,7 +76,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
         "Sampling.stop_token_ids": numbers(MAX_STOP_TOKEN_IDS + OWN_STOPS, 0, most_id),
         "Sampling.allowed_token_ids": numbers(MAX_ALLOWED_TOKEN_IDS, 0, most_id),
         "Sampling.logit_bias": mapping(MAX_BIASES, token, number(BIASES.least, BIASES.most)),
-        "Sampling.bad_words": entries(4 * MAX_BAD_WORDS),  # words, with and without a leading space, and token ids
+        "Sampling.bad_words": entries(4 * MAX_BAD_WORDS),  # words with and without a leading space, token sequences
         "BadWord.token_ids": numbers(2 * MAX_BAD_WORD_TOKENS, 0, most_id),
         "StructuredOutput.text": text(MOST_FORM_CHARACTERS),
         "Cancel.attempt_id": anything,

@@ -26,8 +26,8 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
-"""Function of the prefix and the number of its first blocks that have their KV."""
-PRICED_BLOCKS = 64  # size of the load whose cost per block is compared; part of the cost is fixed
+"""Function called after a load with the prefix and the number of its leading blocks that have KV."""
+PRICED_BLOCKS = 64  # number of blocks for which loading and computing are compared: a load has a fixed cost
 OVERDUE_S = 1.0  # longest wait for the running read of an overdue load
 TIMEOUT_S = 30.0  # timeout of one load
 QUEUE_S = 120.0  # longest wait of a prompt for earlier loads; then it is computed

@@ -1,1 +1,1 @@
-"""KV transfers on the wire: Protobuf stops here."""
+"""KV transfers between workers: the part that uses protobuf, of which `kvtransfer/` is independent."""

@@ -128,7 +128,7 @@ class GrpcLink:
 
 
 class Peers:
-    """Pairings of this worker, which copy into `storage`, described by `mine`."""
+    """Pairings of this worker with others, from which it copies blocks into `storage`. `mine` describes `storage`."""
 
     def __init__(
         self,

@@ -42,7 +42,8 @@ GROUP_ID_BYTES = 16
 MAX_GROUPS = 64
 RETRY_S = 0.5
 Stub = kv_transfer_pb2_grpc.KvTransferServiceStub
-REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)  # refused before any block was sent
+# Statuses of requests for blocks that were refused before any block was sent.
+REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
 STORE_SLACK_S = 1.0
 
 
@@ -291,7 +292,7 @@ async def join_group(
             transport = await run_on_thread(make, GroupTransport.lost)
             await _read(call, options.timeout_s)  # arrives when the source has formed the group
             undo.pop_all()
-    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # RuntimeError: torch or Triton
+    except (grpc.aio.AioRpcError, LinkBroken, TimeoutError, RuntimeError) as error:  # RuntimeError: by torch or Triton
         call.cancel()
         raise PeerUnreachable(f"{options.backend} group not formed: {_text(error)}") from error
     except asyncio.CancelledError:

@@ -64,8 +64,8 @@ class Machine:
     def worker_counts(self, prefill: int | None, decode: int | None, tensor_parallel: int = 1) -> tuple[int, int]:
         """Return the numbers of prefill and decode workers. `prefill`, `decode` None: this function chooses the number.
 
-        On a CPU, it chooses one worker. On GPUs, it chooses as many workers as the other role leaves groups of
-        `tensor_parallel` GPUs, or half of the groups for each role if neither number is given. A single group gets a
+        On a CPU, it chooses one worker. On GPUs, each worker needs a group of `tensor_parallel` GPUs: a role gets the
+        groups that the other role leaves, or half of all groups if neither number is given. A single group gets a
         decode worker that also computes the prompts. Raises: DeviceError without a complete group.
         """
         if not self.gpu_free_bytes:

@@ -1,4 +1,4 @@
-"""Paths of the repository that this command was installed from, or next to a wheel's packages."""
+"""Folders of the repository from which this command was installed, or of a wheel's packages."""
 
 from pathlib import Path
 

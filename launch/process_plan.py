@@ -226,7 +226,7 @@ class RedisSource:
 
 
 def choose_redis(given_url: str | None, cores: tuple[int, ...], reserved: Set[int]) -> RedisSource:
-    """Return the Redis at `given_url`, or plan a server of our own on a port that is not in `reserved`.
+    """Return the Redis at `given_url`, or a plan to start a server on a port that is not in `reserved`.
 
     Raises: CommandFailed if no URL is given and no server is installed.
     """

@@ -27,7 +27,7 @@ class Backoff:
     first_s: float = 0.2
     longest_s: float = 10.0
     healthy_after_s: float = 30.0
-    max_deaths: float = 10  # consecutive deaths before the process is given up
+    max_deaths: float = 10  # consecutive deaths after which the process is given up
     deaths: int = 0
 
     def delay_after(self, lived_s: float) -> float:

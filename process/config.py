@@ -272,7 +272,7 @@ class Settings:
 
     @property
     def connects_to(self) -> tuple[Address, ...]:
-        """Addresses of other servers that this configuration names."""
+        """Return the addresses of other servers that this configuration names."""
         return ()
 
     def but(self, **changes: Any) -> Self:

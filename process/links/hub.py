@@ -40,7 +40,7 @@ class Outbox(Generic[Message]):
 
     @property
     def waiting(self) -> int:
-        """Number of queued messages, without the latest report."""
+        """Return the number of queued messages, without the latest report."""
         return len(self._messages)
 
     def put(self, message: Message) -> None:

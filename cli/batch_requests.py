@@ -175,7 +175,7 @@ class Validator:
         try:
             asked, *others = completion_requests(message, _CALL)
             if others:
-                raise refused("prompt", "one prompt at most; give each a line")
+                raise refused("prompt", "has several prompts; give each a line of its own")
             return self._made(request, message, asked)
         except BatonError as error:
             raise problem_of(error, names_of(message)) from error
@@ -186,12 +186,12 @@ class Validator:
             message = parse(EmbeddingRequest, _json(request.body))
             pooler = read_pooler(self._folder)
             if pooler.score is not None:
-                raise refused("model", "is a reranker, which makes no vectors")
+                raise refused("model", "is a reranker, which computes scores but no vectors")
             if message.dimensions is not None:
                 pooler.check_dimensions(message.dimensions, pooler.size)
             given = _prompted(message, pooler)
             if len(given) > MAX_INPUTS:
-                raise refused("input", f"at most {MAX_INPUTS}, not {len(given)}")
+                raise refused("input", f"has {len(given)} inputs; give at most {MAX_INPUTS}")
             name = self._name(message.model or "")
             prompts = tuple(self._input(index, each, pooler.pooling) for index, each in enumerate(given))
             as_base64 = message.encoding_format == "base64"
@@ -267,7 +267,7 @@ def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if "prompt_token_ids" not in body:
         return body
     if "prompt" in body:
-        raise refused("prompt_token_ids", "is another name of prompt, which is there too")
+        raise refused("prompt_token_ids", "is another name of prompt; give only one of them")
     return {"prompt" if name == "prompt_token_ids" else name: value for name, value in body.items()}
 
 

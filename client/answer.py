@@ -63,12 +63,16 @@ class Continuity:
             case CallBegins():
                 received = self._open(event.index)
                 if event.call != received.calls:
-                    raise ProtocolError(f"call {event.call} of choice {event.index} begins after {received.calls}")
+                    raise ProtocolError(
+                        f"choice {event.index}: call {event.call} begins instead of call {received.calls}"
+                    )
                 received.calls += 1
             case CallPart():
                 received = self._open(event.index)
                 if event.call != received.calls - 1:
-                    raise ProtocolError(f"arguments of call {event.call} of choice {event.index} are out of order")
+                    raise ProtocolError(
+                        f"choice {event.index}: arguments of call {event.call}, which is not the newest"
+                    )
                 received.text_bytes += len(event.arguments.encode())
             case Finished():
                 self._open(event.index).finished = True
@@ -100,7 +104,7 @@ class Continuity:
         if self.started is None or self.received:
             raise ProtocolError("the server sent a part of the prompt before Started or after the answer began")
         if part.offset != self.prompt_tokens:
-            raise ProtocolError(f"prompt offset {part.offset} after {self.prompt_tokens} tokens")
+            raise ProtocolError(f"the prompt continues at token {part.offset} instead of {self.prompt_tokens}")
 
     def _check_offset(self, delta: Delta, expected: int) -> None:
         if delta.offset != expected:

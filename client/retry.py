@@ -26,7 +26,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or self.resumes < 0 or not 0 <= self.first_wait_s <= self.longest_wait_s:
-            raise ValueError(f"attempts must be at least 1, resumes at least 0, waits ordered: {self}")
+            raise ValueError(f"attempts must be at least 1, resumes 0, and 0 <= first_wait_s <= longest_wait_s: {self}")
 
     def among(self, routers: int) -> "RetryPolicy":
         """Return the policy for a client of `routers` routers, each of which may be restarting."""

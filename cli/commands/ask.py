@@ -17,7 +17,7 @@ class SamplingFlags:
     """Sampling flags, named like the client's options."""
 
     max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per choice.")] = None
-    temperature: Annotated[float | None, typer.Option(help="SamplingFlags temperature; 0 is greedy.")] = None
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None
     top_p: Annotated[float | None, typer.Option(help="Keep the most likely tokens up to this sum; in (0, 1].")] = None
     top_k: Annotated[int | None, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")] = None
     min_p: Annotated[

@@ -93,7 +93,7 @@ def why(
     from baton.cli.why import show
 
     if recent and request_id is not None:
-        raise typer.BadParameter("lists all requests; give it or a request id", param_hint="--recent")
+        raise typer.BadParameter("lists all requests; omit either --recent or the request id", param_hint="--recent")
     if file is not None:
         raise typer.Exit(show.show_file(request_id, file, last, json))
     targets = admin or options.admin_target_of(target).split(",")
@@ -106,7 +106,7 @@ def explain(
     target: options.Target = DEFAULT_TARGET,
     admin: Admins = None,
 ) -> None:
-    """Renamed to `baton why ID`; goes in the next release."""
+    """Renamed to `baton why ID`; will be removed in the next release."""
     from baton.cli.why import show
 
     _warn_renamed("explain ID", "why ID")
@@ -121,13 +121,13 @@ def trace(
     target: options.Target = DEFAULT_TARGET,
     admin: Admins = None,
 ) -> None:
-    """Renamed to `baton why --recent`; goes in the next release."""
+    """Renamed to `baton why --recent`; will be removed in the next release."""
     _warn_renamed("trace", "why --recent")
     why(None, recent=True, last=last, file=file, json=json, target=target, admin=admin)
 
 
 def _warn_renamed(old: str, new: str) -> None:
-    print(f"baton: `{old}` is now `{new}`; the old name goes in the next release", file=sys.stderr)
+    print(f"baton: `{old}` is now `{new}`; the next release removes the old name", file=sys.stderr)
 
 
 def timeline(
@@ -157,7 +157,7 @@ def bundle(
         list[str] | None,
         typer.Option(help="Admin address of a router, host:port; may be repeated. Default: those that run here."),
     ] = None,
-    http: Annotated[list[str] | None, typer.Option(hidden=True, help="Ignored; goes in the next release.")] = None,
+    http: Annotated[list[str] | None, typer.Option(hidden=True, help="Ignored; the next release removes it.")] = None,
 ) -> None:
     """Write an archive for a bug report: machine and versions, configuration, status, recent requests and logs, without
     prompts, answers or secrets. Works also when nothing runs, and says what is missing and why.

@@ -15,9 +15,9 @@ def up(options: UpOptions) -> None:
     if options.colocated and options.prefill:
         raise typer.BadParameter("--colocated allows no prefill workers", param_hint="--prefill")
     if (options.speculate == "draft") != (options.draft_model is not None):
-        raise typer.BadParameter("goes together with --speculate draft", param_hint="--draft-model")
+        raise typer.BadParameter("must be given together with --speculate draft", param_hint="--draft-model")
     if (options.tls_cert is None) != (options.tls_key is None):
-        raise typer.BadParameter("goes together with --tls-key", param_hint="--tls-cert")
+        raise typer.BadParameter("must be given together with --tls-key", param_hint="--tls-cert")
     from baton.cli.up import run_up
 
     raise typer.Exit(run_up(replace(options, adapter=_separated(options.adapter or []))))

@@ -81,9 +81,9 @@ def route(options: RouteOptions) -> None:
     from baton.lab.benchmarks.router.decision import run_scaled
 
     if unknown := set(policies_of(options)) - set(POLICIES):
-        raise typer.BadParameter(f"{unknown.pop()}; there are {', '.join(POLICIES)}", param_hint="--policy")
+        raise typer.BadParameter(f"{unknown.pop()!r} is none of {', '.join(POLICIES)}", param_hint="--policy")
     if options.shape not in SHAPES:
-        raise typer.BadParameter(f"there are {', '.join(SHAPES)}", param_hint="--shape")
+        raise typer.BadParameter(f"{options.shape!r} is none of {', '.join(SHAPES)}", param_hint="--shape")
     if options.scaled:
         raise typer.Exit(run_scaled(options.pictures, options.json))
     raise typer.Exit(run_route(options))

@@ -147,7 +147,9 @@ class ServeBenchOptions:
             try:
                 objectives[name] = float(ms)
             except ValueError as error:
-                raise typer.BadParameter(f"{part!r} is not like ttft:500", param_hint="--goodput") from error
+                raise typer.BadParameter(
+                    f"{part!r} is not NAME:MILLISECONDS, such as ttft:500", param_hint="--goodput"
+                ) from error
             if name not in OBJECTIVES:
                 raise typer.BadParameter(f"{name!r} is none of {', '.join(OBJECTIVES)}", param_hint="--goodput")
         return objectives

@@ -60,7 +60,7 @@ def simulate(
     from baton.lab.simulation.campaign import Clock, SeedCampaign, Tally, run
 
     if plant is not None and plant not in PLANTS:
-        raise typer.BadParameter(f"there are {', '.join(PLANTS)}", param_hint="--plant")
+        raise typer.BadParameter(f"{plant!r} is none of {', '.join(PLANTS)}", param_hint="--plant")
     if seed is not None:
         first, seeds, jobs = seed, 1, 1
     campaign = SeedCampaign(first, seeds, jobs, requests, faults, plant, trace, go_on)

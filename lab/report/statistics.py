@@ -42,7 +42,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 def mean_of_worst(values: Sequence[float], share: float = 0.1) -> float:
     """Return the mean of the largest values. `share`: their fraction, at least one. Raises: ValueError without any."""
     if not values:
-        raise ValueError("no values")
+        raise ValueError("the mean of the largest values needs at least one value")
     count = max(1, round(len(values) * share))
     return math.fsum(sorted(values)[-count:]) / count
 
@@ -62,7 +62,7 @@ def mean_ratio(ratios: Sequence[float], seed: int = 0, resamples: int = RESAMPLE
 def fit_line(xs: Sequence[float], ys: Sequence[float]) -> Line:
     """Fit a line. Raises: ValueError for fewer than two different x."""
     if len(xs) != len(ys) or len(set(xs)) < 2:
-        raise ValueError("a line takes as many y as x, and two different x")
+        raise ValueError("a line needs as many y as x values, and two different x values")
     slope, intercept = statistics.linear_regression(xs, ys)
     r_squared = statistics.correlation(xs, ys) ** 2 if len(set(ys)) > 1 else 1.0
     return Line(slope, intercept, r_squared)

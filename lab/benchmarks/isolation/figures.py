@@ -118,7 +118,7 @@ def spread(values_ms: Sequence[float]) -> TimeSpread:
 def medians(rounds: Sequence[Figures]) -> Figures:
     """Return the median of each figure over the rounds that have it. Raises: ValueError without rounds."""
     if not rounds:
-        raise ValueError("no rounds")
+        raise ValueError("medians need at least one round")
     return Figures(*(_middle([getattr(each, figure.name) for each in rounds]) for figure in fields(Figures)))
 
 

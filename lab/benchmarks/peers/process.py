@@ -146,7 +146,7 @@ class PeerProcess:
         self._signal(signal.SIGCONT)
         stdin = self._process.stdin
         if stdin is None:
-            raise PeerEngineFailed("its input is closed")
+            raise PeerEngineFailed("the standard input of its process is closed")
         try:
             stdin.write(json.dumps(asdict(work)).encode() + b"\n")
             stdin.flush()
@@ -167,7 +167,7 @@ class PeerProcess:
     def _answer(self, limit_s: float) -> dict[str, Any]:
         stdout = self._process.stdout
         if stdout is None:
-            raise PeerEngineFailed("its output is closed")
+            raise PeerEngineFailed("the standard output of its process is closed")
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._unread:
             ready, _, _ = select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))

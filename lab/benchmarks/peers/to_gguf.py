@@ -53,7 +53,7 @@ def write(source: Path, output: str, kind: str) -> None:
         for name, tensor in load_file(str(path)).items():
             numbers = tensor.float().numpy()
             if (new_name := gguf_name(name)) is None:
-                raise ValueError(f"no name in GGUF for {name}")
+                raise ValueError(f"tensor {name} has no name in GGUF")
             if is_interleaved(architecture, name):
                 heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
                 numbers = _interleaved(numbers, heads)

@@ -118,7 +118,7 @@ class PrefillWorker:
     def end_loading(self) -> Changes:
         prompt, self.loading = self.loading, None
         if prompt is None:
-            raise RuntimeError("nothing was loading")
+            raise RuntimeError("a load from files ended, but no prompt was loading")
         self.waiting.append(prompt)
         blocks = prompt.arrival.blocks
         return self.cache.insert(blocks[: self.cache.hit_blocks(blocks) + prompt.loaded_blocks])
@@ -153,7 +153,7 @@ class PrefillWorker:
         """Finish the running prompt and return the changes of the cache."""
         prompt, self.running = self.running, None
         if prompt is None:
-            raise RuntimeError("nothing was running")
+            raise RuntimeError("a prompt ended, but none was running")
         self.tokens_in_flight -= prompt.expected_tokens
         self.requests_in_flight -= 1
         if self.files is not None:

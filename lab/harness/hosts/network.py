@@ -233,7 +233,7 @@ class HostNetwork:
 
 def _running(host: _Host | None) -> _Host:
     if host is None:
-        raise RuntimeError("the network has not been entered")
+        raise RuntimeError("the network has not been entered: use it in a `with` statement")
     return host
 
 

@@ -23,11 +23,11 @@ class HostLink:
 
     def __post_init__(self) -> None:
         if not 0 <= self.loss <= 1:
-            raise ValueError(f"loss {self.loss:g}: a share from 0 to 1")
+            raise ValueError(f"loss is {self.loss:g}, must be from 0 to 1")
         if self.bits_per_s is not None and self.bits_per_s < 8_000:
-            raise ValueError(f"bits_per_s {self.bits_per_s:g}: at least 8000")
+            raise ValueError(f"bits_per_s is {self.bits_per_s:g}, must be at least 8000")
         if self.delay_ms is not None and not 0 <= self.delay_ms <= 10_000:
-            raise ValueError(f"delay_ms {self.delay_ms:g}: from 0 to 10000")
+            raise ValueError(f"delay_ms is {self.delay_ms:g}, must be from 0 to 10000")
 
 
 def shape_lines(device: str, link: HostLink) -> list[str]:

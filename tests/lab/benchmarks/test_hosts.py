@@ -196,5 +196,5 @@ def test_all_or_nothing_is_lost_without_a_draw() -> None:
 
 @pytest.mark.parametrize("field", ["loss", "bits_per_s", "delay_ms"])
 def test_a_link_that_cannot_be_is_refused_by_its_field(field: str) -> None:
-    with pytest.raises(ValueError, match=f"{field} -1"):
+    with pytest.raises(ValueError, match=f"{field} is -1"):
         HostLink(**{field: -1.0})

@@ -132,7 +132,7 @@ class BlockGroups:
 ONE_GROUP = BlockGroups()
 
 CHARGED_ANSWER_TOKENS = 256
-"""Maximum answer length that is charged; a decode worker preempts if answers grow beyond.
+"""Maximum answer length that is charged; a decode worker preempts if answers grow longer.
 
 Most answers are far shorter than max_tokens, whose default is the complete context: charging it would leave the pool
 almost empty.

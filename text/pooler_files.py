@@ -19,7 +19,7 @@ FLAGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean", "p
 FLAG_PREFIX = "pooling_mode_"
 LAST_TOKEN = Pooling()
 ENCODERS = frozenset({"bert", "camembert", "modernbert", "nomic_bert", "roberta", "xlm-roberta"})
-"""Values of `model_type` whose tokens attend to all tokens, before and after them."""
+"""Values of `model_type` of encoders, whose tokens attend to all tokens of the input."""
 ENCODERS_WITH_HEADS = ENCODERS - {"modernbert", "nomic_bert"}
 CLASSIFIER = "ForSequenceClassification"
 ACTIVATIONS = {"torch.nn.modules.activation.Sigmoid": True, "torch.nn.modules.linear.Identity": False}

@@ -23,7 +23,7 @@ class PoolingKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """Pooling of one prompt: mean of the last hidden states of some tokens, after the model's last norm.
+    """Pooling of one prompt: last hidden state of one token, or mean over all, after the model's last norm.
 
     With `head_token_ids`, the result is the logits of those tokens at one position. With a classification head, the ids
     are indexes of the head's labels.

@@ -77,10 +77,10 @@ class SamplingNumbers:
     """Numeric sampling parameters of a request. The defaults change nothing; `check_numbers` checks the ranges."""
 
     temperature: float = _number(0.0, 0.0, 100.0, stated=True)  # 0: greedy sampling
-    top_k: int = _number(0, 0, stated=True, filters=True)  # 0 keeps all
-    top_p: float = _number(1.0, 0.0, 1.0, above=True, stated=True, filters=True)  # 1 keeps all
-    min_p: float = _number(0.0, 0.0, 1.0, stated=True, filters=True)  # 0 keeps all
-    typical_p: float = _number(1.0, 0.0, 1.0, above=True, stated=True, filters=True)  # 1 keeps all
+    top_k: int = _number(0, 0, stated=True, filters=True)  # 0 keeps all tokens
+    top_p: float = _number(1.0, 0.0, 1.0, above=True, stated=True, filters=True)  # 1 keeps all tokens
+    min_p: float = _number(0.0, 0.0, 1.0, stated=True, filters=True)  # 0 keeps all tokens
+    typical_p: float = _number(1.0, 0.0, 1.0, above=True, stated=True, filters=True)  # 1 keeps all tokens
     repetition_penalty: float = _number(1.0, 0.0, 10.0, above=True, stated=True)  # for tokens in prompt and answer
     presence_penalty: float = _number(0.0, -2.0, 2.0)  # for tokens in the answer
     frequency_penalty: float = _number(0.0, -2.0, 2.0)  # for tokens in the answer, per occurrence
@@ -100,7 +100,7 @@ class NumberField:
 NUMBERS: Mapping[str, NumberField] = {
     each.name: NumberField(cast(float, each.default), **each.metadata) for each in fields(SamplingNumbers)
 }
-"""Numbers by name."""
+"""Numeric sampling parameters by name."""
 NEVER_ZERO = tuple(name for name, number in NUMBERS.items() if number.range.fault(0) is not None)
 
 

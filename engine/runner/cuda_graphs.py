@@ -97,7 +97,7 @@ class RecordedSteps:
         """
         self._model, self._kv = model, kv
         self._decoder = model if isinstance(model, DecoderModel) else None
-        self._logits: torch.Tensor | None = None  # last step's, [rows, vocab] in the model's dtype
+        self._logits: torch.Tensor | None = None  # logits of the last step, [rows, vocab] in the model's dtype
         self.sizes = sorted({min(most.rows, SIZES[-1]), *(size for size in SIZES if size < most.rows)})
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
@@ -121,8 +121,8 @@ class RecordedSteps:
     def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
         """Return the graph for a step, or None if the step must run without one.
 
-        That is so with prompt chunks, drafts, adapters, too many rows or blocks, or a row whose token the previous
-        step samples in a row beyond the largest graph.
+        No graph fits a step with prompt chunks, drafts, adapters, or too many rows or blocks, or a step of which a row
+        follows a row of the previous step beyond the largest graph.
         """
         place, most = bisect_left(self.sizes, len(chunks)), self.sizes[-1]
         computed = any(len(chunk.token_ids) > 1 or chunk.adapter or chunk.is_draft for chunk in chunks)
@@ -234,7 +234,7 @@ class _StepMemory:
     def keep(self, tokens: torch.Tensor) -> None:
         """Copy the previous step's `tokens` to this memory, unless a replayed step sampled them there."""
         if tokens is not self._latest:
-            kept = tokens[: self._drawn]  # `find` rejects rows that follow later ones
+            kept = tokens[: self._drawn]  # `find` accepts no row that follows a later one
             self.sampled(len(kept)).token_ids.copy_(kept)
 
     def drawn(self, wanted: Sequence[bool]) -> Launched:

@@ -49,7 +49,7 @@ class EngineLoad:
     held_by_transfers: int  # blocks held only by transfers
     running_sequences: int
     waiting_sequences: int  # prompts to compute and preempted sequences
-    pending_tokens: int  # prompt tokens to compute before the next token is sampled
+    pending_tokens: int  # tokens to compute before the next token is sampled
     unfilled_slots: int  # token slots without KV in blocks of running sequences
     cache_query_tokens: int  # tokens looked up in the prefix cache since the start
     cache_hit_tokens: int  # tokens found in the prefix cache since the start

@@ -1,4 +1,4 @@
-"""Execution of a plan on one device: block moves, one forward pass over all chunks, sampling. Decides nothing."""
+"""Execution of a plan on one device: block moves, one forward pass over all chunks, sampling. No decisions."""
 
 import logging
 import math
@@ -62,7 +62,7 @@ class WeightSets(Protocol):
 
 
 CHUNK_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Prompt sizes that use each tile of attention and of an expert's few tokens (kernels/triton/launch.py)."""
+"""Prompt sizes in tokens that select all tile sizes of attention and expert kernels (kernels/triton/launch.py)."""
 
 LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))

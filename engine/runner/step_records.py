@@ -64,7 +64,7 @@ NO_TIME, NO_PRICES = StepTimeBreakdown(0.0), StepPrices()
 
 @dataclass(frozen=True, slots=True)
 class StepRecord(StepTiming):
-    """What one step computed, and how its time was spent.
+    """Record of what one step computed, and how its time was spent.
 
     Thousands of records are kept, so fields are plain tuples of numbers, which the garbage collector stops tracking.
     """
@@ -218,10 +218,13 @@ class LoopDelay(NamedTuple):
 
 
 class HandOver:
-    """Breakdown of the time between a step's end and the delivery of its outcomes. `meter`: loop thread's."""
+    """Breakdown of the time between a step's end and the delivery of its outcomes.
+
+    `meter`: meter of the event loop's thread.
+    """
 
     def __init__(self, meter: Meter, others_share: Callable[[], float]) -> None:
-        """Start the measurement. `others_share`: recent share of time in which threads of the process awaited cores."""
+        """Start the measurement. `others_share`: fraction of recent time that this process's threads awaited cores."""
         self._meter = meter
         self._before = meter.read()
         self._others_share = others_share

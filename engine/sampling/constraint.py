@@ -330,7 +330,7 @@ class Grammars:
             self._read()
 
     def constraint(self, output: StructuredOutput, stop_token_ids: Iterable[int]) -> Constraint:
-        """Return the constraint of a request; blocks while it is compiled. Raises: FormRefused, LibraryMissing."""
+        """Return a request's constraint; blocks while its grammar is compiled. Raises: FormRefused, LibraryMissing."""
         try:
             return Constraint(self._grammar(output), stop_token_ids, self._threads)
         except GrammarFailed as error:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from baton.engine.sampling.constraint import Constraint
 
 
-NARROW_TOP_K = 1024  # largest top-k after which filters process only the top k tokens, not the vocabulary
+NARROW_TOP_K = 1024  # up to this top-k, later filters process only the top k tokens, not the vocabulary
 
 
 def candidates_per_beam(width: int, stop_token_ids: frozenset[int]) -> int:

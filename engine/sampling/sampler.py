@@ -32,13 +32,13 @@ class Distribution:
     row: int
     sample: Sample  # any one of the samples
     places: list[int] = field(default_factory=list)  # indexes of the samples in the row
-    numbers: list[float] = field(default_factory=list)  # random, in [0, 1), one per sample; empty if greedy
+    numbers: list[float] = field(default_factory=list)  # random numbers in [0, 1), one per sample; empty if greedy
     token_ids: list[int] = field(default_factory=list)  # sampled tokens, one per sample; empty if none can be
     allowed: Allowed | None = None  # mask of the answer's grammar, if it has one
 
 
 Undrawn = dict[int, NonFinite | None]
-"""Rows for which nothing is sampled: the failure, or None if the row's mask is late."""
+"""By row for which nothing is sampled: its failure, or None if its mask is late."""
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:
@@ -140,11 +140,11 @@ class Row:
 
 
 def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
-    """Sample one result per row of `logits`, float32 `[rows, vocab]`. A row with non-finite
-    logits does not affect the other rows.
+    """Sample one result per row of `logits`, float32 `[rows, vocab]`.
 
-    `clock`: clock of the step. Late masks of structured output delay the step by at most a fraction of its time so far;
-    longer only if nothing else can be sampled. None: only the latter. Raises: HistoryMissing.
+    A row with non-finite logits does not affect the other rows. `clock`: clock of the step. Late masks of structured
+    output delay the step by at most a fraction of its time so far, and longer only if nothing else can be sampled.
+    None: they delay it only in that case. Raises: HistoryMissing.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))

@@ -32,7 +32,7 @@ class Hypothesis:
     tokens: tuple[TokenLogprob, ...]
     cumulative_logprob: float
     score: float  # cumulative_logprob / length ** length_penalty
-    stopped: bool  # by a stop token
+    stopped: bool  # whether a stop token ended it
 
 
 class BeamSearch:

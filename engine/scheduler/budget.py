@@ -13,7 +13,7 @@ from baton.engine.scheduler.estimator import OnlineEstimator
 
 EWMA_WEIGHT = 0.25  # weight of a new step time: only about the last seven count, since contexts grow
 FORGET_AFTER = 32  # measurements of other batch sizes after which a batch size is forgotten
-OUTLIER_RATIO = 1.25  # of measured to expected time: one outlier is a disturbance, two in a row are a change
+OUTLIER_RATIO = 1.25  # measured to expected time of an outlier: one is a disturbance, two in a row are a change
 CLOSE_RATIO = 1.1  # ratio up to which two bounds are as good as a measurement
 INITIAL_NOISE = 0.05  # assumed standard deviation, as a fraction of the step time
 MIN_NOISE = 0.01
@@ -109,7 +109,7 @@ SAFETY_SIGMAS = 1.0  # standard errors added to the long fit
 CONTRADICTION_SIGMAS = 3.0  # standard errors beyond which the short fit overrules the long one
 MAX_EXTRA_SHARE = 0.25  # cap of an unexpected difference, as a fraction of the time without prompt tokens
 MIN_WEIGHT = 16.0  # measured steps before the cost is reported
-MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # of first estimates, from steps without answers; error is relative
+MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # prompt tokens and relative error of a first estimate, without answers
 
 
 class _LinearFit:
@@ -191,7 +191,7 @@ PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fra
 TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
 TARGET_MARGIN = 0.95  # fraction of a configured target to plan for, since learned costs are wrong by some hundredths
 PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
-MIN_TOKENS = 1  # minimum of a step with prompt tokens, so that a prompt always advances
+MIN_TOKENS = 1  # minimum prompt tokens of a step that has any, so that a prompt always advances
 TRUST_FACTOR = 2.0  # maximum ratio of a chunk to the largest one measured recently
 DECAY = 0.98  # decay of that largest chunk, per step
 ALONE_DECAY = 0.9  # decay of the prefill rate without answers, per step

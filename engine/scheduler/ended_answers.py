@@ -1,8 +1,7 @@
 """Recently finished answers, from which others with the same salt are drafted: agents repeat themselves. Pure.
 
-The number of kept tokens is limited; the least recently used answer is dropped first. A table of
-fixed size maps hashes of a few tokens to their position; newer entries replace older ones. Every hit is compared with
-the tokens and the salt.
+The number of kept tokens is limited; the least recently used answer is dropped first. A table of fixed size maps hashes
+of a few tokens to their position; newer entries replace older ones. Every hit is compared with the tokens and the salt.
 """
 
 from array import array
@@ -42,10 +41,10 @@ class EndedAnswers:
 
     def __init__(self, most_tokens: int = MAX_TOKENS) -> None:
         self._most_tokens = most_tokens
-        self._kept: OrderedDict[int, FinishedAnswer] = OrderedDict()  # by number from 1, most recently used last
+        self._kept: OrderedDict[int, FinishedAnswer] = OrderedDict()  # by number from 1, the most recently used last
         self._number = 0
         self._unnoted: deque[tuple[int, int]] = deque()  # answers to index: number, and first position not in the table
-        self._slots = array("q")  # number and position, 0 if empty; allocated with the first answer
+        self._slots = array("q")  # table: answer number and position, or 0; allocated with the first answer
         self.tokens = 0  # total number of kept tokens
 
     def keep(self, salt: bytes, token_ids: Sequence[int], prompt_tokens: int) -> None:
@@ -78,7 +77,7 @@ class EndedAnswers:
                 self._unnoted.appendleft((number, end))
 
     def after(self, salt: bytes, token_ids: Sequence[int], most: int) -> Continued | None:
-        """Return at most `most` tokens that followed the last `token_ids` in an answer with the same salt, or None."""
+        """Return at most `most` tokens that followed the end of `token_ids` in an answer of the same salt, or None."""
         if not self._kept:
             return None
         for alike in MATCH_TOKENS:

@@ -13,8 +13,8 @@ class Estimate:
 class OnlineEstimator:
     """Mean step time by number of rows. Its first measurements weigh the same, later ones `weight` each.
 
-    An estimate is forgotten when `forget_after` measurements of any numbers of rows have followed its last one; with
-    `forget_after_each`, already when that many per measurement of its own have followed.
+    An estimate is forgotten when `forget_after` measurements of any numbers of rows have followed its last one. With
+    `forget_after_each`, an estimate from n measurements is forgotten after n times that many at the latest.
     """
 
     def __init__(self, weight: float, forget_after: int, forget_after_each: int | None = None) -> None:

@@ -256,7 +256,7 @@ class Scheduler:
 
     @property
     def prompt_rates(self) -> PromptRates:
-        """Measured prefill rates; unknown without a budget."""
+        """Measured prefill rates; both None without a budget."""
         return PromptRates(None, None) if self._budget is None else self._budget.rates(self.max_step_tokens)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:

@@ -61,11 +61,11 @@ class PromptComputed:
     request_id: int
     computed_tokens: int  # prompt tokens computed from the start, including cached ones
     cached_tokens: int  # prompt tokens found in the prefix cache at first admission
-    ended: bool  # prompt complete
+    ended: bool  # whether the prompt is complete
     prompt: tuple[Drawn, ...] = ()  # scores of prompt tokens, with `params.prompt_logprobs`; the first token has none
     new_blocks: tuple[int, ...] = ()
     """Blocks of a `prefill_only` request that became readable in this step, in order; the last may be partly filled."""
-    first: tuple[FirstToken, ...] | None = None  # of a complete `prefill_only` request, one per choice
+    first: tuple[FirstToken, ...] | None = None  # first tokens of a complete `prefill_only` request, one per choice
     pooled: tuple[float, ...] = ()  # vector of a complete request with `pooling`
 
 

@@ -35,8 +35,8 @@ DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # numbers of drafted toke
 
 EWMA_WEIGHT = 0.1  # weight of a new step time
 OUTLIER_RATIO = 1.5  # cap of a measurement, as a multiple of the estimate
-FORGET_AFTER = 256  # measurements of other sizes after which one is forgotten
-FORGET_AFTER_EACH = 64  # the same per measurement of its own: a disturbed first one must not last
+FORGET_AFTER = 256  # measurements after which the estimate of a row count is forgotten
+FORGET_AFTER_EACH = 64  # the same per measurement of that row count: a disturbed first one must not last
 ASSUMED_GROWTH = 0.25  # fraction of a step that doubling the rows is assumed to add until it is measured
 
 
@@ -165,7 +165,7 @@ class Speculation:
         """Expected drafting time of the last call of `candidates`."""
         self.done = Speculated()
         self.prices = StepPrices()
-        """Prices of the step planned last."""
+        """Expected times of the step that was planned last."""
         self._target_s = target_s
         self._cost = RowCost()  # times of steps without drafts
         self._drafted_cost = self._cost if computes_alike else RowCost()
@@ -214,7 +214,7 @@ class Speculation:
     def _worth_drafting(
         self, drafter: CostlyDrafter, answers: Sequence[JudgedAnswer], most: Sequence[int], most_rows: int
     ) -> list[int]:
-        """Return the tokens to draft for each answer; let the drafter catch up with new answers where that pays.
+        """Return the tokens to draft for each answer; let the drafter catch up with new answers if that pays.
 
         New answers count as having drafts: otherwise each one would stop the drafts of all others for a while.
         """
@@ -235,7 +235,7 @@ class Speculation:
         return lengths
 
     def _room_s(self, answers: int, drafted: int, least_s: float) -> float:
-        """Return the time for catching up: a share of a step, at least `least_s`, within the target."""
+        """Return the time for catching up: a fraction of a step, but at least `least_s` and within the target time."""
         room_s = max(CATCH_UP_SHARE * (self._cost.expected_s(answers) or 0.0), least_s)
         if self._target_s is None:
             return room_s

@@ -192,7 +192,7 @@ class _Reader:
 
 
 ARCHITECTURES = {"llama": ("llama",), "mistral": ("llama", "mistral3"), "qwen2": ("qwen2",), "qwen3": ("qwen3",)}
-"""GGUF architectures of each family."""
+"""Architecture names in GGUF files, by model family."""
 
 TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 PARTS = {

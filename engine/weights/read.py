@@ -172,7 +172,7 @@ class CheckpointTensors:
 
 class Cut(Enum):
     OUTPUTS = "outputs"  # query, key, value, gate and up projections: each rank computes some of the outputs
-    INPUTS = "inputs"  # projections after those: each rank computes a summand of all outputs
+    INPUTS = "inputs"  # output and down projections: each rank computes a summand of all outputs
     VOCABULARY = "vocabulary"
 
 

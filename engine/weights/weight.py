@@ -12,7 +12,7 @@ import torch
 from baton.engine.weights.formats import WeightFormat
 from baton.engine.weights.gguf_file import TensorType
 
-FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # 448
+FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # the largest E4M3 number, 448
 INT8_LARGEST = 127
 LARGEST_CODE = 15
 GROUP_INPUTS = 32

@@ -32,7 +32,7 @@ _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 _LARK = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|(?P<start>\bstart\b)|(?P<directive>%(?:ignore|llguidance)\b)'
 )
-"""Parts of llguidance's Lark that contain no rule names, the start rule, and directives."""
+"""Texts, patterns and comments in llguidance's Lark (which have no rule names), the rule `start`, and directives."""
 
 
 class Inexpressible(Exception):

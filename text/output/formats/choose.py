@@ -54,7 +54,7 @@ _KNOWN = (
     Format("llama", LlamaReader, (llama.PYTHON_TAG, '"parameters"'), llama.TOKENS),
 )
 FORMATS: Mapping[str, Format] = {each.name: each for each in _KNOWN}
-"""Formats by the names of `--tool-format`. The first format with a mark in the template is the model's."""
+"""Formats by their names in `--tool-format`. The first format that has a mark in a template is chosen for the model."""
 
 
 def format_of(template: Template | None) -> Format | None:

@@ -16,7 +16,7 @@ class TaggedReader(FormatReader):
     last_tag: ClassVar[str]
     """Tag after the arguments of a call."""
     line_break: ClassVar[str] = ""
-    """Line break before the end of a value, not part of it."""
+    """Line break between a value and its closing tag, not part of the value; empty if there is none."""
 
     def __init__(self, schemas: Schemas, tag: str) -> None:
         """Start before the first call. `tag`: tag with which calls begin, unless `_text` finds another one."""

@@ -55,7 +55,7 @@ class Timelines:
                 raise NotFound("request", request.request_id)
             return [found], max(0, now_ns - found.began_ns) // 10**6 + BEFORE_MS
         if not 0 < request.last_ms <= LONGEST_MS:
-            raise InvalidArgument("last_ms", f"must be from 1 to {LONGEST_MS} where there is no request_id")
+            raise InvalidArgument("last_ms", f"must be from 1 to {LONGEST_MS} if request_id is empty")
         return self.recent.since(now_ns - request.last_ms * 10**6), request.last_ms
 
     async def _worker(self, worker: Worker, asked_s: float, last_ms: int) -> admin_pb2.ProcessTimeline:

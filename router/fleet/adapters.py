@@ -179,7 +179,8 @@ class ClusterAdapters:
         async with self._turn:
             names = sorted(name for name in self._list.by_name if name != WEIGHTS)
             if names:
-                raise FailedPrecondition("adapter", f"adapters of the present weights are loaded: {', '.join(names)}")
+                message = f"adapters of the current weights are loaded: {', '.join(names)}; unload them first"
+                raise FailedPrecondition("adapter", message)
             workers = self._workers(fingerprint)
             wanted = ListedAdapter(Adapter(WEIGHTS, ""), path, grace_s)
             return await self._bring(wanted, workers, WEIGHTS_TIMEOUT_S, own_weights=own_weights)
@@ -355,7 +356,9 @@ class ClusterAdapters:
             raise Unavailable("the links to all workers were lost while they loaded it; retry", "NO_WORKER", RETRY_S)
         if len(set(digests.values())) > 1:
             which = ", ".join(f"{worker} {digest[:16]}" for worker, digest in digests.items())
-            raise FailedPrecondition("path", f"workers have different files at {path}: {which}")
+            raise FailedPrecondition(
+                "path", f"workers have different files at {path}: {which}; copy the same files to all"
+            )
         return next(iter(digests.values()))
 
     def _workers(self, fingerprint: bytes) -> list[Worker]:

@@ -280,7 +280,8 @@ class WorkerLinks:
         leaving, blocks = self._cluster.find(endpoint), len(hand_over.block_hashes)
         taking = None if leaving is None else taker(self._cluster.workers, leaving, blocks, self._handed)
         if taking is None:
-            logger.info("session dropped: no worker has room for its %d blocks on leaving worker %s", blocks, endpoint)
+            kept = "KV of a session is lost with leaving worker %s: no other worker has space for its %d blocks"
+            logger.info(kept, endpoint, blocks)
             return
         self._handed[taking] += blocks
         self._send(taking, link_wire.bring(hand_over, endpoint, secrets.token_bytes(TRANSFER_ID_BYTES)))

@@ -293,7 +293,7 @@ class WorkerLink:
         while isinstance(message := await call.read(), session_pb2.ConnectResponse):
             self._heard_at = time.monotonic()
             if message.epoch != self._epoch:
-                raise _LinkBroken(f"a message has epoch {message.epoch}, the link {self._epoch}")
+                raise _LinkBroken(f"a message has epoch {message.epoch}, but the link has epoch {self._epoch}")
             self._check_bounds(message)
             self._take(message)
         raise _LinkBroken("the worker closed the stream")

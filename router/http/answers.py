@@ -92,7 +92,7 @@ async def collect(events: AsyncGenerator[ResponseEvent, None]) -> Collected:
                     choices[end.index].end = end
                     usage = usage if summary is None else summary.usage
     if started is None or usage is None:
-        raise RuntimeError("an answer begins with Started and ends with Finished")
+        raise RuntimeError("the events of an answer lack Started, or Finished with a summary")
     return Collected(started, prompt, [choices[index] for index in sorted(choices)], usage)
 
 
@@ -300,7 +300,7 @@ class ChunkWriter(AnswerWriter):
                 return b""
             # Fast path, for nearly all chunks: the text is put between two constant strings.
             if not self._begin:
-                raise RuntimeError("a stream begins with Started")
+                raise RuntimeError("the first event of a stream is not Started")
             index = place * self.n + event.index
             head = self._plain_heads.get(index) or self._plain_heads.setdefault(index, self.plain[0] % index)
             if self._usage.each_time:

@@ -94,7 +94,8 @@ def structure_of(message: SamplingFields) -> StructuredOutput | None:
     """Return the requested structured output; None for free text. Raises: Problem if several are requested."""
     asked = list(asked_forms(message))
     if len(asked) > 1:
-        raise refused(asked[1].field, f"at most one form is allowed, and {asked[0].field} asks for another; remove one")
+        message = f"only one structured output is allowed, but {asked[0].field} is set, too; remove one of them"
+        raise refused(asked[1].field, message)
     return asked[0].form if asked else None
 
 

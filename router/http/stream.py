@@ -73,7 +73,7 @@ class PieceWriter(AnswerWriter):
     def ended(self) -> tuple[ChoiceFinished, Summary]:
         """Finish reason and summary of the complete answer."""
         if self._ended is None:
-            raise RuntimeError("an answer ends with Finished")
+            raise RuntimeError("the events of an answer lack Finished with a summary")
         return self._ended
 
     @abstractmethod

@@ -160,7 +160,7 @@ class PromptReader:
             yield from self.count(text, most_tokens, counted)
         encoding = yield LongPart(text, add_special_tokens, size_bytes)
         if encoding is None:
-            raise RuntimeError("a long part is answered with its encoding")
+            raise RuntimeError("the caller must send the encoding of a LongPart, but sent None")
         return encoding
 
     def _encode(self, text: str, add_special_tokens: bool) -> Encoding:

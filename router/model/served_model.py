@@ -394,7 +394,7 @@ class ServedModel:
     def check_answers(self) -> None:
         """Check that the model generates answers. Raises: InvalidArgument."""
         if isinstance(self.pooler, Pooler) and self.pooler.kind is not ModelKind.LANGUAGE_MODEL:
-            raise InvalidArgument("model", f"{self.name} ({self.family}) has no answers: it is {self.pooler.kind}")
+            raise InvalidArgument("model", f"{self.name} ({self.family}) is {self.pooler.kind}")
 
     def pooled_alone(self) -> Pooling | None:
         """Return the pooling of a model that cannot generate text; None for a language model."""
@@ -529,7 +529,7 @@ class ModelGate:
             except TimeoutError:
                 raise Unavailable(f"not ready: {self.detail}", "NOT_READY", RETRY_AFTER_S) from None
         if self.served is None:
-            raise RuntimeError("a ready router has a model")
+            raise RuntimeError("the gate was opened although no model is loaded")
         return self.served
 
 

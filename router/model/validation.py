@@ -320,9 +320,9 @@ def _tools(tools: Sequence[Mapping[str, Any]], max_text_bytes: int) -> tuple[Map
     for index, tool in enumerate(checked):
         name, field = tool.get("function", {}).get("name", ""), f"tools[{index}].function.name"
         if not 0 < len(name) <= MAX_TOOL_NAME_CHARACTERS:
-            raise InvalidArgument(field, f"1 to {MAX_TOOL_NAME_CHARACTERS} characters")
+            raise InvalidArgument(field, f"must have 1 to {MAX_TOOL_NAME_CHARACTERS} characters, not {len(name)}")
         if not TOOL_NAME.fullmatch(name):
-            raise InvalidArgument(field, f"letters, digits, '_', '-', '.' and ':' alone, not {name!r}")
+            raise InvalidArgument(field, f"may only have letters, digits, '_', '-', '.' and ':', not {name!r}")
         if name in names:
             raise InvalidArgument(field, f"another tool has the name {name!r}, too")
         names.add(name)

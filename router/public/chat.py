@@ -50,7 +50,7 @@ async def read_chat(request: GenerationRequest, asked: ChatAsked, tokenizer: Tok
     """Apply the options `asked` to a chat request. Raises: InvalidArgument, Unavailable."""
     template, prompt, sampling = tokenizer.chat_template, request.prompt, request.sampling
     if not isinstance(prompt, ChatPrompt):
-        raise TypeError("a chat has messages")
+        raise TypeError(f"the prompt must be a ChatPrompt, not a {type(prompt).__name__}")
     form = _held(sampling.structured)
     tools = tool_use(asked.tools, form, tokenizer)
     prompt = replace(prompt, tools=tools.shown, template_options=chat_options(asked, template))

@@ -145,7 +145,7 @@ def _call_or_form(
         return ToolUse(asked.tools, own, True, reader, taught.special)
     either = json_form(forced, _calls_schema(held, 1 if asked.one_call else None))
     if either is None:
-        message = "with tools the form is too large, or has %ignore or %llguidance; set tool_choice to none"
+        message = "is too large to combine with tools, or has %ignore or %llguidance; set tool_choice to none"
         raise InvalidArgument(form.field, message)
     return ToolUse(asked.tools, either, True, lambda: LlamaReader(held))
 

@@ -150,7 +150,7 @@ def check_query(scope: Mapping[str, Any], harmless: Collection[str] = ()) -> Non
     """Check the query parameters. Raises: Problem that names the first parameter that is not in `harmless`."""
     for name, _ in parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True):
         if name not in harmless:
-            raise refused(name, "unknown query parameter; this route has none", "unknown_field")
+            raise refused(name, "unknown query parameter; remove it", "unknown_field")
 
 
 def check_content(headers: Mapping[str, str]) -> None:

@@ -26,5 +26,5 @@ async def count_tokens(dispatcher: Dispatcher, message: CountTokensRequest, call
     chat = await chat_request(chat_of(message, served.tokenizer.chat_template, call), call, served.tokenizer)
     prompt = chat.request.prompt
     if not isinstance(prompt, ChatPrompt):
-        raise RuntimeError("a chat has messages")
+        raise RuntimeError(f"the prompt of a chat became a {type(prompt).__name__}")
     return json_reply({"input_tokens": len(await served.tokenize_chat(prompt, call.caller.tenant))})

@@ -210,7 +210,7 @@ def _actual(note: AttemptNote) -> Iterator[tuple[str, float]]:
 
 
 def _numbers(values: Mapping[str, object]) -> Iterator[tuple[str, float]]:
-    """Yield the numeric values."""
+    """Yield the names and values of numbers that an explanation shows."""
     for name, value in values.items():
         if name not in _NO_TERMS | _IN_WORDS and isinstance(value, int | float):
             yield name, float(value)

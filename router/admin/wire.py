@@ -117,7 +117,7 @@ def _report(report: WorkerReport) -> report_pb2.Report:
 
 
 def adapter_status(view: AdapterView) -> admin_pb2.AdapterStatus:
-    """Return an adapter's status."""
+    """Convert an adapter's state on the workers, as operators see it."""
     return admin_pb2.AdapterStatus(
         name=view.adapter.name,
         digest=view.adapter.digest,

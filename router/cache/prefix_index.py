@@ -80,7 +80,7 @@ class PrefixIndex:
         return 0 if holder is None else holder.digest
 
     def store(self, worker: str, block_hashes: Iterable[bytes]) -> None:
-        """Add blocks of the worker."""
+        """Add blocks that the worker has reported: they are ready and found."""
         holder, lanes = self._holder(worker), self._lanes
         ready, both = holder.ready, holder.lanes
         for block_hash in block_hashes:

@@ -55,7 +55,7 @@ class CacheReplica(ChangeFollower):
         super().__init__()
         self.exact = False  # whether the last comparison with the worker's checksum succeeded
         self.resyncs = 0
-        self.wrong: Wrong | None = None  # reason of the last resync
+        self.wrong: Wrong | None = None  # reason of the last resync; None: there was none
         self.audit = CacheAudit()
         self.evictions = EvictionLog()
         self._worker = worker

@@ -105,7 +105,7 @@ class AdapterView:
     path: str  # folder on the workers; empty for an adapter that workers were started with
     started: bool
     retired: bool
-    worker_ids: tuple[str, ...]  # workers that have it
+    worker_ids: tuple[str, ...]  # ids of the workers that have it
     missing: tuple[tuple[str, str], ...]  # worker id and why it lacks the adapter; empty reason while it loads it
 
 

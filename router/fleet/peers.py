@@ -47,7 +47,7 @@ _BOUNDS = Bounds(
 
 
 class Taken(NamedTuple):
-    """Increase of an API key's use at another router between its last two shares. `tenant`: name of the key."""
+    """Increase of an API key's use at another router between its last two records. `tenant`: name of the key."""
 
     tenant: str
     requests: int
@@ -65,7 +65,7 @@ class SharedLimits:
         self._received: dict[bytes, dict[str, KeyUse]] = {}
 
     def take(self, router_id: bytes, uses: Mapping[str, KeyUse]) -> Iterator[Taken]:
-        """Yield increases since the router's last share. Its first share yields none: it has totals since its start."""
+        """Yield the increases of key use since a router's last record; none for its first record."""
         known = self._received.get(router_id)
         self._received[router_id] = dict(uses)
         if known is None:
@@ -92,13 +92,15 @@ class SharedLimits:
 
 class ShareStore(Protocol):
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Write this router's share and return those of the other routers. Raises: RegistryUnavailable."""
+        """Write this router's record (share) and return those of the others. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
 
 class PeerRouters:
-    """Exchange of shares with the other routers; their load and key use is entered in the cluster and key meters."""
+    """Exchange of records (shares) with the other routers. Their load is added to the cluster's, their use of API
+    keys to that of the key meters.
+    """
 
     def __init__(
         self,
@@ -133,12 +135,12 @@ class PeerRouters:
 
     @property
     def others(self) -> int:
-        """Number of other routers with a recent share."""
+        """Number of other routers whose record in Redis is recent."""
         return self._peer_loads.routers
 
     @property
     def shares(self) -> tuple[Share, ...]:
-        """Newest share of each other router."""
+        """Newest record (share) of each other router."""
         return self._peer_loads.shares
 
     async def run(self) -> None:
@@ -148,7 +150,7 @@ class PeerRouters:
                 await asyncio.sleep(self._period_s if received else _UNREACHABLE_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Write this router's share, apply those of the other routers, and return whether Redis responded."""
+        """Write this router's record (share), apply those of the others, and return whether Redis responded."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._cluster.predictions.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s

@@ -65,7 +65,7 @@ Prompts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 TokenPrompts = Annotated[list[TokenIds], Field(fail_fast=True, max_length=MAX_PROMPTS)]
 
 
-# Structured output, in OpenAI's and in vLLM's fields
+# Types of fields that request structured output, in OpenAI's API and in vLLM's
 
 
 class TextFormat(Body):
@@ -125,7 +125,7 @@ class Speculative(Body):
     num_speculative_tokens: Count | None = Field(None, description="from 1 to 64; default: the worker's maximum")
 
 
-# Fields that several bodies share
+# Base classes with fields that several bodies have
 
 
 class ModelField(Body):

@@ -43,7 +43,7 @@ class Setup:
 
 
 def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
-    """Return why no answer can satisfy this form; None if some random beginnings of answers satisfy it."""
+    """Return why no answer can satisfy this form; None if a few random beginnings of answers satisfy it."""
     chance = random.Random(0)
     try:
         form = compile_form(output, vocabulary)

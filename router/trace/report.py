@@ -50,7 +50,7 @@ class RequestReport:
     phase: str  # value of a Phase or a RequestOutcome
     reason: str  # identifier of why it was not answered; empty if it was or is running
     status: str  # name of the gRPC status; OK while the request runs
-    arrived_s: float  # monotonic
+    arrived_s: float  # monotonic seconds
     ended_s: float | None  # None: the request is running
     attempts: int
     prefill: str  # endpoint of the prefill worker; empty: decode computed the prompt

@@ -220,7 +220,7 @@ class QueryEndpoint:
         headers = {REQUEST_ID_HEADER: call_of(Headers(scope=scope), caller_of(scope)).request_id}
         try:
             check_method(scope, *self._methods)
-            if not is_public(scope):  # links to the page may have any query parameters
+            if not is_public(scope):  # page files: links to them may have any parameters
                 check_query(scope, self._parameters)
             reply = await self._answer(scope)
         except BatonError as error:

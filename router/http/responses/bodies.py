@@ -109,7 +109,7 @@ InputItem = Annotated[
 ]
 
 
-# Tools
+# Tools and the choice of a tool
 
 
 class FlatTool(Body):
@@ -137,7 +137,7 @@ class AllowedTools(Body):
     tools: Annotated[list[FlatNamedTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 
 
-# The request
+# The body and its options
 
 
 class TextOptions(Body):

@@ -224,10 +224,14 @@ def _ropes(
     parts = {float(each.get("partial_rotary_factor") or 1.0) for each in of_kinds.values()}
     rotary_dim = int(head_dim * min(parts))
     if len(parts) > 1 or rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
-        raise NotInDecoderError(f"config.json: partial_rotary_factor {sorted(parts)} of heads of {head_dim}")
+        raise NotInDecoderError(
+            f"config.json: partial_rotary_factor {sorted(parts)} is not supported with head_dim {head_dim}"
+        )
     for rope in ropes.values():
         if rope.divisors and len(rope.divisors) != rotary_dim // 2:
-            raise ModelError(f"config.json: short_factor has {len(rope.divisors)} numbers, not {rotary_dim // 2}")
+            raise ModelError(
+                f"config.json: short_factor has {len(rope.divisors)} numbers; it must have {rotary_dim // 2}"
+            )
     rotates = _rotates(family, fields, windows)
     none = RopeConfig(RopeKind.NONE)
     return tuple(ropes[kind] if turns else none for kind, turns in zip(kinds, rotates, strict=True)), rotary_dim

@@ -22,7 +22,7 @@ def delta_config(fields: Mapping[str, Any], interleaved: bool) -> DeltaConfig:
     if len(kinds) != layers or not set(kinds) <= {FULL, LINEAR}:
         raise ModelError(f"config.json: layer_types must name {layers} layers, each one of {FULL}, {LINEAR}")
     if FULL not in kinds:
-        raise ModelError(f"config.json: layer_types has no {FULL}; at least one layer must be")
+        raise ModelError(f"config.json: layer_types must have at least one {FULL} layer")
     key_heads, value_heads, key_dim, value_dim, kernel = positive_sizes(fields, *SIZES)
     if value_heads % key_heads:
         raise ModelError(

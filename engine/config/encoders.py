@@ -17,7 +17,7 @@ def encoder_config(folder: Path) -> EncoderConfig:
     config: Any = read_transformers_config(folder)
     family, fields = str(config.model_type), fields_of(config)
     if fields.get("is_decoder"):
-        raise ModelError(f"config.json: model_type {family!r} is served as an encoder, and is_decoder is true")
+        raise ModelError(f"config.json: is_decoder must be false: model_type {family!r} is served as an encoder")
     if fault := per_sequence_fault(fields.get("rope_parameters")):
         raise ModelError(f"config.json: {fault}")
     try:

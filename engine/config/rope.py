@@ -41,7 +41,7 @@ def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig
             case _:
                 return RopeConfig(kind, theta)
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json: rope_parameters of type {name!r} miss or mistype {error}") from error
+        raise ModelError(f"config.json: rope_parameters of type {name!r}: missing or invalid: {error}") from error
 
 
 def _yarn(parameters: Mapping[str, Any], theta: float, max_positions: int) -> RopeConfig:

@@ -195,10 +195,12 @@ class AdapterSet:
         for module, factors in adapter.factors.items():
             stacked = self._modules.get(module)
             if stacked is None:
-                raise ModelError(f"adapter {name!r} changes {module}, which this model has not or cannot adapt")
+                raise ModelError(f"adapter {name!r} changes {module}, which this model lacks or cannot adapt")
             shape = (len(factors.up), factors.down.shape[1])
             if shape != stacked.shape:
-                raise ModelError(f"adapter {name!r} is for a {module} of {list(shape)}, not {list(stacked.shape)}")
+                raise ModelError(
+                    f"adapter {name!r} is for a {module} of {list(shape)}; this model's is {list(stacked.shape)}"
+                )
 
 
 def is_adaptable(module: str) -> bool:

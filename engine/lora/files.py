@@ -294,7 +294,7 @@ def read_adapter(folder: Path) -> Adapter:
             raise ModelError(f"{path}: {module} has only one of lora_A and lora_B")
         factors[module] = _low_rank(path, config, module, stored[module, "A"], stored[module, "B"])
     if not factors:
-        raise ModelError(f"{path}: there is no adapter in it for modules that {CONFIG_FILE} targets")
+        raise ModelError(f"{path}: there is no adapter in it for the modules that {CONFIG_FILE} targets")
     for target in config.target_modules if config.narrowed is None else ():
         if not any(module == target or module.endswith(f".{target}") for module in factors):
             raise ModelError(f"{path}: has nothing for {target}, which adapter_config.json names in target_modules")

@@ -79,7 +79,7 @@ def adapter_run(adapters: Sequence[int]) -> slice:
     if not rows:
         return slice(0, 0)
     if rows[-1] + 1 - rows[0] != len(rows):
-        raise ValueError("rows with an adapter are not contiguous")
+        raise ValueError("rows with an adapter are not contiguous: sort chunks by batch_order")
     return slice(rows[0], rows[-1] + 1)
 
 
@@ -109,7 +109,9 @@ def make_batch(
     for chunk in chunks:
         if not chunk.token_ids or len(chunk.block_table) // groups * block_tokens < chunk.end:
             blocks = len(chunk.block_table)
-            raise ValueError(f"request {chunk.request_id}: {blocks} blocks for positions {chunk.start} to {chunk.end}")
+            raise ValueError(
+                f"request {chunk.request_id}: {blocks} blocks do not fit positions {chunk.start} to {chunk.end}"
+            )
     is_long = [len(chunk.token_ids) > 1 for chunk in chunks]
     others = [long and by_library(chunk) for long, chunk in zip(is_long, chunks, strict=True)]
     order = sorted(

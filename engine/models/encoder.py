@@ -86,7 +86,7 @@ class EncoderModel:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return float32 `[rows, labels]` of the classification head, which reads the hidden states of first tokens."""
         if self.config.labels is None:
-            raise ValueError(f"{self.config.family} has no head here")
+            raise ValueError(f"{self.config.family}: the model has no classification head")
         first, model = hidden[:, None], self._loaded
         pooler = getattr(self._body, "pooler", None)
         logits: torch.Tensor = model.classifier(first if pooler is None else pooler(first))

@@ -76,7 +76,7 @@ def _check_size(kind: Any, folder: Path) -> None:
     shapes = (tensor.shape for path in weight_files(folder) for tensor in read_safetensors_header(path).values())
     stored = sum(map(math.prod, shapes))
     if implied > MOST_IMPLIED * stored:
-        raise ModelError(f"{folder}: config.json implies {implied} parameters, but the files have {stored}")
+        raise ModelError(f"{folder}: config.json implies {implied} parameters, far more than the {stored} in the files")
 
 
 def _check_against_itself(model: TransformersModel) -> None:

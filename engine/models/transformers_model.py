@@ -159,7 +159,9 @@ class TransformersModel:
                 return
             x, y = arguments[0].reshape(-1, inputs), output.view(-1, outputs)
             if len(x) != self._tokens:
-                raise RuntimeError(f"a module got {len(x)} rows of a batch of {self._tokens}")
+                raise RuntimeError(
+                    f"a module got {len(x)} rows, but the batch has {self._tokens}: its adapters cannot be applied"
+                )
             factors.add_to(y[self._adapters.rows], x[self._adapters.rows], self._adapters)
 
         module.register_forward_hook(add)

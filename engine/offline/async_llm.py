@@ -62,7 +62,7 @@ class AsyncLLM:
         adapter = NO_ADAPTER if lora_request is None else await self._adapter(self._loop, lora_request)
         name = str(next(self._names)) if request_id is None else request_id
         if name in self._streams:
-            raise ValueError(f"request_id {name!r} is in use")
+            raise ValueError(f"request_id {name!r} is in use by an unfinished request; choose another")
         request = self._engine.request(read, sampling_params, adapter)
         answer = LlmAnswer(name, read, sampling_params, self._engine.reader.decoder, streams=True)
         stream = self._streams[name] = AnswerStream(request.request_id, answer)

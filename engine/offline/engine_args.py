@@ -104,7 +104,7 @@ class EngineArgs:
         except RuntimeError as error:
             raise ValueError(f"device is {self.device!r}; it must be auto, cpu, cuda or cuda:N") from error
         if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
-            raise ValueError(f"device is {self.device!r}, which cannot be used here")
+            raise ValueError(f"device is {self.device!r}; this machine or build of torch lacks it: use auto or cpu")
         return device
 
     def step_tokens(self, device: torch.device) -> int:

@@ -261,10 +261,10 @@ class LLM:
             params = self.get_default_sampling_params()
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(prompts):
-            raise ValueError(f"{len(each)} sampling_params for {len(prompts)} prompts")
+            raise ValueError(f"{len(each)} sampling_params for {len(prompts)} prompts: give one, or one per prompt")
         loras = [lora] * len(prompts) if lora is None or isinstance(lora, LoRARequest) else list(lora)
         if len(loras) != len(prompts):
-            raise ValueError(f"{len(loras)} lora_requests for {len(prompts)} prompts")
+            raise ValueError(f"{len(loras)} lora_requests for {len(prompts)} prompts: give one, or one per prompt")
         return sorted(self.finished(prompts, each, use_tqdm, loras), key=_place)
 
 

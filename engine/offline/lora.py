@@ -71,7 +71,7 @@ class OfflineAdapters:
         """Add a new adapter to the model. Call it on the engine's thread, between steps. Raises: ModelError."""
         if read.digest not in self._numbers:
             if read.adapter is None:
-                raise ValueError(f"adapter {read.name!r} was not read")
+                raise ValueError(f"adapter {read.name!r} has no factors: it was read for an engine that had it already")
             self._numbers[read.digest] = self.adapters.add(read.name, read.adapter)
         return ChosenAdapter(self._numbers[read.digest], read.digest)
 

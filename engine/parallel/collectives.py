@@ -97,7 +97,7 @@ class Collectives:
         try:
             work.wait()
         except RuntimeError as error:
-            raise RankLost(f"rank {self.shard.rank} waited for the others: {error}") from error
+            raise RankLost(f"rank {self.shard.rank}: a collective with the other ranks failed: {error}") from error
 
 
 def _gloo(store: Store, shard: Shard) -> Group:

@@ -79,7 +79,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # a killed leader could not do this
         return 0
     except (ModelError, RankLost) as error:
-        logger.error("%s", error)
+        logger.error("rank %d stops: %s", start.rank, error)
         return EXIT_LOST
 
 
@@ -166,7 +166,7 @@ class RankProcess:
             elif frame.kind == wire.REMOVE_WEIGHTS and self._weights is not None:
                 self._remove_weights(self._weights, int.from_bytes(frame.payload, "little"))
             else:
-                raise RankLost(f"rank {self._shard.rank} got unexpected command {frame.kind}")
+                raise RankLost(f"rank {self._shard.rank} got command {frame.kind}, which it does not expect now")
 
     def _add_adapter(self, asked: AdapterToAdd) -> None:
         """Add an adapter. A failure also takes a number, so that adapters have equal numbers on all ranks."""

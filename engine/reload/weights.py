@@ -63,7 +63,7 @@ def _check_same(served: Path, other: Path) -> None:
         return
     for present, absent in ((served, other), (other, served)):
         if not absent.is_file():
-            raise ModelError(f"{absent} is missing, but {present} exists")
+            raise ModelError(f"{absent} is missing, but {present} exists; only weights may differ")
     if served.suffix != ".json":
         if read_file(served) != read_file(other):
             raise ModelError(f"{other} is not equal to {served}; only weights may differ")

@@ -270,7 +270,7 @@ class SimulatedPullThread:
         await asyncio.sleep(self._block_s)
         for block, value in wanted:
             if checksums.of(block) != value:
-                raise ChecksumDiffers(f"block {block} has another checksum than its source had")
+                raise ChecksumDiffers(f"the checksum of block {block} differs from its source's")
 
     async def measure(self, transport: Transport, nbytes: int) -> LinkRate:
         await asyncio.sleep(self._block_s)
@@ -317,7 +317,7 @@ class SharedMemories:
     def open(self, handle: SharedMemoryHandle, pool_id: bytes) -> PeerMemory:
         """Open a peer's memory; replaces `open_peer`."""
         if handle.inode not in self._pools:
-            raise PeerUnreachable("no such memory")
+            raise PeerUnreachable("the peer's memory does not exist")
         return PeerMemory(self._pools[handle.inode].view("uint8").reshape(-1))
 
 

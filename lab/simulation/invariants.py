@@ -42,7 +42,7 @@ def check_all(world: "World", histories: Sequence[SimulatedHistory]) -> None:
     nonfinite = sum(history.cause == "NONFINITE_LOGITS" for history in histories)
     poisoned = sum(fault.kind is SimulatedFaultKind.POISON for fault in world.faults)
     if nonfinite > poisoned:
-        raise Violation(f"{nonfinite} requests failed as not finite, but only {poisoned} steps were poisoned")
+        raise Violation(f"{nonfinite} requests failed with non-finite logits, but only {poisoned} steps were poisoned")
     if not world.faults and world.trace.retried:
         raise Violation(f"an attempt failed without a fault: {world.trace.retried[0]}")
 

@@ -460,4 +460,4 @@ def _intercepted(handler: Any, details: Any) -> Any:
         work.send(None)  # the interceptor does not await anything, so one step completes it
     except StopIteration as result:
         return result.value
-    raise RuntimeError("the interceptor waits")
+    raise RuntimeError("the interceptor awaited something; simulated interceptors must not")

@@ -221,7 +221,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 self.callbacks += 1
                 self._at_once += 1
                 if self._at_once > MOST_CALLBACKS_AT_ONCE:
-                    raise OutOfTurns(f"{self._at_once} callbacks without a passing of time, the last one {planned}")
+                    raise OutOfTurns(f"{self._at_once} callbacks at one time of the clock, the last one {planned}")
                 try:
                     planned.context.run(callback, *planned.arguments)
                 except Exception as error:  # noqa: BLE001 -- like asyncio: report the error and continue
@@ -244,7 +244,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._list(process)
             if self._turns:
                 return
-        raise OutOfTurns("nothing is left that could ever happen")
+        raise OutOfTurns("no callback and no timer is left, but the simulation has not finished")
 
     def _list(self, process: SimulatedProcess) -> None:
         if not process.listed:

@@ -119,7 +119,7 @@ class SimulatedFault:
     kind: SimulatedFaultKind
     at_s: float  # time of the fault since the start of the load
     target: str
-    other: str  # second process of a fault between two
+    other: str  # second process of a fault between two processes; otherwise empty
     lasts_s: float
 
     def __str__(self) -> str:

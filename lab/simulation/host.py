@@ -134,7 +134,7 @@ class Poison:
 
 
 class SimulatedRunner:
-    """`StepRunner` of the simulated model. `numbers`: the pool's KV, `[block][token of all groups]`."""
+    """`StepRunner` of the simulated model. `numbers`: KV of the pool, `[block][token]`."""
 
     launches_ahead = False
     other_ranks = None
@@ -159,10 +159,10 @@ class SimulatedRunner:
         self.slowness = 1.0
 
     def warm_up(self) -> None:
-        """Do nothing."""
+        """Do nothing: simulated steps need no warm-up."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Do nothing: no resources are held."""
 
     def run(self, plan: Plan) -> tuple[ChunkResult, ...]:
         self._move(plan)

@@ -114,7 +114,7 @@ class SimulatedMachine:
         task.add_done_callback(self._ended, context=self.internet.network.process.context)
 
     def kill(self, peers_notice: bool) -> None:
-        """End the process as SIGKILL does. `peers_notice`: its connections are closed."""
+        """End the process as SIGKILL does. `peers_notice`: its kernel closes its connections."""
         if self.life is None:
             return
         self.loop.kill(self.life.process)

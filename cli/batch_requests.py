@@ -40,7 +40,7 @@ _STREAMED = "a batch has complete answers only"
 _CONTENT = "a batch returns texts only"
 _CALL = HttpCall("", Caller(), "", None)
 _SAME = ("seed", "n", "best_of", "ignore_eos")
-"""Fields of the same name in the server's request and the engine's parameters; None: not given."""
+"""Fields with the same name in the server's request and in the engine's parameters; None if the request omits them."""
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "logit_bias")
 
 

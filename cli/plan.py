@@ -22,7 +22,7 @@ def run_plan(options: PlanOptions) -> int:
 
 
 class MemoryPlan(TypedDict):
-    """Memory of a model, as --json prints it."""
+    """Memory that a model needs, as --json prints it."""
 
     dtype: str
     kv_dtype: str

@@ -108,7 +108,7 @@ def _variables(layout: ServiceLayout) -> str:
 STATUS_TIMEOUT_S = 1.0
 OWN_LOG = "up"  # name of the log file of `up` itself
 OWN_OPTIONS = frozenset(each.name for each in fields(UpOptions))
-"""Names of the options of `up`; it reads the variable of each one too."""
+"""Names of the options of `up`, which also reads the BATON_* variable of each."""
 _DECIDED = {"model", "model_name", "device", "adapter", "host", "port", "http_port", "admin_port", "strict_env"}
 """Options that `up` resolves before it passes them on, or uses itself."""
 

@@ -64,7 +64,7 @@ class Missing:
 
 
 Part = Callable[[Sources], Iterator[tuple[str, object]]]
-"""Yields names of files with their content: text, JSON, or a Missing."""
+"""Function that yields names of files with their content: text, JSON, or a Missing."""
 
 
 def machine(sources: Sources) -> Iterator[tuple[str, object]]:
@@ -138,7 +138,7 @@ def logs(sources: Sources) -> Iterator[tuple[str, object]]:
 
 
 def _last_lines(path: Path) -> Sequence[str]:
-    """Return the last lines of a log and of its older file. Raises: OSError."""
+    """Return the last lines of a log and of the older file that it replaced. Raises: OSError."""
     lines = tail(path, LOG_BYTES)
     room = LOG_BYTES - sum(map(len, lines))
     return [*(tail(older(path), room) if room > 0 and older(path).is_file() else []), *lines]

@@ -12,7 +12,7 @@ from baton.launch.paths import ROOT
 PROGRAM = "baton"
 VARIABLE = "_BATON_COMPLETE"  # environment variable with which the completion script asks for completions
 CALLS = ("=complete_zsh ", "(commandline -cp) ")
-"""Texts before the program's name where a script calls it; bash calls what the user typed."""
+"""Texts before the program's name where zsh's and fish's scripts call it; bash's script calls what the user typed."""
 
 
 class Shell(StrEnum):

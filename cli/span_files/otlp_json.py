@@ -87,5 +87,5 @@ def _value(given: Mapping[str, Any]) -> Any:
 
 
 def _list(holder: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """Return a list that may be absent, null or empty."""
+    """Return a field that is a list, as an empty one if it is absent or null."""
     return holder.get(name) or ()

@@ -49,7 +49,7 @@ class Flows:
             self._sources[request_id] = pid, lane, began_us
 
     def lead_to(self, request_id: str, pid: int, lane: int, at_us: int, name: str) -> Iterator[Event]:
-        """Yield an arrow from the router's request, if the router knows it."""
+        """Yield an arrow from the request's lane on the router; none if the router does not know it."""
         source = self._sources.get(request_id)
         if source is not None:
             yield from self.arrow(source, (pid, lane, at_us), name)

@@ -135,7 +135,7 @@ _WORKER_COLUMNS = (
 
 
 def screen_of(frame: WatchFrame[Snapshot], view: View, width: int, height: int | None, has_keys: bool = True) -> Screen:
-    """Return the screen. `height` None: unbounded. `has_keys`: list the keys."""
+    """Return the screen. `height`: number of lines, None for no limit. `has_keys`: list the keys."""
     snapshot, top = frame.content, list(wrapped([frame.notice], width)) if frame.notice else []
     if snapshot is None:
         return _screen(top, None)

@@ -19,7 +19,7 @@ from baton.cli.top.snapshot import Snapshot, Snapshots
 
 
 def show_top(admin_target: str, once: bool) -> int:
-    """Run until q or Ctrl-C, or print one frame; return 0. Raises: CommandFailed if that frame cannot be fetched."""
+    """Run until q or Ctrl-C, or print one frame; return 0. Raises: CommandFailed if the one frame cannot be fetched."""
     console = Console()
     if once or console.is_dumb_terminal or not (console.is_terminal and sys.stdin.isatty()):
         return _show_once(admin_target, console)

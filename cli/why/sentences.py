@@ -10,7 +10,7 @@ from baton.client import CacheAutopsy, RequestDrafts, RequestWhy
 
 NAMED_SHARE = 0.05
 NAMED = 2
-"""Number of parts of a sum that are named, each of at least NAMED_SHARE of it, the largest first."""
+"""Most parts of a sum that a sentence names: the largest, each at least NAMED_SHARE of the sum."""
 
 
 def sentences(found: RequestWhy) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 
 
 SHOWN_SHARE = 0.02
-"""Least share of a stall that a cause needs, and of a sum that an overlap needs, to be shown; --json has all."""
+"""A cause is shown if it is at least this fraction of a stall, an overlap if it is of a sum; --json has all."""
 
 
 def stall_lines(stalls: Sequence[RequestStall], own_id: str, width: int) -> Iterator[str]:

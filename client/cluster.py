@@ -151,7 +151,7 @@ class Latency:
 @dataclass(frozen=True, slots=True)
 class EndedRequests:
     outcome: str  # answered, cancelled, refused or failed
-    reason: str  # in one word; empty for answered requests
+    reason: str  # why they were not answered, in one word; empty if they were
     count: int
 
 

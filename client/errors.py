@@ -39,7 +39,7 @@ NO_DETAILS = ErrorDetails()
 
 
 class BatonClientError(Exception):
-    """Base of all errors. `code` is the status of the call, or the closest one if no call was made."""
+    """Base of all errors. `code`: gRPC status of the call; if no call was made, the closest status."""
 
     code = grpc.StatusCode.UNKNOWN
 

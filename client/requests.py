@@ -29,20 +29,20 @@ class GenerateOptions(TypedDict, total=False):
     ignore_eos: bool
     n: int  # choices, from 1 to 16
     typical_p: float  # in (0, 1]
-    repetition_penalty: float  # for tokens in prompt and answer; in (0, 10], 1 is none
-    presence_penalty: float  # for tokens in the answer; in [-2, 2]
-    frequency_penalty: float  # for tokens in the answer, per occurrence; in [-2, 2]
+    repetition_penalty: float  # applies to tokens in prompt and answer; in (0, 10], 1 has no effect
+    presence_penalty: float  # applies to tokens in the answer; in [-2, 2], 0 has no effect
+    frequency_penalty: float  # applies per occurrence in the answer; in [-2, 2], 0 has no effect
     logit_bias: Mapping[int, float]  # added to the logits, by token id; each in [-100, 100]
     min_tokens: int  # per choice; nothing ends an answer earlier
     allowed_token_ids: Sequence[int]  # only these tokens are generated
     bad_words: Sequence[str | Sequence[int]]  # never generated; strings or sequences of token ids
-    logprobs: int  # number of likeliest tokens to report per position, with the chosen one; 0 to 20
+    logprobs: int  # report log-probabilities, and this number of likeliest alternatives; 0 to 20
     prompt_logprobs: int  # number of likeliest tokens to report per prompt token; bypasses the prefix cache
     echo: bool  # return the prompt too, and its log-probabilities if `logprobs` is set; not for chat
     best_of: int  # choices generated, n to 16; the n with the best mean log-probability are returned
     beam_width: int  # width of a beam search, n to 16; its n best sequences are the choices
-    length_penalty: float  # for a beam search; above 0 favours long answers
-    early_stopping: bool | Literal["never"]  # for a beam search, as in transformers
+    length_penalty: float  # beam search: values above 0 favour long answers
+    early_stopping: bool | Literal["never"]  # beam search: when to stop, as in transformers
     json_schema: str | Mapping[str, Any]  # the answer is JSON that matches it; excludes the next four options
     json_object: bool  # the answer is a JSON object
     regex: str  # the complete answer matches it
@@ -54,7 +54,7 @@ class GenerateOptions(TypedDict, total=False):
     priority: int  # lower runs earlier if requests wait; -100 to 100
     cache_salt: str  # prompts share cached blocks only with an equal salt
     session_id: str  # id of the conversation; its KV is kept longer than that of other prompts
-    keep_for_s: float  # time until the next turn for which KV is kept; 0 to 86400
+    keep_for_s: float  # time for which KV is kept for the next turn; 0 to 86400
     done: bool  # last turn of the conversation; its KV may be evicted first
     api_key: str  # default: the client's
     timeout_s: float  # limit of the complete answer, retries included; default: the client's
@@ -68,7 +68,7 @@ class ChatOptions(GenerateOptions, total=False):
     tool_choice: str  # "auto", "none", "required", or the name of the function to call
     parallel_tool_calls: bool  # False: at most one call
     parts: bool  # separate events for reasoning and calls; implied by tools and by thinking_budget
-    enable_thinking: bool  # for chat templates with this variable
+    enable_thinking: bool  # value of this variable, in chat templates that have it
     reasoning_effort: str  # a value of the model's chat template
     thinking_budget: int  # maximum of reasoning tokens
     include_reasoning: bool  # False: reasoning is generated but not sent

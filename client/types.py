@@ -192,19 +192,19 @@ class ToldPrompt:
 
     token_ids: tuple[int, ...]
     text: str  # empty without `echo`
-    logprobs: tuple[TokenLogprob, ...] | None  # of all tokens but the first; None unless asked for
+    logprobs: tuple[TokenLogprob, ...] | None  # for all tokens but the first; None unless requested
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     index: int
-    text: str  # with `echo`, prompt and answer
+    text: str  # the answer; with `echo`, after the prompt
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None
-    logprobs: tuple[TokenLogprob, ...] | None = None  # parallel to token_ids; None unless asked for
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token of token_ids; None unless requested
     thoughts: str = ""  # reasoning, in a chat with `parts`
-    calls: tuple[ToolCall, ...] = ()  # in a chat with `parts`
+    calls: tuple[ToolCall, ...] = ()  # tool calls, in a chat with `parts`
 
     @property
     def message(self) -> Message:

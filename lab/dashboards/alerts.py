@@ -19,7 +19,7 @@ from baton.router.types.events import FailureReason
 
 PAGE = "docs/reliability.md"
 FAULTS, CALLER, OPERATOR = "the-fault-matrix", "what-a-caller-sees", "what-an-operator-sees"
-"""Sections of the page."""
+"""Anchors of sections in PAGE."""
 JOB = "baton"
 """Prometheus job of the routers."""
 

@@ -13,7 +13,7 @@ NOT_SHOWN: Mapping[str, str] = {
 }
 """Metrics that are on no panel, with the reason."""
 NEEDS_A_FAILURE = frozenset({"Gap where an answer went on elsewhere"})
-"""Titles of panels that have no number before an answer had to go on with another worker."""
+"""Titles of panels that are empty until an answer continues on another worker after a failure."""
 
 
 def histogram(name: str) -> HistogramFamily:

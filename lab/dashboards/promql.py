@@ -10,7 +10,7 @@ from typing import NamedTuple
 from baton.router.http.metric_families import CounterFamily, GaugeFamily, HistogramFamily, MetricFamily, Source
 
 WINDOW = "$__rate_interval"
-"""Grafana's variable: four scrapes, or a step of the picture where that is longer."""
+"""Grafana's variable for a window: four scrapes, or one step of the graph if that is longer."""
 
 Matchers = Mapping[str, str]
 """Label matchers: a value, or a regular expression after `~`."""

@@ -155,7 +155,7 @@ class HarnessWorker:
 async def router_and_workers(
     folder: Path, workers: Sequence[HarnessWorker], router_flags: Sequence[object], prefix: str = ""
 ) -> AsyncIterator[RunningCluster]:
-    """Start a router and workers as processes without Redis. `prefix`: of log names. Raises: CommandFailed."""
+    """Start a router and workers as processes without Redis. `prefix`: start of log names. Raises: CommandFailed."""
     public, admin, *others = free_ports(2 + len(workers))
     cluster = RunningCluster(f"{HOST}:{public}", f"{HOST}:{admin}", len(workers))
     programs, members = [], []

@@ -33,8 +33,8 @@ DEMO = ROOT / "models" / "tableqa"
 def make_parser(doc: str | None, /, **flags: object) -> argparse.ArgumentParser:
     """Create a parser with the description `doc` and `--json FILE` for `write_result`.
 
-    `flags`: default, or pair of default and help, by name. A type as default makes the flag required, None is an
-    optional path, False a switch, a list several texts.
+    `flags`: by name, the default, or a pair of default and help. A type as the default makes the flag required; None:
+    an optional path; False: a switch; a list: several texts.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, each in flags.items():

@@ -118,7 +118,7 @@ def bare_value(rng: random.Random, person: Person) -> DialogueTurn:
 
 
 def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> DialogueTurn | None:
-    """Ask who works as, or who comes from, something that only one row has."""
+    """Ask who has an occupation, or comes from a country, that only one row has."""
     by_job = rng.random() < 0.5
     counted = Counter(person.job if by_job else person.land for person in persons)
     alone = [person for person in persons if counted[person.job if by_job else person.land] == 1]
@@ -134,7 +134,7 @@ def reverse(rng: random.Random, persons: Sequence[Person], numbered: bool) -> Di
 
 
 def listing(rng: random.Random, persons: Sequence[Person], numbered: bool) -> DialogueTurn:
-    """List all rows as the table has them: the long answers."""
+    """Ask for a list of all rows as the table has them: the longest answers."""
     parts: list[DialoguePart] = []
     for person in persons:
         parts += [DialoguePart("|", FORM), *quoted(person, numbered)[1:]]

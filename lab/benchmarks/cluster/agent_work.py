@@ -63,7 +63,7 @@ class AgentTurn:
 
 
 Turns = Generator[AgentTurn, Tokens, Tokens]
-"""Yields a turn, is sent its answer, and returns the last one."""
+"""Generator that yields turns, is sent the answer to each, and returns the last answer."""
 
 
 def agent(work: AgentWork, name: str) -> Turns:

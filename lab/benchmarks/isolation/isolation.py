@@ -78,7 +78,7 @@ class CoreTimes:
         return max(spent, key=lambda time: time.on_core, default=None)
 
     def _read(self) -> dict[str, tuple[int, int]]:
-        """Read nanoseconds on a core and waiting for one, by thread id."""
+        """Read, by thread id, the nanoseconds on a core and those of waiting for one."""
         found = {}
         for task in self._tasks.iterdir() if self._tasks.exists() else ():
             try:

@@ -96,7 +96,7 @@ def conversion_command(
 
 
 def _fingerprint(checkpoint: Path) -> str:
-    """Return a fingerprint of the configuration and of sizes and times of the weights."""
+    """Return a fingerprint of a checkpoint: its configuration, and sizes and modification times of its weights."""
     digest = hashlib.sha256((checkpoint / "config.json").read_bytes())
     for path in sorted(checkpoint.glob("*.safetensors")):
         digest.update(f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}".encode())

@@ -223,7 +223,7 @@ class Dynamo(Baseline):
 
     def __init__(self, answers_elsewhere: bool) -> None:
         self._answers_elsewhere = answers_elsewhere
-        self._active_blocks: dict[int, int] = {}  # by worker
+        self._active_blocks: dict[int, int] = {}  # number of blocks by worker
 
     def prefill(self, prompt: SimulatedPrompt, world: SimulatedWorkers) -> int:
         hits = world.hit_blocks(prompt.arrival.blocks)

@@ -48,7 +48,7 @@ class Imbalance:
 
 @dataclass(frozen=True, slots=True)
 class RouteFigures:
-    """Figures of one policy; hit and load rates are shares of blocks.
+    """Figures of one policy; hit and load rates are fractions of blocks.
 
     `imbalance_*` counts a prompt's tokens in the minute in which it was sent to its worker, `computed_imbalance_*` in
     the minutes in which they were computed: queues even out the latter.
@@ -191,7 +191,7 @@ def policies_of(options: RouteOptions) -> Sequence[str]:
 
 
 def run_route(options: RouteOptions) -> int:
-    """Run the policies and print their figures: one as a JSON object, several as a list. Raises: CommandFailed."""
+    """Run the policies and print their figures: a JSON object for one, a list for several. Raises: CommandFailed."""
     figures = simulate_all(load_arrivals(options), options, Console(stderr=True, highlight=False).print)
     name = options.trace.stem if options.trace is not None else options.shape
     write_pictures(options.pictures, pictures(figures, name))

@@ -24,11 +24,11 @@ from baton.text.kv_loading import LoadCosts
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Defaults: a model of 8 billion parameters on one H200, as published for common engines."""
+    """Speeds of workers. Defaults: a model of 8 billion parameters on one H200, as published for common engines."""
 
     prefill_tokens_per_s: float = 20_000.0
     token_gap_ms: float = 8.0
-    token_gap_ms_per_token: float = 3e-5  # for each token in flight: its KV is read at about 4 TB/s
+    token_gap_ms_per_token: float = 3e-5  # added by each token in flight, whose KV is read at about 4 TB/s
     kv_bytes_per_token: float = 131_072.0
     link_gb_per_s: float = 40.0
 
@@ -105,7 +105,7 @@ class PrefillWorker:
         self.requests_in_flight += 1
 
     def start_loading(self) -> SimulatedPrompt | None:
-        """Start to load the blocks of the next prompt; None if a load is running or no prompt waits for one."""
+        """Start to load blocks of the next prompt and return it; None if a load is running or no prompt waits."""
         while self.loading is None and self.to_load:
             prompt = self.to_load.popleft()
             prompt.loaded_blocks, prompt.load_s = self._loads(prompt)
@@ -195,7 +195,7 @@ class SimulatedWorkers:
 
 
 def pooled_hit_rate(arrivals: Sequence[TraceArrival], capacity_blocks: int | None) -> float:
-    """Return the share of blocks that one LRU cache would hit if each prompt were computed before the next arrives.
+    """Return the fraction of blocks that one LRU cache would hit if no two prompts overlapped in time.
 
     `capacity_blocks`: None for an unbounded cache. This is about the best that placement on several caches of the same
     total size can reach, but no strict bound: separating reused blocks from others may do better.

@@ -161,7 +161,7 @@ def hot_document(make: _Maker) -> Iterator[TraceArrival]:
 
 
 def oversized_prefix(make: _Maker) -> Iterator[TraceArrival]:
-    """Yield requests some of which share a prefix that may exceed one worker's cache."""
+    """Yield requests, some of which share a prefix that may exceed one worker's cache."""
     prefix = make.blocks(1500)
     for _ in range(4000):
         shares = make.draw.random() < 0.03

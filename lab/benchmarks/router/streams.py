@@ -113,7 +113,7 @@ def cpu_s(pid: int) -> float:
 
 
 Follow = Callable[[int, StreamCounts], Awaitable[None]]
-"""Function that reads the stream of a number until it is cancelled."""
+"""Function that reads the stream with this number until it is cancelled."""
 
 
 async def count_streams(follow: Follow, pid: int, window: Window) -> StreamFigures:

@@ -202,7 +202,7 @@ class PairAnswer:
 
 
 class WorkerPair:
-    """Sends requests to a decode worker; a prefill worker computes their prompts, or the decode worker without one."""
+    """Sends requests to a decode worker; the prefill worker, if there is one, computes prompts."""
 
     def __init__(self, decode: PairSession, prefill: PairSession | None, hashed: bool = False) -> None:
         self._decode, self._prefill, self._hashed = decode, prefill, hashed

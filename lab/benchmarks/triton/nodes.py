@@ -107,7 +107,7 @@ class StepEstimate:
     kernels: int  # kernels of a complete step
     read_bytes: int
     goal_ms: float  # goal for a step of one sequence
-    estimate_ms: dict[str, float]  # by GPU
+    estimate_ms: dict[str, float]  # estimated time of a step, by GPU
 
     def __str__(self) -> str:
         of_layer, others = sum(self.layer_kernels.values()), sum(self.other_kernels.values())

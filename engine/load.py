@@ -1,8 +1,8 @@
 """Load a checkpoint folder as a model: for one rank or several, with or without adapters.
 
 Two stages: engine/weights/ reads a `Weight`, and engine/models/linear.py turns it into the fastest form for the device.
-This file knows the tensor names of Hugging Face checkpoints. Query, key and value projections are fused, gate and up
-too.
+This file knows the tensor names of Hugging Face checkpoints. Query, key and value projections are fused into
+one, and so are gate and up projections.
 """
 
 import ctypes
@@ -276,7 +276,7 @@ class DecoderParts:
     def _ends(self, config: DecoderConfig) -> tuple[Embedding, Linear]:
         """Build the embedding and the head.
 
-        If tied, they share one weight, unless the head is quantised or sharded.
+        A tied embedding and head share one weight, unless the head is quantised or sharded.
         """
         vocabulary, hidden = config.vocab_size, config.hidden_size
         name = "model.embed_tokens.weight"

@@ -9,7 +9,7 @@ from baton.engine.config.model_config import ModelError
 
 
 class NoMemoryLeft(ModelError):
-    """Out of memory on a device."""
+    """Lack of memory on a device; the message says for what."""
 
 
 @contextmanager

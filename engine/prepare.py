@@ -166,7 +166,7 @@ class PreparedModel:
         """Load the weights and create the pool in `storage` (uint8, [storage_bytes], on the options' device).
 
         `host_slots`: blocks of host memory for swapping, allocated at the first swap. With several ranks, each has an
-        equal part of the pool, [rank][block], and of each slot; `ranks`: how the others run. `decode_rows`: maximum
+        equal part of the pool, [rank][block], and of each slot; `ranks`: options of the others. `decode_rows`: maximum
         number of sequences of a decode step; on a GPU, the warm-up records CUDA graphs up to it.
 
         Raises: ModelError, RankLost.

@@ -215,13 +215,13 @@ class Request:
 
     @property
     def first_choices(self) -> range:
-        """Choices whose next token is sampled from the logits of the last of `token_ids`."""
+        """Choices whose next token is sampled from the logits of the last token in `token_ids`."""
         return range(self.first_choice, self.first_choice + self.params.first_draws)
 
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """First token of one choice, sampled by prefill. `end` is set if the choice is finished."""
+    """First token of one choice, sampled by prefill. `end`: why the choice has finished; None if it continues."""
 
     choice: int
     token_id: int

@@ -28,7 +28,7 @@ class Windows(Enum):
 
 
 class Rotating(Enum):
-    """Layers that rotate queries and keys."""
+    """Choice of layers that rotate queries and keys."""
 
     ALL = auto()
     STATED = auto()  # layers whose entry in `no_rope_layers` is not 0

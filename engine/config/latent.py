@@ -28,7 +28,7 @@ def latent_config(fields: Mapping[str, Any]) -> LatentConfig:
 
 
 def latent_scale(latent: LatentConfig, rope: Mapping[str, Any]) -> float:
-    """Return the scale of attention scores, times the square of YaRN's magnitude for all dimensions, if any."""
+    """Return the scale of attention scores, with the square of YaRN's magnitude if `rope` has `mscale_all_dim`."""
     scale = 1.0 / math.sqrt(latent.nope_dim + latent.rope_dim)
     of_all = rope.get("mscale_all_dim")
     if rope.get("rope_type", "default") == "default" or not of_all:

@@ -50,7 +50,7 @@ class ModelConfig:
 
     @property
     def state_numbers(self) -> int:
-        """Float32 numbers of a block's recurrent state; 0 without one."""
+        """Number of float32 numbers in a block's recurrent state; 0 without one."""
         return 0
 
     @property

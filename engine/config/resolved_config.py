@@ -29,7 +29,7 @@ def read_transformers_config(folder: Path) -> PretrainedConfig:
 
 
 def fields_of(config: PretrainedConfig) -> dict[str, Any]:
-    """Return all fields by name, with one name for the number of experts."""
+    """Return all fields by name; `num_local_experts` is the number of experts in every model type."""
     experts = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     return {**config.to_dict(), "num_local_experts": experts}
 

@@ -196,7 +196,7 @@ class ModelDrafter:
         return Offer(most, is_known=tokens - known.settled <= MAX_FIRST_TOKENS)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
-        """Extend an answer's table to `tokens` tokens; other answers may lose their blocks. Return the success."""
+        """Extend an answer's table to `tokens` tokens; other answers may lose their blocks. Return whether it fits."""
         own, columns = self._known[answer], blocks_for(tokens, self._block_tokens)
         lacking = columns - own.table.columns
         needed = self.pool.groups.blocks(lacking)
@@ -261,7 +261,7 @@ LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 
 
 def drawn_alike(params: SamplingParams) -> SamplingParams:
-    """Return parameters that sample the same tokens, without log-probabilities or a grammar, which drafts lack."""
+    """Return parameters that sample the same tokens, but report no log-probabilities and follow no grammar."""
     if params.constraint is None and params.logprobs == 0 and params.prompt_logprobs is None:
         return params
     return replace(params, constraint=None, logprobs=0, prompt_logprobs=None)

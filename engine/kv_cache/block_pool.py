@@ -16,7 +16,7 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Hashes that became findable, and hashes that no longer are. No hash is in both."""
+    """Block hashes that can be found now, and block hashes that no longer can. No hash is in both."""
 
     stored: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
@@ -252,7 +252,7 @@ class BlockPool:
                 self._watches.pop(block, None)
 
     def distrust(self, blocks: Iterable[int]) -> None:
-        """Make blocks with possibly wrong KV, and all blocks computed from them, unfindable."""
+        """Unpublish blocks whose KV may be wrong, and all blocks that were computed from them."""
         for block in blocks:
             if block in self._published:
                 self._forget_below(block)

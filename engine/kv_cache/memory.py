@@ -36,7 +36,7 @@ class LargestStep:
 
 
 def cpu_kv_bytes() -> int:
-    """Return the default KV memory on a CPU: 1 GiB, at most a quarter of the memory."""
+    """Return the default KV memory on a CPU: 1 GiB, but at most a quarter of the host memory."""
     return min(CPU_KV_BYTES, int(total_bytes() * CPU_KV_SHARE))
 
 
@@ -51,7 +51,7 @@ class MemoryMeter(Protocol):
 
 
 class CudaMeter:
-    """Memory meter of a GPU; synchronises with it."""
+    """Memory meter of a GPU. Each call waits until the GPU is idle."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -81,7 +81,7 @@ def prepare_with_spare_memory(
 
     Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`: set to
     which adapters can be added later. `set_aside_bytes`: kept free for what is loaded later. With several ranks, each
-    measures its part and the one with the least memory left decides; `ranks`: how the others run.
+    measures its part and the one with the least memory left decides; `ranks`: options of the others.
 
     Raises: ModelError with the amounts if nothing is left; RankLost.
     """

@@ -1,4 +1,4 @@
-"""Blocks that are received under the hashes of their contents."""
+"""Blocks for received KV, each with the hash of its content."""
 
 from collections.abc import Sequence
 

@@ -115,7 +115,7 @@ class Pauses:
 
 @dataclass(slots=True)
 class FarthestFirst:
-    """Protected retentions, the latest due first. Outdated entries are dropped when reached."""
+    """Heap of protected retentions, the latest due first. Outdated entries are dropped when reached."""
 
     entries: list[tuple[float, int, SessionRetention]] = field(default_factory=list)
     keeps: set[SessionRetention] = field(default_factory=set)
@@ -305,7 +305,7 @@ class Sessions:
 
     @property
     def most_protected_blocks(self) -> int:
-        """Maximum of protected blocks per owner: half of the pool, a third if two owners have sessions, and so on."""
+        """Most protected blocks of an owner: half of the pool, a third if two owners have sessions, and so on."""
         return self._total_blocks // (len(self._owners) + 1)
 
     def count(self, keep: SessionRetention | None, blocks: int) -> None:

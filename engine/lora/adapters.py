@@ -61,7 +61,10 @@ class StackedFactors:
         )
 
     def appended(self, factors: LowRank | None) -> _Stack:
-        """Return the factors with the next adapter's, its scale folded into `up`. None: none for this module."""
+        """Return the factors with the next adapter's, whose scale is folded into `up`.
+
+        `factors`: None if the adapter does not change this module.
+        """
         old, rank = self._stack, 0 if factors is None else factors.rank
         ends = (*old.ends, old.ends[-1] + rank)
         if factors is None:
@@ -183,7 +186,7 @@ class AdapterSet:
         return self._count
 
     def skip(self) -> int:
-        """Use the next number without an adapter, since another rank has one there."""
+        """Use up the next number without adding an adapter: weights have it, or an adapter that failed on this rank."""
         return self.add("none", Adapter({}))
 
     def remove(self, number: int) -> None:

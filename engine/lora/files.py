@@ -130,7 +130,7 @@ class AdapterConfig:
 
 @reads(ModelError, CONFIG_FILE)
 def read_adapter_config(folder: Path) -> AdapterConfig:
-    """Read the configuration. Raises: ModelError, naming the field."""
+    """Read an adapter's configuration file. Raises: ModelError, naming the field."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         raise ModelError(f"{folder}: there is no {CONFIG_FILE}; an adapter is a folder as PEFT saves it")
@@ -237,13 +237,13 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Adapter on the CPU, as stored."""
+    """Adapter in host memory, with factors as stored in its files."""
 
     factors: Mapping[str, LowRank]  # by module name in the base model
 
     @property
     def rank(self) -> int:
-        """Largest rank of any module."""
+        """Largest LoRA rank of any module."""
         return max(factors.rank for factors in self.factors.values())
 
 

@@ -194,5 +194,5 @@ class LlmAnswer:
 
 
 def _score(choice: ChoiceAnswer) -> float:
-    """Score of a choice among the candidates of best_of; -inf after a failure."""
+    """Return a choice's score among the candidates of best_of; -inf after a failure."""
     return -math.inf if choice.finish_reason == "error" else mean_logprob([token.logprob for token in choice.drawn])

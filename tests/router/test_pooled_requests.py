@@ -167,4 +167,4 @@ async def test_a_score_is_the_cosine_of_the_two_vectors(stack: Stack) -> None:
     assert list(made.scores) == [pytest.approx(1.0)] * 2
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await stack.stub.Score(baton_pb2.ScoreRequest(queries=["q"] * 2, documents=["a"] * 3), timeout=READY_S)
-    assert refused.value.details() == "queries: must be 1, or 3 as there are documents, not 2"
+    assert refused.value.details() == "queries: must be 1, or one per document (3), not 2"

@@ -47,7 +47,7 @@ async def test_scores_are_cosines_of_one_text_with_each_or_pair_by_pair(gateway:
     pairs = await gateway.post("/v1/score", text_1=["a", "bb"], text_2=["a", "bb"])
     assert [each["score"] for each in pairs["data"]] == [pytest.approx(1.0)] * 2
     error = await gateway.refused("/v1/score", text_1=["a", "b"], text_2=["a"] * 3)
-    assert error["message"] == "text_1: must be 1, or 3 as there are documents, not 2"
+    assert error["message"] == "text_1: must be 1, or one per document (3), not 2"
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank"])

@@ -123,7 +123,7 @@ async def test_items_of_an_earlier_turn_reach_the_template(gateway: Gateway) -> 
     )
     thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
     error = await gateway.refused(PATH, input=[conversation[0], thought, *conversation[1:]])
-    assert error["param"] == "input" and "does not show thoughts" in error["message"]
+    assert error["param"] == "input" and "does not show reasoning" in error["message"]
 
 
 def test_thoughts_belong_to_the_turn_that_follows_them() -> None:

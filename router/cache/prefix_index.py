@@ -63,7 +63,7 @@ class PrefixIndex:
         self._lanes: dict[bytes, int] = {}  # by block hash: bits of the workers that have the block
         self._holders: dict[str, _Holder] = {}
         self._names: list[str | None] = []  # endpoint of the worker in each slot; None: the slot is free
-        self._ends_of: dict[int, _Ends] = {}  # cache of `_name`, by set of lanes
+        self._ends_of: dict[int, _Ends] = {}  # workers by set of lanes, cached by `_name`
 
     def __len__(self) -> int:
         """Return the number of different blocks on all workers."""

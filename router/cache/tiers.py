@@ -148,7 +148,7 @@ class DirectoryBlocks:
 @dataclass(slots=True)
 class _Directory:
     blocks: DirectoryBlocks
-    readers: dict[str, None] = field(default_factory=dict)  # endpoints of its workers, in order of their first report
+    readers: dict[str, None] = field(default_factory=dict)  # endpoints of workers that read it, in order of report
 
 
 @dataclass(slots=True, kw_only=True)

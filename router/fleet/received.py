@@ -58,7 +58,7 @@ _RULES: dict[str, Rule] = {
     "Adapter.digest": text(MAX_ID_CHARACTERS, IDENTIFIER),
     "Adapter.path": text(MOST_PATH_CHARACTERS),
     "Adapter.grace_s": number(0, MOST_GRACE_S),
-    "ConnectResponse.step_outputs": anything,  # checked by `ResponseCheck._check_step`: hundreds a second
+    "ConnectResponse.step_outputs": anything,  # checked by `ResponseCheck._check_step`, which is faster
     "Failed.reason": anything,  # a newer worker may send reasons that this router does not know
     "Failed.message": text(MOST_WORDS),
     "FirstStep.outputs": entries(MAX_CHOICES),

@@ -120,7 +120,7 @@ def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
 
 _LONE_LETTERS = "aex"
 _WORD_MODELS = frozenset({"BPE", "WordPiece", "WordLevel"})  # models that tokenise each word independently
-_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # not affected by text across a cut
+_LOCAL_NORMALIZERS = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})  # results independent of text across a cut
 _SPLITTERS = frozenset(
     {"Split", "ByteLevel", "Digits", "Whitespace", "WhitespaceSplit", "BertPreTokenizer", "Punctuation"}
 )

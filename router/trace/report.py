@@ -55,9 +55,9 @@ class RequestReport:
     attempts: int
     prefill: str  # endpoint of the prefill worker; empty: decode computed the prompt
     decode: str  # endpoint of the decode worker; empty: no worker was chosen
-    prompt_tokens: int | None  # None: the prompt is not tokenised yet
+    prompt_tokens: int | None  # None: the prompt was not tokenised
     cached_tokens: int
-    generated_tokens: int | None  # delivered tokens; None: the prompt is not tokenised yet
+    generated_tokens: int | None  # delivered tokens; None: the prompt was not tokenised
     stages: Stages
     gaps: GapSummary | None
     clock: WallClock

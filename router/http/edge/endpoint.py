@@ -166,7 +166,7 @@ class Endpoint(Generic[Message]):
             abort_of(scope)()
 
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
-        """Report a call that ended before it became a request; ignored for other calls."""
+        """Report the end of a call, unless it became a request, whose end is reported elsewhere."""
         if call.reader.requests == 0:
             self._refuse(call.trace, end)
 

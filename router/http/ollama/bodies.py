@@ -132,14 +132,14 @@ class Turn(Body):
 
 
 class OllamaChatRequest(AskedFields):
-    """POST /api/chat. A request without messages checks whether the model is loaded."""
+    """POST /api/chat. A request without messages asks only whether the model is loaded."""
 
     messages: Annotated[list[Turn], Field(fail_fast=True)] | None = None
     tools: Annotated[list[ChatTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(AskedFields):
-    """POST /api/generate. A request without a prompt checks whether the model is loaded."""
+    """POST /api/generate. A request without a prompt asks only whether the model is loaded."""
 
     renamed: ClassVar[Renamed] = {**AskedFields.renamed, "messages": "prompt"}
 

@@ -125,7 +125,7 @@ class JsonOutput:
 
 
 def event_as_object(event: Event) -> dict[str, object]:
-    """Return an event as a JSON object. The last `finished` has usage and timings; requested `logprobs` stay."""
+    """Return an event as a JSON object. The last `finished` has usage and timings. `logprobs` are omitted if None."""
     if not isinstance(event, Finished):
         content = {"event": _NAMES[type(event)], **asdict(event)}
         content.pop("resume_token", None)  # secret: with it, anyone can resume the stream
@@ -263,7 +263,7 @@ class Conversation:
         self.has_failed = False
 
     def handle(self, line: str) -> None:
-        """Handle a command or ask a question."""
+        """Handle a line from the user: a command such as /help, or a question."""
         if line == "/reset":
             self.messages = list(self._opening)
             print("The conversation is reset.")

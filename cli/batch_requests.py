@@ -1,4 +1,4 @@
-"""Requests of a batch, checked as the server checks them and converted into the engine's."""
+"""Check the requests of a batch as the server does, and convert them into requests of the engine."""
 
 import asyncio
 import hashlib

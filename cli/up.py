@@ -114,7 +114,7 @@ _DECIDED = {"model", "model_name", "device", "adapter", "host", "port", "http_po
 
 
 def run_up(options: UpOptions) -> int:
-    """Run until SIGINT, SIGTERM, or SIGHUP at a terminal; return the exit code.
+    """Run a service until SIGINT, SIGTERM, or SIGHUP at a terminal; return the exit code.
 
     Raises: CommandFailed, ConfigError, before any process starts.
     """

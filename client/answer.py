@@ -42,7 +42,7 @@ class Continuity:
         self._choices = choices
         self.started: Started | None = None
         self.prompt_tokens = 0  # received tokens of the echoed prompt
-        self.received: dict[int, ReceivedTokens] = {}  # by index of the choice
+        self.received: dict[int, ReceivedTokens] = {}  # what was received, by index of the choice
 
     def accept(self, event: Event) -> None:
         match event:
@@ -122,7 +122,7 @@ class _Pieces:
     finished: Finished | None = None
     thoughts: list[str] = field(default_factory=list)
     calls: list[CallBegins] = field(default_factory=list)
-    arguments: list[str] = field(default_factory=list)  # by index of the call
+    arguments: list[str] = field(default_factory=list)  # JSON texts by index of the call
 
 
 def completion_from(events: Sequence[Event]) -> Completion:

@@ -107,7 +107,7 @@ class WorkerStatus:
     drains: int = 0  # processes of this name that drained and exited
     role_changes: int = 0
     lost_sessions: int = 0  # links lost to silence, or not reconnected in time
-    tbt: Quantiles | None = None  # for the newest answers on this decode worker; None if no answer was long enough
+    tbt: Quantiles | None = None  # time between tokens of the newest answers; None if no answer was long enough
     refused: str = ""  # why a live worker gets no requests; empty if it may get them
     release: str = ""  # release of the worker; empty if unknown or before 0.2.0
     protocol: int = 0  # newest protocol version that it speaks; 0 before release 0.2.0
@@ -123,7 +123,7 @@ class PlannerStatus:
     decode_pressure: float
     verdict: str  # decision of the planner, in words
     changes: int  # role changes since the router's start
-    desired_prefill_workers: int = 0  # wanted number; 0 if no worker had that role yet
+    desired_prefill_workers: int = 0  # number that the planner wants; 0 if no worker had that role yet
     desired_decode_workers: int = 0
 
 

@@ -46,7 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     json_schema: str | Mapping[str, Any]  # the answer is JSON that matches it; excludes the next four options
     json_object: bool  # the answer is a JSON object
     regex: str  # the complete answer matches it
-    grammar: str  # the answer matches its rule `start`; llguidance's Lark
+    grammar: str  # Lark grammar of llguidance; the answer matches its rule `start`
     choice: Sequence[str]  # the answer is one of these strings
     speculative: Mapping[str, Any]  # {"method": "ngram", "draft_model" or "off", "num_speculative_tokens": 1 to 64}
     model: str  # name of the model or of an adapter; default: the model
@@ -97,7 +97,7 @@ CALL_OPTIONS = ("timeout_s", "traceparent", "api_key")
 
 
 def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> baton_pb2.GenerateRequest:
-    """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
+    """Return the protobuf request. Raises: InvalidRequest, TypeError for an unknown option."""
     request = baton_pb2.GenerateRequest()
     if isinstance(prompt, str):
         _set(request, "text", prompt)
@@ -109,7 +109,7 @@ def generate_request(prompt: str | Sequence[int], options: GenerateOptions) -> b
 
 
 def chat_request(messages: Sequence[Message | Mapping[str, Any]], options: ChatOptions) -> baton_pb2.ChatRequest:
-    """Return the request. `messages`: Messages, or mappings in OpenAI's format.
+    """Return the protobuf request. `messages`: Messages, or mappings in OpenAI's format.
 
     Raises: InvalidRequest, TypeError for an unknown option.
     """
@@ -140,7 +140,7 @@ def embed_request(
     prompt_name: str | None,
     options: VectorOptions,
 ) -> baton_pb2.EmbedRequest:
-    """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
+    """Return the protobuf request. Raises: InvalidRequest, TypeError for an unknown option."""
     request = baton_pb2.EmbedRequest()
     for place, given in enumerate([inputs] if isinstance(inputs, str) else inputs):
         added = request.inputs.add()
@@ -157,7 +157,7 @@ def embed_request(
 def score_request(
     queries: str | Sequence[str], documents: Sequence[str], options: VectorOptions
 ) -> baton_pb2.ScoreRequest:
-    """Return the request. Raises: InvalidRequest, TypeError for an unknown option."""
+    """Return the protobuf request. Raises: InvalidRequest, TypeError for an unknown option."""
     given = {"queries": queries, "documents": documents}
     fields = {name: [texts] if isinstance(texts, str) else texts for name, texts in given.items()}
     return _with_vector_options(with_fields(baton_pb2.ScoreRequest(), fields), options)

@@ -198,7 +198,7 @@ class ToldPrompt:
 @dataclass(frozen=True, slots=True)
 class Choice:
     index: int
-    text: str  # the answer; with `echo`, after the prompt
+    text: str  # text of the answer; with `echo`, the prompt precedes it
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     matched_stop: str | int | None

@@ -55,7 +55,7 @@ TWO_AT_ONCE = ("--numprocesses", "2", "--dist", "loadgroup", "--no-loadscope-reo
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check that runs a Python module. `command`: the module with its arguments."""
+    """One check of a stage. `command`: Python module to run, with its arguments."""
 
     name: str
     command: Sequence[str]

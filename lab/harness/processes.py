@@ -52,7 +52,7 @@ def our_program(
 
 
 class RunningProgram:
-    """Process that is started on entering; on leaving it gets SIGTERM, and SIGKILL after GRACE_S."""
+    """Context manager that starts a process. On exit, it sends SIGTERM, and SIGKILL after GRACE_S."""
 
     def __init__(self, program: Program) -> None:
         self._program = program

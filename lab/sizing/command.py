@@ -20,7 +20,7 @@ from baton.launch import CommandFailed
 
 
 def run_size(options: SizeOptions) -> int:
-    """Search and print; return 1 if no candidate meets the SLOs. Raises: CommandFailed."""
+    """Search for the cheapest cluster and print it; return 1 if no candidate meets the SLOs. Raises: CommandFailed."""
     stretches = _stretches(options)
     shape = _shape(options, stretches)
     curves = _curves(options)

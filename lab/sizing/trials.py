@@ -60,8 +60,8 @@ class TrialFigures:
     ttft_p99_ms: float
     tbt_p50_ms: float  # median gap between two pieces of an answer, over all answers
     tbt_p99_ms: float
-    share: float  # calls within both SLOs
-    ttft_share: float  # calls within the TTFT SLO
+    share: float  # fraction of calls within both SLOs
+    ttft_share: float  # fraction of calls within the TTFT SLO
     tbt_share: float
 
 

@@ -111,7 +111,7 @@ def _read(case: HeldOutCase, reader: TokenizerWorker) -> ReadChat:
 
 
 def _shown(read: ReadChat) -> Sequence[Mapping[str, Any]]:
-    """Return the tools as the template gets them."""
+    """Return the tools in the form that the chat template gets."""
     prompt = read.request.prompt
     return prompt.tools if isinstance(prompt, ChatPrompt) else ()
 

@@ -67,7 +67,7 @@ def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]
 
 
 def stranger(rng: random.Random, persons: Sequence[Person], invented: float = 0.0) -> str:
-    """Draw a name that is not in the table; its first or last name may be."""
+    """Draw a full name that is not in the table, although its first or last name may be."""
     taken = {person.name for person in persons}
     while True:
         first, last = names.first_name(rng, invented), names.last_name(rng, invented)

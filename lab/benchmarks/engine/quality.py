@@ -64,7 +64,7 @@ class Question:
 @dataclass(frozen=True)
 class Dialogue:
     token_ids: list[int]
-    weights: list[float]  # training weight of each token: 0 if the model does not write it, 1 in a cell
+    weights: list[float]  # training weight of each token: 0 if the model does not write it, 1 in a table cell
 
 
 def main() -> None:

@@ -148,7 +148,7 @@ def as_json(
     rows: Sequence[PeerRow],
     rounds: Rounds,
 ) -> dict[str, Any]:
-    """Return all results, with rounds, from which ratios can be recomputed."""
+    """Return all results, with every round, so that ratios can be recomputed."""
     return {
         "machine": dict(machine),
         **work,

@@ -179,7 +179,7 @@ class SimulatedWorkers:
     def of(
         cls, workers: int, blocks_per_worker: int, speeds: Speeds, files: FileOptions | None = None
     ) -> "SimulatedWorkers":
-        """Create as many decode workers as prefill workers."""
+        """Create simulated workers: as many for decode as for prefill."""
         prefill = [PrefillWorker(BlockCache(blocks_per_worker), speeds.prefill_tokens_per_s) for _ in range(workers)]
         if files is not None:
             costs = load_costs(speeds.prefill_tokens_per_s, speeds.kv_bytes_per_token, files.load_gb_per_s)

@@ -32,7 +32,7 @@ class TraceArrival:
 
 
 def read_trace(path: Path) -> list[TraceArrival]:
-    """Read a trace in order of time, starting at 0. Raises: CommandFailed."""
+    """Read a trace; return its requests in order of time, the first at 0. Raises: CommandFailed."""
     try:
         with path.open(encoding="utf-8", newline="") as lines:
             first = lines.readline()

@@ -135,7 +135,7 @@ class LoadOutcome:
     late_s: float  # from its arrival time to its sending: delay of this process
     pieces_s: tuple[float, ...]  # arrival of each piece, after the start of the run
     error: str = ""  # empty if it succeeded
-    ended_s: float = 0.0  # after the start of the run
+    ended_s: float = 0.0  # end of the request, after the start of the run
     code: str = ""  # gRPC status, if it failed with one
     retry_after_s: float | None = None
 

@@ -56,7 +56,7 @@ def up_lines(device: str) -> list[str]:
 
 
 def bridge_lines(address: str, address6: str) -> list[str]:
-    """Return lines for `ip -batch` in the switch."""
+    """Return lines for `ip -batch` in the switch that create its bridge."""
     return [
         "link set dev lo up",
         # A fixed MAC address: otherwise the bridge takes that of a port and changes it when a host is lost.

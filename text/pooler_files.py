@@ -169,9 +169,9 @@ def _prompts(folder: Path) -> Prompts:
     config = _read(path)
     texts, default = config.get("prompts") or {}, config.get("default_prompt_name")
     if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
-        raise PoolingRefused(f"{path.name}: prompts must be texts by name")
+        raise PoolingRefused(f"{path.name}: prompts must be an object of name: text")
     if default is not None and default not in texts:
-        raise PoolingRefused(f"{path.name}: default_prompt_name {default!r} is none of its prompts")
+        raise PoolingRefused(f"{path.name}: default_prompt_name {default!r} is not the name of one of its prompts")
     return Prompts(texts, default)
 
 
@@ -183,7 +183,7 @@ def head_score(config: Mapping[str, Any]) -> LogitScore:
     family = config.get("model_type")
     labels = len(config["id2label"]) if config.get("id2label") else config.get("num_labels", 2)
     if labels != 1:
-        raise PoolingRefused(f"config.json: a classification head of {labels} labels is not served; of 1 it is")
+        raise PoolingRefused(f"config.json: a classification head of {labels} labels is not served; it must have 1")
     if family in ENCODERS - ENCODERS_WITH_HEADS:
         raise PoolingRefused(f"config.json: a classification head of model_type {family!r} is not served")
     own = config.get("sentence_transformers")
@@ -199,7 +199,8 @@ def _mode(config: Mapping[str, Any], folder: str) -> PoolingKind:
     stated = config.get("pooling_mode")
     modes = [stated] if stated else [FLAGS.get(name, name) for name in config if _is_set(config, name)]
     if len(modes) != 1 or modes[0] not in MODES:
-        raise PoolingRefused(f"{folder}/config.json: pooling {' and '.join(map(str, modes)) or 'none'} is not served")
+        said = " and ".join(map(str, modes)) or "none"
+        raise PoolingRefused(f"{folder}/config.json: pooling {said} is not served; supported: {', '.join(MODES)}")
     return MODES[modes[0]]
 
 

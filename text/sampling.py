@@ -139,7 +139,7 @@ def check_alone(name: str, others: Iterable[tuple[str, object]]) -> None:
     """Check that no field of `others`, pairs of field and value, is set with field `name`. Raises: FieldRefused."""
     for other, value in others:
         if value:
-            raise FieldRefused(other, f"does not go with {name}")
+            raise FieldRefused(other, f"cannot be combined with {name}")
 
 
 def long_prompt_fault(prompt_tokens: int, max_model_len: int, pooled: bool = False, or_more: bool = False) -> str:

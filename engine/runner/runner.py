@@ -136,7 +136,7 @@ class HostPool:
             if slot < len(piece):
                 return piece[slot]
             slot -= len(piece)
-        raise IndexError(f"host slot out of range; there are {self.total_slots}")
+        raise IndexError(f"host slot out of range: the host memory has {self.total_slots} slots")
 
 
 class Runner:
@@ -271,7 +271,7 @@ class Runner:
         lowest, highest = (of(of(chunk.token_ids) for chunk in chunks) for of in (min, max))
         if lowest < 0 or highest >= self._model.config.vocab_size:  # a GPU's context would not survive the index error
             raise ValueError(
-                f"token ids: {lowest} to {highest} are out of range; the model has {self._model.config.vocab_size}"
+                f"token ids must be from 0 to {self._model.config.vocab_size - 1}, but are from {lowest} to {highest}"
             )
         return batch
 

@@ -334,7 +334,7 @@ class Grammars:
         try:
             return Constraint(self._grammar(output), stop_token_ids, self._threads)
         except GrammarFailed as error:
-            raise FormRefused("is too ambiguous to be followed, or leads nowhere") from error
+            raise FormRefused("is too ambiguous, or cannot be completed") from error
 
     def token_ids(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a text, which may contain special tokens; none are added. Raises: FormRefused."""

@@ -90,8 +90,8 @@ def _check(params: SamplingParams) -> None:
     """Check the values. Comparisons are written so that NaN fails. Raises: ValueError."""
     for name, good, wanted in (
         ("logit_bias", all(bias < math.inf for bias in params.logit_bias.values()), "finite, or -inf"),
-        ("allowed_token_ids", params.allowed_token_ids is None or bool(params.allowed_token_ids), "not empty"),
-        ("bad_words", all(params.bad_words), "without an empty sequence"),
+        ("allowed_token_ids", params.allowed_token_ids is None or bool(params.allowed_token_ids), "non-empty"),
+        ("bad_words", all(params.bad_words), "non-empty token sequences"),
         ("logprobs", params.logprobs >= 0, "at least 0"),
         ("prompt_logprobs", params.prompt_logprobs is None or params.prompt_logprobs >= 0, "at least 0"),
     ):

@@ -91,7 +91,7 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
         try:
             each.allowed = mask.result()
         except BaseException as error:  # noqa: BLE001 -- GrammarFailed, or a panic of the library on its own thread
-            failed = NonFinite(f"the answer's form cannot be followed: {error}")
+            failed = NonFinite(f"the answer cannot keep to the structured output asked for: {error}")
             undrawn[each.row] = None if each.sample.drafted_tokens else failed  # a real failure recurs without drafts
     return undrawn
 

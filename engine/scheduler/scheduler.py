@@ -315,7 +315,7 @@ class Scheduler:
         if needed > total:
             raise RequestTooLong(f"a choice may need {needed} blocks; the pool has {total}")
         if places > self._max_sequences:
-            raise RequestTooLong(f"the request needs {places} places in the batch; there are {self._max_sequences}")
+            raise RequestTooLong(f"the request needs {places} batch slots; there are {self._max_sequences}")
         if request.params.beam is not None and (all_beams := self.batch.blocks_at_once(places, needed)) > total:
             raise RequestTooLong(f"{places} beams may need {all_beams} blocks; the pool has {total}")
 

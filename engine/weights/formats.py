@@ -84,7 +84,9 @@ def gguf_file(folder: Path) -> Path:
     files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
     if len(files) != 1:
         names = ", ".join(file.name for file in files)
-        raise ModelError(f"{folder}: has {len(files)} GGUF files ({names}); a model is one, in a folder of its own")
+        raise ModelError(
+            f"{folder}: has {len(files)} GGUF files ({names}); a model must be one file, in a folder of its own"
+        )
     return files[0]
 
 
@@ -134,5 +136,7 @@ def _awq(fields: Mapping[str, Any]) -> PackedFormat:
 def _gptq(fields: Mapping[str, Any]) -> PackedFormat:
     layout = fields.get("checkpoint_format") or fields.get("format") or "gptq"
     if layout not in ("gptq", "gptq_v2"):
-        raise ModelError(f"config.json: quantization_config: checkpoint_format {layout!r} is no gptq[_v2]")
+        raise ModelError(
+            f"config.json: quantization_config: checkpoint_format {layout!r} is not supported, only gptq and gptq_v2"
+        )
     return PackedFormat(WeightFormat.GPTQ, zeros_less_one=layout == "gptq")

@@ -111,7 +111,10 @@ def _header(reader: "_Reader", path: Path) -> GgufHeader:
         raise ModelError(f"{path}: not a GGUF file of version {' or '.join(map(str, VERSIONS))}, little-endian")
     tensor_count, metadata_count = reader.number("Q"), reader.number("Q")
     if max(tensor_count, metadata_count) > MOST_ENTRIES:
-        raise ModelError(f"{path}: says it has {tensor_count} tensors and {metadata_count} metadata")
+        raise ModelError(
+            f"{path}: the header announces {tensor_count} tensors and {metadata_count} metadata; "
+            f"at most {MOST_ENTRIES} of each are read"
+        )
     metadata = {}
     for _ in range(metadata_count):
         key = reader.text()
@@ -141,9 +144,9 @@ def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
         kind = TensorType(number)
     except ValueError as error:
         known = ", ".join(kind.name for kind in TensorType)
-        raise ModelError(f"{path}: tensor {name} has ggml type {number}; read are {known}") from error
+        raise ModelError(f"{path}: tensor {name} has ggml type {number}; supported are {known}") from error
     if shape[-1] % BLOCKS[kind].numbers:
-        raise ModelError(f"{path}: tensor {name} has rows of {shape[-1]}, no multiple of a block of {kind.name}")
+        raise ModelError(f"{path}: tensor {name} has rows of {shape[-1]} numbers, not complete {kind.name} blocks")
     return GgufTensor(name, kind, shape, start)
 
 

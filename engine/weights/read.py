@@ -257,7 +257,7 @@ class CheckpointWeights:
         if is_quantised and own % self._group_inputs:
             raise ModelError(
                 f"{name} has {own} inputs on each rank, and {self._format} needs a multiple of {self._group_inputs}: "
-                "take fewer ranks (tensor-parallel) or another form (quantize)"
+                "use fewer ranks (tensor-parallel) or another format (quantize)"
             )
         return columns
 
@@ -266,7 +266,7 @@ class CheckpointWeights:
     ) -> Fp4Weight:
         """Read MXFP4: blocks of 32 codes, two per byte, and their exponents. Raises: ModelError."""
         if inputs % GROUP_INPUTS:
-            raise ModelError(f"{modules[0][0]} has {inputs} inputs, which are no blocks of {GROUP_INPUTS}")
+            raise ModelError(f"{modules[0][0]} has {inputs} inputs; MXFP4 needs a multiple of {GROUP_INPUTS}")
         columns, groups = self._columns(modules[0][0], inputs, cut, is_quantised=True), inputs // GROUP_INPUTS
         codes, exponents, biases = [], [], []
         for name, parts in modules:

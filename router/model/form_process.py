@@ -52,7 +52,7 @@ def fault(output: StructuredOutput, vocabulary: Vocabulary) -> str | None:
     except FormRefused as error:
         return str(error)
     except GrammarFailed:
-        return "is too ambiguous to be followed, or leads nowhere"
+        return "is too ambiguous, or cannot be completed"
     return None
 
 

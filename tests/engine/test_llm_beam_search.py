@@ -139,7 +139,7 @@ def test_text_and_tokens_begin_with_the_prompt_as_in_vllm(llm: LLM) -> None:
     ("wrong", "message"),
     [
         ({"beam_width": 0}, "beam_width: must be at least 1"),
-        ({"temperature": 0.7}, "temperature: does not go with beam_width"),
+        ({"temperature": 0.7}, "temperature: cannot be combined with beam_width"),
         ({"max_tokens": 0}, "max_tokens: must be at least 1"),
         ({"length_penalty": 99.0}, "length_penalty: must be a number from -10 to 10"),
         ({"early_stopping": "maybe"}, "early_stopping is 'maybe'"),

@@ -42,7 +42,7 @@ def test_prefill_only_prompts_take_no_slot() -> None:
 def test_scheduler_without_slots_takes_prefill_only_prompts_alone() -> None:
     scheduler = Scheduler(BlockPool(16), BLOCK, 64, max_sequences=0)
     scheduler.add(prefill_request(1, range(9), PARAMS))
-    with pytest.raises(RequestTooLong, match="1 places in the batch; there are 0"):
+    with pytest.raises(RequestTooLong, match="1 batch slots; there are 0"):
         scheduler.add(request(2, 5))
 
 

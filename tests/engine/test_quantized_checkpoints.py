@@ -117,7 +117,7 @@ def test_a_module_that_was_left_unquantised_is_read_as_it_is(tmp_path: Path) -> 
         ({"quant_method": "bitsandbytes"}, "'bitsandbytes' is not supported; supported: awq and gptq"),
         ({"quant_method": "fp8"}, "fp8 of weight_block_size None is not supported"),
         ({"checkpoint_format": "gemv"}, "version 'gemv' is not supported"),
-        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is no gptq"),
+        ({"quant_method": "gptq", "checkpoint_format": "marlin"}, "'marlin' is not supported, only gptq"),
     ],
 )
 def test_what_is_not_read_is_refused_by_name(fields: dict[str, object], named: str, tmp_path: Path) -> None:

@@ -312,7 +312,7 @@ def test_what_can_never_run_is_refused(make: Maker) -> None:
     scheduler = make(blocks=4, sequences=2)
     with pytest.raises(RequestTooLong, match="5 blocks; the pool has 4"):
         scheduler.add(request(1, 10, max_tokens=8))
-    with pytest.raises(RequestTooLong, match="3 places in the batch; there are 2"):
+    with pytest.raises(RequestTooLong, match="3 batch slots; there are 2"):
         scheduler.add(request(1, 4, n=3))
     scheduler.add(request(1, 10, max_tokens=7))
     with pytest.raises(RequestRefused, match="already exists"):

@@ -80,7 +80,7 @@ def test_the_default_prompt_stands_before_a_text_and_an_unknown_name_is_refused(
 @pytest.mark.parametrize(
     ("fields", "refusal"),
     [
-        ({}, "config.json: a classification head of 2 labels is not served; of 1 it is"),
+        ({}, "config.json: a classification head of 2 labels is not served; it must have 1"),
         ({"num_labels": 1, "model_type": "modernbert"}, "a classification head of model_type 'modernbert'"),
         ({"num_labels": 1, "sbert_ce_default_activation_function": "torch.nn.Tanh"}, "the activation torch.nn.Tanh"),
     ],

@@ -27,7 +27,7 @@ class JsonRefused(ValueError):
 def read_json(text: str) -> Any:
     """Return the value of a JSON text. Raises: JsonRefused."""
     if is_deep(text):
-        raise JsonRefused(f"has more than {MAX_DEPTH} lists and objects within each other")
+        raise JsonRefused(f"has lists and objects nested more than {MAX_DEPTH} levels deep")
     if any(match[1] for match in _ESCAPE.finditer(text)):
         raise JsonRefused("has half a surrogate pair (\\ud800 to \\udfff), which is no character")
     try:

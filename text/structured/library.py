@@ -67,7 +67,7 @@ class Vocabulary:
         """Return the stop tokens without text, which may end a complete answer. Raises: FormRefused if none does."""
         ends = tuple(sorted(self.special.intersection(stop_token_ids)))
         if not ends:
-            raise FormRefused("no stop token can end the answer: keep the model's end of sequence")
+            raise FormRefused("no stop token can end the answer: keep the model's end of sequence token")
         return ends
 
 

@@ -60,7 +60,7 @@ def enforceable_form(output: StructuredOutput) -> StructuredOutput:
     """Convert a client's structured output to one that a grammar enforces completely. Raises: FormRefused."""
     if output.kind is StructuredKind.JSON_SCHEMA:
         if len(output.text) > MAX_SCHEMA_BYTES:
-            raise FormRefused(f"at most {MAX_SCHEMA_BYTES} bytes")
+            raise FormRefused(f"must have at most {MAX_SCHEMA_BYTES} bytes")
         try:
             output = json_schema(enforceable_schema(_read_schema(output.text)))
         except SchemaRefused as refusal:
@@ -72,7 +72,7 @@ def enforceable_form(output: StructuredOutput) -> StructuredOutput:
 def check_form(output: StructuredOutput) -> None:
     """Check structured output as far as that needs no library. Raises: FormRefused."""
     if len(output.text) > MAX_BYTES or len(output.text.encode()) > MAX_BYTES:
-        raise FormRefused(f"at most {MAX_BYTES} bytes")
+        raise FormRefused(f"must have at most {MAX_BYTES} bytes")
     match output.kind:
         case StructuredKind.JSON_SCHEMA:
             _read_schema(output.text)
@@ -97,7 +97,7 @@ def choices_of(output: StructuredOutput) -> tuple[str, ...]:
     if not listed or "" in listed:
         raise FormRefused("is empty" if not listed else f"choice {listed.index('')} is empty")
     if len(listed) > MAX_CHOICES:
-        raise FormRefused(f"at most {MAX_CHOICES} choices, not {len(listed)}")
+        raise FormRefused(f"must have at most {MAX_CHOICES} choices, not {len(listed)}")
     return tuple(listed)
 
 
@@ -108,7 +108,7 @@ def _read_schema(text: str) -> dict[str, Any]:
     except JsonRefused as refusal:
         raise FormRefused(str(refusal)) from refusal
     if not isinstance(schema, dict):
-        raise FormRefused("is not a JSON object: a schema is one")
+        raise FormRefused("is not a JSON object, as a schema must be")
     if "x-guidance" in schema:
-        raise FormRefused("x-guidance is for the server to say")
+        raise FormRefused("must not have x-guidance, which only the server sets")
     return schema

@@ -121,7 +121,7 @@ class _SchemaConverter:
             if keyword in schema:
                 raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced")
         if "$id" in schema and schema is not self._root:
-            raise SchemaRefused(f"{pointer}/$id", "is only served at the root")
+            raise SchemaRefused(f"{pointer}/$id", "is supported only at the root")
         made: dict[str, Any] = {}
         for keyword, value in schema.items():  # the order of properties is kept
             if keyword in _VALUES:
@@ -181,7 +181,7 @@ class _SchemaConverter:
     def _target(self, ref: Any, pointer: str) -> tuple[Any, str]:
         """Return the schema that `ref` refers to, and its JSON pointer. Raises: SchemaRefused."""
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
-            raise SchemaRefused(f"{pointer}/$ref", "must begin with #/: only the schema itself is searched")
+            raise SchemaRefused(f"{pointer}/$ref", 'must be "#" or begin with "#/": only the schema itself is searched')
         found: Any = self._root
         for step in unquote(ref).split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
@@ -190,7 +190,7 @@ class _SchemaConverter:
             elif isinstance(found, list) and name.isascii() and name.isdigit() and int(name) < len(found):
                 found = found[int(name)]
             else:
-                raise SchemaRefused(f"{pointer}/$ref", f"there is no {ref[:100]}")
+                raise SchemaRefused(f"{pointer}/$ref", f"the schema has no {ref[:100]}")
         return found, unquote(ref)[1:]
 
     def _resolved(self, schema: Any) -> Any:
@@ -213,7 +213,7 @@ class _SchemaConverter:
             return
         members = [self._resolved(member) for member in schema["oneOf"]]
         if not all(self._exclude_each_other(*pair) for pair in combinations(members, 2)):
-            raise SchemaRefused(f"{pointer}/oneOf", "is enforced only if no two members can be true; anyOf always")
+            raise SchemaRefused(f"{pointer}/oneOf", "cannot be enforced, unless no two members can be true; use anyOf")
         members = made.pop("oneOf")
         if "anyOf" in made:
             made["allOf"] = [*made.get("allOf", ()), {"anyOf": members}]
@@ -334,9 +334,11 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
         return
     keyword = "minProperties" if least else "maxProperties"
     if most < max(least, len(required)):
-        raise SchemaRefused(f"{pointer}/{keyword}", "no answer has so many properties, and all that are required")
+        raise SchemaRefused(
+            f"{pointer}/{keyword}", "no answer can have this number of properties with all required ones"
+        )
     if made.keys() & {"$ref", *_MEMBERS}:
-        raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced beside $ref, anyOf, oneOf and allOf")
+        raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced together with $ref, anyOf, oneOf or allOf")
     if is_closed:
         made.pop("minProperties", None), made.pop("maxProperties", None)
         chosen = [

@@ -77,7 +77,7 @@ async def test_grpc_counts_the_tokens_of_arguments_that_are_2000_deep(gateway: G
 
 
 async def test_json_text_of_a_schema_is_refused_by_its_field(gateway: Gateway) -> None:
-    for text, reason in ((DEEP, "within each other"), (r'{"const": "\ud83d"}', "surrogate"), ("{", "is not JSON")):
+    for text, reason in ((DEEP, "levels deep"), (r'{"const": "\ud83d"}', "surrogate"), ("{", "is not JSON")):
         error = await gateway.refused("/v1/chat/completions", messages=[USER], guided_json=text)
 
         assert error["param"] == "guided_json" and reason in error["message"], error

@@ -13,9 +13,9 @@ DEEP = '{"a":' * 2000 + "1" + "}" * 2000
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (DEEP, "within each other"),
-        ("[" * 200_000, "within each other"),
-        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "within each other"),
+        (DEEP, "levels deep"),
+        ("[" * 200_000, "levels deep"),
+        ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "levels deep"),
         (r'{"a": "\ud83d"}', "surrogate"),
         (r'{"a": "\ude00\ud83d"}', "surrogate"),
         ('{"a": NaN}', "NaN"),

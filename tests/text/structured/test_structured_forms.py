@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
     ("kind", "text", "reason"),
     [
         (StructuredKind.JSON_SCHEMA, "{", "is not JSON"),
-        (StructuredKind.JSON_SCHEMA, "[" * 200, "within each other"),
+        (StructuredKind.JSON_SCHEMA, "[" * 200, "levels deep"),
         (StructuredKind.JSON_SCHEMA, "[]", "is not a JSON object"),
         (StructuredKind.JSON_SCHEMA, '{"x-guidance": {"whitespace_flexible": true}}', "x-guidance"),
         (StructuredKind.JSON_SCHEMA, json.dumps({"title": "x" * MAX_BYTES}), f"at most {MAX_BYTES} bytes"),

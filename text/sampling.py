@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, cast
 
 MAX_CHOICES = 16  # maximum number of choices, also of beams
-MAX_STOP_TOKEN_IDS = 64  # maximum number in a request, in addition to the model's own
+MAX_STOP_TOKEN_IDS = 64  # maximum stop tokens of a request, in addition to the model's own
 MAX_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024

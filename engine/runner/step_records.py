@@ -80,7 +80,7 @@ class StepRecord(StepTiming):
     late: tuple[ChoiceKey, ...] = ()  # choices whose mask was not ready, so nothing was sampled
     preempted: tuple[ChoiceKey, ...] = ()  # preempted choices that were waiting for blocks
     held_blocks: int = 0  # blocks in use in the pool after the step
-    waiting: int = 0  # sequences without blocks, after the step
+    waiting: int = 0  # number of sequences waiting for blocks after the step
 
     @property
     def interval_s(self) -> float:

@@ -207,7 +207,7 @@ class GrammarState:
         with self._lock, self._renewed_on_failure():
             if answer_tokens == len(self._answer):  # otherwise the answer has grown and this mask is obsolete
                 matcher = self._stand(answer_tokens, drafted)
-                if self._forced:  # the library would compute the complete forced text for each of its tokens
+                if self._forced:  # written here, since the library takes long for forced texts
                     room.words.fill(0)
                     room.words[self._forced[0] // 32] = 1 << self._forced[0] % 32
                 else:

@@ -45,7 +45,7 @@ class SamplingParams(SamplingNumbers):
     allowed_token_ids: frozenset[int] | None = None  # None allows all
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
     logprobs: int = 0  # number of most likely tokens reported with each answer token
-    prompt_logprobs: int | None = None  # the same with each prompt token; 0 scores only the prompt's own tokens
+    prompt_logprobs: int | None = None  # most likely tokens reported per prompt token; 0 scores only the prompt
     beam: BeamParams | None = None  # None: choices are sampled independently
     constraint: "Constraint | None" = field(default=None, compare=False)  # structured output of this request
     most_drafted: int | None = None  # maximum drafted tokens per step; None: the engine's limit

@@ -13,8 +13,8 @@ from baton.engine.scheduler.estimator import OnlineEstimator
 
 EWMA_WEIGHT = 0.25  # weight of a new step time: only about the last seven count, since contexts grow
 FORGET_AFTER = 32  # measurements of other batch sizes after which a batch size is forgotten
-OUTLIER_RATIO = 1.25  # measured to expected time of an outlier: one is a disturbance, two in a row are a change
-CLOSE_RATIO = 1.1  # ratio up to which two bounds are as good as a measurement
+OUTLIER_RATIO = 1.25  # measured over expected time; one outlier is a disturbance, two in a row are a change
+CLOSE_RATIO = 1.1  # maximum ratio of two bounds that are as good as a measurement
 INITIAL_NOISE = 0.05  # assumed standard deviation, as a fraction of the step time
 MIN_NOISE = 0.01
 
@@ -109,7 +109,7 @@ SAFETY_SIGMAS = 1.0  # standard errors added to the long fit
 CONTRADICTION_SIGMAS = 3.0  # standard errors beyond which the short fit overrules the long one
 MAX_EXTRA_SHARE = 0.25  # cap of an unexpected difference, as a fraction of the time without prompt tokens
 MIN_WEIGHT = 16.0  # measured steps before the cost is reported
-MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # prompt tokens and relative error of a first estimate, without answers
+MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # a first estimate needs this many tokens, and has this relative error
 
 
 class _LinearFit:
@@ -193,7 +193,7 @@ TARGET_MARGIN = 0.95  # fraction of a configured target to plan for, since learn
 PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
 MIN_TOKENS = 1  # minimum prompt tokens of a step that has any, so that a prompt always advances
 TRUST_FACTOR = 2.0  # maximum ratio of a chunk to the largest one measured recently
-DECAY = 0.98  # decay of that largest chunk, per step
+DECAY = 0.98  # decay per step of the largest chunk measured recently
 ALONE_DECAY = 0.9  # decay of the prefill rate without answers, per step
 ALONE_TRUST = 0.1  # fraction of a chunk without answers that counts as measured with answers
 

@@ -111,7 +111,7 @@ class ScheduledSequence:
     request: Request
     arrival_key: ArrivalKey
     token_ids: list[int]  # prompt, tokens of earlier attempts, and generated tokens
-    hashes: HashChain | None  # None if it does not use the cache
+    hashes: HashChain | None  # None if the sequence does not use the prefix cache
     choices: int  # number of choices that it stands for
     cache_root: bytes | None = None  # salt of the answers that it may draft for; None: no others
     table: BlockTable | None = None  # None while waiting and after the end

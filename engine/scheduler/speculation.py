@@ -22,13 +22,13 @@ from baton.engine.scheduler.ended_answers import SharedLookup
 from baton.engine.scheduler.estimator import OnlineEstimator
 
 INITIAL_RATE = 0.5  # acceptance rate assumed at the start
-INITIAL_RATE_COSTLY = 0.7  # the same for a draft model, which was chosen for its target model
+INITIAL_RATE_COSTLY = 0.7  # acceptance rate assumed for a draft model, which was chosen for its target model
 PRIOR_WEIGHT = 4.0  # in one answer's rate, the shared rate weighs as much as this many drafts
 DECAY = 0.95  # decay of an answer's counts, per draft
 SHARED_WEIGHT = 0.05  # weight of one draft in the shared rate; the first ones weigh more
 INITIAL_WEIGHT = 2  # the initial rate weighs as much as this many drafts
 RELAX_RATE = 0.002  # approach of the rate to its initial value per step without drafts, so that drafts are retried
-RELAX_RATE_COSTLY = 0.0005  # the same for a draft model, whose retries cost passes
+RELAX_RATE_COSTLY = 0.0005  # RELAX_RATE for a draft model, whose retries cost forward passes
 EXPLORE_EVERY = 32  # one in this many steps with drafts has one row more, since that may cost nothing
 CATCH_UP_SHARE = 0.25  # time for a draft model to catch up, as a fraction of a step without drafts
 DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # numbers of drafted tokens per step to choose from
@@ -36,7 +36,7 @@ DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # numbers of drafted toke
 EWMA_WEIGHT = 0.1  # weight of a new step time
 OUTLIER_RATIO = 1.5  # cap of a measurement, as a multiple of the estimate
 FORGET_AFTER = 256  # measurements after which the estimate of a row count is forgotten
-FORGET_AFTER_EACH = 64  # the same per measurement of that row count: a disturbed first one must not last
+FORGET_AFTER_EACH = 64  # FORGET_AFTER per measurement of that row count: a disturbed first one must not last
 ASSUMED_GROWTH = 0.25  # fraction of a step that doubling the rows is assumed to add until it is measured
 
 
@@ -187,7 +187,7 @@ class Speculation:
     def lengths(self, answers: int, candidates: Sequence[DraftCandidate], most_rows: int) -> list[int]:
         """Return the number of drafted tokens to verify per candidate. `answers`: rows of the step without drafts."""
         drafts, counts = [each.drafts for each in candidates], [len(each.token_ids) for each in candidates]
-        # A draft model's tokens were chosen before drafting; certain tokens of a grammar cost nothing to draft.
+        # A draft model's tokens were chosen before drafting; tokens that a grammar forces cost nothing to draft.
         if self._costly is None or any(each.bound for each in drafts):
             counts = self._chosen(drafts, counts, most_rows - answers, sum(map(bool, counts)) == answers)
         self.prices = self._prices(answers, sum(counts))
@@ -319,7 +319,7 @@ def drafting_s(positions: Sequence[int], drafter: CostlyDrafter | None) -> list[
     """
     if drafter is None:
         return [0.0] * (len(positions) + 1)
-    sums, answers = [0.0], Counter[int]()  # answers by position
+    sums, answers = [0.0], Counter[int]()  # number of answers by position
     for position in positions:
         before_s = drafter.seconds(answers[position]) if answers[position] else 0.0
         answers[position] += 1

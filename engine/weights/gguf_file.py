@@ -211,7 +211,7 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-UNUSED = {"rope_freqs.weight"}  # config.json has these numbers
+UNUSED = {"rope_freqs.weight"}  # tensors not read: config.json has their numbers
 INTERLEAVED_ARCHITECTURES = ("llama",)
 INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 

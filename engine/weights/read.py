@@ -54,7 +54,7 @@ from baton.engine.weights.weight import (
 STORED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BODY = "model."
 EMBEDDING = f"{BODY}embed_tokens.weight"
-BLOCK_SCALES = "weight_scale_inv"  # tensor of the factors of stored numbers
+BLOCK_SCALES = "weight_scale_inv"  # suffix of tensors with the scales of fp8 blocks
 PER_WORD = 8
 # For each of the eight columns in an AWQ word: index of its nibble, the lowest being 0.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -120,7 +120,7 @@ def open_weights(
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
             left = {name for name in left if not name.startswith(config.unused_tensors)}
         bar.update(total - bar.n)  # file headers complete the bar
-        if left:  # the architecture is another one: a result would be wrong
+        if left:  # of another architecture, whose results would be wrong
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
             raise ModelError(f"the {where} has {len(left)} tensors this model does not use, among them {min(left)}")
 
@@ -294,7 +294,7 @@ class CheckpointWeights:
             return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
-            # Complete words, as in GPTQModel: its subtraction from a zero point of 0 borrowed from the neighbour.
+            # One addition per word, as in GPTQModel, whose subtraction from a zero point of 0 borrowed from the next.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous()

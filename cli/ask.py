@@ -35,7 +35,7 @@ def round_ms(value: float) -> float:
 
 
 def round_milliseconds(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return fields with those rounded whose names end with `_ms`."""
+    """Return the fields with milliseconds, whose names end with `_ms`, rounded."""
     return {
         name: round_ms(value) if name.endswith("_ms") and isinstance(value, float) else value
         for name, value in fields.items()
@@ -249,7 +249,7 @@ def chat_loop(target: str, system: str | None, options: GenerateOptions, verbose
 
 
 class Conversation:
-    """Conversation. Each question is sent with all earlier turns. Without a given session, it has a new one."""
+    """Conversation that sends each question with all earlier turns, in a new session if none is given."""
 
     def __init__(
         self, client: BatonClient, target: str, system: str | None, options: GenerateOptions, verbose: bool

@@ -38,7 +38,7 @@ class BatchRequest:
 
 
 def read_lines(content: bytes) -> list[BatchRequest]:
-    """Return a request per non-empty line; invalid lines get a `fault`, and lines without a unique id one by number."""
+    """Return a request per non-empty line: with a `fault` if it is invalid, named `line-N` if it has no unique id."""
     texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
     read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
     given = {custom_id for _, custom_id, _ in read if custom_id is not None}

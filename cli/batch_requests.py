@@ -259,7 +259,7 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return to_json(body, inf_nan_mode="constants")  # NaN and Infinity as null would count as absent fields
+    return to_json(body, inf_nan_mode="constants")  # keeps NaN and Infinity: as null, they would count as absent
 
 
 def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ class Admin(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Rates per second, None if unknown yet."""
+    """Tokens and steps per second; None if not known yet."""
 
     prompt_tokens: float | None = None
     generated_tokens: float | None = None

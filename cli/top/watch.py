@@ -75,7 +75,7 @@ class TopSession:
                 self._draw(live)
 
     def _wait(self, seconds: float, live: Live) -> None:
-        """Handle keys for `seconds`, longer while paused. Opening a request ends it: a new snapshot is needed."""
+        """Handle keys for `seconds`, longer while paused; return early once a request is opened, for a new snapshot."""
         ends_s = time.monotonic() + seconds
         while True:
             left_s = PERIOD_S if self.view.is_paused else max(0.0, ends_s - time.monotonic())

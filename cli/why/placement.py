@@ -15,7 +15,7 @@ COMPARED = (
 
 
 def placement_lines(found: RequestExplanation, width: int) -> Iterator[str]:
-    """Yield each attempt of a request."""
+    """Yield the lines of the report on each attempt of a request."""
     session = f" of a turn of session {found.session_id}" if found.session_id else ""
     yield from wrapped([f"placement{session}"], width)
     for number, attempt in enumerate(found.attempts, 1):

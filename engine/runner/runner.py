@@ -370,7 +370,7 @@ class Runner:
     def warm_up(self) -> None:
         """Run a few steps so that the first requests do not pay for lazy set-up, and record graphs.
 
-        Writes to block 0: call it before any sequence owns blocks.
+        The steps write to block 0: call this before any sequence owns blocks.
         """
         is_cuda = self._model.device.type == "cuda"
         if isinstance(self._model.config, EncoderConfig):

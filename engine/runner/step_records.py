@@ -49,7 +49,7 @@ class DraftPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepTiming:
-    """Start and end of a step, monotonic seconds."""
+    """Start and end of a step, in monotonic seconds."""
 
     started: float
     ended: float
@@ -101,7 +101,7 @@ class StepRecord(StepTiming):
 
 
 class StepHistory:
-    """The most recent steps, oldest first. Single-threaded."""
+    """Records of the most recent steps, oldest first. Not thread-safe."""
 
     def __init__(self, kept: int = KEPT_STEPS) -> None:
         self._steps: deque[StepRecord] = deque(maxlen=kept)

@@ -92,7 +92,7 @@ class ThoughtConstraint(Constraint):
         return AllowedDrafts()
 
     def _place(self, choice: int, answer: Sequence[int], settled: int) -> _Place:
-        """Return the state after `answer`. `settled`: answer tokens that are not drafts."""
+        """Return the state after `answer`. `settled`: number of its tokens that are not drafts."""
         known = self._ended.get(choice)
         if known is not None and known <= len(answer):
             return _Place(_At.ANSWER, known)

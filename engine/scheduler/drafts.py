@@ -26,7 +26,7 @@ class AnswerSoFar(Hashable, Protocol):
         """Prompt and generated tokens."""
 
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
-        """Return the one sample of its next token. `drafted`: tokens assumed to precede it."""
+        """Return the one sample of the answer's next token. `drafted`: tokens assumed to precede that token."""
 
     @property
     def cache_root(self) -> bytes | None:
@@ -62,7 +62,7 @@ class Offer(NamedTuple):
 
 @runtime_checkable
 class CostlyDrafter(Drafter, Protocol):
-    """Drafter with its own computation, whose cost is weighed before it drafts."""
+    """Drafter that takes noticeable time, so that its cost is weighed before it drafts."""
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Offer]:
         """Return what it could draft for each answer, without computing it. `answers` begin with the oldest."""

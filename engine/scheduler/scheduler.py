@@ -292,7 +292,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Return whether any request needs steps or has a reservation; pinned ones need none."""
+        """Return whether any request needs steps or has a reservation; pinned requests need no steps."""
         return len(self.batch.requests) > len(self.batch.pinned)
 
     def _begin(self, draft: PlanBuilder) -> Plan | None:

@@ -143,12 +143,12 @@ class ScheduledSequence:
 
     @property
     def is_prompt(self) -> bool:
-        """Return whether it is computed in chunks: a prompt, or tokens to recompute."""
+        """Return whether the sequence is computed in chunks: a prompt, or tokens to recompute."""
         return self.uncomputed_tokens > 1 or self.request.prefill_only
 
     @property
     def may_draft(self) -> bool:
-        """Return whether drafted tokens may be verified in addition to its newest one."""
+        """Return whether drafted tokens may be verified in addition to the newest token."""
         params = self.request.params
         return self.made_tokens > 0 and self.choices == 1 and params.beam is None and params.most_drafted != 0
 
@@ -172,13 +172,13 @@ class ScheduledSequence:
         return min(self.choices, self.request.params.first_draws)
 
     def held(self) -> BlockTable:
-        """Return its block table. Raises: RuntimeError if it does not run, which is a bug."""
+        """Return the sequence's block table. Raises: RuntimeError if it has none, which is a bug."""
         if self.table is None:
             raise RuntimeError(f"choice {self.arrival_key.choice} of request {self.request.request_id} holds no blocks")
         return self.table
 
     def release(self) -> None:
-        """Release its blocks, if any; KV that is not cached must be recomputed."""
+        """Release the sequence's blocks, if any; KV that is not cached must be recomputed."""
         if self.table is not None:
             self.table.release(None if self.session is None else self.session.keep)
         if self.swapped is not None:
@@ -223,7 +223,7 @@ class ScheduledSequence:
     def samples(self, drafted: Sequence[int] = ()) -> tuple[Sample, ...]:
         """Return the samples of the next token of every choice; all share the token history, if it is needed.
 
-        `drafted`: tokens assumed to precede it.
+        `drafted`: tokens assumed to precede the next token.
         """
         params, first = self.request.params, self.arrival_key.choice
         history: Sequence[int] = ()

@@ -132,7 +132,7 @@ class Speculated(NamedTuple):
         return sum(self.accepted_by_position)
 
     def and_one(self, drafted: int, accepted: int, plain_s: float = 0.0) -> "Speculated":
-        """Return the counters after another draft. `plain_s`: time of its step without drafts."""
+        """Return the counters after another draft. `plain_s`: time that its step takes without drafts."""
         positions = range(max(accepted, len(self.accepted_by_position)))
         before = (*self.accepted_by_position, *[0] * accepted)
         by_position = tuple(before[position] + (position < accepted) for position in positions)
@@ -269,7 +269,7 @@ class Speculation:
         return lengths
 
     def _worthwhile(self, answers: int, chances: Sequence[float], drafting: Sequence[float], all_draft: bool) -> int:
-        """Return the number of drafted tokens with the most expected tokens per second.
+        """Return the number of drafted tokens that maximises the expected tokens per second.
 
         `chances`: acceptance probabilities, descending. `drafting`: seconds to draft the first 0, 1, 2, … of them.
         """
@@ -299,7 +299,7 @@ class Speculation:
         return self._cost.expected_s(answers + drafted) if seconds is None else seconds
 
     def _prices(self, answers: int, drafted: int) -> StepPrices:
-        """Return the prices of a step, zeros before the first measurement, when no drafts are verified."""
+        """Return the expected times of a step; zeros before the first measurement, or if nothing is drafted."""
         plain_s, whole_s = self._expected_s(answers, 0), self._expected_s(answers, drafted)
         if not (drafted or self.drafting_s) or plain_s is None or whole_s is None:
             return StepPrices()

@@ -26,7 +26,7 @@ class StoredTensors(Protocol):
         """Return the shape. Raises: ModelError if the tensor is missing."""
 
     def take(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> torch.Tensor:
-        """Return the tensor as stored, on the compute device. Raises: ModelError if it is missing or differs."""
+        """Return the tensor as stored, on the compute device. Raises: ModelError if it is missing or does not fit."""
 
 
 class _Place(NamedTuple):

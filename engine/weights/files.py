@@ -215,7 +215,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored_group_inputs(folder: Path) -> int | None:
-    """Return the group size of an AWQ or GPTQ checkpoint; None if it has none or a row is one group."""
+    """Return the group size of an AWQ or GPTQ checkpoint; None if config.json has none, or each row is one group."""
     fields = read_json(folder / "config.json").get("quantization_config") or {}
     size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
     return size if size > 0 else None

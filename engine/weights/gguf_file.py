@@ -92,7 +92,7 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header. Raises: ModelError for a file that is not GGUF, truncated, or has unsupported tensor types."""
+    """Read the header. Raises: ModelError if the file is not GGUF, is truncated, or has unsupported tensor types."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         reader = _Reader(content)
         try:

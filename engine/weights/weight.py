@@ -53,7 +53,7 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True)
 class Int4Weight:
-    """Weight whose columns are ordered by group."""
+    """Int4 weight whose columns are ordered by quantisation group."""
 
     codes: torch.Tensor  # uint8 [out, in], at most 15
     scales: torch.Tensor  # [out, groups], any float dtype

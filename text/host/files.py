@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class FileRefused(Exception):
-    """Unusable file. The message names it: one printable line of at most MESSAGE_CHARACTERS."""
+    """A file is unusable. The message names the file, in one printable line of at most MESSAGE_CHARACTERS."""
 
     def __init__(self, message: str) -> None:
         line = "".join(each if each.isprintable() else _spelled(each) for each in message[: MESSAGE_CHARACTERS + 1])

@@ -57,7 +57,7 @@ def is_deep(text: str) -> bool:
 
 
 def json_type(value: object) -> str:
-    """Return the type of a JSON value in JSON Schema's words; "number" for integers too."""
+    """Return the JSON Schema type of a JSON value; "number" for integers too."""
     match value:
         case None:
             return "null"

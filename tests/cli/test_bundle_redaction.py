@@ -180,9 +180,9 @@ def test_safe_line_of_json_keeps_known_fields_and_places() -> None:
         "logger": "baton.elastic_worker.elastic",
     }
     entry |= {"exception": trace, "more": "my text", "request_id": "my text"}
-    entry["message"] = "decode-0 drains to become prefill"
+    entry["message"] = "decode-0: draining to change its role to prefill"
     kept = json.loads(safe_line(json.dumps(entry)) or "")
-    assert kept["message"] == "decode-0 drains to become prefill" and kept["time"] == entry["time"]
+    assert kept["message"] == "decode-0: draining to change its role to prefill" and kept["time"] == entry["time"]
     assert kept["exception"].splitlines()[1:] == [
         '  File "a.py", line 1, in f',
         "[1 line of others left out]",

@@ -162,7 +162,7 @@ async def test_the_trace_and_the_explanation_tell_of_every_attempt(stack: Stack)
         await restart(stack)
         await answer
     root = next(s for s in reversed(stack.telemetry.spans) if s.name == "text_completion tiny")
-    assert [trace for line, trace in lines if "another attempt" in line] == [root.identity]
+    assert [trace for line, trace in lines if "; retrying" in line] == [root.identity]
     assert root.attributes["baton.attempts"] == 2
     assert root.attributes["baton.resumes"] == 1
     longest_ms = root.attributes["baton.longest_resume_ms"]

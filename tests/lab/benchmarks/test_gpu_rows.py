@@ -154,7 +154,7 @@ def test_the_table_names_rows_that_were_missed_and_rows_that_did_not_end(tmp_pat
     _, one, two, three = table(tmp_path, ["one", "two", "three"]).splitlines()
     assert one.split() == ["one", "32", "x", "4096", "3.457", "TB/s", "at", "least", "3.6", "NO", "copy", "4.3", "TB/s"]
     assert two.split() == ["two", "failed:", "out", "of", "luck"]
-    assert three.split() == ["three", "did", "not", "end"]
+    assert three.split() == ["three", "did", "not", "finish"]
 
 
 ROWS_OF_A_KIND = """

@@ -187,7 +187,7 @@ async def test_other_checkpoints_and_sets_beyond_two_are_refused_by_name(
         await client.send(prepare_adapter=session_pb2.PrepareAdapter(change_id=3, drop=True))
         await eventually(lambda: len(pair.decode._host.adapter_table.weights) == 1)
         assert not (await prepare(client, 5, "sql", adapter)).refusal
-        assert "adapters of the weights that are served are loaded: sql" in await refusal(client, 6, other)
+        assert "adapters of the present weights are loaded: sql" in await refusal(client, 6, other)
         assert await answer(client, start(1, OWN)) == expected(checkpoint)
 
 

@@ -37,7 +37,8 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
     check_dtype("x", x, torch.float32)
     if weight.outputs % (heads * PANEL) or weight.bias is not None or weight.stored not in GATHERED:
         raise ValueError(
-            f"a weight of {weight.outputs} outputs in {weight.stored.name} cannot be split into {heads} heads"
+            f"a weight per head needs a float format, no bias and a multiple of {heads * PANEL} outputs, got "
+            f"{weight.stored.name}{'' if weight.bias is None else ' with a bias'} and {weight.outputs} outputs"
         )
     return pick(reference.head_linear, x)(x, weight, heads)
 
@@ -88,7 +89,7 @@ def fused_linear(
         check_shape("bias", bias, outputs)
         check_dtype("bias", bias, x.dtype)
     if gate is not None and outputs % 2:
-        raise ValueError(f"{outputs} outputs cannot be split into gates and factors")
+        raise ValueError(f"with a gate the number of outputs must be even, got {outputs}")
     if out is not None:
         check_shape("out", out, len(x), outputs if gate is None else outputs // 2)
         check_dtype("out", out, x.dtype)

@@ -25,7 +25,8 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: 
     in `[0, blocks * block_tokens)`, or negative for padding, which is not written.
     """
     if (value is None) != (kv.value_prefix is not None):
-        raise ValueError(f"value must {'be' if value is None else 'not be'} given: the pool stores {kv.kinds} kinds")
+        kinds = "keys and values" if value is None else "keys, of which values are prefixes"
+        raise ValueError(f"value must {'be' if value is None else 'not be'} given: the pool stores {kinds}")
     for name, tensor in (("key", key), ("value", key if value is None else value)):
         check_shape(name, tensor, None, kv.kv_heads, kv.head_dim)
         if kv.scales is None:

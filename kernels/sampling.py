@@ -19,7 +19,7 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
     """
     _check_logits(logits)
     if places and not 0 <= min(places) <= max(places) < len(logits):
-        raise ValueError(f"rows {list(places)} are out of range; logits have {len(logits)}")
+        raise ValueError(f"places must be in [0, {len(logits)}), the rows of logits, got {list(places)}")
     check_masks(allowed, len(places))
     return pick(reference.masked_rows, logits, logits.stride(1) == 1)(logits, places, allowed)
 
@@ -32,9 +32,10 @@ def _check_logits(logits: torch.Tensor) -> None:
 
 def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
     if len(allowed) != rows:
-        raise ValueError(f"{len(allowed)} masks for {rows} rows")
+        raise ValueError(f"one mask per row is needed, got {len(allowed)} for {rows} rows")
     if any(bits is not None and (bits.dtype is not torch.uint8 or bits.dim() != 1) for bits in allowed):
-        raise ValueError(f"masks must be {torch.uint8} [any]")
+        found = [None if bits is None else (str(bits.dtype), list(bits.shape)) for bits in allowed]
+        raise ValueError(f"masks must be {torch.uint8} of one dimension, got {found}")
 
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:

@@ -115,7 +115,7 @@ class KvPages(_KvHeads):
 
     def __post_init__(self) -> None:
         if (self.data.dtype in QUANTISED) != (self.scales is not None):
-            raise ValueError(f"KV in {self.data.dtype} {'needs' if self.scales is None else 'has no'} scales")
+            raise ValueError(f"KV in {self.data.dtype} must {'' if self.scales is None else 'not '}have scales")
         if self.scales is not None and (self.scales.dtype, self.scales.shape) != (torch.float32, self.data.shape[:-1]):
             raise ValueError(f"scales must be float32 {list(self.data.shape[:-1])}, got {list(self.scales.shape)}")
 
@@ -140,7 +140,7 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
     check_shape("query", query, None, None, None)
     check_shape("kv", kv.data, None, kv.kinds, None, None, query.shape[2])
     if kv.value_dim > kv.head_dim:
-        raise ValueError(f"value_prefix is {kv.value_dim}, but keys have {kv.head_dim} numbers")
+        raise ValueError(f"value_prefix must be at most {kv.head_dim}, the size of a key, got {kv.value_dim}")
     if kv.scales is None:
         check_dtype("kv", kv.data, query.dtype)
     if query.shape[1] % kv.kv_heads:
@@ -350,7 +350,7 @@ class QuantisedWeight:
             check_shape("scales", self.scales, outputs)
             check_dtype("scales", self.scales, torch.float32)
         else:
-            raise ValueError(f"weights in {self.data.dtype} are not supported")
+            raise ValueError(f"data of a weight must be uint8, int8 or float8_e4m3fn, got {self.data.dtype}")
 
     @property
     def outputs(self) -> int:

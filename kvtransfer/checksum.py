@@ -52,7 +52,7 @@ class Checksums:
     def of(self, block: int) -> int:
         """Return the checksum of a block: [0, 2^64). Raises: IndexError."""
         if not 0 <= block < self._shape.num_blocks:
-            raise IndexError(f"block {block} of {self._shape.num_blocks}")
+            raise IndexError(f"block must be in [0, {self._shape.num_blocks}), the blocks of the pool, got {block}")
         return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS
 
     def _sum(self, data: torch.Tensor, cut: "_Cut") -> int:

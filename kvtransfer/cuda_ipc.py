@@ -416,7 +416,7 @@ class CudaDevice:
         try:
             self._driver.close(address)
         except CudaError as error:
-            logger.warning("memory of a peer not unmapped: %s", error)
+            logger.warning("memory of a peer could not be unmapped: %s; it stays mapped in this process", error)
 
     def scratch(self, nbytes: int) -> int:
         self._scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._device)
@@ -468,7 +468,7 @@ class CudaDevice:
                 return
         except RuntimeError as error:
             raise CopyBroken(f"the GPU failed: {error}") from error
-        raise CopyStuck(f"copy on {self._device}")
+        raise CopyStuck(f"copy on {self._device} did not finish within {COPY_TIMEOUT_S:g} s")
 
 
 def _index(device: torch.device) -> int:

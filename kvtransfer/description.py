@@ -85,10 +85,12 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
     if theirs.parts < 1 or theirs.rows < 1 or theirs.block_bytes % (theirs.parts * theirs.rows):
         raise PairingRefused("parts", f"{mine.parts} parts", f"{theirs.parts} parts of {theirs.rows} rows")
     if any(part.size_bytes < theirs.shape.part_bytes for part in theirs.device_memory):
-        raise PairingRefused("device_memory", f"{theirs.shape.part_bytes} bytes wanted", "less")
+        sizes = ", ".join(str(part.size_bytes) for part in theirs.device_memory)
+        raise PairingRefused("device_memory", f"at least {theirs.shape.part_bytes} bytes expected", f"{sizes} bytes")
     handle = theirs.shared_memory
     if handle is not None and handle.size_bytes < theirs.size_bytes:
-        raise PairingRefused("shared_memory", f"{theirs.size_bytes} bytes wanted", f"{handle.size_bytes} bytes")
+        expected = f"at least {theirs.size_bytes} bytes expected"
+        raise PairingRefused("shared_memory", expected, f"{handle.size_bytes} bytes")
 
 
 def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> PairingRefused:

@@ -130,7 +130,7 @@ class NixlAgent:
                 time.sleep(POLL_S)
                 state = agent.check_xfer_state(transfer)
             if state == "ERR":
-                raise LinkBroken("NIXL reports an error of the read")
+                raise LinkBroken("NIXL reports that the read failed")
         finally:
             agent.release_xfer_handle(transfer)
 

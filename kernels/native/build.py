@@ -114,7 +114,7 @@ def build_best(level: str, folder: Path = BUILT) -> Path:
         if knows(find_compiler(), each):
             return build(each, folder)
         sys.stderr.write(f"the compiler does not know all instructions of {each}\n")
-    raise NoCompiler(f"{find_compiler()} cannot compile any level")
+    raise NoCompiler(f"{find_compiler()} accepts the compiler flags of none of the levels {', '.join(_from(level))}")
 
 
 def knows(compiler: str, level: str) -> bool:

@@ -58,7 +58,7 @@ def read_request(data: bytes | bytearray) -> Request:
     """Parse a request. Raises: ValueError."""
     magic, what, *rest = REQUEST.unpack(data)
     if magic != MAGIC:
-        raise ValueError("invalid request for KV")
+        raise ValueError(f"a request for KV must begin with {MAGIC!r}, got {magic!r}")
     return Request(What(what), *rest)
 
 

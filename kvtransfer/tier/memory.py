@@ -34,7 +34,7 @@ class MemoryDisk:
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         """Raise FileNotFoundError, since memory has no name with which it could be opened."""
-        raise FileNotFoundError(errno.ENOENT, "segments in memory are open already", str(segment))
+        raise FileNotFoundError(errno.ENOENT, "a segment in memory cannot be opened by name", str(segment))
 
     def remove(self, segment: SegmentId) -> None:
         """Do nothing, since closing the segment frees its memory."""

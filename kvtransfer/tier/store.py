@@ -64,7 +64,8 @@ class TierStore:
     ) -> None:
         """Create a store. `size_bytes`: size limit of the owner's segments, at least `least_bytes()`."""
         if size_bytes < least_bytes(format):
-            raise ValueError(f"{size_bytes} bytes are less than {LEAST_BLOCKS} blocks of {format.block_bytes} bytes")
+            least = f"{least_bytes(format)} bytes, the size of {LEAST_BLOCKS} blocks"
+            raise ValueError(f"size_bytes must be at least {least}, got {size_bytes}")
         self._disk = disk
         self._owner = owner
         self._format = format

@@ -178,7 +178,7 @@ class Flushed:
 
     async def prove(self) -> str:
         if len(self._said) != 3 or self._said[1] != b"+OK" or self._said[2] != b":0":
-            raise NotProven(f"Redis answered {self._said}")
+            raise NotProven(f"FLUSHALL did not empty Redis: DBSIZE, FLUSHALL and DBSIZE returned {self._said}")
         return f"{int(self._said[0][1:])} keys before, none after"
 
     async def heal(self) -> None:
@@ -305,7 +305,7 @@ class FlippedOnTheWay:
     async def _turn_over_and_back(self, source: Life, readers: list[Life]) -> None:
         pool = pool_range(source.pid)
         if pool is None:
-            raise NotMade(f"pid {source.pid} has no pool")
+            raise NotMade(f"process {source.pid} of {self._target} has no KV pool in shared memory")
         before = read_memory(source.pid, pool.start, len(pool))
         wrong = bytearray(before)
         place, bit = self._draw.randrange(PAGE_BYTES), 1 << self._draw.randrange(8)

@@ -183,9 +183,9 @@ def test_copied_blocks_have_the_same_bytes_scales_and_all(dtype: torch.dtype) ->
 def test_scales_go_with_quantised_numbers_and_with_no_others() -> None:
     _, kv = poisoned(torch.int8)
     assert kv.scales is not None
-    with pytest.raises(ValueError, match="needs scales"):
+    with pytest.raises(ValueError, match="must have scales"):
         KvPages(kv.data)
-    with pytest.raises(ValueError, match="has no scales"):
+    with pytest.raises(ValueError, match="must not have scales"):
         KvPages(kv.data.float(), kv.scales)
     with pytest.raises(ValueError, match="scales must be"):
         KvPages(kv.data, kv.scales[1:])

@@ -99,7 +99,7 @@ def test_a_source_that_cannot_be_read_any_more_breaks_the_link_for_good(monkeypa
     agents = Agents()
     transport = NixlTransport(agents.reader, agents.source.handle, SHAPE, SHAPE)
     agents.source.close()
-    with pytest.raises(LinkBroken, match="NIXL reports an error of the read"):
+    with pytest.raises(LinkBroken, match="NIXL reports that the read failed"):
         transport.copy(b"", PAIRS)
     with pytest.raises(LinkBroken, match="was closed"):
         transport.copy(b"", PAIRS)

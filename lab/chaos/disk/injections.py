@@ -110,7 +110,7 @@ class KilledWriting:
             await shown(lambda: self._shim.get("torn_bytes") > 0, "a write", MADE_S)
         except NotProven as error:
             self._shim.set("torn_pid", 0)
-            raise NotMade("the worker wrote nothing") from error
+            raise NotMade(f"the worker wrote no KV files within {MADE_S:g} s") from error
         self._processes.send(self._life, signal.SIGKILL)
 
     async def prove(self) -> str:

@@ -203,7 +203,7 @@ def test_the_oldest_blocks_go_first(tmp_path: Path) -> None:
 
 
 def test_a_bound_that_holds_next_to_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="less than 8 blocks"):
+    with pytest.raises(ValueError, match="the size of 8 blocks"):
         TierStore(RealDisk(Path("/nonexistent")), "a", FORMAT, least_bytes(FORMAT) - 1)
 
 

@@ -1,4 +1,4 @@
-// Arguments of the kernels, one struct per kernel; structs.py has their twins. No torch here.
+// Arguments of the kernels, one struct per kernel, which structs.py defines in Python too. Kernels do not use torch.
 #pragma once
 
 #include "attention.h"
@@ -36,7 +36,7 @@ struct LinearArguments {
     float* output;   // [rows][outputs]
     int64_t rows;
     int32_t threads;
-    int32_t gate;  // a `Gate`; none: only a product
+    int32_t gate;  // a `Gate`; Gate::none: only a product
 };
 
 struct HeadLinearArguments {
@@ -49,7 +49,7 @@ struct HeadLinearArguments {
 
 struct GatherArguments {
     Weight weight;             // float32 or bfloat16
-    const int64_t* token_ids;  // each an output of the weight
+    const int64_t* token_ids;  // [count], row indices of the weight
     float* rows;               // [count][inputs]
     int64_t count;
     int32_t threads;

@@ -1,5 +1,6 @@
-// Attention of a few query rows of one KV head over tiles of bfloat16 tokens, by products of pairs: twice the
-// arithmetic of floats. Queries and weights of tokens are rounded to bfloat16; scores, sums and totals are floats.
+// Attention of a few query rows of one KV head over tiles of bfloat16 keys and values, by instructions that multiply
+// pairs of bfloat16 numbers, twice as fast as floats. Queries and weights of tokens are rounded to bfloat16; scores,
+// sums and totals are floats.
 #pragma once
 
 #include "attention_rows.h"
@@ -8,11 +9,11 @@
 #if defined(BATON_BF16_PRODUCTS)
 namespace baton {
 
-// Keys and values of up to STRETCH tokens, zero-padded.
+// Keys and values of at most STRETCH tokens, zero-padded.
 struct PairTile {
-    alignas(64) uint32_t keys[MAX_HEAD_DIM / 2 * STRETCH];    // [head_dim / 2][STRETCH]: two numbers of a key
-    alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][value_dim]: a number of two tokens
-    int64_t first;  // position
+    alignas(64) uint32_t keys[MAX_HEAD_DIM / 2 * STRETCH];    // [head_dim / 2][STRETCH], two numbers of a key
+    alignas(64) uint32_t values[STRETCH / 2 * MAX_HEAD_DIM];  // [STRETCH / 2][value_dim], a number of two tokens
+    int64_t first;  // position of the first token
     int tokens;
 };
 
@@ -87,7 +88,7 @@ inline void add_values(float* outputs, int value_dim, const float* shrink, const
     }
 }
 
-// queries: those of `all`, as words.
+// queries: the queries of `all`, as words of two bfloat16 numbers.
 template <int rows>
 inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, const PairTile& tile, const Scoring& scoring) {
     alignas(64) float scores[rows * STRETCH];
@@ -107,7 +108,7 @@ inline void attend_rows(const Rows& all, const uint32_t* queries, int begin, con
     add_values<rows>(all.attended[begin].outputs, all.value_dim, shrink, weights, tile.values, (tile.tokens + 1) / 2);
 }
 
-constexpr int PAIR_ROWS = 8;  // together: two sums of each stay in registers
+constexpr int PAIR_ROWS = 8;  // rows that are computed together: two sums of each stay in registers
 
 using AttendRows = void (*)(const Rows&, const uint32_t*, int, const PairTile&, const Scoring&);
 

@@ -5,12 +5,12 @@
 
 namespace baton {
 
-// Transposed keys, and values, of up to STRETCH tokens as unscaled floats, zero-padded.
+// Keys, transposed, and values of at most STRETCH tokens, as unscaled floats, zero-padded.
 struct Tile {
     alignas(64) float keys[MAX_HEAD_DIM * STRETCH];  // [head_dim][STRETCH]
-    const float* values[STRETCH];                    // per token, [value_dim]
+    const float* values[STRETCH];                    // for each token: [value_dim]
     float key_scales[STRETCH], value_scales[STRETCH];
-    int64_t first;  // position
+    int64_t first;  // position of the first token
     int tokens;
     alignas(64) float copied[STRETCH * MAX_HEAD_DIM];
 };
@@ -45,23 +45,23 @@ void fill(Tile& tile, const HeadRows<element>& keys, const HeadRows<element>& va
     }
 }
 
-// Number of scores to compute for a stretch of `tokens` tokens: a multiple of two vectors.
+// Return the number of scores to compute for a stretch of `tokens` tokens: a multiple of the lanes of two vectors.
 constexpr int columns_of(int tokens) { return (tokens + 2 * LANES - 1) / (2 * LANES) * (2 * LANES); }
 
-// Query rows of one KV head. Row r is at position `positions[r]`, with outputs in `attended[r]`.
+// Query rows of one KV head. Row r is at position `positions[r]`, and its state is `attended[r]`.
 struct Rows {
     int count, head_dim, value_dim;
     const float* queries;      // [count][head_dim]
     const int64_t* positions;  // [count]
-    Attended* attended;        // [count], adjacent outputs
+    Attended* attended;        // [count], with adjacent outputs
 
     int first_that_sees(int64_t position) const {
         return static_cast<int>(std::lower_bound(positions, positions + count, position) - positions);
     }
 };
 
-// Call `add(sums, lane)` for every lane, which adds a product of `rows` rows and two vectors of tokens. Lanes are added
-// to their neighbours, then pairs to pairs, like sums_of(): earlier ones wait in memory.
+// Call `add(sums, lane)` for every lane, which adds products of `rows` rows and two vectors of tokens. Then sums of
+// lanes are added to those of their neighbours, and pairs to pairs, in the order of sums_of(). Sums wait in memory.
 template <int rows, class Add, int... lane>
 ALWAYS_INLINE void sum_lanes(float scale, float* scores, const Add& add, std::integer_sequence<int, lane...>) {
     Floats waiting[LANES][rows][2], sums[rows][2];
@@ -74,7 +74,7 @@ ALWAYS_INLINE void sum_lanes(float scale, float* scores, const Add& add, std::in
                 sums[r][1] = waiting[level][r][1] + sums[r][1];
             }
         }
-        constexpr int kept = (n.value + 1) & ~n.value;  // level of the sum
+        constexpr int kept = (n.value + 1) & ~n.value;  // number of lanes in the sum
         if (kept < LANES)
             for (int r = 0; r < rows; ++r) waiting[kept][r][0] = sums[r][0], waiting[kept][r][1] = sums[r][1];
     };
@@ -87,7 +87,7 @@ ALWAYS_INLINE void sum_lanes(float scale, float* scores, const Add& add, std::in
 
 using AllLanes = std::make_integer_sequence<int, LANES>;
 
-// Scores of `rows` rows (a template argument, so that sums stay in registers) against a tile: [rows][STRETCH].
+// Compute the scores of `rows` rows for a tile, [rows][STRETCH]. A template argument lets sums stay in registers.
 template <int rows>
 inline void score_rows(const float* queries, int head_dim, const Tile& tile, float scale, float* scores) {
     for (int column = 0; column < columns_of(tile.tokens); column += 2 * LANES) {
@@ -106,7 +106,7 @@ inline void score_rows(const float* queries, int head_dim, const Tile& tile, flo
     }
 }
 
-// outputs = outputs * shrink + weights @ values, for `rows` rows and `width` vectors of each from `d` on.
+// outputs = outputs * shrink + weights @ values, for `width` vectors of each of `rows` rows, from number `d` on.
 // weights: [rows][STRETCH].
 template <int rows, int width>
 inline void add_columns(float* outputs, int value_dim, int d, const float* shrink, const float* weights, const Tile& tile) {
@@ -125,7 +125,7 @@ inline void add_columns(float* outputs, int value_dim, int d, const float* shrin
 
 template <int rows>
 inline void add_values(float* outputs, int value_dim, const float* shrink, const float* weights, const Tile& tile) {
-    constexpr int WIDE = LANES == 16 && rows <= 4 ? 4 : 2;  // as many sums as there are registers
+    constexpr int WIDE = LANES == 16 && rows <= 4 ? 4 : 2;  // vectors of a row whose sums fit in registers
     int d = 0;
     for (; d + WIDE * LANES <= value_dim; d += WIDE * LANES)
         add_columns<rows, WIDE>(outputs, value_dim, d, shrink, weights, tile);
@@ -133,7 +133,7 @@ inline void add_values(float* outputs, int value_dim, const float* shrink, const
     if (d < value_dim) add_columns<rows, 1>(outputs, value_dim, d, shrink, weights, tile);
 }
 
-// Cap the scores of `columns` tokens from `first` for one row, and mask those it must not see.
+// Apply the softcap to one row's scores of `columns` tokens from position `first` on, and mask invisible tokens.
 inline void cap_and_hide(float* scores, int columns, int64_t first, int tokens, const Scoring& scoring, int64_t position) {
     if (scoring.softcap != 0) cap_scores(scores, columns, scoring.softcap);
     const int64_t window = scoring.window;
@@ -147,8 +147,8 @@ inline void cap_and_hide(float* scores, int columns, int64_t first, int tokens, 
     }
 }
 
-// Turn `columns` scores of one row into weights, passed to `take(token, weights)`; return the factor for earlier
-// outputs.
+// Turn `columns` scores of one row into weights, and pass each vector of them to `take(token, weights)`. Return the
+// factor by which earlier outputs must be multiplied.
 template <bool in_pairs, class Take>
 inline float weigh(const float* scores, int columns, Attended& row, const Take& take) {
     Floats most = load(scores);
@@ -189,7 +189,7 @@ inline void attend_rows(const Rows& all, int begin, const Tile& tile, const Scor
 
 template <bool has_scales>
 void attend(const Rows& rows, const Tile& tile, const Scoring& scoring) {
-    constexpr int AT_ONCE = LANES == 16 ? 8 : 4;  // two sums of each, in 32 registers or 16
+    constexpr int AT_ONCE = LANES == 16 ? 8 : 4;  // rows together: two sums of each, in 32 or 16 registers
     int begin = rows.first_that_sees(tile.first);
     for (; begin + AT_ONCE <= rows.count; begin += AT_ONCE) attend_rows<has_scales, AT_ONCE>(rows, begin, tile, scoring);
     for (; begin + 4 <= rows.count; begin += 4) attend_rows<has_scales, 4>(rows, begin, tile, scoring);

@@ -1,4 +1,4 @@
-// Running softmax of a few queries of one KV head, all of the same token, over stretches of its keys and values.
+// Running softmax of the queries of one token for one KV head, over stretches of its keys and values.
 #pragma once
 
 #include "attention.h"
@@ -8,25 +8,26 @@ namespace baton {
 
 constexpr int MOST_QUERIES = LANES == 4 ? 4 : 8;
 
-// Keys or values of up to STRETCH tokens, padded with ZEROS and scales of 0.
+// Keys or values of at most STRETCH tokens, padded with ZEROS as rows and 0 as scales.
 struct Stretch {
     Row rows[STRETCH];
     alignas(64) float scales[STRETCH + LANES];
-    int tokens, hidden;  // leading tokens that are before the window
+    int tokens, hidden;  // `hidden`: number of leading tokens before the window
 };
 
-// State of a task's queries.
+// State of the softmax of several queries.
 struct Running {
     const float* queries;  // [queries][head_dim]
     float* outputs;        // [queries][value_dim], not yet divided by `totals`
-    float* highest;        // [queries], and LANES more
-    float* totals;         // [queries], and LANES more
+    float* highest;        // [queries + LANES]
+    float* totals;         // [queries + LANES]
     int head_dim, value_dim;
 };
 
 constexpr int power_of_two(int at_least) { return at_least <= 1 ? 1 : 2 * power_of_two((at_least + 1) / 2); }
 
-// Scores in the order of their sums: LANES numbers per TOKENS tokens, query by query. Operations shared by all formats.
+// Scores of a stretch, and operations on them that all formats share. The order is that in which scores are summed:
+// for every TOKENS tokens, LANES numbers, query by query.
 template <int queries>
 class DecodeScores {
    public:
@@ -34,7 +35,7 @@ class DecodeScores {
 
    protected:
     static constexpr int TOKENS = LANES / power_of_two(queries);
-    static constexpr int TURN = LANES / TOKENS;  // steps after which the sum of weights starts again with its first lanes
+    static constexpr int TURN = LANES / TOKENS;  // number of steps whose weights are added to separate sums
 
     // Apply the softcap, and mask tokens before the window and after the last one.
     void cap_and_hide(const Stretch& keys, int steps) {
@@ -46,7 +47,7 @@ class DecodeScores {
         for (int token = keys.tokens; token < steps * TOKENS; ++token) hide_one(token);
     }
 
-    // Turn scores into weights, and record the factors for earlier outputs.
+    // Turn scores into weights, and store the factors by which earlier outputs must be multiplied in `shrink_`.
     template <bool has_scales, bool in_pairs>
     void weigh(const Stretch& values, int steps) {
         Floats most = load(scores_);
@@ -59,7 +60,7 @@ class DecodeScores {
             Floats weights = weights_of<in_pairs>(load(scores_ + step * LANES), base);
             sum += weights;
             if constexpr (has_scales) weights *= repeated<TOKENS>(values.scales + step * TOKENS);
-            if constexpr (in_pairs) {  // replaces the first half of the scores
+            if constexpr (in_pairs) {  // bfloat16 weights replace the first half of the scores
                 const Shorts rounded = lanes_to_bfloat16(weights);
                 std::memcpy(scores_ + step * LANES, &rounded, sizeof rounded);
             } else {
@@ -94,7 +95,8 @@ class DecodeGroup : DecodeScores<queries> {
    public:
     using DecodeScores<queries>::DecodeScores;
 
-    // `ahead`: rows needed next, prefetched since the processor cannot predict their addresses.
+    // Add a stretch. `ahead`: rows that are needed next; prefetched, since the processor cannot predict their
+    // addresses.
     void attend(const Stretch& keys, const Stretch& values, const Stretch& ahead) {
         const int steps = (keys.tokens + TOKENS - 1) / TOKENS;
 #if defined(BATON_BF16_PRODUCTS)
@@ -116,7 +118,7 @@ class DecodeGroup : DecodeScores<queries> {
     using Scores = DecodeScores<queries>;
     using Scores::TOKENS, Scores::running_, Scores::scores_, Scores::scoring_, Scores::shrink_;
 
-    static constexpr int WIDE = LANES == 16 && queries <= 4 ? 4 : 2;  // as many sums as there are registers
+    static constexpr int WIDE = LANES == 16 && queries <= 4 ? 4 : 2;  // vectors of a row whose sums fit in registers
 
     static void prefetch(Row row, int first_byte, int end_byte) {
         for (int byte = first_byte; byte < end_byte; byte += 64) __builtin_prefetch(row + byte, 0, 2);
@@ -171,12 +173,12 @@ class DecodeGroup : DecodeScores<queries> {
     }
 
 #if defined(BATON_BF16_PRODUCTS)
-    // The same by products of pairs, with queries and weights rounded to bfloat16.
+    // Add a stretch by products of pairs of bfloat16 numbers, with queries and weights rounded to bfloat16.
     void attend_pairs(const Stretch& keys, const Stretch& values, const Stretch& ahead, int steps) {
         score_pairs(keys, steps, values);
         this->cap_and_hide(keys, steps);
         this->template weigh<false, true>(values, steps);
-        constexpr int most = queries <= 4 ? 2 : 1;  // times two sums per query, in registers
+        constexpr int most = queries <= 4 ? 2 : 1;  // pairs of sums per query that stay in registers
         const int value_dim = running_.value_dim;
         int d = 0;
         for (; d + most * 2 * LANES <= value_dim; d += most * 2 * LANES) add_pair_columns<most>(d, steps, values, ahead);
@@ -206,7 +208,7 @@ class DecodeGroup : DecodeScores<queries> {
         }
     }
 
-    // Sums stay in the interleaved order of two rows throughout.
+    // Sums stay in the order of `Interleaved` until the end, when they are stored.
     template <int width>
     void add_pair_columns(int d, int steps, const Stretch& values, const Stretch& ahead) {
         const int value_dim = running_.value_dim;

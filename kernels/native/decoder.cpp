@@ -38,21 +38,21 @@ class Decoder {
         add(inner, weights.down, layer.feed_forward_end_norm);
     }
 
-    // Return the residual stream, normalised if there is a norm.
+    // Return the residual stream, normalised if the norm is not null.
     const float* normed(const float* norm) const {
         if (!norm) return asked_.residual;
         rms_norm(asked_.residual, norm, asked_.rows, asked_.hidden, asked_.eps, normed_, asked_.threads);
         return normed_;
     }
 
-    // Add a product to the residual stream, normalised first if there is a norm.
+    // Add a product to the residual stream. If the norm is not null, the product is normalised before.
     void add(const float* x, const Weight& weight, const float* norm) const {
         if (!norm) return linear(x, asked_.rows, weight, asked_.residual, true, asked_.threads);
         linear(x, asked_.rows, weight, normed_, false, asked_.threads);
         add(normed_, norm);
     }
 
-    // Add rows to the residual stream, normalised in place first if there is a norm.
+    // Add rows to the residual stream. If the norm is not null, the rows are normalised in place before.
     void add(float* made, const float* norm) const {
         if (norm) rms_norm(made, norm, asked_.rows, asked_.hidden, asked_.eps, made, asked_.threads);
         add_rows(made, asked_.rows, asked_.hidden, asked_.residual, asked_.threads);

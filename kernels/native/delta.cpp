@@ -11,10 +11,10 @@
 namespace baton {
 namespace {
 
-constexpr int64_t TILE = 64;  // values of a head, or channels, that one thread takes through all rows
+constexpr int64_t TILE = 64;  // values of a head, or channels, for which one thread computes all rows
 constexpr float LENGTH_EPS = 1e-6f;
 
-// Initialise a run's state, `rows` of `width` numbers, `stride` apart.
+// Write a run's initial state: `rows` rows of `width` numbers, `stride` apart.
 void begin(StateInit how, const float* from, float* to, int64_t rows, int64_t width, int64_t stride) {
     for (int64_t row = 0; row < rows; ++row) {
         float* place = to + row * stride;
@@ -28,7 +28,7 @@ void begin(StateInit how, const float* from, float* to, int64_t rows, int64_t wi
     }
 }
 
-// TILE numbers in registers; of a partial tile the first `width`, and zeros.
+// TILE numbers in registers. A partial tile has `width` numbers and then zeros.
 struct Tile {
     Floats parts[TILE / LANES];
 };
@@ -54,12 +54,12 @@ ALWAYS_INLINE void add_times(Tile& sum, const Tile& tile, Floats factor) {
     for (int64_t n = 0; n < TILE / LANES; ++n) sum.parts[n] += tile.parts[n] * factor;
 }
 
-// During a run the tile's last `kernel` inputs are in a ring, the oldest at `oldest`.
+// Convolution of a tile of channels. The last `kernel` inputs are in a ring, with the oldest at index `oldest`.
 template <bool is_whole>
 void convolve_tile(const Convolution& asked, int64_t first, int64_t width) {
     const StateRuns& runs = asked.runs;
     const int64_t channels = asked.channels, kernel = asked.kernel;
-    std::vector<Tile> taps(kernel), ring(kernel);  // weights, and inputs, of each tap
+    std::vector<Tile> taps(kernel), ring(kernel);  // weights of each tap, and its inputs
     for (int64_t tap = 0; tap < kernel; ++tap) {
         float weights[TILE] = {};
         for (int64_t i = 0; i < width; ++i) weights[i] = asked.weight[(first + i) * kernel + tap];
@@ -94,7 +94,7 @@ void length_one(const float* x, int64_t size, float scale, float* to) {
 
 float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
 
-// Rule of one head for `width` numbers of the value from `first`.
+// Delta rule of one head, for `width` numbers of the value from number `first` on.
 template <bool is_whole>
 void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t width) {
     const StateRuns& runs = asked.runs;
@@ -118,7 +118,7 @@ void delta_tile(const DeltaRule& asked, int64_t head, int64_t first, int64_t wid
                 const int64_t number = row * asked.value_heads + head;
                 const float decay = std::exp(asked.rate[head] * softplus(asked.decay[number] + asked.bias[head]));
                 const float beta = 1.0f / (1.0f + std::exp(-asked.beta[number]));
-                Tile known{};  // what the state has for the key already, before it decays
+                Tile known{};  // value that the state has for the key, before the decay
                 for (int64_t k = 0; k < size; ++k)
                     add_times(known, read_tile<is_whole>(state + k * stride, width), broadcast(key[k]));
                 Tile change = read_tile<is_whole>(asked.value + row * asked.value_stride + head * stride + first, width);

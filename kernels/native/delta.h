@@ -8,12 +8,12 @@ namespace baton {
 
 enum class StateInit : int64_t { zero = 0, stored = 1, again = 2, broken = 3 };
 
-// Run r has rows [starts[r], starts[r + 1]). It may start from what the previous run has written.
+// Run r has rows [starts[r], starts[r + 1]). It may start from the state that the previous run has written.
 struct StateRuns {
     const int64_t* starts;  // [runs + 1]
     const int64_t* sources;
     const int64_t* destinations;
-    const int64_t* begins;  // a StateInit
+    const int64_t* begins;  // [runs], values of StateInit
     int64_t runs;
 };
 
@@ -38,7 +38,7 @@ struct DeltaRule {
     float* output;  // [rows][value_heads][value_dim]
     float* states;  // [blocks][value_heads][key_dim][value_dim]
     StateRuns runs;
-    int64_t query_stride, key_stride, value_stride, block_stride;  // of rows, and of blocks
+    int64_t query_stride, key_stride, value_stride, block_stride;  // distances of rows, and of blocks
     int64_t key_heads, value_heads, key_dim, value_dim;
     int32_t threads;
 };

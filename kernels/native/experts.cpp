@@ -1,5 +1,5 @@
-// Experts are computed in order: each multiplies all rows that chose it together and adds its output. So a row's sum
-// depends neither on its neighbours nor on threads.
+// Layer of experts. Experts are computed in order: each multiplies all rows that chose it together, and adds its
+// outputs. So a row's sum depends neither on other rows nor on the number of threads.
 #include "experts.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace baton {
 namespace {
 
-// Find the indices of the `most` largest values in descending order; of equal ones the first.
+// Find the indices of the `most` largest values, in descending order of values; of equal values the first ones.
 template <class Value>
 void keep_best(int64_t count, int64_t most, const Value& value, int64_t* best) {
     int64_t kept = 0;
@@ -24,7 +24,7 @@ void keep_best(int64_t count, int64_t most, const Value& value, int64_t* best) {
     }
 }
 
-// Apply in place; `numbers` is padded to complete vectors.
+// Compute the softmax in place. `numbers` is padded to complete vectors.
 void soften(float* numbers, int64_t count) {
     float largest = numbers[0], sum = 0;
     for (int64_t i = 1; i < count; ++i) largest = std::max(largest, numbers[i]);
@@ -33,7 +33,7 @@ void soften(float* numbers, int64_t count) {
     for (int64_t i = 0; i < count; ++i) numbers[i] /= sum;
 }
 
-// Choose one row's experts, best first, and their weights. numbers: [experts], the router's logits.
+// Chooses one row's experts, the best first, and their weights. numbers: [experts], the router's logits.
 class Choice {
    public:
     Choice(const Experts& asked, const float* numbers) : asked_(asked), count_(asked.router.outputs) {
@@ -61,7 +61,7 @@ class Choice {
     }
 
    private:
-    struct Room {  // a thread's, kept from row to row
+    struct Room {  // scratch memory of a thread, kept from row to row
         std::vector<float> odds, judged, merits;
         std::vector<int64_t> best;
     };
@@ -129,12 +129,12 @@ class Mixture {
         });
     }
 
-    // Sort pairs of a row and an expert by expert: pair p is of row p / per_token.
+    // Sort the pairs of a row and one of its experts by expert. Pair p is of row p / per_token.
     void sort_pairs() const {
         const int64_t count = rows_ * per_token_, experts = asked_.router.outputs;
         std::vector<int64_t>& starts = scratch_.starts;
         int64_t* pairs = reserved(scratch_.pairs, count);
-        starts.assign(experts + 2, 0);  // while pairs are placed, those of an expert are counted at the next one
+        starts.assign(experts + 2, 0);  // shifted by one expert, until all pairs are placed
         for (int64_t pair = 0; pair < count; ++pair) ++starts[scratch_.chosen[pair] + 2];
         for (int64_t expert = 2; expert < experts + 2; ++expert) starts[expert] += starts[expert - 1];
         for (int64_t pair = 0; pair < count; ++pair) pairs[starts[scratch_.chosen[pair] + 1]++] = pair;
@@ -169,7 +169,7 @@ class Mixture {
         float weight;
     };
 
-    // Compute `count` rows of x; part(i): the row to which the i-th is added, and its weight.
+    // Compute one expert for `count` rows of x. part(i): the row to which the i-th result is added, and its weight.
     template <class ToPart>
     void add(const GatedWeights& weights, const float* x, int64_t count, const ToPart& part) const {
         float* inner = reserved(scratch_.inner, count * weights.down.inputs);

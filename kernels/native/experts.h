@@ -5,7 +5,7 @@
 
 namespace baton {
 
-// Twin of `Routing` in kernels/types.py.
+// The same as `Routing` in kernels/types.py.
 struct Routing {
     int64_t per_token, groups, kept_groups, judged_by;
     float scale;
@@ -18,15 +18,16 @@ struct GatedWeights {
 };
 
 struct Experts {
-    Weight router;                // to one logit per expert
-    const float* correction;      // [experts], or null
+    Weight router;                // weight that computes one logit per expert
+    const float* correction;      // [experts]; null: no correction
     const GatedWeights* experts;  // [experts]
-    const GatedWeights* shared;   // added for every row, or null
-    const Weight* shared_gate;    // to the logit of `shared`, or null
+    const GatedWeights* shared;   // expert whose output is added to that of every row; null: none
+    const Weight* shared_gate;    // weight that computes the gate's logit of `shared`; null: no gate
     Routing routing;
 };
 
-// to [rows][hidden] (not x) = weighted sums of the outputs of each row's experts; x: [rows][hidden].
+// Write the weighted sum of each row's experts' outputs to `to`, [rows][hidden]. x: [rows][hidden], not the same
+// memory.
 void mix_experts(const float* x, int64_t rows, const Experts& experts, float* to, int threads);
 
 }  // namespace baton

@@ -1,4 +1,4 @@
-// Multiplication with packed weights by format: contents of a panel step, and its sums.
+// Formats of packed weights: how numbers are read from a panel, multiplied and summed.
 #pragma once
 
 #include "vector.h"
@@ -7,8 +7,8 @@ namespace baton {
 
 typedef int16_t Halves __attribute__((vector_size(VECTOR_BYTES), aligned(VECTOR_BYTES)));
 
-constexpr int PANEL = 32;  // outputs
-constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // multiplied together: their sums fill the registers
+constexpr int PANEL = 32;  // outputs of a panel
+constexpr int MOST_ROWS = LANES == 16 ? 14 : LANES == 8 ? 6 : 4;  // most rows of a tile: their sums fill the registers
 
 // In every format NUMBERS adjacent numbers of an output form a `Number`, which unfolds into PARTS vectors of outputs. A
 // part is multiplied with one 32-bit word of inputs: a float, two bfloat16 or four bytes. For up to MOST_FOLDED_ROWS
@@ -37,7 +37,7 @@ struct Float32Weight : FloatProducts {
 };
 
 struct Bfloat16Weight : FloatProducts {
-    using Number = uint32_t;  // two, the first one in the low half
+    using Number = uint32_t;  // two numbers, the first one in the low half
     static constexpr int PARTS = 2;
     static constexpr bool IS_GROUPED = false;
 
@@ -50,7 +50,7 @@ struct Bfloat16Weight : FloatProducts {
 };
 
 #if defined(BATON_BF16_PRODUCTS)
-// Both in bfloat16, which such processors multiply twice as fast.
+// Weight and inputs in bfloat16, which some processors multiply in pairs, twice as fast as floats.
 struct PairWeight {
     using Number = uint32_t;
     using Sum = Floats;
@@ -69,13 +69,13 @@ struct PairWeight {
 };
 #endif
 
-// Sums of products of two signed bytes in each half of a lane; they fit in the half.
+// Return, in each half of a lane, the sum of the products of its two signed bytes, which fits in the half.
 inline Halves products_of_bytes(Ints a, Ints b) {
     const Halves first = reinterpret_cast<Halves>(a), second = reinterpret_cast<Halves>(b);
     return ((first << 8) >> 8) * ((second << 8) >> 8) + (first >> 8) * (second >> 8);
 }
 
-// Sums of the two signed halves of each lane.
+// Return the sum of the two signed halves of each lane.
 inline Ints sums_of_halves(Halves halves) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
     return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(halves), _mm256_set1_epi16(1)));
@@ -85,15 +85,15 @@ inline Ints sums_of_halves(Halves halves) {
 #endif
 }
 
-// Sums of integers are exact, and so equal at every level.
+// Sums of integers are exact, and so equal at every instruction-set level.
 struct Int8Weight {
-    using Number = uint32_t;  // four
+    using Number = uint32_t;  // four numbers
     using Sum = Ints;
     using Given = Ints;
     static constexpr int WORD_INPUTS = 4, PARTS = 1, MOST_FOLDED_ROWS = MOST_ROWS;
     static constexpr bool IS_GROUPED = false;
 #if defined(__AVX512VNNI__)
-    static constexpr int INPUT_OFFSET = 128;  // added to inputs: unsigned bytes are multiplied with signed ones
+    static constexpr int INPUT_OFFSET = 128;  // added to inputs, since the instruction needs one operand unsigned
 #else
     static constexpr int INPUT_OFFSET = 0;
 #endif
@@ -110,7 +110,7 @@ struct Int8Weight {
         sum = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(x),
                                                          reinterpret_cast<__m512i>(part)));
 #elif defined(__AVX2__)
-        // Magnitude of a weight times a signed input: two products are below 2^15.
+        // Multiply magnitudes of weights by inputs with the weights' signs. The sum of two products is below 2^15.
         const auto bits = reinterpret_cast<__m256i>(part);
         const __m256i with_sign = _mm256_sign_epi8(reinterpret_cast<__m256i>(x), bits);
         sum += sums_of_halves(reinterpret_cast<Halves>(_mm256_maddubs_epi16(_mm256_abs_epi8(bits), with_sign)));
@@ -120,10 +120,10 @@ struct Int8Weight {
     }
 };
 
-// Unsigned codes of 0 to 15, and signed bytes of inputs; groups.h has the sums, of floats over groups.
+// Unsigned codes of 0 to 15, multiplied by signed bytes of inputs. groups.h sums over the groups, as floats.
 struct Int4Weight {
     static constexpr int LARGEST = 15;
-    using Number = uint32_t;  // eight: four in the low nibbles of the bytes, four in the high ones
+    using Number = uint32_t;  // eight codes: four in the low nibbles of the bytes, four in the high nibbles
     using Sum = Floats;
     static constexpr int WORD_INPUTS = 4, PARTS = 2, MOST_FOLDED_ROWS = MOST_ROWS;
     static constexpr bool IS_GROUPED = true;
@@ -136,7 +136,7 @@ struct Int4Weight {
     }
 };
 
-// For each byte of E2M1 (kernels/types.py) twice its value plus 12, so that it is unsigned.
+// Return, for each byte with an E2M1 code (kernels/types.py), twice its value plus 12, which is not negative.
 inline Ints twice_and_twelve(Ints codes) {
     alignas(16) static constexpr uint8_t TABLE[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 #if defined(__AVX512BW__)
@@ -153,7 +153,7 @@ inline Ints twice_and_twelve(Ints codes) {
 #endif
 }
 
-// The same with codes that stand for 0 to 24 and the zero point 12.
+// E2M1 codes, converted to unsigned numbers of 0 to 24 with the zero point 12.
 struct Fp4Weight : Int4Weight {
     static constexpr int LARGEST = 24;
 

@@ -8,7 +8,7 @@
 namespace baton {
 namespace {
 
-constexpr int64_t AHEAD = 48;  // words: every one is in a cache line of its own, so that waits add up unless begun early
+constexpr int64_t AHEAD = 48;  // distance of prefetching in words; each word of a row is in another cache line
 
 void gather_row(const GatherArguments& asked, int64_t place) {
     const Weight& weight = asked.weight;
@@ -31,7 +31,7 @@ void gather_row(const GatherArguments& asked, int64_t place) {
 }  // namespace
 }  // namespace baton
 
-// Return 0 without reading the weight if an id is not one of its outputs.
+// Look up rows; return 1, or 0 without reading the weight if an id is out of range.
 extern "C" int32_t baton_gather_rows(const baton::GatherArguments* asked) {
     for (int64_t place = 0; place < asked->count; ++place)
         if (asked->token_ids[place] < 0 || asked->token_ids[place] >= asked->weight.outputs) return 0;

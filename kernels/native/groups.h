@@ -7,16 +7,16 @@
 
 namespace baton {
 
-constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // into the L1 cache, 25 % faster here than L2
+constexpr int64_t GROUPS_AHEAD_BYTES = 2048;  // distance of prefetching: into L1, which is 25 % faster here than L2
 
-// Data of a strip from some group on.
+// Pointers to the data of a strip, from some group on.
 struct GroupedStrip {
-    const uint32_t* codes;   // a step every PANEL numbers
+    const uint32_t* codes;   // steps are PANEL numbers apart
     const uint16_t* scales;  // [group][PANEL]
-    const uint8_t* zeros;    // likewise
+    const uint8_t* zeros;    // [group][PANEL]
 };
 
-// Convert scales as stored for groups: no sign, always finite.
+// Convert float16 scales of groups, which have no sign and are finite, to floats.
 inline Floats load_half(const uint16_t* from) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -27,7 +27,7 @@ inline Floats load_half(const uint16_t* from) {
 #endif
 }
 
-// Convert numbers below 2^15.
+// Multiply numbers below 2^15.
 inline Ints times(Ints a, int32_t b) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(a), _mm512_set1_epi32(b)));
@@ -46,11 +46,11 @@ inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 }
 #else
 using CodeSum = Halves;
-template <class Format>  // registers for two words of two products each
+template <class Format>  // most steps whose sums of products fit in 16 bits
 constexpr int64_t MOST_CODE_STEPS = (1 << 15) / (2 * 2 * Format::LARGEST * 128);
 inline void add_codes(CodeSum& sum, Ints codes, Ints x) {
 #if defined(__AVX2__)
-    // GCC would otherwise compute all products before the first addition, and run out of registers.
+    // Assembly, since GCC would otherwise compute all products before the first addition, and run out of registers.
     CodeSum to = sum, products;
     asm("vpmaddubsw %3, %2, %1\n\tvpaddw %1, %0, %0" : "+x"(to), "=&x"(products) : "x"(codes), "x"(x));
     sum = to;
@@ -65,7 +65,7 @@ template <int rows, int strips>
 struct CodeSums {
     CodeSum of[strips][rows][2];
 };
-#if defined(__AVX512VNNI__)  // has registers for a complete group
+#if defined(__AVX512VNNI__)  // sums of a complete group fit in 32 bits
 template <int rows, int strips>
 using GroupSums = CodeSums<rows, strips>;
 #else
@@ -75,8 +75,8 @@ struct GroupSums {
 };
 #endif
 
-// Multiply some steps of a group. x: [steps * 2][rows]; codes: of each strip, `at` numbers apart, prefetched `next`
-// numbers ahead or at `ahead`.
+// Multiply `steps` steps of a group, from number `at` of each strip on. x: [steps * 2][rows]. Prefetches codes: `next`
+// numbers ahead of each of several strips, or at `ahead` for a single one.
 template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64_t at, int64_t steps, int64_t next,
                              CodeSums<rows, strips>& sums, Ahead& ahead) {
@@ -102,7 +102,7 @@ ALWAYS_INLINE void add_steps(const uint32_t* x, const GroupedStrip* strip, int64
     }
 }
 
-// Multiply a group of `steps`. x: [2 * steps][rows]; sums: zero points times the negated sums of bytes.
+// Multiply a group of `steps` steps. x: [2 * steps][rows]; sums: begin with zero points times negated sums of bytes.
 template <class Format, int rows, int strips>
 ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64_t group, int64_t steps, int64_t next,
                              GroupSums<rows, strips>& sums, Ahead& ahead) {
@@ -122,16 +122,16 @@ ALWAYS_INLINE void add_group(const uint32_t* x, const GroupedStrip* strip, int64
 #endif
 }
 
-// Some groups of some strips.
+// Some groups of some strips, to be multiplied.
 struct Groups {
     const GroupedStrip* strips;
-    int64_t count, steps;  // of each
-    bool begins;           // overwrite the sums instead of adding
-    Ahead ahead;           // of codes, for a single strip
+    int64_t count, steps;  // number of groups, and steps of each group
+    bool begins;           // whether totals are overwritten instead of added to
+    Ahead ahead;           // codes to prefetch for a single strip
 };
 
-// Add each group: scale * input scale * (sum of codes times bytes - zero point * sum of bytes). x:
-// [groups][GROUP_HEAD_WORDS + 2 * steps][rows]; totals: [strips][rows][2].
+// Add, for each group, scale * input scale * (sum of codes times bytes - zero point * sum of bytes) to `totals`,
+// [strips][rows][2]. x: [groups][GROUP_HEAD_WORDS + 2 * steps][rows].
 template <class Format, int rows, int strips>
 void multiply_groups(const uint32_t* x, Groups groups, void* totals) {
     if (groups.begins) std::fill_n(static_cast<Floats*>(totals), strips * rows * 2, Floats{});

@@ -1,5 +1,5 @@
-// Inputs of a product in the layout of its tiles: a few rows each, of nearly equal number, transposed, in 32-bit words;
-// in row order for AMX tile registers.
+// Inputs of a product, converted and split into tiles of a few rows. A tile is transposed, in 32-bit words; for AMX
+// tile registers it is in row order. All tiles have nearly equally many rows.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,13 @@
 
 namespace baton {
 
-// Conversion of inputs: floats unchanged or rounded to bfloat16, two bfloat16 per word, also `tiled`, or four bytes of
-// -127 to 127 times a scale per row, or per row and group in `groups`.
+// Conversion of inputs. `floats`: unchanged; `rounded`: floats rounded to bfloat16; `pairs`, `tiled`: two bfloat16 per
+// word; `bytes`: four bytes of -127 to 127 per word, times a scale per row; `groups`: the same with a scale per row and
+// group.
 enum class Words { floats, rounded, pairs, tiled, bytes, groups };
 
-// The first `taller` tiles have one row more than the others, which have `height`. Tile registers are filled: only the
-// last tile has fewer rows.
+// Split of rows into tiles. The first `taller` tiles have one row more than the others, which have `height` rows. For
+// tile registers all tiles have `height` rows except the last one.
 struct Tiles {
     const int64_t total, most, count, height, taller;
 
@@ -33,10 +34,10 @@ struct Tiles {
     int64_t rows(int64_t tile) const { return first_row(tile + 1) - first_row(tile); }
 };
 
-// Before the bytes of each row and group: their scale, and the negated sum of the bytes.
+// Words before the bytes of each row and group: the scale, and the negated sum of the bytes.
 constexpr int64_t GROUP_HEAD_WORDS = 2;
 
-// Floats near 1.5 * 2^23 are integers whose low bits are the added number.
+// 1.5 * 2^23: adding it to a small float rounds that to an integer, which is in the low bits of the sum.
 constexpr float TO_INTEGER = 12582912.0f;
 
 inline Ints to_bytes(const float* x, float inverse) {
@@ -58,9 +59,9 @@ inline int32_t reduce_integers(Ints value, Combine combine) {
     return read_as<int32_t>(&bits);
 }
 
-// Return the largest magnitude over 127, or NaN if a number is not finite, so that results are NaN too.
+// Return the scale of a row: its largest magnitude over 127; NaN if a number is not finite, so that results are NaN.
 inline float scale_of(const float* x, int64_t inputs) {
-    // As integers, magnitudes keep their order, and non-finite numbers come last.
+    // Magnitudes are compared as integers, which have the same order, with non-finite numbers last.
     Ints most{};
     int64_t i = 0;
     for (; i + LANES <= inputs; i += LANES) most = larger(most, load_bits(x + i) & 0x7fffffff);
@@ -70,7 +71,7 @@ inline float scale_of(const float* x, int64_t inputs) {
     return std::max(as_float(largest) / 127.0f, std::numeric_limits<float>::min());
 }
 
-// Group of a row: GROUP_HEAD_WORDS, and its bytes as words.
+// Quantise one group of a row; write its GROUP_HEAD_WORDS and then its bytes.
 inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     const float scale = scale_of(x, inputs), inverse = 1 / scale;
     auto* bytes = reinterpret_cast<uint8_t*>(to + GROUP_HEAD_WORDS);
@@ -81,7 +82,7 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
         if (count < LANES) std::copy_n(x + i, count, padded);
         const Ints bits = as_ints(load(count < LANES ? padded : x + i) * inverse + TO_INTEGER) & 0xff;
         const Bytes low = __builtin_convertvector(bits, Bytes);
-        sums += (bits ^ 0x80) - 0x80;  // of non-finite numbers also a byte, so that no sum overflows
+        sums += (bits ^ 0x80) - 0x80;  // a non-finite number is some byte too, so no sum overflows
         if (count < LANES) std::memcpy(bytes + i, &low, count);
         else std::memcpy(bytes + i, &low, sizeof low);
     }
@@ -90,12 +91,12 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
     std::memcpy(to + 1, &minus, sizeof minus);
 }
 
-// `[tile][word][row]`, or tiled `[tile][word / TILE_WORDS][row][TILE_WORDS]`; zero-padded. Uses the thread's memory:
-// one at a time per thread.
+// Converted inputs: `[tile][word][row]`, or for tile registers `[tile][word / TILE_WORDS][row][TILE_WORDS]`;
+// zero-padded. They are in memory of the thread, so a thread may have only one `Inputs` at a time.
 class Inputs {
    public:
     const Tiles tiles;
-    const int64_t words;  // of a row
+    const int64_t words;  // number of words of a row
 
     Inputs(const float* x, int64_t rows, int64_t inputs, Words kind, int64_t padded_inputs, int64_t group_inputs,
            int threads)
@@ -125,7 +126,7 @@ class Inputs {
 
    private:
     static constexpr int64_t WORTH_SHARING = 1 << 15, LINE_WORDS = LINE_BYTES / 4;
-    struct alignas(LINE_BYTES) Line {  // cache line: rows of tile registers that span two are read at half speed
+    struct alignas(LINE_BYTES) Line {  // rows of tile registers that span two cache lines are read at half speed
         uint32_t words[LINE_WORDS];
     };
 
@@ -159,14 +160,14 @@ class Inputs {
                 continue;
             }
             transpose(lanes);
-            // Each write exceeds its rows, where the next one overwrites it; only the tile's last rows must not.
+            // A write is longer than the rows: the next one overwrites the excess. The tile's last writes must be exact.
             const int64_t roomy = word + LANES < words ? count : 0;
             for (int64_t n = 0; n < roomy; ++n) store(reinterpret_cast<float*>(to + (word + n) * rows), lanes[n]);
             for (int64_t n = roomy; n < count; ++n) std::memcpy(to + (word + n) * rows, &lanes[n], rows * sizeof *to);
         }
     }
 
-    // Rows of words, at the tile if it is a single row.
+    // Quantise rows by groups, and return their words in row order: in `tile` itself if it has a single row.
     const uint32_t* quantise_groups(int64_t first, int64_t rows, uint32_t* tile) const {
         static thread_local std::vector<uint32_t> room;
         uint32_t* const made = rows == 1 ? tile : reserved(room, rows * words + LANES);
@@ -176,7 +177,7 @@ class Inputs {
         return made;
     }
 
-    // Words [word, word + LANES) of a row.
+    // Return the converted words [word, word + LANES) of a row.
     Ints converted(int64_t row, int64_t word, float inverse) const {
         const int64_t width = inputs_of(kind_), first = word * width;
         const float* from = x_ + row * inputs_ + first;

@@ -1,4 +1,4 @@
-// Single small operations of a layer. Contracts: kernels/norms.py, pages.py.
+// Small operations of a layer, each as a separate kernel. Contracts: kernels/norms.py, pages.py.
 #include "layer.h"
 
 #include "arguments.h"

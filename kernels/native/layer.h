@@ -1,4 +1,4 @@
-// Operations between the products of a decoder layer: norms, rotation, KV storage, the gate.
+// Operations between the matrix products of a decoder layer: norms, rotary embedding, storage of KV, gates.
 #pragma once
 
 #include "limits.h"
@@ -8,7 +8,7 @@
 
 namespace baton {
 
-// Fewest numbers for which sharing rows between threads pays.
+// Smallest count of numbers for which it pays to share rows between threads.
 constexpr int64_t WORTH_SHARING = 1 << 15;
 
 inline int threads_for(int64_t numbers, int threads) { return numbers >= WORTH_SHARING ? threads : 1; }
@@ -33,8 +33,8 @@ inline void rms_norm(const float* x, const float* weight, int64_t rows, int64_t 
                [&](int64_t row) { rms_norm_row(x + row * size, weight, size, eps, to + row * size); });
 }
 
-// SiLU, or GELU's tanh approximation, which is the same function of another argument. Beyond 88, e^-x overflows, and
-// the quotient is about 0.
+// SiLU, or the tanh approximation of GELU, which is the same function with another argument. For arguments below -88
+// e^-x overflows, and the quotient is about 0.
 inline Floats opened(Floats x, Gate gate) {
     Floats minus = -x;
     if (gate == Gate::gelu) minus = -1.5957691216f * (x + 0.044715f * x * x * x);
@@ -42,13 +42,13 @@ inline Floats opened(Floats x, Gate gate) {
     return x / (1.0f + exponential(minus > 88.0f ? broadcast(88.0f) : minus));
 }
 
-// Softmax of x and 0.
+// Sigmoid, computed as the softmax of x and 0.
 inline Floats sigmoid(Floats x) {
     const Floats largest = larger(x, Floats{}), own = exponential(x - largest);
     return own / (own + exponential(-largest));
 }
 
-// Apply the gate to `up`.
+// Apply the activation to the gate, and multiply by `up`.
 inline Floats gated(Floats gate, Floats up, Gate kind) {
     if (kind == Gate::sigmoid) return sigmoid(gate) * up;
     if (kind == Gate::clamped) {
@@ -67,7 +67,7 @@ inline void gate_row(const float* gate, const float* up, int64_t size, Gate kind
     for (; i < size; ++i) to[i] = gated(broadcast(gate[i]), broadcast(up[i]), kind)[0];
 }
 
-// gate_up: [rows][2 * size], the gate first; to: [rows][size].
+// gate_up: [rows][2 * size], gates in the first half; to: [rows][size].
 inline void gate_mul(const float* gate_up, int64_t rows, int64_t size, Gate kind, float* to, int threads) {
     share_rows(rows, threads_for(rows * size, threads), [&](int64_t row) {
         const float* gate = gate_up + row * 2 * size;
@@ -81,7 +81,8 @@ inline void add_rows(const float* x, int64_t rows, int64_t size, float* to, int 
     });
 }
 
-// Rotate pairs (i, i + half) of one head by their angles; later numbers are unchanged. `to` may be `head`.
+// Rotate the pairs (i, i + half) of one head by their angles. Numbers from 2 * half on are unchanged. `to` may be
+// `head`.
 inline void rotate_head(const float* head, const float* cos, const float* sin, int64_t half, int64_t size, float* to) {
     if (to != head) std::copy(head + 2 * half, head + size, to + 2 * half);
     int64_t i = 0;
@@ -97,19 +98,19 @@ inline void rotate_head(const float* head, const float* cos, const float* sin, i
     }
 }
 
-// Rows of `qkv`, [rows][heads + 2 * kv_heads][head_dim]: queries and keys are normalised if there are norms, per head
-// or over all heads of a token, and rotated; keys and values are stored in their slots, queries in `query`,
-// [rows][heads][head_dim]. Queries are `query_stride` apart: numbers between them are unchanged.
+// Arguments for rows of `qkv`, [rows][heads + 2 * kv_heads][head_dim]. Queries and keys are rotated, and before that
+// normalised if there are norms, per head or over all heads of a token. Keys and values are stored in their slots,
+// queries in `query`, [rows][heads][head_dim], `query_stride` apart; numbers between them are unchanged.
 struct RotateStore {
     Pages pages;
     float* qkv;  // overwritten
     float* query;
     const float *cos, *sin;  // [rows][rotary_dim / 2]
-    const int64_t* slots;    // [rows]; negative: nothing is stored
-    const float *query_norm, *key_norm;  // [head_dim], or of all heads, or null
+    const int64_t* slots;    // [rows]; negative: keys and values of the row are not stored
+    const float *query_norm, *key_norm;  // [head_dim], or [heads * head_dim]; null: no norm
     int64_t rows, heads, kv_heads, head_dim, query_stride, rotary_dim;
     float eps;
-    int32_t norms_are_whole;  // over all heads of a token
+    int32_t norms_are_whole;  // whether norms are over all heads of a token
     int32_t threads;
 };
 
@@ -122,7 +123,7 @@ inline void store_bfloat16(const float* from, int64_t size, uint16_t* to) {
     for (; i < size; ++i) to[i] = to_bfloat16(from[i]);
 }
 
-// Write one token's numbers of one head, kind 0 for keys and 1 for values, with their scale if there is one.
+// Write one head of one token to the pool, with its scale if the pool has scales. Kind 0: key; kind 1: value.
 inline void write_numbers(const Pages& pages, int64_t kind, int64_t head, int64_t slot, const float* from, int64_t size) {
     const int64_t block = slot / pages.block_tokens, token = slot % pages.block_tokens;
     const int64_t at =

@@ -1,4 +1,5 @@
-// The constants of limits.h and the sizes of the structs that Python fills, by name, for the check when it loads.
+// Constants of limits.h and sizes of the structs that Python fills, by name. Python checks them when it loads the
+// library.
 #include "limits.h"
 
 #include "arguments.h"
@@ -8,7 +9,7 @@
 namespace {
 
 struct Limit {
-    const char* name;  // null after the last one
+    const char* name;  // null: end of the list
     double value;
 };
 

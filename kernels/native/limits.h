@@ -1,4 +1,4 @@
-// Constants that Python repeats. `baton_limits` exports them, and kernels/native/structs.py compares them when it loads.
+// Constants that kernels/native/structs.py also defines. It compares them with those that `baton_limits` exports.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@ namespace baton {
 
 constexpr int MAX_HEAD_DIM = 576;
 constexpr int64_t MAX_HEADS = 256;
-constexpr int MAX_GROUP = 144;         // query heads of one KV head: rows that share one conversion of keys and values
-constexpr int64_t PIECE_TOKENS = 256;  // smallest piece of a context
-constexpr int64_t MOST_PIECES = 16;    // of one context
+constexpr int MAX_GROUP = 144;         // most query heads of one KV head, which share one conversion of keys and values
+constexpr int64_t PIECE_TOKENS = 256;  // tokens of the smallest piece of a context
+constexpr int64_t MOST_PIECES = 16;    // most pieces of one context
 constexpr float SWIGLU_LIMIT = 7.0f, SWIGLU_ALPHA = 1.702f;
 constexpr float MIN_WEIGHT_SUM = 1e-20f;
 

@@ -1,10 +1,10 @@
-// Rows times a packed weight. Each output is one sum over the inputs in order, for any number of rows: a row's result
-// depends neither on its neighbours nor on threads.
+// Products of rows and a packed weight. For any number of rows, each output is one sum over the inputs in order, so
+// that a row's result depends neither on other rows nor on the number of threads.
 //
-// A single tile of rows reads a panel from beginning to end, prefetching. Many tiles share a stretch of a panel,
-// unfolded once to floats if it is stored in fewer bits, while the next stretch is loaded into the L2 cache, next to
-// the tiles' inputs and sums (the loops of Goto and van de Geijn, "Anatomy of high-performance matrix multiplication",
-// with the roles of the operands exchanged).
+// For a single tile of rows, a panel is read and prefetched from beginning to end. Many tiles share a stretch of a
+// panel, which is converted to floats once if it is stored in fewer bits. Meanwhile the next stretch is loaded into the
+// L2 cache, which also has the tiles' inputs and sums (the loops of Goto and van de Geijn, "Anatomy of high-performance
+// matrix multiplication", with the roles of the operands exchanged).
 #include "linear.h"
 
 #include "arguments.h"
@@ -18,13 +18,13 @@ namespace baton {
 namespace {
 
 constexpr int64_t BLOCK_TILES = 20;         // most tiles whose inputs of a stretch stay in the L2 cache
-constexpr int64_t TALL_BLOCK_TILES = 9;     // the same for tiles of MOST_TILED_ROWS
+constexpr int64_t TALL_BLOCK_TILES = 9;     // most tiles of MOST_TILED_ROWS rows whose inputs stay there
 constexpr int64_t BLOCK_STRIPS = 6;         // most strips whose sums stay in the L2 cache
 constexpr int64_t STRETCH_WORDS = 320;      // longest stretch; no group of inputs is longer
-constexpr int64_t STREAM_BYTES = 96 << 10;  // of a weight per task, if there is one tile
-constexpr int64_t AHEAD_BYTES = 4096;       // distance of prefetching
+constexpr int64_t STREAM_BYTES = 96 << 10;  // most bytes of a weight per task, if there is only one tile
+constexpr int64_t AHEAD_BYTES = 4096;       // distance of prefetching in bytes
 
-// Conversion of the sums of LANES outputs to the outputs: scales, if there are any, and the bias.
+// Conversion of sums to outputs, for LANES outputs: applies scales, if there are any, and the bias.
 template <class Format, bool has_scales>
 struct Scaling {
     Floats scale{}, bias{};
@@ -81,15 +81,16 @@ class Product {
    private:
     using Number = typename Format::Number;
     using Sum = typename Format::Sum;
-    struct Pair {  // of a row and a strip
+    struct Pair {  // sums of a row and a strip
         Sum halves[2];
     };
     static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
     static constexpr bool IS_TILED = kind == Words::tiled;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
 
-    // Multiply a single tile, several strips together. Groups take one panel, since its scales and zero points are
-    // address streams too, and several panels in a row.
+    // Multiply a single tile by all strips, several strips together. In grouped formats the strips of only one panel
+    // are multiplied together, since scales and zero points are address streams too, and a task takes several panels in
+    // a row.
     void stream_all() {
         const int64_t kinds = is_gated_ ? 2 : 1, in_panel = std::min<int64_t>({strips_, PANEL / STRIP, MOST_STREAMS / kinds});
         const int64_t width = Format::IS_GROUPED ? in_panel : evenly(strips_, 1, most_streams(rows_) / kinds, threads_);
@@ -101,7 +102,7 @@ class Product {
         });
     }
 
-    // Multiply a single tile with some strips, preceded by the strips that gate them.
+    // Multiply a single tile by some strips; with gates, by the strips of their gates too.
     void stream_some(int64_t first, int64_t end) const {
         Pair sums[MOST_STREAMS * MOST_STREAMED_ROWS];
         int64_t strips[MOST_STREAMS], streams = 0;
@@ -122,11 +123,11 @@ class Product {
             finish(0, is_gated_ ? strips_ + first + n : first + n, made + n * rows_, sums + n * rows_);
     }
 
-    // Multiply some tiles with some strips, preceded by the strips that gate them.
+    // Multiply some tiles by some strips; with gates, by the strips of their gates before.
     void compute(int64_t first_tile, int64_t end_tile, int64_t first_strip, int64_t end_strip) const {
         const int64_t width = end_strip - first_strip, kinds = is_gated_ ? 2 : 1, strips = width * kinds;
         const int64_t first = tiles_.first_row(first_tile), rows = tiles_.first_row(end_tile) - first;
-        // Sums by strip and row, kept by the thread from one stretch to the next.
+        // Sums by strip and row, which the thread keeps from one stretch to the next.
         static thread_local std::vector<Pair> room;
         Pair* const kept = reserved(room, strips * rows);
         const auto strip = [&](int64_t n) { return n < width ? first_strip + n : strips_ + first_strip + n - width; };
@@ -140,7 +141,7 @@ class Product {
                     width * rows);
             }
         }
-        if constexpr (IS_TILED) release_tiles();  // registers in use make switches between threads slower
+        if constexpr (IS_TILED) release_tiles();  // tile registers in use make context switches slower
     }
 
     struct Part {
@@ -148,19 +149,19 @@ class Product {
         bool is_gate;
     };
 
-    // Return whether a stretch is unfolded once for all rows, which pays from three tiles on.
+    // Return whether a stretch is converted to floats once for all rows, which pays from three tiles on.
     bool unfolds(int64_t first_tile, int64_t end_tile) const {
         return UNFOLDS && (end_tile - first_tile > 2 || tiles_.rows(first_tile) > Format::MOST_FOLDED_ROWS);
     }
 
-    // Return the steps of a stretch; all stretches are of about equal length.
+    // Return the number of steps of a stretch. All stretches have about equal length.
     int64_t stretch_steps() const {
         const int64_t unit = unit_steps(), units = (steps_ + unit - 1) / unit;
         const int64_t most = std::max<int64_t>(1, STRETCH_WORDS / Format::PARTS / unit), count = (units + most - 1) / most;
         return (units + count - 1) / count * unit;
     }
 
-    // Return the steps that stay in one stretch.
+    // Return the number of steps that must be in the same stretch.
     int64_t unit_steps() const {
         return IS_TILED ? TILE_WORDS : Format::IS_GROUPED ? weight_.group_inputs / STEP_INPUTS : 1;
     }
@@ -186,8 +187,8 @@ class Product {
         return static_cast<const Number*>(weight_.data) + (output / PANEL * steps_ + step) * PANEL + output % PANEL;
     }
 
-    // Add the contribution of a stretch of a strip to every row, and write outputs after the last one. sums: [rows];
-    // next: the following stretch; further: distance back to the sums of the gates.
+    // Add the products of a stretch of a strip to the sums of all rows; after the last stretch write the outputs. sums:
+    // [rows]; next: the next stretch; further: distance from the sums of gates to those of their factors.
     void add(const Part& part, const Number* next, Pair* sums, int64_t further) const {
         const Number* column = numbers(part.strip, part.begin);
         const int64_t tiles = part.end_tile - part.first_tile, stretch_bytes = part.steps * PANEL * 4;
@@ -200,8 +201,8 @@ class Product {
         for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
             const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * own_steps * asks_bytes;
             const uint32_t* x = inputs_.tile(tile) + part.begin / unit_steps() * unit_words() * rows;
-            // A single tile reads the panel from end to end; of many, the first ones prefetch the next stretch, line by
-            // line.
+            // A single tile prefetches the rest of its panel. Of several tiles the first ones prefetch the next
+            // stretch, one cache line at a time.
             Ahead ahead = ahead_of(column, Format::IS_GROUPED ? GROUPS_AHEAD_BYTES : AHEAD_BYTES);
             if (tiles > 1) ahead = {reinterpret_cast<const char*>(next) + std::min(asked, stretch_bytes), asks_bytes};
             if (asked >= stretch_bytes) ahead = {reinterpret_cast<const char*>(x), 0};
@@ -232,7 +233,7 @@ class Product {
         }
     }
 
-    // Write outputs of a tile's rows, gated by `gates` if there are gates.
+    // Write a strip's outputs for the rows of a tile; with gates, multiplied by the activations of `gates`.
     void finish(int64_t tile, int64_t strip, const Pair* sums, const Pair* gates) const {
         const int64_t outputs = weight_.outputs / (is_gated_ ? 2 : 1), rows = tiles_.rows(tile), row = tiles_.first_row(tile);
         for (int half = 0; half < 2; ++half) {
@@ -265,7 +266,7 @@ class Product {
     const int64_t steps_;
     const Inputs inputs_;
     const Tiles& tiles_;
-    const int64_t strips_;  // of outputs; with gates, as many again
+    const int64_t strips_;  // number of strips of outputs; with gates the weight has twice as many
 };
 
 void multiply_all(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, Gate gate,

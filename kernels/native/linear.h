@@ -1,39 +1,39 @@
-// Rows times a packed weight: its layout, and the functions. Contract: kernels/linear.py.
+// Products of rows and a packed weight: the weight's layout, and the functions. Contract: kernels/linear.py.
 #pragma once
 
 #include <cstdint>
 
 namespace baton {
 
-// `rounding`: bfloat16, with inputs rounded to it too.
+// `rounding`: the weight is bfloat16, and inputs are rounded to bfloat16.
 enum class Stored : int32_t { float32 = 0, bfloat16 = 1, rounding = 2, int8 = 3, int4 = 4, fp4 = 5 };
 
-// Outputs in panels of 32, zero-padded: `[panel][in / n][32][n]`, n adjacent numbers (1, 2, 4 or 8 by format), 32 bits
-// together. The first four of eight int4 codes are the low nibbles of the bytes. int4 has a scale (float16) and a zero
-// point per group of inputs and output: `[panel][group][32]`. fp4 is the same with codes converted to int4's:
-// formats.h.
+// Weight in panels of 32 outputs, zero-padded: `[panel][inputs / n][32][n]`. The n adjacent numbers of an output (1, 2,
+// 4 or 8 by format) have 32 bits together. Of eight int4 codes the first four are in the low nibbles of the bytes. int4
+// has a scale (float16) and a zero point per output and group of inputs: `[panel][group][32]`. fp4 is like int4, but
+// formats.h converts its codes.
 struct Weight {
     const void* data;
     const void* scales;   // int8: float per output, padded to panels; int4, fp4: float16
     const int32_t* sums;  // int8: sum of each output's integers, padded to panels
-    const uint8_t* zeros;  // int4, fp4
-    const float* bias;    // [outputs], or null
+    const uint8_t* zeros;  // int4, fp4: zero points
+    const float* bias;    // [outputs]; null: no bias
     int64_t outputs, inputs;
-    int64_t group_inputs;  // int4, fp4: a multiple of 8, at most 256
+    int64_t group_inputs;  // int4, fp4: inputs of a group, a multiple of 8, at most 256
     int32_t stored;
 };
 
-// output [rows][outputs] (= or +=) x [rows][inputs] times the weight, plus the bias.
+// output, [rows][outputs], = or += product of x, [rows][inputs], and the weight, plus the bias.
 void linear(const float* x, int64_t rows, const Weight& weight, float* output, bool accumulate, int threads);
 
-// Activation of a gate before it multiplies. Twin of `Gate` in kernels/types.py.
+// Activation of a gate, which then multiplies its factor. The same as `Gate` in kernels/types.py.
 enum class Gate : int32_t { none = 0, silu = 1, gelu = 2, clamped = 3, sigmoid = 4 };
 
-// output [rows][outputs / 2] = gate(first half) * second half of the same product.
+// output, [rows][outputs / 2], = gate(first half) * second half of the product of x and the weight, plus the bias.
 void gated_linear(const float* x, int64_t rows, const Weight& weight, Gate gate, float* output, int threads);
 
-// The same with one weight per head: x [heads][rows][inputs], output [heads][rows][outputs of a head]. `weight`: of all
-// heads, concatenated, equally many complete panels of plain numbers.
+// Product with one weight per head: x [heads][rows][inputs], output [heads][rows][outputs of a head]. `weight`: weights
+// of all heads concatenated, each with equally many complete panels, in a float format.
 void head_linear(const float* x, int64_t rows, const Weight& weight, int64_t heads, float* output, int threads);
 
 }  // namespace baton

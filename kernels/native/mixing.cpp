@@ -69,7 +69,7 @@ const float* Mixing::heads(const DecoderLayer& layer, float* qkv) const {
     return attended;
 }
 
-// Queries of all heads, [rows][heads][nope_dim + rope_dim], `stride` apart.
+// Queries of all heads, [rows][heads][nope_dim + rope_dim], whose rows are `stride` apart.
 const float* Mixing::latent_queries(const DecoderLayer& layer, const float* made, int64_t& stride) const {
     const Latent& latent = *layer.latent;
     stride = layer.qkv.outputs;
@@ -85,11 +85,11 @@ const float* Mixing::latent_queries(const DecoderLayer& layer, const float* made
     return queries;
 }
 
-// Rounded separately, as in PyTorch: not inlined, so that no addition is fused with it.
+// Return a product that is rounded separately, as in PyTorch. Not inlined, so that no addition is fused with it.
 __attribute__((noinline)) static Floats product(Floats a, Floats b) { return a * b; }
 
-// Equals `rotary` of kernels/norms.py bitwise. Pairs end up half a head apart in queries and keys, whose products do
-// not depend on the order.
+// Rotate like `rotary` of kernels/norms.py, with bitwise equal numbers. The two numbers of a pair end up half of the
+// rotated numbers apart. That does not matter, since queries and keys have the same order.
 static void turn(const Latent& latent, const float* x, const float* cos, const float* sin, float* to) {
     const int64_t half = latent.rope_dim / 2;
     for (int64_t i = 0; i < half; i += LANES) {
@@ -125,7 +125,7 @@ const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
             std::copy_n(from, nope, by_head + (head * rows + row) * nope);
             turn(latent, from + nope, cos, sin, query + (row * heads + head) * size + rank);
         }
-        if (slots[row] < 0) return;  // padding
+        if (slots[row] < 0) return;  // the row is padding
         float key[MAX_HEAD_DIM];
         const float* kept = qkv + (row + 1) * width - size;
         rms_norm_row(kept, latent.norm, rank, latent.eps, key);
@@ -153,8 +153,8 @@ const float* Mixing::latent(const DecoderLayer& layer, float* qkv) const {
     return values;
 }
 
-// Split one row whose projection is grouped by key head: convolution inputs, then gates, to `mixed`, and per value head
-// a number to `beta` and to `decay`.
+// Split the row of a projection whose outputs are grouped by key head: write convolution inputs and then gates to
+// `mixed`, and one number per value head to `beta` and to `decay`.
 static void part_heads(const DeltaNet& net, const float* from, float* mixed, float* beta, float* decay) {
     const int64_t together = net.value_heads / net.key_heads, group = together * net.value_dim;
     const int64_t keys = net.key_heads * net.key_dim, channels = 2 * keys + net.value_heads * net.value_dim;

@@ -1,5 +1,5 @@
-// Token mixing of a layer, between its projections: attention over keys and values per head or over rows shared by all
-// heads, or a delta net. Contract: kernels/native/decoder.py.
+// Token mixing of a layer, between its projections: attention with keys and values per head, latent attention, or a
+// delta net. Contract: kernels/native/decoder.py.
 #pragma once
 
 #include "decoder.h"
@@ -16,7 +16,7 @@ class Mixing {
    public:
     Mixing(const DecoderArguments& asked, MixingRooms& rooms) : asked_(asked), rooms_(rooms) {}
 
-    // Compute the mixed tokens of a layer: [rows][inputs of its output]. qkv: [rows][outputs of its qkv], overwritten.
+    // Compute the input of a layer's output projection. qkv: the output of its `qkv` projection, which is overwritten.
     const float* run(const DecoderLayer& layer, float* qkv) const {
         return layer.delta ? delta(layer, qkv) : layer.latent ? latent(layer, qkv) : heads(layer, qkv);
     }
@@ -26,7 +26,7 @@ class Mixing {
     const float* latent(const DecoderLayer& layer, float* qkv) const;
     const float* delta(const DecoderLayer& layer, const float* projected) const;
 
-    // Inputs of a delta net, rows `stride` apart; per row and value head one number of `beta` and of `decay`.
+    // Inputs of a delta net. Rows are `stride` apart; `beta` and `decay` have one number per row and value head.
     struct DeltaInputs {
         const float *mixed, *gates;
         const float *beta, *decay;
@@ -49,7 +49,7 @@ class Mixing {
 
     int64_t angles_of(const DecoderLayer& layer) const { return layer.table * asked_.rows * (asked_.rotary_dim / 2); }
 
-    // Allocate rows of this many numbers.
+    // Allocate memory for all rows, each of the given number of numbers.
     template <class Work>
     void for_rows(int64_t numbers, const Work& work) const {
         share_rows(asked_.rows, threads_for(asked_.rows * numbers, asked_.threads), work);

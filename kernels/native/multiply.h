@@ -1,11 +1,11 @@
-// Innermost loop of a product: a few rows times a strip of outputs, with all sums in registers.
+// Innermost loop of a product: a few rows are multiplied by a strip of outputs, with all sums in registers.
 #pragma once
 
 #include "formats.h"
 
 namespace baton {
 
-constexpr int STRIP = 2 * LANES;  // outputs
+constexpr int STRIP = 2 * LANES;  // outputs of a strip
 constexpr int64_t LINE_BYTES = 64;
 
 template <class Use, int... n>
@@ -13,7 +13,7 @@ ALWAYS_INLINE void call(const Use& use, std::integer_sequence<int, n...>) {
     use(std::integral_constant<int, n>()...);
 }
 
-// Call use(0, 1, ...) with one constant per part of the format.
+// Call use(0, 1, ...) with one argument, a compile-time constant, per part of the format.
 template <class Format, class Use>
 ALWAYS_INLINE void for_parts(const Use& use) {
     call(use, std::make_integer_sequence<int, Format::PARTS>());
@@ -25,8 +25,8 @@ struct Ahead {
     int64_t stride;
 };
 
-// Multiply `rows` rows with a strip, adding to or overwriting totals. x: [steps * PARTS][rows]; weight: one step per
-// `stride` numbers; total: [rows][2].
+// Multiply `rows` rows by a strip; add to totals or overwrite them. x: [steps * PARTS][rows]; weight: steps are
+// `stride` numbers apart; total: [rows][2].
 template <class Format, int rows, int stride>
 void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total, bool begins, Ahead ahead) {
     using Sum = typename Format::Sum;
@@ -59,7 +59,7 @@ void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total,
 
 using Multiply = void (*)(const uint32_t*, const void*, int64_t, void*, bool, Ahead);
 
-// Indexed by rows - 1.
+// Functions for each number of rows, indexed by rows - 1.
 template <class Format, int stride>
 constexpr auto MULTIPLY =
     table<Format::MOST_FOLDED_ROWS>([](auto less) -> Multiply { return multiply<Format, less.value + 1, stride>; });

@@ -1,4 +1,4 @@
-// Conversion of LANES numbers of the KV pool: to floats, and from floats to one-byte formats.
+// Conversion of vectors of the KV pool's numbers: to floats, and from floats to one-byte formats.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace baton {
 
 enum class Element : int32_t { float32 = 0, bfloat16 = 1, e4m3 = 2, e5m2 = 3, int8 = 4 };
 
-// Call `work` with the element type as a constant: `element.value` may be a template argument.
+// Call `work` with the element type as a compile-time constant, so that `element.value` may be a template argument.
 template <class Work>
 inline void with_element(int32_t element, const Work& work) {
     switch (static_cast<Element>(element)) {
@@ -49,8 +49,9 @@ ALWAYS_INLINE Floats load_e5m2(const uint8_t* from) {
 #endif
 }
 
-// Sign, 4 exponent bits, 3 fraction bits. Its one NaN reads as 480: non-finite rows have a NaN scale. The detour over
-// binary16 handles subnormal numbers, which take multiplications a hundred times as long.
+// An E4M3 number has a sign, 4 exponent bits and 3 fraction bits. Its one NaN is read as 480, which does not matter:
+// rows with a NaN have the scale NaN. It is converted by way of binary16, since multiplying subnormal floats takes a
+// hundred times as long.
 ALWAYS_INLINE Floats load_e4m3(const uint8_t* from) {
 #if defined(__AVX512F__)
     const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -76,7 +77,7 @@ ALWAYS_INLINE Floats load_int8(const uint8_t* from) {
 #endif
 }
 
-// LANES numbers as floats, unscaled.
+// Load LANES numbers as floats, without their scales.
 template <Element element>
 ALWAYS_INLINE Floats load_numbers(const char* from) {
     if constexpr (element == Element::float32) return load(reinterpret_cast<const float*>(from));
@@ -87,7 +88,7 @@ ALWAYS_INLINE Floats load_numbers(const char* from) {
     return load_int8(bytes);
 }
 
-// Bytes of finite numbers within the format's range, one per lane; round to nearest, ties to even.
+// Return the bytes of finite numbers within the format's range, one per lane, rounded to nearest, ties to even.
 template <Element element>
 ALWAYS_INLINE Ints to_bytes(Floats value) {
     if constexpr (element == Element::int8) {
@@ -97,14 +98,14 @@ ALWAYS_INLINE Ints to_bytes(Floats value) {
         constexpr int dropped = 23 - fraction;
         const Ints bits = as_ints(value), size = bits & 0x7fffffff;
         const Ints normal = (size + ((bias - 127) * (1 << 23) + (1 << (dropped - 1)) - 1) + ((size >> dropped) & 1)) >> dropped;
-        const Floats step = as_floats(Ints{} + ((127 - bias + dropped + 1) << 23));  // whose last place is the smallest number
+        const Floats step = as_floats(Ints{} + ((127 - bias + dropped + 1) << 23));  // last bit: smallest number
         const Ints small = as_ints(as_floats(size) + step) - as_ints(step);
-        const Ints lowest = Ints{} + ((128 - bias) << 23);  // normal one
+        const Ints lowest = Ints{} + ((128 - bias) << 23);  // smallest normal number
         return (size < lowest ? small : normal) | ((bits >> 24) & 0x80);
     }
 }
 
-// As in kernels/types.py: `size` numbers of `from` as bytes, and their scale, NaN if a number is not finite.
+// Quantise `size` numbers as `quantise` of kernels/types.py does; return their scale, NaN if a number is not finite.
 template <Element element>
 inline float quantise_row(const float* from, int64_t size, uint8_t* to) {
     float largest = 0, spoilt = 0;

@@ -1,8 +1,8 @@
 // Attention of one new token of many sequences over paged KV. Contract: kernels/attention.py.
 //
-// A context is split into pieces by its length alone, so that no result depends on neighbours or threads; threads share
-// pieces, and KV heads if there are few pieces. Within a piece all its heads proceed together, stretch by stretch,
-// since they are adjacent in a block.
+// The pieces of a context depend only on its length, so that no result depends on other sequences or on the number of
+// threads. Threads share the pieces, and the KV heads if there are few pieces. Within a piece all heads are computed
+// together, stretch by stretch, since they are adjacent in a block.
 #include "arguments.h"
 #include "decode_group.h"
 
@@ -12,7 +12,7 @@ namespace {
 template <Element element>
 class DecodePiece {
    public:
-    // For heads `first_head` to `end_head`.
+    // Compute a piece for KV heads [first_head, end_head).
     DecodePiece(const DecodeArguments& asked, int64_t sequence, int64_t piece, int64_t first_head, int64_t end_head)
         : asked_(asked),
           head_dim_(static_cast<int>(asked.head_dim)),
@@ -33,7 +33,7 @@ class DecodePiece {
 
     static int64_t pieces_of(const DecodeArguments& asked, int64_t sequence) {
         const int64_t context = asked.context_tokens[sequence];
-        if (context == 0) return 0;  // padding
+        if (context == 0) return 0;  // the row is padding
         const Seen seen(context - 1, asked.scoring);
         return (context - 1) / seen.piece_tokens - seen.first_piece() + 1;
     }
@@ -101,14 +101,14 @@ class DecodePiece {
     const int64_t position_;
     const int64_t* block_ids_;
     const float* query_;
-    float* part_;  // outputs [heads][value_dim], highest [heads], totals [heads]
+    float* part_;  // result of a piece: outputs [heads][value_dim], highest [heads], totals [heads]
     const int64_t first_head_, end_head_;
     int64_t seen_from_, begin_, end_;
     Stretch stretches_[2], values_;
     float highest_[MAX_HEADS + LANES], totals_[MAX_HEADS + LANES];
 };
 
-// Add up the pieces of one query; the first one is at `part`.
+// Merge the pieces of one query. The first piece is at `part`.
 void combine(const DecodeArguments& asked, float* part, int64_t pieces, int64_t head, float* output) {
     const int64_t value_dim = asked.value_dim, stride = asked.heads * (value_dim + 2);
     const float *highest = part + asked.heads * value_dim + head, *totals = highest + asked.heads;
@@ -118,7 +118,7 @@ void combine(const DecodeArguments& asked, float* part, int64_t pieces, int64_t 
         float* outputs = part + piece * stride + head * value_dim;
         merge(all, {outputs, highest[piece * stride], totals[piece * stride]}, value_dim);
     }
-    if (pieces == 0) return;  // padding
+    if (pieces == 0) return;  // the row is padding
     for (int64_t d = 0; d < value_dim; ++d) output[d] /= all.total;
 }
 
@@ -128,7 +128,7 @@ void decode(const DecodeArguments& asked) {
     int64_t pieces = 0;
     for (int64_t sequence = 0; sequence < asked.sequences; ++sequence) pieces += pieces_of(sequence);
     const int64_t tasks = asked.sequences * MOST_PIECES, wanted = asked.threads == 1 ? 1 : 2 * asked.threads;
-    const int64_t each = (wanted + pieces - 1) / std::max<int64_t>(1, pieces);  // none: all rows are padding
+    const int64_t each = (wanted + pieces - 1) / std::max<int64_t>(1, pieces);  // 0 pieces: all rows are padding
     const int64_t shares = std::min(asked.kv_heads, std::max<int64_t>(1, each));
     share(tasks * shares, asked.threads, [&](int64_t task) {
         const int64_t part = task % shares, piece = task / shares % MOST_PIECES, sequence = task / shares / MOST_PIECES;

@@ -5,7 +5,7 @@
 namespace baton {
 namespace {
 
-// Tokens of one KV head with equally long pieces.
+// Consecutive tokens of a chunk whose contexts have pieces of equal size, for one KV head.
 template <Element element>
 class PrefillTask {
    public:

@@ -1,4 +1,4 @@
-// One layer of the paged KV pool. All memory is borrowed.
+// One layer of the paged KV pool. The structs only borrow memory.
 #pragma once
 
 #include "limits.h"
@@ -6,23 +6,23 @@
 
 namespace baton {
 
-// Data `[block][k, v][kv_head][token][head_dim]`, head_dim contiguous; scales, if any, float32 `[block][k,
-// v][kv_head][token]`, tokens contiguous. Strides count elements; that between keys and values is 0 if values are
+// Data: `[block][k, v][kv_head][token][head_dim]`, head_dim contiguous. Scales, if any: float32 `[block][k,
+// v][kv_head][token]`, tokens contiguous. Strides count elements; the stride from keys to values is 0 if values are
 // prefixes of keys.
 struct Pages {
     const void* data;
     int64_t block_stride, kind_stride, head_stride, token_stride;
-    const float* scales;  // null: unscaled
+    const float* scales;  // null: the numbers have no scales
     int64_t scale_block_stride, scale_kind_stride, scale_head_stride;
     int64_t block_tokens;
     int32_t element;
 };
 
-using Row = const char*;  // numbers of one token
+using Row = const char*;  // pointer to the key or value of one token
 
-alignas(64) const char ZEROS[MAX_HEAD_DIM * sizeof(float)] = {};  // a row in any format
+alignas(64) const char ZEROS[MAX_HEAD_DIM * sizeof(float)] = {};  // row of zeros in any format
 
-// Keys (kind 0) or values (kind 1) of one KV head of one sequence, by position.
+// Finds keys (kind 0) or values (kind 1) of one KV head of one sequence by their position.
 template <Element element>
 class HeadRows {
    public:
@@ -32,7 +32,7 @@ class HeadRows {
           offset_(kind * pages.kind_stride + head * pages.head_stride),
           scale_offset_(kind * pages.scale_kind_stride + head * pages.scale_head_stride) {}
 
-    // Set `rows` to `tokens` tokens from position `first`, and copy their scales if there are any.
+    // Set `rows` to pointers to `tokens` tokens from position `first` on, and copy their scales if there are any.
     void find(int64_t first, int tokens, Row* rows, float* scales) const {
         int64_t logical = first / pages_.block_tokens, token = first % pages_.block_tokens;
         for (int done = 0; done < tokens; ++logical, token = 0) {

@@ -6,7 +6,7 @@
 
 namespace baton {
 
-// Return at least `size` numbers of arbitrary value. Invalidates earlier pointers to the same memory.
+// Return memory for at least `size` numbers, of arbitrary values. Invalidates earlier pointers into the same vector.
 template <class Number>
 Number* reserved(std::vector<Number>& room, int64_t size) {
     if (static_cast<int64_t>(room.size()) < size) room.resize(size);

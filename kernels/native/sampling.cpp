@@ -1,7 +1,7 @@
 // Sampling of one token per row of logits. Contract: kernels/sampling.py.
 //
-// No vocabulary is sorted. The k-th largest logit is found among the few tokens above a rising bound. For top-p, weights
-// are summed in bins by their distance from the most likely token; only the bin with the boundary is sorted.
+// The vocabulary is never sorted. The k-th largest logit is found among the few tokens above a rising bound. For top-p,
+// weights are summed in bins by the distance of their logit from the largest; only the bin at the boundary is sorted.
 #include "sampling.h"
 
 #include <cmath>
@@ -17,17 +17,17 @@ namespace baton {
 namespace {
 
 constexpr int BINS = 4096;
-constexpr float BINS_PER_UNIT = 64;  // of the exponent
+constexpr float BINS_PER_UNIT = 64;  // bins per 1 of the exponent, logit / temperature
 
 // Scratch memory of one thread.
 struct DrawRoom {
     std::vector<float> weights;  // [size + LANES]
     std::vector<int32_t> bins;   // [size + LANES]
     std::vector<float> largest;
-    std::vector<std::pair<float, int64_t>> inside;  // logit and id
+    std::vector<std::pair<float, int64_t>> inside;  // logit and id of the tokens in the bin at the boundary
 };
 
-// Return the `count`-th largest number of a row; -inf if fewer are above -inf.
+// Return the `count`-th largest number of a row; -inf if fewer than `count` are above -inf.
 float kth_largest(const float* x, int64_t size, size_t count, std::vector<float>& largest) {
     constexpr int64_t AT_ONCE = 4 * LANES;
     float bound = -std::numeric_limits<float>::infinity();
@@ -68,7 +68,7 @@ class Draw {
         for (int64_t id = 0; id < size_; ++id) weights_[id] = logits_[id] < threshold ? 0 : weights_[id];
     }
 
-    // Keep the most likely tokens with together `share` of the remaining mass, at least one.
+    // Keep the most likely tokens whose weights sum to `share` of all remaining weights, and at least one token.
     void keep_nucleus(float share) {
         if (share >= 1) return;
         fill_bins();
@@ -94,7 +94,7 @@ class Draw {
         }
     }
 
-    // Return the token, in order of id, whose interval of the mass contains `number`.
+    // Return the token whose interval of the cumulative weights, in order of token ids, contains `number` of the total.
     int64_t pick(double number) const {
         double total = 0;
         for (int64_t begin = 0; begin < size_; begin += BLOCK) total += block_total(begin);
@@ -168,7 +168,7 @@ void sample_row(const SampleArguments& asked, int64_t row) {
 constexpr float banned = -std::numeric_limits<float>::infinity();
 constexpr int64_t WORD = 64;
 
-// Ban the tokens that are not allowed. Most words of a mask are all zeros or all ones.
+// Set tokens that are not allowed to -inf. Handles complete words of the mask, most of which are all zeros or all ones.
 void keep_allowed(float* logits, int64_t size, const AllowedTokens& allowed) {
     const int64_t tokens = std::min(8 * allowed.bytes, size);
     int64_t id = 0;
@@ -186,7 +186,7 @@ void keep_allowed(float* logits, int64_t size, const AllowedTokens& allowed) {
     std::fill(logits + tokens, logits + size, banned);
 }
 
-// Return the most likely allowed token, the first of several; 0 if none is allowed.
+// Return the most likely allowed token, the first of equally likely ones; 0 if none is allowed.
 int64_t best_allowed(const float* logits, int64_t size, const AllowedTokens& allowed) {
     const int64_t tokens = std::min(8 * allowed.bytes, size);
     float most = banned, part[WORD];
@@ -224,7 +224,7 @@ extern "C" void baton_sample_tokens(const baton::SampleArguments* asked) {
 }
 
 extern "C" void baton_take_rows(const baton::TakeArguments* asked) {
-    for (int64_t index = 0; index < asked->count; ++index) {  // too little work for several threads
+    for (int64_t index = 0; index < asked->count; ++index) {  // on one thread: too little work to share
         const baton::TakenRow& row = asked->rows[index];
         float* taken = asked->taken + index * asked->size;
         std::copy_n(asked->logits + row.place * asked->stride, asked->size, taken);

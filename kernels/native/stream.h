@@ -1,5 +1,5 @@
-// Innermost loop of a product of very few rows, which waits for memory: several strips together are several streams of
-// addresses, which the processor reads further ahead than one. Sums have the same order as in `multiply`.
+// Innermost loop of a product of very few rows, which waits for memory. Several strips are read together, since a
+// processor reads several streams of addresses further ahead than one. Sums have the same order as in `multiply`.
 #pragma once
 
 #include "multiply.h"
@@ -10,8 +10,8 @@ constexpr int MOST_STREAMS = 4;
 constexpr int MOST_STREAMED_ROWS = 4, MOST_STREAMED_GROUPED_ROWS = LANES == 16 ? 4 : 3;
 constexpr int64_t STREAM_AHEAD_BYTES = 1536;
 
-// Multiply `rows` rows with some strips. columns: [strips], each `[steps][stride]` numbers; x: [steps * PARTS][rows];
-// total: [strips][rows][2].
+// Multiply `rows` rows by `strips` strips. columns: [strips], pointers to numbers `[steps][stride]`; x:
+// [steps * PARTS][rows]; total: [strips][rows][2].
 template <class Format, int rows, int stride, int strips>
 void stream(const uint32_t* x, const void* const* columns, int64_t steps, void* total) {
     using Sum = typename Format::Sum;
@@ -45,12 +45,12 @@ void stream(const uint32_t* x, const void* const* columns, int64_t steps, void* 
 
 using StreamStrips = void (*)(const uint32_t*, const void* const*, int64_t, void*);
 
-// Number of strips whose sums mostly stay in registers; with 16 registers and more than two rows, one panel.
+// Return the number of strips whose sums mostly stay in registers; with 16 registers and more than two rows, one panel.
 constexpr int64_t most_streams(int64_t rows) {
     return LANES < 16 && rows > 2 ? 2 : rows <= 3 ? MOST_STREAMS : MOST_STREAMS - 1;
 }
 
-// Indexed by rows - 1 and strips - 1.
+// Functions for each number of rows and strips, indexed by rows - 1 and strips - 1.
 template <class Format, int stride>
 constexpr auto STREAM = table<MOST_STREAMED_ROWS>([](auto rows) {
     return table<MOST_STREAMS>([](auto strips) -> StreamStrips {
@@ -58,13 +58,14 @@ constexpr auto STREAM = table<MOST_STREAMED_ROWS>([](auto rows) {
     });
 });
 
-// Number of strips per task, at most `most`, that divides the strips of all `blocks` evenly among the threads; of equally
-// good numbers the largest.
+// Return the number of strips per task, at most `most`, with which the strips of all `blocks` are most evenly divided
+// among the threads; of equally good numbers the largest.
 inline int64_t evenly(int64_t strips, int64_t blocks, int64_t most, int64_t threads) {
     const auto longest = [&](int64_t width) {
         return ((strips + width - 1) / width * blocks + threads - 1) / threads * width;
     };
-    const int64_t worth = std::max<int64_t>(1, strips * blocks / (3 * threads));  // three tasks per thread, since a thread may be slow
+    // At least three tasks per thread, since a thread may be slow.
+    const int64_t worth = std::max<int64_t>(1, strips * blocks / (3 * threads));
     int64_t best = 1;
     for (int64_t width = 2; width <= std::min(most, threads == 1 ? most : worth); ++width)
         if (longest(width) <= longest(best)) best = width;

@@ -1,4 +1,4 @@
-// Largest number of a row, its index, and the log of the sum of exponentials.
+// Statistics of a row: its largest number, the index of that, and the log of the sum of exponentials.
 #pragma once
 
 #include <algorithm>
@@ -12,11 +12,11 @@ constexpr int64_t BLOCK = 1024;  // numbers processed together
 
 struct Survey {
     float most;
-    int64_t best;  // the first of several
-    double total;  // of e^(number - most)
-    bool finite;   // all of them
+    int64_t best;  // index of the largest number, the first of several
+    double total;  // sum of e^(number - most)
+    bool finite;   // whether all numbers are finite
 
-    // Log of the sum of e^number.
+    // Return the log of the sum of e^number.
     float log_total() const { return static_cast<float>(most + std::log(total)); }
 };
 
@@ -46,7 +46,8 @@ inline BlockSurvey survey_block(const float* x, int64_t size) {
     return {largest, rest == 0};
 }
 
-// Call `take` with the index and value of every vector of e^((x - most) * inverse); after the end they are 0.
+// Compute e^((x - most) * inverse) vector by vector, and call `take` with the index and value of each. Lanes after the
+// last number are 0.
 template <typename Take>
 inline void exponentials(const float* x, int64_t size, float most, float inverse, Take take) {
     int64_t i = 0;

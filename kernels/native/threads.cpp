@@ -1,8 +1,8 @@
-// Thread pool whose threads compete only for an atomic count of the remaining indices.
+// Thread pool whose threads share only an atomic count of the remaining indices.
 //
-// Some threads may be guests on cores that another process owns: at the lowest priority, and only while that process
-// says that it does not need them. A guest that computes an index when the owner returns is moved to the cores of this
-// process, since it would hardly advance there.
+// Some threads may be guests on cores that another process owns. They compute at the lowest priority, and only while
+// that process says that it does not need the cores. A guest that is computing an index when the owner needs its cores
+// again is moved to the cores of this process, since it would hardly advance on the owner's.
 #include "threads.h"
 
 #include <linux/futex.h>
@@ -23,9 +23,9 @@
 namespace baton {
 namespace {
 
-constexpr std::chrono::microseconds AWAKE{40};  // longer than the time between two products of a layer
-constexpr std::chrono::milliseconds LATE{1};    // much longer than an index takes
-constexpr std::chrono::milliseconds ALONE{50};  // without guests, after one was late
+constexpr std::chrono::microseconds AWAKE{40};  // time to spin: longer than that between two products of a layer
+constexpr std::chrono::milliseconds LATE{1};    // a guest is late after this time, much longer than an index takes
+constexpr std::chrono::milliseconds ALONE{50};  // time without guests after a guest was late
 constexpr int LOOKS_PER_CLOCK = 32;
 constexpr int MOST_THREADS = 255;
 constexpr int64_t MOST_INDICES = int64_t{1} << 32;
@@ -55,7 +55,7 @@ bool await(const Condition& condition) {
     return condition();
 }
 
-// Signal for helpers that wait for work.
+// Signal that wakes the helper threads that wait for work.
 struct alignas(64) Bell {
     std::atomic<uint32_t> calls{0}, sleeping{0};
 
@@ -71,9 +71,9 @@ struct alignas(64) Bell {
     }
 };
 
-// Threads on cores of another process: those numbered from `own` on.
+// Guests: threads on cores that another process owns. They have numbers from `own` on.
 struct Guests {
-    std::atomic<const uint8_t*> in_use{nullptr};  // by the owner of the cores; null: there are no guests
+    std::atomic<const uint8_t*> in_use{nullptr};  // not 0 while the owner uses the cores; null: no guests
     int own = MOST_THREADS;
     cpu_set_t cores, home;
     std::mutex moving;
@@ -86,7 +86,7 @@ struct Guests {
         return flag && !*static_cast<const volatile uint8_t*>(flag);
     }
     void enter() {
-        // Move before the priority is lowered: an idle thread gets no time to move while its first core is busy.
+        // Move before the priority is lowered: then a thread would get no time to move while its first core is busy.
         {
             const std::lock_guard<std::mutex> lock(moving);
             sched_setaffinity(0, sizeof cores, are_home ? &home : &cores);
@@ -163,8 +163,8 @@ class Pool {
         guests_.alone_until = std::chrono::steady_clock::now() + ALONE;
     }
 
-    // Compute one index; return false if none is left, or none for this thread. After an index is taken, the task's
-    // fields still belong to the same task, which cannot finish before that index is done.
+    // Compute one index; return false if none is left, or if this thread may not take one. After an index is taken, the
+    // fields of the task are still those of the same task, which cannot finish before this index.
     bool take_one(uint32_t thread) {
         uint64_t left = left_.load(std::memory_order_acquire);
         do {
@@ -178,7 +178,7 @@ class Pool {
     bool has_helpers(int wanted) {
         try {
             for (; helpers_ < wanted; ++helpers_) std::thread([this, me = helpers_ + 1u] { help(me); }).detach();
-        } catch (const std::system_error&) {  // no more threads are available; continue with fewer
+        } catch (const std::system_error&) {  // the system allows no more threads: continue with fewer
         }
         return helpers_ > 0;
     }
@@ -200,7 +200,8 @@ class Pool {
     const void* work_ = nullptr;
     int64_t count_ = 0;
     int helpers_ = 0;
-    alignas(64) std::atomic<uint64_t> left_{0};  // threads that may take an index << 32 | remaining indices
+    // Number of threads that may take an index, in the upper half; number of remaining indices, in the lower half.
+    alignas(64) std::atomic<uint64_t> left_{0};
     alignas(64) std::atomic<uint32_t> unfinished_{0};
     std::atomic<bool> waiting_{false};
     Bell bell_, guests_bell_;
@@ -209,7 +210,7 @@ class Pool {
 
 Pool* pool;  // never freed, since its threads use it until the process exits
 
-void start_anew() { pool = new Pool; }  // a forked child has none of its parent's threads
+void start_anew() { pool = new Pool; }  // also called in a forked child, which has none of its parent's threads
 
 Pool& the_pool() {
     static const bool is_ready = [] {

@@ -1,5 +1,5 @@
-// Work shared by threads that spin briefly while they wait and then sleep: another program on a core slows a step down
-// only by the time that it takes. One pool per process, started with the first work for several threads.
+// Work that is shared by a pool of threads. Waiting threads spin briefly and then sleep, so that another program on a
+// core slows a step down only by the time that it takes. A process has one pool, which the first shared work starts.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace baton {
 
 using Task = void (*)(const void* work, int64_t index);
 
-// Call task(work, index) once for every index of [0, count), on this thread and at most `threads` - 1 others, and return
-// when all are done. While another thread of the process uses the pool, this one computes alone.
+// Call task(work, index) once for every index of [0, count), on this thread and at most `threads` - 1 others; return
+// when all calls have finished. If another thread of the process uses the pool, this thread computes alone.
 void share_out(int64_t count, int threads, Task task, const void* work);
 
 template <class Work>
@@ -22,7 +22,7 @@ inline void share(int64_t count, int threads, const Work& work) {
     share_out(count, threads, [](const void* self, int64_t index) { (*static_cast<const Work*>(self))(index); }, &work);
 }
 
-// Call work(row) for every row, in runs of rows, since single ones are too small to share.
+// Call work(row) for every row. Threads take several rows at a time, since single rows are too little work to share.
 template <class Work>
 inline void share_rows(int64_t rows, int threads, const Work& work) {
     const int64_t parts = threads <= 1 ? 1 : rows < 4 * threads ? rows : 4 * threads;

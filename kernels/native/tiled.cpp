@@ -1,5 +1,5 @@
-// Products in tile registers: tiles 0 to 3 contain the sums of up to 32 rows and 32 outputs, 4 and 5 inputs, 6 and 7
-// weights.
+// Products in tile registers. Tiles 0 to 3 contain the sums of at most 32 rows and 32 outputs, tiles 4 and 5 inputs,
+// and tiles 6 and 7 weights.
 #include "tiled.h"
 
 #if defined(BATON_TILES)
@@ -18,9 +18,9 @@ namespace {
 constexpr int64_t ROW_BYTES = TILE_WORDS * 4, PANEL_BYTES = PANEL * 4;
 static_assert(PANEL == 2 * TILE_WORDS && STRIP == PANEL, "two tiles of a panel");
 
-thread_local int64_t shaped_rows = 0;  // rows for which this thread's tiles are configured; 0: not configured
+thread_local int64_t shaped_rows = 0;  // number of rows for which this thread's tiles are configured; 0: none
 
-// Configure the tiles unless they are: it takes some hundred cycles and clears all of them.
+// Configure the tiles for this number of rows, unless they are: it takes some hundred cycles and clears all tiles.
 void shape_for(int64_t rows) {
     if (rows == shaped_rows) return;
     TileShapes shapes;
@@ -33,7 +33,7 @@ void shape_for(int64_t rows) {
     shaped_rows = rows;
 }
 
-// Call use(tile, offset of its sums) for each tile of sums.
+// Call use(tile, offset) for each tile of sums, with the offset of its sums in memory.
 template <bool has_lower, class Use>
 ALWAYS_INLINE void for_sums(const Use& use) {
     use(std::integral_constant<int, 0>(), 0);
@@ -44,7 +44,7 @@ ALWAYS_INLINE void for_sums(const Use& use) {
     }
 }
 
-// Add TILE_WORDS steps.
+// Add the products of TILE_WORDS steps to the tiles of sums.
 template <bool has_lower>
 ALWAYS_INLINE void add_steps(const uint32_t* x, const uint32_t* panel) {
     load_tile<6>(panel, PANEL_BYTES);
@@ -70,7 +70,7 @@ void multiply_some(const uint32_t* x, int64_t rows, const uint32_t* panel, int64
         ahead.from += TILE_WORDS * ahead.stride;
         add_steps<has_lower>(x, panel);
     }
-    if (steps > 0) {  // memory after the last step belongs to another panel, or is not mapped
+    if (steps > 0) {  // copy and pad: memory after the last step belongs to another panel, or is not mapped
         alignas(LINE_BYTES) uint32_t padded[TILE_WORDS * PANEL] = {};
         std::copy_n(panel, steps * PANEL, padded);
         add_steps<has_lower>(x, padded);
@@ -79,7 +79,7 @@ void multiply_some(const uint32_t* x, int64_t rows, const uint32_t* panel, int64
 }
 
 #if !defined(BATON_EMULATED_AMX)
-// Request the permission from Linux (5.16 and later), which saves these registers only for processes that have it.
+// Request permission to use tile registers. Linux (5.16 and later) saves them only for processes that have it.
 bool has_permission() {
     constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
@@ -117,7 +117,7 @@ void release_tiles() {
 }  // namespace baton
 
 #if defined(BATON_EMULATED_AMX)
-// For tests: imitate a system that denies or grants the use of tiles.
+// For tests: imitate a system that denies or permits the use of tile registers.
 extern "C" void baton_allow_tiles(int32_t allowed) { baton::is_allowed = allowed != 0; }
 #endif
 #endif

@@ -1,5 +1,5 @@
-// Operations of the eight tile registers of processors with AMX, each of up to 16 rows of 64 bytes. For tests on other
-// processors they are emulated according to Intel's Software Developer's Manual, volume 2.
+// Operations on the eight tile registers of processors with AMX, each of at most 16 rows of 64 bytes. For tests on
+// other processors they are emulated according to Intel's Software Developer's Manual, volume 2.
 #pragma once
 
 #include "vector.h"
@@ -27,7 +27,7 @@ struct EmulatedTiles {
 };
 inline thread_local EmulatedTiles emulated{};
 
-// Trap if the processor would raise an exception.
+// End the process if a processor with AMX would raise an exception.
 inline void check(bool is_allowed) {
     if (!is_allowed) __builtin_trap();
 }
@@ -96,7 +96,7 @@ inline void add_tile_products() {
 
 #else
 
-// Assembly instead of intrinsics: GCC 12's do not declare that they read memory, which may then be written too late.
+// Assembly, since GCC 12's intrinsics do not declare that they read memory, which may then be written too late.
 inline void shape_tiles(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 
 inline void release_all_tiles() { asm volatile("tilerelease"); }

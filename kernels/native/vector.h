@@ -1,4 +1,5 @@
-// Vectors of one register of floats, in the compiler's own types: one source for every instruction set.
+// Vectors of floats that fill one register, in the compiler's own types, so that one source serves all instruction
+// sets.
 #pragma once
 
 #include <array>
@@ -70,12 +71,12 @@ inline Floats as_floats(Ints bits) { return reinterpret_cast<Floats>(bits); }
 inline Ints as_ints(Floats value) { return reinterpret_cast<Ints>(value); }
 inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x within 2 units in the last place, for x <= 88; 0 below the smallest normal number, NaN for NaN. Cody-Waite
-// reduction and the polynomial of Cephes' expf.
+// Return e^x for x <= 88, within 2 units in the last place; 0 if it is below the smallest normal number, NaN for NaN.
+// Cody-Waite reduction and the polynomial of Cephes' expf.
 ALWAYS_INLINE Floats exponential(Floats x) {
     const Floats lowest = broadcast(-87.33654f);
     const Floats scaled = x * 1.44269504088896341f;
-    const Floats rounded = (scaled + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: to the nearest integer
+    const Floats rounded = (scaled + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
     Floats rest = x - rounded * 0.693359375f;
     rest = rest - rounded * -2.12194440e-4f;
     Floats sum = broadcast(1.9875691500e-4f);
@@ -93,10 +94,10 @@ ALWAYS_INLINE Floats exponential(Floats x) {
 
 constexpr float LOG2_E = 1.44269504f;
 
-// 2^x within 5e-6, which suffices for bfloat16, for x <= 0; 2^-126 below that exponent, NaN for NaN.
+// Return 2^x for x <= 0, within 5e-6, which suffices for bfloat16; 2^-126 for x < -126, NaN for NaN.
 ALWAYS_INLINE Floats exponential_of_two(Floats x) {
     const Floats lowest = broadcast(-126.0f), bounded = x < lowest ? lowest : x;
-    const Floats moved = bounded + 12582912.0f, rest = bounded - (moved - 12582912.0f);  // 1.5 * 2^23: to the nearest
+    const Floats moved = bounded + 12582912.0f, rest = bounded - (moved - 12582912.0f);  // 1.5 * 2^23: rounds
     Floats sum = broadcast(9.6181291e-3f);
     sum = sum * rest + 5.5504109e-2f;
     sum = sum * rest + 2.4022651e-1f;
@@ -105,15 +106,15 @@ ALWAYS_INLINE Floats exponential_of_two(Floats x) {
     return sum * as_floats((as_ints(moved) << 23) + (127 << 23));  // the integer is in the low bits
 }
 
-// tanh(x) within 1e-7, also for non-finite numbers.
+// Return tanh(x) within 1e-7, also for non-finite numbers.
 ALWAYS_INLINE Floats hyperbolic_tangent(Floats x) {
     const Floats size = x < 0.0f ? -x : x, clamped = size > 20.0f ? broadcast(20.0f) : size;
     const Floats value = 1.0f - 2.0f / (exponential(2.0f * clamped) + 1.0f);
     return x < 0.0f ? -value : value;
 }
 
-// Combine the lanes of groups of `size`, a power of two: each with its neighbour, then pairs with pairs. Every lane gets
-// the result of its group.
+// Combine the lanes of each group of `size` lanes, a power of two: each lane with its neighbour, then pairs with pairs.
+// Every lane gets the result of its group.
 template <int size, typename Combine>
 ALWAYS_INLINE Floats combine_groups(Floats value, Combine combine) {
     if constexpr (size > 1) value = combine(value, __builtin_shuffle(value, ACROSS_1));
@@ -138,14 +139,14 @@ inline float sum_of(Floats value) {
 
 inline float largest_of(Floats value) { return reduce(value, larger); }
 
-// Vector of 0, 1, 2, ...
+// Return the vector of 0, 1, 2, ...
 ALWAYS_INLINE Ints lane_numbers() {
     Ints numbers{};
     for (int lane = 0; lane < LANES; ++lane) numbers[lane] = lane;
     return numbers;
 }
 
-// Lane i of `repeated` is number i % size of LANES numbers; of `spread`, number i / size.
+// Lane i of `repeated` is number i % size, lane i of `spread` number i / size.
 template <int size>
 ALWAYS_INLINE Floats repeated(const float* from) {
     Ints place{};
@@ -169,8 +170,8 @@ ALWAYS_INLINE void add_halves(Floats* values, int distance, Ints low) {
     }
 }
 
-// Lane i of the result is the sum of all lanes of `values[i]`, for i < count; later lanes are arbitrary. Overwrites
-// `values`.
+// Return a vector whose lane i, for i < count, is the sum of all lanes of `values[i]`; later lanes are arbitrary.
+// Overwrites `values`.
 template <int count>
 ALWAYS_INLINE Floats sums_of(Floats* values) {
     add_halves<count>(values, 1, LOW_1);
@@ -207,7 +208,7 @@ inline void transpose(Floats* rows) {
 #endif
 }
 
-// Widening with intrinsics, since the compiler would convert lane by lane.
+// Widen with intrinsics, since the compiler would convert lane by lane.
 inline Ints load_shorts(const uint16_t* from) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Ints>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
@@ -241,8 +242,8 @@ inline Floats flushed(Floats x) {
 }
 #endif
 
-// Add to each lane of `sum` the products of two pairs of bfloat16 numbers, the upper ones first. Each addition rounds to
-// nearest in any mode of the processor; subnormal numbers count as zero, as inputs and as results.
+// Add two products of bfloat16 numbers to each lane of `sum`: that of the upper halves, then that of the lower halves.
+// Each addition rounds to nearest in any mode of the processor; subnormal numbers count as zero, also as results.
 inline Floats add_pairs(Floats sum, Ints a, Ints b) {
 #if defined(BATON_EMULATED_BF16)
     const int32_t upper = static_cast<int32_t>(0xffff0000);
@@ -259,7 +260,7 @@ inline Floats add_pairs(Floats sum, Ints a, Ints b) {
 }
 #endif
 
-// Round to nearest, ties to even; NaN remains NaN.
+// Round to bfloat16, to nearest, ties to even; NaN remains NaN.
 inline uint16_t to_bfloat16(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -288,7 +289,8 @@ constexpr auto table_of(const Make& make, std::integer_sequence<int, n...>) {
         make(std::integral_constant<int, n>())...};
 }
 
-// Array of make(0), make(1), ... with `count` entries. The arguments are constants: `n.value` may be a template argument.
+// Return the array of make(0), make(1), ... with `count` entries. Arguments are compile-time constants: `n.value` may
+// be a template argument.
 template <int count, class Make>
 constexpr auto table(const Make& make) {
     return table_of(make, std::make_integer_sequence<int, count>());

@@ -98,7 +98,7 @@ class TraceHandler(logging.Handler):
             self._trace.error_logs.append(f"{who}: {line}")
         else:
             line = line.splitlines()[0]
-        if record.name == "baton.router.request.run" and "another attempt" in line:
+        if record.name == "baton.router.request.run" and line.endswith("; retrying"):
             self._trace.retried.append(line)
         self._trace.note(who, line)
 

@@ -94,8 +94,8 @@ def structure_of(message: SamplingFields) -> StructuredOutput | None:
     """Return the requested structured output; None for free text. Raises: Problem if several are requested."""
     asked = list(asked_forms(message))
     if len(asked) > 1:
-        message = f"only one structured output is allowed, but {asked[0].field} is set, too; remove one of them"
-        raise refused(asked[1].field, message)
+        fault = f"only one structured output is allowed, but {asked[0].field} is set, too; remove one of them"
+        raise refused(asked[1].field, fault)
     return asked[0].form if asked else None
 
 

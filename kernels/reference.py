@@ -267,7 +267,7 @@ def sample_tokens(
     may_ban: bool,
     out: Sampled,
 ) -> None:
-    """Sample in float64, row by row."""
+    """Sample one token per row, in float64, one row after another."""
     out.token_ids.zero_()
     out.logprobs.fill_(torch.nan)
     for index, row in enumerate(logits.double()):

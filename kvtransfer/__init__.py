@@ -1,4 +1,4 @@
 """Transfer of KV blocks between processes: the destination pulls, and a process writes only its own memory.
 
-Works on tensors and block ids; independent of engine, protobuf and servers.
+This package works on tensors and block ids. It does not depend on the engine, protobuf or servers.
 """

@@ -24,12 +24,12 @@ FACTOR_BYTES = 8
 MODULUS = 1 << 64
 PIECE_WORDS = 1 << 20  # most words that are summed at a time
 KEPT_BYTES = 32 << 20  # memory for factors that are kept from one checksum to the next
-_SEED = 20_141_111  # arbitrary, but equal in all processes
+_SEED = 20_141_111  # any number, but the same in all processes
 
 
 class BlockChecksum(NamedTuple):
     logical: int  # index of the block in a transfer, from 0
-    value: int  # [0, 2^64)
+    value: int  # checksum, [0, 2^64)
 
 
 class Checksums:
@@ -50,7 +50,7 @@ class Checksums:
         self._streams = {device: torch.cuda.Stream(device) for device in devices if device.type == "cuda"}
 
     def of(self, block: int) -> int:
-        """Return the checksum of a block: [0, 2^64). Raises: IndexError."""
+        """Compute the checksum of a block, [0, 2^64). Raises: IndexError."""
         if not 0 <= block < self._shape.num_blocks:
             raise IndexError(f"block must be in [0, {self._shape.num_blocks}), the blocks of the pool, got {block}")
         return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS

@@ -63,7 +63,7 @@ class _CopyAttributes(ctypes.Structure):
 
 
 class _CopySide(ctypes.Structure):
-    """One side of CUDA_MEMCPY2D."""
+    """Fields of CUDA_MEMCPY2D that describe its source, or its destination."""
 
     _fields_ = (
         ("x", ctypes.c_size_t),
@@ -269,7 +269,7 @@ class DeviceMemory:
             raise
 
     def copy(self, spans: Sequence[Span]) -> None:
-        """Copy spans. Raises: PeerUnreachable (closed), CopyBroken."""
+        """Copy spans of the peer's pool into this one. Raises: PeerUnreachable if closed; CopyBroken."""
         self._run([self._addressed(span) for span in spans])
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -313,7 +313,7 @@ class DeviceMemory:
 
 
 class CudaIpcTransport(MappedTransport):
-    """Transport between workers on the GPUs of one host, also on one GPU."""
+    """Transport between workers whose pools are on GPUs of one host, possibly on the same GPU."""
 
     name = "cuda_ipc"
 

@@ -32,7 +32,7 @@ class DeviceMemoryHandle:
 
     handle: bytes  # CUipcMemHandle, 64 bytes
     offset_bytes: int  # offset of the pool in the exported memory
-    size_bytes: int  # size of the pool
+    size_bytes: int  # bytes of the pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NixlHandle:
     """Pool that NIXL agents of other processes may read."""
 
     metadata: bytes  # opaque metadata of the agent
-    address: int  # start of the pool in its own process
+    address: int  # address of the pool in the process that owns it
     device: int
     memory: str  # kind of memory in NIXL's terms: DRAM or VRAM
 
@@ -56,7 +56,7 @@ class PoolDescription:
     device_memory: tuple[DeviceMemoryHandle, ...] = ()  # one handle per part; empty: no exported GPU memory
     group_backend: str = ""  # torch.distributed backend that sends the pool's blocks; empty: none
     parts: int = 1  # number of parts, one per rank of the worker: see PoolShape
-    rows: int = 1  # layers x (keys, values)
+    rows: int = 1  # rows of a block: see PoolShape
     nixl: NixlHandle | None = None  # None: the pool is not registered with NIXL
     tcp_port: int = 0  # port on the worker's host from which peers read blocks; 0: blocks are not served over TCP
     versions: Versions = OWN  # versions of the process that owns the pool

@@ -42,7 +42,7 @@ def _broken_by_nixl() -> Iterator[None]:
 
 
 class NixlAgent:
-    """NIXL agent of this process, with `pool` registered: uint8, one dimension, on any device."""
+    """NIXL agent of this process. Registers `pool`, uint8, one-dimensional, on any device."""
 
     def __init__(
         self,

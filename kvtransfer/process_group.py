@@ -143,8 +143,8 @@ class Backend(Protocol):
 
 
 Wait = Callable[[], None]
-"""Function that waits for a message in flight, after which its memory is neither read nor written. Raises: LinkBroken,
-at the latest after the group's timeout.
+"""Function that waits until a message in flight has been sent or received: then its memory is not accessed any more.
+Raises: LinkBroken, at the latest after the group's timeout.
 """
 
 

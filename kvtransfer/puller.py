@@ -1,4 +1,4 @@
-"""Thread that copies KV into this worker's pool, off the cores that compute."""
+"""Thread that copies KV into this worker's pool, on other CPU cores than those that compute."""
 
 import asyncio
 import os

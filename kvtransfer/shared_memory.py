@@ -118,7 +118,7 @@ class SharedPool:
         """Make the handle invalid. The memory is freed with the last tensor and the last map of a peer."""
         if self._tensor is None:
             raise ValueError("the pool is closed already")
-        # The map is dropped, not closed: torch does not prevent an unmap under a tensor in use.
+        # Only the reference is dropped: torch does not prevent unmapping memory of a tensor that is in use.
         self._tensor = None
         os.close(self._handle.fd)
 
@@ -184,13 +184,13 @@ def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> Non
     is_named = not pool_id or name in (_name(pool_id), _name(b""))  # owners of release 0.1.0 have no id
     if (status.st_ino, status.st_size) != (handle.inode, handle.size_bytes) or not is_named:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not the announced pool")
-    # Reading past the end of a file that shrank kills this process (SIGBUS).
+    # The seal must prevent shrinking: reading after the end of a file that has shrunk kills this process (SIGBUS).
     if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
         raise PeerUnreachable(f"/proc/{handle.pid}/fd/{handle.fd} is not sealed")
 
 
 MAPPED_IN_BYTES = 2 << 30
-"""Part of a peer's pool that is mapped before its first copy, in 0.2 s; reads of the rest are 20 % slower."""
+"""Bytes of a peer's pool that are mapped before the first copy, in 0.2 s. Copies of the rest are 20 % slower."""
 
 
 class HostMemory:

@@ -140,7 +140,7 @@ def both_adjacent(left: BlockPair, right: BlockPair) -> bool:
 
 
 Storage = torch.Tensor | tuple[torch.Tensor, ...]
-"""Memory of a pool, uint8 in one dimension: all parts in one tensor, or one tensor per part."""
+"""Memory of a pool, uint8, one-dimensional: one tensor with all parts, or one tensor per part."""
 
 
 def parts_of(storage: Storage, shape: PoolShape) -> tuple[torch.Tensor, ...]:

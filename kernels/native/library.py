@@ -65,7 +65,7 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.f
 def pages_struct(kv: KvLayer) -> PagesStruct:
     scales = kv.scales
     strides, scale_strides = kv.data.stride()[:4], (0, 0, 0) if scales is None else scales.stride()[:3]
-    if kv.value_prefix is not None:  # values are prefixes of keys
+    if kv.value_prefix is not None:  # values are prefixes of keys, so that they have the same addresses
         strides, scale_strides = (strides[0], 0, *strides[2:]), (scale_strides[0], 0, scale_strides[2])
     return PagesStruct(
         kv.data.data_ptr(),

@@ -112,8 +112,8 @@ def attend_tiles(
     FORMAT: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
-    MASKED: tl.constexpr,  # whether a row may not see some of these tokens
-    PARTED: tl.constexpr,  # whether a row may see none of this program's tokens
+    MASKED: tl.constexpr,  # whether some of these tokens may be invisible to a row
+    PARTED: tl.constexpr,  # whether all tokens of this program may be invisible to a row
 ):
     dims = tl.arange(0, BLOCK_DIM)
     # Load block ids one tile ahead, so that the loads of keys do not wait for them. Triton still starts this load

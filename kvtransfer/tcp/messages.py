@@ -15,7 +15,7 @@ HEAD = struct.Struct("<BQ")  # verdict, and the number of bytes that follow
 
 
 class What(IntEnum):
-    BLOCKS = 0  # `number` logical blocks of a transfer, from `first`
+    BLOCKS = 0  # `number` logical blocks of a transfer, from block `first` on
     PROBE = 1  # `number` arbitrary bytes, to measure the link
 
 

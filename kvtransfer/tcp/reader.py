@@ -77,7 +77,7 @@ class TcpTransport:
                 try:
                     connections.extend(self._connect() for _ in range(before))
                 except PeerUnreachable:
-                    break  # continue with the open connections
+                    break  # the connections that are open must do
                 self._probe(connections, WARM_UP_BYTES)
                 rate = self._probe(connections, nbytes)
                 if rate.gb_per_s < WORTH * best.gb_per_s:

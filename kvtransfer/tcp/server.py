@@ -26,8 +26,9 @@ RETRY_S = 0.1
 PROBE_PIECE = memoryview(bytes(1 << 20))
 
 Readable = Callable[[bytes, int, int], Sequence[int]]
-"""Function of transfer id, first logical block and number that returns physical blocks. Any thread; its wait is
-bounded. Raises: UnknownTransfer, BlockOutOfRange; TimeoutError if the source does not respond.
+"""Function that returns physical blocks of a transfer, given its id, the first logical block and the number of blocks.
+Any thread may call it; its wait is bounded. Raises: UnknownTransfer, BlockOutOfRange; TimeoutError if the source does
+not respond.
 """
 
 

@@ -53,7 +53,7 @@ class TierFile(Protocol):
         """Write all buffers. If this fails, any number of bytes may have been written."""
 
     def announce(self, offset: int, size_bytes: int) -> None:
-        """Hint that this range will be read soon."""
+        """Hint to the system that this range will be read soon."""
 
     def truncate(self, size_bytes: int) -> None:
         """Shorten the file to `size_bytes`."""
@@ -85,7 +85,7 @@ class TierDisk(Protocol):
         """Create an empty segment and open it for reading and writing. Creates its folder too if that was removed."""
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
-        """Open an existing segment."""
+        """Open an existing segment for reading, and for writing if `writable`."""
 
     def remove(self, segment: SegmentId) -> None:
         """Remove a segment. Processes that have it open can still read it."""
@@ -216,7 +216,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Create the file with its complete content, or keep an existing one. Raises: OSError."""
+    """Create a file with its complete content, atomically; keep the file if it exists. Raises: OSError."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")

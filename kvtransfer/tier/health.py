@@ -19,7 +19,7 @@ class DiskRetryState:
 
     @property
     def is_on(self) -> bool:
-        """Return whether the last try succeeded."""
+        """Return whether the last read or write succeeded."""
         return self._is_on
 
     def allows(self, now: float) -> bool:
@@ -27,7 +27,7 @@ class DiskRetryState:
         return self._is_on or now >= self._until
 
     def pause_left_s(self, now: float) -> float:
-        """Return the time until a retry is due."""
+        """Return the seconds until the next try is allowed; 0 if it is now."""
         return 0.0 if self.allows(now) else self._until - now
 
     def failed(self, now: float) -> bool:

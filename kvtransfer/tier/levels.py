@@ -51,7 +51,7 @@ class TierLevels:
         return loaded
 
     def try_reading(self) -> None:
-        """Retry reading at each level. Raises: OSError."""
+        """Test reading in every store, see `TierStore.try_reading`. Raises: OSError."""
         for store in self._stores:
             store.try_reading()
 

@@ -1,4 +1,4 @@
-"""Segments in host memory: faster than files, lost with the process."""
+"""Segments in host memory, which are faster than files but lost with the process."""
 
 import errno
 import os

@@ -21,7 +21,7 @@ from baton.kvtransfer.tier.staging import Staging
 
 logger = logging.getLogger(__name__)
 SEGMENTS = 64
-"""Number of segments within the bound: each eviction removes a small part of the content."""
+"""Number of segments that fit into `size_bytes`. An eviction removes one, so only a small fraction of the blocks."""
 LEAST_BLOCKS = 8
 
 
@@ -81,7 +81,7 @@ class TierStore:
         self._current: int | None = None
         self._release: Release | None = None
         self.directory_id = b""
-        """Id of the directory while it is open: see `TierDisk.identify`."""
+        """Id of the directory, see `TierDisk.identify`; empty while the store is not open."""
         self.counters = TierCounters()
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ BACK = 3  # number of planned faults that are injected before a retry
 
 
 class Soundness(Background):
-    """Watch of the stack's health from `start` to `stop`."""
+    """Polls from `start` to `stop` which processes of the stack serve. `unsound`: what is wrong, by process."""
 
     def __init__(self, stack: ChaosStack) -> None:
         super().__init__()

@@ -169,7 +169,7 @@ class StreamGap:
     stream: int
     fault: int  # index in the list of injected faults
     seconds: float
-    meanwhile: tuple[str, ...]  # other faults during the gap
+    meanwhile: tuple[str, ...]  # names of other faults during the gap
 
 
 class Pause(NamedTuple):

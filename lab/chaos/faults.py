@@ -63,7 +63,7 @@ class Fault:
 
     @property
     def disturbs(self) -> frozenset[str]:
-        """Processes that may be unavailable during the fault."""
+        """Names of the processes that may be unavailable during the fault."""
         if self.kind is FaultKind.BIT_FLIP:
             return frozenset((self.target, *DECODE))  # the injection stops decode workers for a moment
         if self.kind is FaultKind.FOLDER_TAKEN:
@@ -94,7 +94,7 @@ class Planned:
     fault: Fault
     pause_s: float  # time between this fault and the next one of the plan
     at_once: bool
-    tries: int = 0  # earlier attempts that found nothing to break or had no proof
+    tries: int = 0  # number of earlier attempts, which found nothing to break or were not proven
 
 
 Hosts = Mapping[str, tuple[str, ...]]
@@ -122,7 +122,7 @@ def _process(kind: FaultKind, names: tuple[str, ...], draw: random.Random) -> Fa
 
 
 def _link(kind: FaultKind, draw: random.Random) -> Fault:
-    """Draw a link between a router and a worker, or between a decode worker and its prefill worker."""
+    """Draw a fault of a link between a router and a worker, or between a decode worker and a prefill worker."""
     if draw.random() < 0.7:
         source, target = draw.choice(ROUTERS), draw.choice(WORKERS)
     else:

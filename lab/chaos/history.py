@@ -113,7 +113,7 @@ class ObservedAttempt:
 
     prefill: str  # worker id; empty if none was chosen
     decode: str  # worker id; empty if none was chosen
-    failure: str  # empty if the attempt succeeded
+    failure: str  # reason of the failure; empty if the attempt succeeded
 
 
 @dataclass(slots=True)

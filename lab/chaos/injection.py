@@ -372,7 +372,7 @@ def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fa
 
 
 def _alike(fault: Fault) -> list[Fault]:
-    """Return the same fault on every link between processes of the same roles."""
+    """Return this fault on each link between processes of the same roles as those of its own link."""
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     if fault.target == "redis":

@@ -136,7 +136,7 @@ class ChaosLoad:
                     async with asyncio.timeout(self._draw.uniform(0.0, PAUSE_S)):
                         await self._ending.wait()
             self._batons.remove(baton)
-            while self._extra:  # extra streams may use this client's connection
+            while self._extra:  # wait for extra streams, which may use this client's connection
                 await asyncio.wait(self._extra)
 
     async def _stream(self, baton: AsyncBatonClient, case: ChaosCase, extra: bool = False) -> None:

@@ -201,7 +201,7 @@ def markdown(facts: dict[str, Any]) -> str:
 
 
 def _course(broken: dict[str, Any]) -> str:
-    """Return when and where a broken stream ran."""
+    """Return as text which case a broken stream was, when it ran, and on which workers."""
     if "attempts" not in broken:
         return "after the faults, undisturbed"
     attempts = [

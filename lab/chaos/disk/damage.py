@@ -18,7 +18,7 @@ OTHER_MODEL = b"another model, 32 bytes in all .."[:32]
 
 class Damage(NamedTuple):
     files: int
-    places: int  # number of bits, bytes or blocks
+    places: int  # number of damaged bits, bytes or blocks
 
 
 def segment_paths(directory: Path, owner: str = "*") -> list[Path]:
@@ -27,7 +27,7 @@ def segment_paths(directory: Path, owner: str = "*") -> list[Path]:
 
 
 def flip_bits(paths: list[Path], draw: random.Random) -> Damage:
-    """Flip a bit every EVERY_BYTES in place, so that readers with an open file see it. Raises: OSError."""
+    """Flip one bit per EVERY_BYTES, in place, so that workers that have the file open read it. Raises: OSError."""
     files = places = 0
     for path in _there(paths):
         with path.open("r+b") as file:
@@ -108,7 +108,7 @@ def _rewritten(raw: bytes, ours: SegmentFormat, theirs: SegmentFormat, draw: ran
 
 
 def _there(paths: list[Path]) -> Iterator[Path]:
-    """Yield the files that still exist: owners remove files at any time."""
+    """Yield those of `paths` that still exist, since workers remove files at any time."""
     for path in paths:
         if path.is_file():
             yield path

@@ -40,7 +40,7 @@ class CourseAnswers:
     answers: Answers
     drafted_tokens: int = 0
     accepted_tokens: int = 0
-    continued: int = 0  # requests with more than one attempt
+    continued: int = 0  # number of requests with more than one attempt
     kills: int = 0
     preemptions: int = 0  # preemptions by the workers that run at the end
 

@@ -126,7 +126,7 @@ class Oracle:
         return scores
 
     def _draw(self, case: ChaosCase, choice: int, answer: Sequence[int], scores: Floats) -> SampledDraw:
-        """Draw the token that follows the answer so far."""
+        """Draw, with the second sampler, the token that follows `answer`."""
         number = uniform_number(int(case.options["seed"]), choice, len(case.prompt) + len(answer))
         return drawn(adjusted(scores, case.prompt, answer, case.options), Filters.of(case.options), number)
 

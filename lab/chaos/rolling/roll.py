@@ -156,7 +156,7 @@ class RollingRun:
             scratch = folder or Path(name)
             model = scratch / "tiny"
             write_tiny_checkpoint(model)
-            oracle = Oracle(model)  # before the stack: importing transformers blocks the event loop for seconds
+            oracle = Oracle(model)  # before the stack starts: the import blocks the event loop for seconds
             stack = ChaosStack(model, scratch, None, WHOLE)
             stack.code = dict.fromkeys((place.name for place in (*stack.routers, *stack.workers)), self._before.code)
             try:

@@ -16,6 +16,7 @@ MAX_FILES = {"A sampling parameter": 7, "A placement policy": 4, "A model family
 
 SAMPLING = """
 import asyncio
+from dataclasses import replace
 import torch
 from baton.client.requests import generate_request
 from baton.engine.sampling.logits import filtered
@@ -39,6 +40,8 @@ params = sampling_params(sampling_message(over_grpc, True))
 kept = filtered(torch.tensor([0.4, 0.3, 0.2, 0.1]).log()[None], [params]).cumulative[0].diff() > 0
 assert kept.tolist() == [True, False, False], kept
 assert not params.filters_by_rank_alone
+both = replace(params, typical_p=0.5, epsilon_cutoff=0.2)  # typical_p excludes the likeliest token
+assert filtered(torch.tensor([0.25, *[0.05] * 15]).log()[None], [both]).cumulative[0, -1] > 0
 try:
     resolved(asked(generate_request("a", {"epsilon_cutoff": 1.5})))
 except InvalidArgument as error:

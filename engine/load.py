@@ -83,9 +83,9 @@ def load_model(
 ) -> Model:
     """Load the checkpoint in `folder`. Raises: ModelError for missing or surplus tensors, or if memory is short.
 
-    `packed`: use the layout of the CPU's native kernels if they are built. `adapters`: set to which adapters of the
-    projections can be added later. `quantize`: a WeightFormat. A progress bar is shown on a terminal, and
-    always with `progress`.
+    `packed`: use the layout of the CPU's native kernels if they are built. `adapters`: the set that wraps
+    the projections, so that adapters can be added later. `quantize`: a WeightFormat. A progress bar is shown on a
+    terminal, and always with `progress`.
     """
     config = read_model_config(folder)
     format = weight_format(folder, quantize)
@@ -115,7 +115,7 @@ def load_part(
     collectives: Collectives,
     adapters: AdapterSet | None = None,
 ) -> DecoderModel:
-    """Load one rank's part of a model, which sums its outputs with those of the other ranks; see load_model."""
+    """Load one rank's part of a model; the ranks sum the outputs of their parts. See load_model."""
     shard = collectives.shard
     config = check_parallel(folder, quantize, shard.degree)
     backend = MatmulBackend(device, dtype, packed=True)
@@ -155,7 +155,7 @@ def check_gpus(device: torch.device, degree: int) -> None:
     """Check that each rank has a GPU: `device` and the ones after it. Raises: ModelError."""
     if device.type != "cuda":
         return
-    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # may count GPUs that cannot be used
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0  # device_count() may count unusable GPUs
     if device.index + degree > usable:
         raise ModelError(
             f"device is {device} and tensor-parallel is {degree}, but this build of torch can use {usable} GPUs here"
@@ -255,7 +255,7 @@ class DecoderParts:
         return weight.float() + config.norm_offset if config.wide_norms else weight
 
     def _norm(self, config: DecoderConfig, name: str, size: int) -> Norm:
-        """Build a norm of the residual stream, which is stored divided by the scale of its summands."""
+        """Build a norm of the residual stream, which is stored divided by `residual_scale`."""
         return Norm(self._norm_weight(config, name, size), config.rms_norm_eps / config.residual_scale**2)
 
     def _linear(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Linear:
@@ -430,7 +430,7 @@ class DecoderParts:
             ),
             shared=self._shared(config, experts, prefix, names),
         )
-        # Triton's kernels read all experts of a layer together, and need them stacked.
+        # Triton's kernels read all experts of a layer together, so the experts' weights must be stacked.
         return stacked(apart) if self._backend.kernels is Kernels.TRITON else with_packed(apart)
 
     def _router(self, config: DecoderConfig, experts: ExpertsConfig, prefix: str) -> Router:

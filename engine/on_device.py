@@ -9,13 +9,14 @@ from baton.engine.config.model_config import ModelError
 
 
 class NoMemoryLeft(ModelError):
-    """Lack of memory on a device; the message says for what."""
+    """Lack of memory on a device; the message says what the memory was for."""
 
 
 @contextmanager
 def made_on(device: torch.device, what: str) -> Iterator[None]:
-    """Run the body with `device` as the thread's current GPU, then synchronise: other streams do not wait for its work.
+    """Run the body with `device` as the thread's current GPU, then wait for the GPU.
 
+    The wait is needed because other streams would not wait for the body's work.
     Raises: NoMemoryLeft; its message says that there is no memory for `what`.
     """
     on_gpu = device.type == "cuda"

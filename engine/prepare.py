@@ -262,7 +262,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
     pool = _pool_size(config, layout, kv_memory_bytes, options.max_model_len)
     described = layout.describe()
     if layout.is_quantised:
-        described += f" computed_in={dtype}"  # the description of an unquantised layout has the dtype
+        described += f" computed_in={dtype}"  # an unquantised layout's description already has the dtype
     if format in MADE_WHILE_LOADING:
         described += f" weights={format}"
     if layout.state_numbers and options.tensor_parallel > 1:
@@ -285,7 +285,7 @@ def prepare_model(options: ModelOptions) -> PreparedModel:
 
 
 def _pool_size(config: ModelConfig, layout: KvLayout, kv_memory_bytes: int, max_model_len: int | None) -> PoolSize:
-    """Size the pool. An encoder's caches nothing: ENCODER_TOKENS, many steps' prompts, suffice. Raises: ModelError."""
+    """Choose the pool's size; an encoder's pool caches nothing, so ENCODER_TOKENS are enough. Raises: ModelError."""
     if isinstance(config, EncoderConfig):
         kv_memory_bytes = min(kv_memory_bytes, ENCODER_TOKENS * layout.token_bytes)
     return size_pool(layout, config.max_positions, kv_memory_bytes, max_model_len)

@@ -20,7 +20,7 @@ class Sample:
     """Token to sample from the logits of a chunk's last token.
 
     If `params.needs_history`, `history` is the prompt and all tokens of this choice so far; their number is the
-    position of the sampled token. It is read while the plan runs; a list may grow afterwards.
+    position of the sampled token. `history` is read while the plan runs: a list may grow only afterwards.
     """
 
     choice: int

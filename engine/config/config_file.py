@@ -1,6 +1,6 @@
 """Convert config.json to the engine's configuration, with checks. Models that cannot be computed exactly are rejected.
 
-Most files state all that the decoder needs. Reading those needs no transformers, whose import takes a starting process
+Most files state all that the decoder needs. They are read without transformers, whose import costs a starting process
 as much CPU time as torch's. Missing fields, old spellings and other types are not guessed: transformers resolves them.
 """
 
@@ -44,7 +44,7 @@ INTEGERS = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # they mean the same in each family, false if missing
+OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # they mean the same in each family, and are false if missing
 ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
 NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
 

@@ -17,7 +17,7 @@ class Bias(Enum):
 
     STATED = auto()  # all four, if `attention_bias` is true
     NOT_OUTPUT = auto()  # queries, keys and values, if `attention_bias` is true
-    OUTPUT_APART = auto()  # the output by `attention_out_bias`, the others by `attention_bias`
+    OUTPUT_APART = auto()  # output if `attention_out_bias` is true; the others if `attention_bias` is true
     QKV = auto()  # queries, keys and values, always
 
 

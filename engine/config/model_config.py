@@ -68,7 +68,7 @@ class EncoderConfig(ModelConfig):
 
     labels: int | None  # outputs of the classification head; None without one
     text_types: int  # number of token types (first text, second text) with an embedding
-    padding_id: int | None  # positions count from the id after this one; None: from 0
+    padding_id: int | None  # a prompt's first position is padding_id + 1; None: 0
 
     @property
     def makes_answers(self) -> bool:
@@ -165,7 +165,7 @@ class DeltaConfig:
     """
 
     layers: frozenset[int]
-    key_heads: int  # there are as many query heads
+    key_heads: int  # number of key heads, equal to that of query heads
     value_heads: int  # head h uses query and key of head h // (value_heads / key_heads)
     key_dim: int
     value_dim: int
@@ -215,7 +215,7 @@ class DecoderConfig(ModelConfig):
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward layers
     sinks: bool = False  # each head has a learned score that every query sees
-    labels: int | None = None  # outputs of a classification head, which replaces the vocabulary's; or None
+    labels: int | None = None  # outputs of a classification head, used instead of the vocabulary's; None: no such head
     delta: DeltaConfig | None = None
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate
 

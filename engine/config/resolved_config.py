@@ -37,7 +37,7 @@ def fields_of(config: PretrainedConfig) -> dict[str, Any]:
 def end_of_text(config: PretrainedConfig) -> Any:
     """Return the id of the end-of-text token, a list of ids, or None.
 
-    In a multimodal model, its own value precedes the text model's.
+    A multimodal model's own value takes precedence over that of its text model.
     """
     stated = getattr(config, "eos_token_id", None)
     return getattr(config.get_text_config(decoder=True), "eos_token_id", None) if stated is None else stated

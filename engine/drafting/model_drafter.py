@@ -21,9 +21,9 @@ from baton.engine.scheduler.drafts import AnswerSoFar, Offer
 from baton.engine.scheduler.speculation import EWMA_WEIGHT, OUTLIER_RATIO, RowCost
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-DECAY = 0.98  # factor of the extra time of first passes, per step without drafts
+DECAY = 0.98  # factor by which a step without drafts reduces the mean extra time of first passes
 MAX_FIRST_TOKENS = 8  # maximum number of uncomputed tokens in a draft's first pass; usually one or two
-CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # possible sizes of a catch-up pass, in tokens
+CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # sizes of a pass that computes an answer's missing KV, in tokens
 MIN_CATCH_UP_TOKENS = 8  # smaller passes would never catch up with a growing answer
 MEASURED_TOKENS = (1, 4, 16, 64)  # sizes of the passes measured at start, in tokens
 MEASUREMENTS = 3  # measurements per size
@@ -50,7 +50,7 @@ class KnownAnswer:
         self.settled = acquired.cached_columns * block_tokens
 
     def settle(self, token_ids: Sequence[int]) -> None:
-        """Settle the drafts that were right. The newest token is never settled: its logits are still needed."""
+        """Count the drafts that were right as settled, but never the newest token: its logits are still needed."""
         newest = len(token_ids) - 1
         for token_id in self.drafted:
             if self.settled >= newest or token_ids[self.settled] != token_id:
@@ -149,7 +149,7 @@ class ModelDrafter:
         return drafted
 
     def _note_first_pass(self, answers: int, seconds: float) -> None:
-        """Update the mean extra time of first passes; outliers are capped as for steps."""
+        """Update the mean extra time of first passes; times are capped at OUTLIER_RATIO times the usual one."""
         self._has_drafted = True
         usual_s = self.seconds(answers)
         longer_s = min(seconds, OUTLIER_RATIO * (usual_s + self.begin_s)) - usual_s if usual_s else 0.0
@@ -261,7 +261,7 @@ LIKELIEST = Sample(0, SamplingParams(max_tokens=1))
 
 
 def drawn_alike(params: SamplingParams) -> SamplingParams:
-    """Return parameters that sample the same tokens, but report no log-probabilities and follow no grammar."""
+    """Return `params` without log-probabilities and grammar; sampling is otherwise the same."""
     if params.constraint is None and params.logprobs == 0 and params.prompt_logprobs is None:
         return params
     return replace(params, constraint=None, logprobs=0, prompt_logprobs=None)

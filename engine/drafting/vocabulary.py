@@ -1,4 +1,4 @@
-"""Check that two models have the same token ids; with others, drafts would mean other text."""
+"""Check that two models have the same token ids; otherwise a draft's ids would stand for other text."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def check_same_vocabulary(folder: Path, vocab_size: int, draft: Path, draft_voca
 
 @reads(ModelError, TOKENIZER_FILE)
 def _token_ids(folder: Path) -> dict[str, int]:
-    from tokenizers import Tokenizer  # slow to import, rarely needed: mostly the files are equal
+    from tokenizers import Tokenizer  # slow to import, rarely needed: the files are usually equal
 
     check_file(_file(folder), MAX_TOKENIZER_BYTES)
     ids: dict[str, int] = Tokenizer.from_file(str(_file(folder))).get_vocab(with_added_tokens=True)

@@ -208,7 +208,7 @@ class BlockPool:
         return self._watch(self.touch(hashes))
 
     def watch_each(self, hashes: Sequence[bytes]) -> list[Watch]:
-        """Return one watch per hash, of one block or none, without marking blocks as used."""
+        """Return one watch per hash, on its block or, if it is not cached, on none. Does not mark blocks as used."""
         found = map(self._by_hash.get, hashes)
         return [self._watch(() if block is None else (block,)) for block in found]
 
@@ -291,8 +291,8 @@ class BlockPool:
     def _evict_one(self) -> None:
         """Free the first cached leaf in eviction order.
 
-        If no cached block is a leaf, free the least recently used block and forget its published descendants: tables
-        hold them together with their own, unpublished copies of the block. Watched blocks are evicted last, after
+        If no cached block is a leaf, free the least recently used block and forget its published descendants. The
+        tables that hold these have their own, unpublished copy of the block. Watched blocks are evicted last, after
         their watches were marked broken.
         """
         block = self._cached.take()

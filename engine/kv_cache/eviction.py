@@ -102,7 +102,7 @@ class EvictionOrder:
         self._is_watched = is_watched
         self.used: dict[int, int] = {}
         """Last use of each cached block, by a counter that grows with every use. Read-only."""
-        self._keeps: dict[int, SessionRetention] = {}  # retention by block, cached or held; only blocks of sessions
+        self._keeps: dict[int, SessionRetention] = {}  # retention by block, of all cached or held blocks of sessions
         self._now = 0
         self._done: LeafEntries = []
         self._others: LeafEntries = []
@@ -248,7 +248,7 @@ class EvictionOrder:
         while entries and found is None:
             used, block = heapq.heappop(entries)
             if self.used.get(block) != used or not self._is_leaf(block):
-                continue  # an outdated entry, or no leaf: pushed again when it becomes one
+                continue  # outdated, or the block is no leaf: it is pushed again when it becomes one
             if self._keeps and self._entries(block) is not entries:
                 continue
             if spares_watched and (block in self._loaded or self._is_watched(block)):

@@ -25,14 +25,14 @@ from baton.text.host.memory import total_bytes
 
 CPU_KV_BYTES = 1 << 30
 CPU_KV_SHARE = 0.25
-ANY_BYTES = 1 << 50  # KV memory for any request; a pool of this size is never allocated
+ANY_BYTES = 1 << 50  # KV memory that is enough for any request; never allocated
 DRAWN = SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9)
 
 
 @dataclass(frozen=True, slots=True)
 class LargestStep:
     tokens: int
-    sequences: int  # maximum number of sequences that are sampled
+    sequences: int  # maximum number of sequences sampled in the step
 
 
 def cpu_kv_bytes() -> int:
@@ -95,7 +95,7 @@ def prepare_with_spare_memory(
     with _trying(step, model.device):
         trial = StepTrial(model, roomy.layout, plan, meter(model.device))
         trial.runner.run(plan)
-    # Memory that the measured step did not use: sampling on the host, recorded steps, library attention, drafts.
+    # The measured step did not include sampling on the host, recorded steps, library attention or drafts.
     set_aside_bytes += draw_bytes(step.sequences, model.config.vocab_size)
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)
@@ -132,7 +132,7 @@ def _prepare_ranks(
             trial = StepTrial(ranks.model, shard_layout(roomy.layout, degree), plan, meter(ranks.model.device))
             trial.runner.run(plan)
         memories = [trial.memory(), *ranks.other_ranks.memories()]
-        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # one rank samples; all pools have one size
+        drawn_bytes = draw_bytes(step.sequences, roomy.config.vocab_size)  # only one rank samples; all pools are equal
         left = kv_bytes_left(memories, utilization, shard_layout(roomy.layout, degree).block_bytes, drawn_bytes)
         prepared = replace(roomy.resized(left * degree), ranks=HandedOver(ranks), adapters=adapters)
         undo.pop_all()

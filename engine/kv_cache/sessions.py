@@ -170,7 +170,7 @@ class Sessions:
         """Heap of the times at which `advance` checks a retention; empty without sessions."""
         self._names: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()  # block hashes by session id, oldest first
         self._named_blocks = 0
-        self._dues: list[tuple[float, int, bytes]] = []  # expected next turns of sessions whose blocks files may have
+        self._dues: list[tuple[float, int, bytes]] = []  # expected next turns of sessions whose blocks may be in files
         self._numbers = itertools.count()
         self.farthest = FarthestFirst()
         self.pauses = Pauses()
@@ -305,7 +305,7 @@ class Sessions:
 
     @property
     def most_protected_blocks(self) -> int:
-        """Most protected blocks of an owner: half of the pool, a third if two owners have sessions, and so on."""
+        """Limit of an owner's protected blocks: half of the pool, a third if two owners have sessions, and so on."""
         return self._total_blocks // (len(self._owners) + 1)
 
     def count(self, keep: SessionRetention | None, blocks: int) -> None:

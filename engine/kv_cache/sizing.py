@@ -148,7 +148,7 @@ class StepMemory:
 def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
     """Return the bytes left for KV, limited by `utilization` and by free memory; zero or negative if none are left.
 
-    `utilization`: this process's share of the memory; what other processes use counts only if it leaves less than that.
+    `utilization`: this process's share of the memory; other processes' memory counts only if it leaves less than this.
     `set_aside`: bytes for what is loaded later, such as adapters.
     """
     needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES

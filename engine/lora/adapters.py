@@ -37,7 +37,7 @@ class _Stack:
     down: torch.Tensor  # [sum of the adapters' LoRA ranks, in]
     up: torch.Tensor  # [sum of the adapters' LoRA ranks, out]
     owners: torch.Tensor  # int64, number of the adapter of each row of `down` and `up`
-    ends: tuple[int, ...]  # end of each adapter's rows, by its number; number 0, no adapter, has none
+    ends: tuple[int, ...]  # end of each adapter's rows, by its number; `ends[0]` is 0
 
 
 class StackedFactors:
@@ -61,7 +61,7 @@ class StackedFactors:
         )
 
     def appended(self, factors: LowRank | None) -> _Stack:
-        """Return the factors with the next adapter's, whose scale is folded into `up`.
+        """Return the factors of all adapters and of a new one, whose scale is folded into its `up`.
 
         `factors`: None if the adapter does not change this module.
         """
@@ -146,7 +146,7 @@ class AdapterSet:
         self._count = 0
 
     def adopt(self, modules: Callable[[], Mapping[str, StackedFactors]]) -> None:
-        """Use modules, by name, that apply their factors themselves. `modules` is called with the first adapter."""
+        """Adapt modules that apply their factors themselves; `modules` is called before the first adapter is added."""
         self._adopted = modules
 
     def adapted(
@@ -186,7 +186,7 @@ class AdapterSet:
         return self._count
 
     def skip(self) -> int:
-        """Use up the next number without adding an adapter: weights have it, or an adapter that failed on this rank."""
+        """Use up the next number, which belongs to weights or to an adapter that failed on this rank."""
         return self.add("none", Adapter({}))
 
     def remove(self, number: int) -> None:

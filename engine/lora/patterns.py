@@ -1,6 +1,6 @@
 """Match PEFT's regular expressions of module names within a time limit.
 
-`re` decides which expressions are valid, as in PEFT. `regex`, which transformers requires, matches them: it supports a
+`re` decides which expressions are valid, as in PEFT. `regex`, a dependency of transformers, matches them: it supports a
 timeout and releases the interpreter's lock.
 """
 

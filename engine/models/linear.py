@@ -63,7 +63,7 @@ class StackedLinear:
 # Numbers of one tile. On a CPU a tile must stay in the L2 cache; on a GPU larger tiles need fewer launches.
 CPU_TILE_NUMBERS = 1 << 19
 CUDA_TILE_NUMBERS = 1 << 25
-ROW_MULTIPLE = 32  # tiles have a multiple of these rows: matrix products with narrower ones are slow
+ROW_MULTIPLE = 32  # tiles have a multiple of this number of rows: products with narrower tiles are slow
 
 
 def tiled_linear(
@@ -286,7 +286,7 @@ class MatmulBackend:
         return self._pages.copy(tensor) if self.is_native else tensor
 
     def packed(self, weight: PackedWeight, wants_largest: bool = False) -> PackedLinear:
-        """Copy all tensors of a packed weight: others would keep memory alive that is freed while a model is read."""
+        """Copy all tensors of a packed weight: uncopied ones would keep memory alive that loading should free."""
         rest = (weight.bias, weight.scales, weight.sums, weight.zeros)
         bias, scales, sums, zeros = (None if part is None else self.keep(part) for part in rest)
         data = self.keep(weight.data)

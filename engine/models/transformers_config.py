@@ -1,4 +1,4 @@
-"""Check whether transformers' code of a model can run on paged attention, by its attention calls, not by a list.
+"""Check whether transformers' code of a model can run on paged attention, by its attention calls, not by its name.
 
 The model is built without weights and run once on the meta device; an attention function records the calls.
 """

@@ -1,8 +1,8 @@
 """Any causal language model of transformers with its attention interface, on paged attention: slower but correct.
 
 Models call a registered function without state: our `Attention` is passed as a keyword argument of the forward pass,
-which these models hand down to every layer. No cache or mask of transformers is used: for an attention name without a
-mask function, it creates no mask.
+which these models hand down to every layer. No cache or mask of transformers is used: transformers creates none for an
+attention name without a mask function.
 """
 
 import copy

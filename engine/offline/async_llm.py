@@ -124,6 +124,6 @@ class AsyncLLM:
             stream.changed.set()
 
     def _to_loop(self, function: Callable[..., None], argument: object) -> None:
-        """Call a function in the event loop, from any thread; do nothing if it is closed: no iterators remain."""
+        """Call a function in the event loop, from any thread; do nothing if the loop is closed."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, argument)

@@ -35,7 +35,7 @@ class StructuredOutputsParams:
     choice: Sequence[str] | None = None
     grammar: str | None = None  # grammar in llguidance's Lark syntax
     json_object: bool | None = None
-    thoughts: str | None = None  # reasoning before the answer, as in text/structured/thoughts.py
+    thoughts: str | None = None  # rules of the reasoning before the answer, see text/structured/thoughts.py
 
     @staticmethod
     def from_output(asked: StructuredOutput) -> "StructuredOutputsParams":

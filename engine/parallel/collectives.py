@@ -22,7 +22,7 @@ class RankLost(RuntimeError):
 
 
 class Group(Protocol):
-    """Methods used of ProcessGroupGloo and ProcessGroupNCCL, whose type stubs have no common base class."""
+    """The used methods of ProcessGroupGloo and ProcessGroupNCCL, whose type stubs have no common base class."""
 
     def allreduce(self, tensors: list[torch.Tensor], options: AllreduceOptions = ..., /) -> Work: ...
 

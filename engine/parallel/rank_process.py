@@ -84,7 +84,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
-    """Until `loaded`, exit when the leader does: a rank that reads weights or waits would not notice its end.
+    """Until `loaded`, exit when the leader does: a rank that reads weights or waits would not notice the leader's exit.
 
     This also removes the meeting folder, which the leader cannot remove any more.
     """
@@ -215,7 +215,7 @@ class RankProcess:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Compute the step to measure, up to the logits: for those the leader sends LOGITS."""
+        """Compute the step to measure without its logits, which the leader requests by LOGITS."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), layout, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))

@@ -68,7 +68,7 @@ class RankPool(Order):
 
 @dataclass(frozen=True, slots=True)
 class AdapterToAdd(Order):
-    """Command to read and add an adapter, which then all ranks have, or none."""
+    """Command to read and add an adapter. Afterwards all ranks have it, or none."""
 
     name: str  # for error messages
     folder: str

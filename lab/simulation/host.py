@@ -394,8 +394,8 @@ class SimulatedMeter:
 class SimulatedEngineThread(EngineThread[Any, Any]):
     """Engine thread that runs as callbacks of the event loop instead of in a thread.
 
-    A step computes immediately. Its duration is the time by which the engine's clock then runs ahead of the others:
-    these see its posts, writes and reports only when they reach that time.
+    A step computes immediately. The engine's clock then runs ahead of the loop's by the step's duration: others
+    see its posts, writes and reports only when the loop's clock reaches that time.
     """
 
     def __init__(
@@ -459,7 +459,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
 
 
 class SimulatedWatchdog(Watchdog):
-    """Watchdog that runs as callbacks of its process instead of in a thread; none runs while the process hangs."""
+    """Watchdog that runs as callbacks of its process instead of in a thread; all wait while the process hangs."""
 
     def __init__(self, bound_s: float, end_process: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()

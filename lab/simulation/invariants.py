@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from baton.lab.simulation.processes import SimulatedMachine
     from baton.lab.simulation.world import World
 
-STUCK_S = 12.0  # longest time of a request since its start or the end of all faults
+STUCK_S = 12.0  # longest time of a request, from its start or the end of all faults, whichever is later
 HURRIED_S = 5.0  # requests with less time left may be refused or not be retried
 _HURRY = {"RESOURCE_EXHAUSTED", "UNAVAILABLE", "DRAINING", "NOT_READY"}
 _SAYS_CORRUPT = re.compile(r"checksum mismatch reported by a reader|KV read from \S+ is corrupt")
@@ -60,13 +60,13 @@ def _wrong_end(world: "World", history: SimulatedHistory) -> str | None:
     if history.end is not RequestEnding.FAILED or took_s >= request.deadline_s - 0.01:
         return None
     if history.cause == "NONFINITE_LOGITS":
-        return None  # check_all compares the number of these with that of poisoned steps
+        return None  # check_all compares the number of such failures with that of poisoned steps
     if history.cause in _HURRY and min(request.deadline_s, request.deadline_s - took_s) < HURRIED_S:
         return None
     if history.cause == "RESOURCE_EXHAUSTED" and world.faults and not history.events:
-        return None  # a stall lowers measured rates: a request may be refused by its deadline
+        return None  # after a stall, measured rates are low, and the deadline can seem too short
     if history.cause == "POISON" and worker_deaths(world) >= POISON_DEATHS:
-        return None  # known limitation: a harmless request is refused after its workers died
+        return None  # known limitation: requests are also blamed for unrelated deaths of workers
     return f"it failed with {history.cause}: {history.message}"
 
 

@@ -107,7 +107,7 @@ START_S = 10.0  # longest time until the routers are ready
 QUIET_S = 16.0  # longest time from the last request until all resources are released (link grace period and lease)
 WATCH_S = 0.25
 ASKED_AGAIN = 3  # number of requests that are repeated after an eviction or bit flips
-LONGEST_DRAIN_S = 60.0  # longest time of faults after the last request, with drains of hung processes
+LONGEST_DRAIN_S = 60.0  # longest time of faults after the last request, including drains of hung processes
 LONGEST_S = 400.0  # longest virtual time of all requests
 
 

@@ -35,7 +35,7 @@ def round_ms(value: float) -> float:
 
 
 def round_milliseconds(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields with milliseconds, whose names end with `_ms`, rounded."""
+    """Return the fields; those in milliseconds, whose names end with `_ms`, are rounded."""
     return {
         name: round_ms(value) if name.endswith("_ms") and isinstance(value, float) else value
         for name, value in fields.items()
@@ -49,7 +49,7 @@ class AnswerOutput(Protocol):
 
 
 class TextOutput:
-    """Text output: a single choice is printed as it arrives, several choices each when it is complete."""
+    """Text output: a single choice is printed as it arrives; of several, each is printed once it is complete."""
 
     def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
@@ -104,7 +104,7 @@ class JsonOutput:
         self._write(event_as_object(event))
 
     def end(self) -> None:
-        """Do nothing: every line is written."""
+        """Do nothing: `JsonOutput` writes each line immediately."""
 
     def fail(self, error: BatonClientError) -> None:
         field = error.field if isinstance(error, InvalidRequest) else None

@@ -91,7 +91,7 @@ def open_admin(target: str, timeout_s: float = 5.0) -> AdminClient:
 
 @contextmanager
 def admin_client(target: str, timeout_s: float = 5.0) -> Iterator[AdminClient]:
-    """Open a client for an admin port. Raises: ModelNotFound, ConfigError; CommandFailed with advice for all others."""
+    """Open a client for an admin port. Raises: ModelNotFound, ConfigError; else CommandFailed with advice."""
     try:
         with open_admin(target, timeout_s) as admin:
             yield admin

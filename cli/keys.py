@@ -29,7 +29,7 @@ FILES = ("ca.pem", "server.pem", "server-key.pem", "internal-ca.pem", "internal.
 
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """Create FILES, overwriting none, with separate CAs for public and internal ports. Raises: CommandFailed."""
+    """Create FILES, which must not exist, with separate CAs for public and internal ports. Raises: CommandFailed."""
     if present := [name for name in FILES if (folder / name).exists()]:
         raise CommandFailed(f"{folder / present[0]} exists; give another folder")
     public = tuple(_alternative(host) for host in dict.fromkeys((*ALWAYS, *hosts)))

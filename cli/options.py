@@ -195,7 +195,7 @@ KV_MEMORY_NOTE = "Default here: a share of the machine's memory."
 
 
 def admin_target_of(target: str) -> str:
-    """Return the admin addresses of targets: those of services on this machine, else the port after each target's.
+    """Return each target's admin address: the recorded one of a service on this machine, else the target's next port.
 
     `host:50051` -> `host:50052`.
     """

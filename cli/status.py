@@ -127,7 +127,7 @@ def requests_line(status: ClusterStatus) -> str:
 
 
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
-    """Return the workers' table with the columns that fit; if even rank 0 does not, each name is above its row."""
+    """Return the workers' table with the columns that fit; if rank 0 does not, each name is above its row."""
     return fitting_table(COLUMNS, workers, width) or names_above(COLUMNS[1:], workers, list(map(name_of, workers)))
 
 

@@ -98,7 +98,7 @@ def script_command(root: Path, current: Path, programs: Path) -> str:
 
 
 def _variables(layout: ServiceLayout) -> str:
-    """Return the variables to set for a client's command: its API key, and the server's certificate as its own CA."""
+    """Return the variables to set for a client's command: its API key, and the server's certificate as trusted CA."""
     given = [f"{API_KEY_VARIABLE}=..."] if layout.router["api_keys"] is not None else []
     if layout.router["tls_cert"] is not None:
         given.append(f"{TLS_CA_VARIABLE}={shlex.quote(str(layout.router['tls_cert'].absolute()))}")
@@ -237,7 +237,7 @@ def _sizes_of_a_worker(layout: ServiceLayout) -> dict[str, int]:
 
 
 class InheritedSettings(ProcessConfig, RegistryConfig, TelemetryConfig):
-    """Settings that have no option of `up`, from the variables that its processes read too."""
+    """Settings without an option of `up`, read from the variables that the processes of `up` read too."""
 
 
 def _worker_counts(options: UpOptions, machine: Machine, folder: Path) -> tuple[int, int]:

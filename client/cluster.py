@@ -100,7 +100,7 @@ class WorkerStatus:
     in_flight_requests: int  # in-flight requests of this router on the worker
     load: Load | None  # None before the first report
     roles: tuple[Role, ...] = ()  # roles that it can change to; empty if its role is fixed
-    arithmetic: str = ""  # CPU workers with equal values compute equal bits; empty before this field existed
+    arithmetic: str = ""  # CPU workers with equal values compute equal bits; empty from releases without this field
     cache_view: CacheView | None = None  # None if the worker never connected
     tier_view: TierView | None = None  # None if the worker has no open KV files
     deaths: int = 0  # processes of this name that disappeared without draining
@@ -116,7 +116,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PlannerStatus:
-    """State of the role planner. Pressure of a role: its load over the highest that the SLOs allow."""
+    """State of the role planner. Pressure of a role: its load over the highest load within the SLOs."""
 
     mode: str  # propose or act
     prefill_pressure: float

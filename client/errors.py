@@ -31,7 +31,7 @@ class ErrorDetails:
     resource: str | None = None  # name of the missing resource
     retry_after_s: float | None = None
     reason: str | None = None  # constant, for example "PROMPT_TOO_LONG"
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)  # values of the reason, such as the limit
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)  # details of the error, such as the limit
     request_id: str | None = None
 
 

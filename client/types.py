@@ -63,7 +63,7 @@ class PromptPart:
     """Tokens of the prompt from `offset` on, for `echo` or `prompt_logprobs`. Parts precede the first Delta.
 
     With `echo`, `text` of the first part is the complete prompt. `logprobs` is parallel to `token_ids`, and None unless
-    the request asks for it. The first token of a prompt has no log-probability and is then a part of its own.
+    the request asks for it. If it does, the prompt's first token, which has no log-probability, is a part of its own.
     """
 
     offset: int

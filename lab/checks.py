@@ -83,10 +83,10 @@ def all_checks() -> list[list[Check]]:
     return [
         [Check("style", ["ruff", "check", "."])],
         [Check("format", ["ruff", "format", "--check", "."])],
-        # Collection compiles all modules once, before the many processes of the tests.
+        # Collection compiles all modules once, so that the many processes of the tests need not.
         [Check("collection", ["pytest", "--collect-only", "-q"]), Check("types", ["mypy", "-p", "baton"])],
         [
-            # One process more than cores: unit tests leave cores idle while they wait.
+            # Unit tests get one process more than cores, since they leave cores idle while they wait.
             Check("simulation", ["baton.cli", "simulate", "--seeds", SEEDS]),
             Check("unit tests", ["pytest", "--numprocesses", str(cores + 1), *BY_FILE, "--ignore", END_TO_END]),
         ],

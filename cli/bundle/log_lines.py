@@ -38,7 +38,7 @@ _JSON_NAMES = ("time", "level", "process", "logger", "trace_id", "request_id")
 
 
 def safe_lines(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines that may leave this machine, and a count in place of each group of others."""
+    """Yield the lines that may leave this machine, and a count in place of consecutive other lines."""
     kept = (safe_line(line.rstrip("\r\n")) for line in lines if line.strip())
     for is_unknown, group in groupby(kept, key=lambda line: line is None):
         found = list(group)

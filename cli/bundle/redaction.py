@@ -40,7 +40,7 @@ def shown(name: str, value: str) -> str:
 
 
 def _is_public(name: str) -> bool:
-    """Return whether a setting is known and not secret. A text or path whose name suggests a secret counts as one."""
+    """Return whether a setting is known and not secret. A text or path counts as secret if its name suggests it."""
     info = _SETTINGS.get(name)
     if info is None:
         return name in _UP_OPTIONS
@@ -116,7 +116,7 @@ _NAMED = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Redactor:
-    """Removes known secrets, and what looks like one, from texts, and writes `home` as `~`."""
+    """Removes known and likely secrets from texts, and writes `home` as `~`."""
 
     secrets: tuple[str, ...]
     home: str | None = None

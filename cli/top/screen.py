@@ -73,7 +73,7 @@ _MEASURES: dict[Sort, Callable[[RecentRequest], float]] = {
 
 
 def ordered(requests: Sequence[RecentRequest], sort: Sort) -> list[RecentRequest]:
-    """Return the requests, largest measure first, or in the router's order, newest first."""
+    """Return the requests by descending measure; for a `sort` without one, in the router's order, newest first."""
     measure = _MEASURES.get(sort)
     return list(requests) if measure is None else sorted(requests, key=measure, reverse=True)
 

@@ -21,7 +21,7 @@ def _short_id(request: RecentRequest) -> str:
 
 
 def _stalls(request: RecentRequest) -> str:
-    """Format the number of stalls; UNKNOWN for running requests, for which a list does not have it."""
+    """Format the number of stalls; UNKNOWN for running requests, whose number lists do not contain."""
     return str(request.stall_count) if request.tbt is not None and request.phase != "decode" else UNKNOWN
 
 

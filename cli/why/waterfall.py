@@ -96,7 +96,7 @@ def _stall_lines(request: RecentRequest, width: int) -> Iterator[str]:
 
 
 def bar(begin: float, length: float, total: float, columns: int, mark: str = "#") -> str:
-    """Draw a stage on a scale of the complete request, with at least one mark. All three times have the same unit."""
+    """Draw a stage on a scale of the complete request, with at least one mark. All times have the same unit."""
     total = max(total, 1e-9)
     first = min(columns - 1, max(0, int(begin * columns // total)))
     marks = max(1, min(columns - first, round(length * columns / total)))

@@ -1,7 +1,7 @@
 """Builds PromQL over declared metrics; a name or label that is not declared is an error. Pure.
 
 If several routers are scraped, the rates of their requests are added. But every router reports the figures of each
-worker, so of those the largest per worker is taken before they are added.
+worker, so only the largest of the figures on each worker is added.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

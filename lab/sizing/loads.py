@@ -50,7 +50,7 @@ def _calls(arrivals: Sequence[TraceArrival]) -> Stretch:
 
 
 def _prompt(arrival: TraceArrival, number: int) -> bytes:
-    """Return the tokens of a prompt: the same for blocks of the same id, and random after the last block."""
+    """Return a prompt's tokens: equal for blocks with equal ids, and random beyond the last block."""
     return b"".join(_pieces(arrival, number))[: arrival.input_tokens]
 
 

@@ -147,7 +147,7 @@ def _misses_ttft(candidate: SizingCandidate) -> bool:
 def _to_grow(here: SizingCandidate, in_vain: str) -> str:
     """Return the role that gets the next worker. `in_vain`: the role whose last new worker did not help; empty if none.
 
-    TTFT can also be missed because decode workers are full, so after a prefill worker in vain a decode worker follows.
+    TTFT can also be missed because decode workers are full, so a decode worker follows a useless prefill worker.
     """
     wanted, other = ("prefill", "decode") if _misses_ttft(here) else ("decode", "prefill")
     return other if wanted == in_vain else wanted

@@ -41,11 +41,11 @@ class Heads:
         self._rows("q_proj", head).zero_()
 
     def near(self, head: int, kv: int, sizes: Sequence[float], place: float) -> None:
-        """Add logits that are highest `place` tokens before the query: `sizes` times the cosine of pairs' angles."""
+        """Add logits that peak `place` tokens before the query: per pair, its size times the cosine of its angle."""
         turns = ROPE_THETA ** (-torch.arange(PAIRS) / PAIRS)
         wanted = torch.zeros(PAIRS)
         wanted[: len(sizes)] = torch.tensor(sizes)
-        own = 16.0  # factor of the key in each logit; the query has the other
+        own = 16.0  # part of each logit's scale that is in the key; the rest is in the query
         key, query = self._rows("k_proj", kv), self._rows("q_proj", head)
         key[:STILL, 0] = own**0.5 / self._unit
         amplitude = wanted * HEAD**0.5 / own**0.5 / self._unit

@@ -3,8 +3,8 @@
     python -m baton.lab.tableqa.held_out [--model FOLDER] [--each 50] [--seed 1] [--wrong] [--transformers]
 
 Each answer is greedy and comes from Baton's engine, offline, through chat template, structured output and tool-call
-parser. With --transformers it comes from transformers.generate, which has no structured output: those kinds are left
-out.
+parser. With --transformers it comes from transformers.generate, and questions that need structured output
+are left out.
 """
 
 import argparse

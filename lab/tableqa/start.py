@@ -28,7 +28,7 @@ class HeadParts:
     TOKEN = slice(1, 65)  # MARKS of the token itself, then its code
     BEFORE = (slice(65, 97), slice(97, 117), slice(117, 137))  # marks, and part of the code, of the three tokens before
     NAME = slice(137, 183)
-    ROW = slice(183, 207)  # whether a message begins later than any row, then the code of the row
+    ROW = slice(183, 207)  # whether a message began after the last row, then the code of that row
     NEXT = slice(207, 271)  # predicted next token, in the format of TOKEN
     FOUND = slice(271, 288)  # a part of the name in the row that was found
 
@@ -180,7 +180,7 @@ def _look_back(attention: torch.nn.Module, shorter: Shorter) -> None:
 def _rows(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads = Heads(attention, size=2.8)
     recent = (0.0, 0.0, 6.0, 25.0, 30.0, 40.0)
-    # Head 0 copies the row: the token after the last bar, or that a message began since.
+    # Head 0 copies the row: the token after the last bar, or the mark of a message that began after that bar.
     heads.clear(0)
     heads.near(0, 0, recent, 0)
     begins = _mark(HeadParts.TOKEN, START)
@@ -233,7 +233,7 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads.key(0, slice(23, 24), _mark(HeadParts.BEFORE[1], BAR), ONE)
     heads.query(0, slice(23, 24), bar, ONE, 20.0)
     heads.query(0, slice(23, 24), NO_ROW, ONE, 20.0)
-    # Anywhere else, the head attends to a role's name, after a token without a code, and so copies nothing.
+    # Elsewhere the head attends to a role's name and copies nothing, since the token before it has no code.
     heads.key(0, slice(24, 25), _mark(HeadParts.BEFORE[0], START), ONE)
     heads.query(0, slice(24, 25), HeadParts.ONE, ONE, 32.0)
     heads.value(0, slice(0, 29), CODE_BEFORE, torch.eye(29))
@@ -269,7 +269,7 @@ def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
 
 
 def _copy(heads: Heads, shorter: Shorter, kv: int, head: int, alike: Sequence[float], row: float | None = None) -> None:
-    """Make a head find the position after the same tokens, and copy the token there. `alike`: weight of each token."""
+    """Make a head copy the token after an earlier occurrence of the last tokens. `alike`: weight of each of these."""
     generator = torch.Generator().manual_seed(kv)
     widths = (18, 14, 14) if row is None else (14, 14, 0)
     now = (shorter.one, shorter.two, shorter.three)

@@ -5,7 +5,7 @@
 
 One prefill worker, one decode worker and a router run as real processes on a tiny model with contexts of up to 32 768
 tokens; agent_work.py generates the conversations. The measurement begins once every agent's first turn is answered. A
-turn without an answer at the end counts with its waiting time. "Of an ideal cache": prompt tokens served from a cache
+turn unanswered at the end counts with its waiting time so far. "Of an ideal cache": prompt tokens served from a cache
 over those that an unbounded cache would serve.
 """
 
@@ -29,7 +29,7 @@ from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
 
 BLOCK_TOKENS = 32
 WARM_UP_S = 3600.0  # limit for the first turns: 200 of them take some 10 minutes on a slow core
-ANSWER_S = 6 * 3600.0  # deadline and longest wait of a request: routers first predict an hour of waiting
+ANSWER_S = 6 * 3600.0  # deadline and longest wait of a request; long, since routers first predict an hour of waiting
 VARIANTS = ("pools alone", "files", "files, sessions")
 KEPT_S = 684.0  # retention of a session: the longest pause of these agents
 

@@ -56,8 +56,8 @@ class Point:
 class Growth:
     """Growth of one curve, by least-squares lines through all points.
 
-    `growth`: slope of measured times over the limit's times at the same points; 1: as fast as the limit. Constant
-    times do not count.
+    `growth`: slope of measured times over the limit's times at the same points; 1: as fast as the limit. A
+    constant part of the measured time does not change it.
     """
 
     name: str

@@ -12,7 +12,7 @@ it is completely right: the quoted row and the sentence.
 * perplexity: exp of the mean negative log-likelihood of the right answers in dialogues (a table of 30 to 60 rows and 6
 questions; a quarter asks about the server). It is measured for complete answers, and for the table's cells in them.
 
-Bytes of KV per token count scales; bytes of weights are of the tensors that the loaded model holds.
+Bytes of KV per token include scales; bytes of weights are those of the loaded model's tensors.
 """
 
 import dataclasses

@@ -126,7 +126,7 @@ def sdpa_seconds(tokens: int, setting: Setting) -> float:
 
 
 def pages(setting: Setting) -> list[Figure]:
-    """Measure gather and scatter of complete blocks, and of half the heads, as transferred between two ranks."""
+    """Measure gather and scatter of complete blocks, and of half their heads, the share of one of two ranks."""
     blocks, layers = setting.size((1024, 32), (4, 2))
     pool = random_pool(blocks, layers, setting).data.view(torch.uint8)
     ids = torch.randperm(blocks, device=setting.device)[: blocks // 2]

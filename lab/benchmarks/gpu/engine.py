@@ -121,7 +121,7 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
 def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -> float:
     """Return the time for which a decode step of one answer keeps the device busy, with everything that it launches.
 
-    It is computed from a long minus a short answer, so that the prompt's step cancels out. Prints what ran.
+    Computed from the difference of a long and a short answer, without the prompt's step. Prints the kernels that ran.
     """
     if setting.device.type != "cuda":
         return 0.0

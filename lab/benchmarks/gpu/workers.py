@@ -48,7 +48,7 @@ def with_workers(
     chunk_tokens: int = 2048,
     environments: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
 ) -> Any:
-    """Start workers, run `measure` on them and return its result. The first role is decode. `transport`: CUDA IPC by
+    """Start workers, run `measure` on them and return its result. `roles`: decode first. `transport`: CUDA IPC by
     default. `environments`: additional variables by role.
 
     Raises: RuntimeError if a worker ends.

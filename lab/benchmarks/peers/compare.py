@@ -190,7 +190,7 @@ def run_peers_bench(options: PeersOptions) -> int:
 
 
 class Contest:
-    """Engines that are compared, with their states. `stack`: its exit ends their processes."""
+    """Engines that are compared, with their states. When `stack` exits, it ends their processes."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         self.contestants: list[Contestant] = []

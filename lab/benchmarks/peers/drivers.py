@@ -1,4 +1,4 @@
-"""Drivers: each engine of `./baton bench peers` behind the lines of `lines.py`, in its own environment.
+"""Drivers: each engine of `./baton bench peers` behind the protocol of `lines.py`, in its own environment.
 
     python -m baton.lab.benchmarks.peers.drivers ENGINE SOURCE THREADS PRECISION MAX_BATCH MAX_TOKENS
 
@@ -93,7 +93,7 @@ class Stepped:
         without_token: Callable[[Collection[Any]], Collection[Any]],
         first_token: Callable[[Any], int],
     ) -> None:
-        """Create a driver. `add` returns a handle for each prompt; `without_token`: handles that have no token yet."""
+        """Create a driver. `add` returns a handle for each prompt; `without_token` selects those without a token."""
         self._add, self._step, self._has_work = add, step, has_work
         self._without_token, self._first_token = without_token, first_token
 
@@ -125,8 +125,8 @@ class Stepped:
 def openvino(load: PeerLoad) -> Driven:
     """Drive OpenVINO GenAI's continuous batching on a checkpoint exported by optimum-intel.
 
-    bf16: everything in bf16; on CPUs without bf16 instructions, weights in fp16 and all else in fp32, as the reported
-    version shows. int8 and int4: OpenVINO's defaults for such weights, with 8-bit activations and KV.
+    bf16: everything in bf16; on CPUs without bf16 instructions, weights in fp16 and all else in fp32; the reported
+    version says which. int8 and int4: OpenVINO's defaults for such weights, with 8-bit activations and KV.
     """
     import numpy
     import openvino as library  # type: ignore[import-not-found]

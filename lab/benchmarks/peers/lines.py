@@ -5,7 +5,7 @@
 
 Standard library alone: this runs in every peer's own environment. A round is the same work for all of them: `batch`
 prompts of random tokens until each has its first token, then `new_tokens` steps in which every sequence generates a
-token, greedily and whatever the end token is.
+token, greedily and without stopping at an end token.
 """
 
 import json

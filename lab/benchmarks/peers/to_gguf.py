@@ -14,7 +14,7 @@ from typing import Any
 
 from baton.engine.weights.gguf_file import ARCHITECTURES, gguf_name, is_interleaved
 
-BLOCK = 32  # numbers of a row that share a scale in Q8_0; other rows stay in bf16
+BLOCK = 32  # numbers that share a scale in Q8_0; rows that are not a multiple of it stay in bf16
 
 
 def main() -> None:

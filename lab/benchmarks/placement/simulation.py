@@ -142,7 +142,7 @@ class PrefillWorker:
         return 0 if self.files is None else self.files.directory.behind(blocks, hit_blocks)
 
     def _loads(self, prompt: SimulatedPrompt) -> tuple[int, float]:
-        """Return how many blocks to load from files, by the rule of real workers, and the seconds that it takes."""
+        """Return how many blocks to load from files, by the rule of real workers, and the time in seconds."""
         blocks = prompt.arrival.blocks
         found = self.in_files(blocks, self.cache.hit_blocks(blocks))
         if not found or self.costs is None or not self.costs.favour_loading(found):

@@ -43,7 +43,7 @@ Session = RouterLink[session_pb2.ConnectResponse]
 class _Sequence:
     attempt_id: int
     made: int
-    tokens: int  # number of tokens after which it ends
+    tokens: int  # number of tokens after which the sequence ends
 
 
 class ZeroWorker(session_pb2_grpc.SessionServiceServicer):

@@ -68,7 +68,7 @@ def random_tokens(chance: random.Random, count: int, vocab_size: int) -> tuple[i
 
 
 def poisson_arrivals_s(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Draw arrival times; all 0 at an infinite rate. `burstiness`: 1 for Poisson, lower for bursts, higher for even."""
+    """Draw arrival times; all 0 at an infinite rate. `burstiness`: 1: Poisson; lower: bursts; higher: even gaps."""
     if math.isinf(rate):
         return [0.0] * count
     chance = random.Random(seed)
@@ -182,13 +182,13 @@ class ServiceLoad:
             tasks = []
             for job in jobs:
                 wait_s = started + job.arrival_s - self._clock()
-                # Sleep even if the job is late: arrived pieces are read before more is sent.
+                # Sleep even if the job is late, so that arrived pieces are read before the next request is sent.
                 await asyncio.sleep(max(0.0, wait_s))
                 tasks.append(group.create_task(self._one(job, started, due=started + job.arrival_s)))
         return LoadRun(tuple(task.result() for task in tasks), self._clock() - started)
 
     async def closed_loop(self, jobs: Iterable[Job], concurrency: int, seconds: float = math.inf) -> LoadRun:
-        """Send the next job whenever one of `concurrency` is answered; none later than `seconds` after the start."""
+        """Keep `concurrency` jobs in flight; send none later than `seconds` after the start."""
         started = self._clock()
         found: dict[int, LoadOutcome] = {}
         numbered = enumerate(jobs)

@@ -59,7 +59,7 @@ class BatonTarget:
 
 
 class OpenAITarget:
-    """OpenAI endpoint. `base`: URL without /completions. `text_of`: None to send token ids. Takes over `client`."""
+    """OpenAI endpoint. `base`: URL without /completions. `text_of`: None to send token ids. It closes `client`."""
 
     def __init__(self, base: str, model: str, api_key: str, text_of: TextOf | None, client: httpx2.AsyncClient) -> None:
         self.name = base

@@ -70,7 +70,7 @@ class HandOverResult:
     hand_over_ms: HandOverStages  # median of each stage
     hand_over_p90_ms: float
     ttft_ms: float  # time to first token if the prompt is not pulled
-    added_ttft: float  # time that a pull adds to it, as a fraction of `ttft_ms`
+    added_ttft: float  # time that a pull adds to `ttft_ms`, as a fraction of it
     pull_gb_per_s: float
     memcpy_gb_per_s: float
     hidden: float  # fraction of the copying that was done before the last chunk ended

@@ -31,7 +31,7 @@ class StageMarks:
 
 
 def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
-    """Return `method` wrapped: unless it returns False, having done nothing, its begin and end go to `marks`."""
+    """Return `method`, wrapped to write begin and end of each call to `marks`, except of calls that return False."""
 
     def write(began: float, result: object) -> None:
         if result is not False:

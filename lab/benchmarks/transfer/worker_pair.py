@@ -52,8 +52,8 @@ def worker_process(
 ) -> Iterator[StartedWorker]:
     """Run a worker until the block is left; it is killed if it has not stopped after `stop_s`.
 
-    `marks`: file for the stages of its hand-overs. `threads`: number for torch. `within`: prefix of the command that
-    runs it elsewhere, where it listens on `host`. `environment`: variables in addition to those of this process.
+    `marks`: file for the stages of its hand-overs. `threads`: number of CPU threads. `within`: command prefix that
+    runs it on another host, with address `host`. `environment`: variables in addition to those of this process.
     """
     port = free_port()
     module = (
@@ -148,7 +148,7 @@ class PairSession:
         return heard
 
     async def prefill(self, command: session_pb2.Prefill) -> Heard:
-        """Compute a prompt that no worker pulls, then cancel it; return its first step."""
+        """Compute a prompt that no worker pulls, then cancel it; return the event of its first step."""
         await self.send(prefill=command)
         first = await self.hear("first_step", command.attempt_id)
         await self.send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
@@ -212,7 +212,7 @@ class WorkerPair:
     ) -> PairAnswer:
         """Answer a new random prompt. `pulled`: whether the decode worker pulls its KV.
 
-        With one token to answer, the decode worker only copies the prompt, and this does not wait for the copy.
+        If `answer_tokens` is 1, the decode worker only copies the prompt, and `answer` does not wait for the copy.
         `on_token` is called for each message of the decode worker with tokens.
         """
         common = make_command(new_prompt(self._decode, tokens), answer_tokens, self._hashed)

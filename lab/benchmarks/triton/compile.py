@@ -336,7 +336,7 @@ class Compiled:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    reads_before_wait: int | None  # reads before it waits for the previous kernel; None if not every program waits
+    reads_before_wait: int | None  # reads before the wait for the previous kernel; None if not all programs wait
     seconds: float  # compilation time on one core
 
     def __str__(self) -> str:
@@ -380,7 +380,7 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def compile_cases(arch: int, kernel: str) -> list[Compiled]:
-    """Compile for one architecture. Call it once per process: Triton 3.6 keeps the first one's 8-bit floats."""
+    """Compile for one architecture. Call it once per process: Triton 3.6 keeps the first one's list of 8-bit types."""
     rows: list[Compiled] = []
     for case in CASES:
         for row in compiled(case, arch) if kernel in case.name else ():

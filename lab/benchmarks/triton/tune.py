@@ -127,7 +127,7 @@ def compiled(kernel: str, tile: Tile | FewRows) -> None:
 def compile_all(kernel: str) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers, suppress(BrokenProcessPool):
-        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # the rest is compiled when timed
+        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # skipped ones are compiled when timed
 
 
 def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | FewRows | None:

@@ -1,7 +1,7 @@
 """Run a command on a host: `inside.py PID COMMAND...`; PID: the host's first process. Exits as the command exits.
 
-Only a child can enter another PID namespace, so there are two processes. This one forwards signals to the command and
-takes it along when killed. Standard library only: run with `-I -S`.
+Only a child can enter another PID namespace, so there are two processes. The parent forwards signals to the command; if
+it is killed, the command is killed too. Standard library only: run with `-I -S`.
 """
 
 import contextlib

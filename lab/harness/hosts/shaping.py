@@ -12,7 +12,7 @@ WORDS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class HostLink:
-    """Link between a host and all others, in each direction. A path between two hosts crosses two links.
+    """Link between a host and all others, the same in both directions. A path between two hosts crosses two links.
 
     `loss`: share of lost packets, which are segments of up to 64 KiB unless a rate cuts them into smaller ones.
     """

@@ -5,8 +5,8 @@ from collections import deque
 WINDOW_REQUESTS = 64
 LEAST_REQUESTS = 16
 MOST_DRIFT = 0.25
-"""Fraction of wrong predictions above which a new snapshot is requested. It exceeds the 1/11 that contention in far too
-small pools makes wrong; a needless snapshot costs little.
+"""Fraction of wrong predictions above which a new snapshot is requested. In far too small pools, contention alone makes
+1/11 of the predictions wrong. A needless snapshot costs little.
 """
 RESYNC_PERIOD_S = 10.0
 

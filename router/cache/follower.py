@@ -1,4 +1,4 @@
-"""Copy of a worker's state by a snapshot and then every numbered change in order: progress of the copy. Pure state."""
+"""Progress of copying a worker's state: first a snapshot, then every numbered change in order. Pure state."""
 
 from dataclasses import dataclass
 

@@ -31,7 +31,7 @@ class Hits(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """Workers whose lanes are in one set of lanes."""
+    """Workers of one set of lanes: those whose found or ready lane is in the set."""
 
     found: tuple[str, ...]
     ready: tuple[str, ...]
@@ -43,7 +43,7 @@ class _Holder:
 
     slot: int
     ready: set[bytes] = field(default_factory=set)
-    expected: dict[object, list[bytes]] = field(default_factory=dict)  # by prompt; some may be ready by now
+    expected: dict[object, list[bytes]] = field(default_factory=dict)  # blocks by prompt; some may be ready by now
     elsewhere: deque[object] = field(default_factory=deque)  # prompts of other routers among `expected`, oldest first
     digest: int = 0
 

@@ -1,4 +1,4 @@
-"""Router's view of the workers' prefix caches, kept by snapshots and numbered changes. Pure state.
+"""Router's view of the workers' prefix caches, kept current by snapshots and numbered changes. Pure state.
 
 Workers are identified by endpoint. A method that returns true tells its caller to request a snapshot from the worker.
 """
@@ -84,7 +84,7 @@ class CacheReplica(ChangeFollower):
         return False
 
     def take_snapshot(self, part: CacheSnapshotPart, now: float) -> None:
-        """Store a snapshot's part; the last missing part replaces the worker's blocks. Outdated parts are ignored."""
+        """Store a snapshot's part; the complete snapshot replaces the worker's blocks. Outdated parts are ignored."""
         if self.follows and part.sequence < self.sequence:
             return
         if self._parts_of != (part.sequence, part.parts):
@@ -219,7 +219,7 @@ class Caches:
             cache.audit.take(predicted_tokens, actual_tokens)
 
     def look(self, worker: str, block_hashes: Sequence[bytes], hit_blocks: int, now: float) -> CacheLook:
-        """Return what is known about the worker's cache for a prompt. `hit_blocks`: its cached or expected blocks."""
+        """Return what is known about the worker's cache for a prompt. `hit_blocks`: blocks cached or expected there."""
         cache = self._caches.get(worker)
         if cache is None:
             return CacheLook(hit_blocks, follows=False, known_s=0.0)

@@ -33,7 +33,7 @@ class TierPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TierChanges:
-    """Changes of a worker's files in one of its messages, whose number is `sequence`, from 1.
+    """Changes of a worker's files in one of its messages. `sequence`: number of the message, from 1.
 
     `removed` segments are applied before `stored` pieces.
     """
@@ -276,7 +276,7 @@ class TierDirectories:
         return found
 
     def readers(self, block_hashes: Sequence[bytes]) -> dict[str, int]:
-        """Return, by worker, how many of a prompt's first blocks are in files that it can read; no zeros."""
+        """Return, by worker, how many of a prompt's first blocks it can read from files; no zeros."""
         found: dict[str, int] = {}
         for directory in self.directories.values():
             if (blocks := directory.blocks.ends(block_hashes, (0,))[0]) > 0:

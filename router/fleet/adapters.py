@@ -132,7 +132,7 @@ class ClusterAdapters:
         self._wakers: set[asyncio.Task[None]] = set()
 
     def can_compute(self, adapter: Adapter | None) -> bool:
-        """Return whether any worker has the adapter, listed or not. None: whether any still has its initial weights."""
+        """Return whether any worker has the adapter, listed or not; for None, whether any has its initial weights."""
         described = self._described()
         if adapter is None:
             return any(each.has_own_weights for each in described)
@@ -195,7 +195,7 @@ class ClusterAdapters:
     ) -> tuple[Adapter, list[str]]:
         """Load `wanted`, which has no digest yet, on all workers, then list it.
 
-        `only`: the loaded adapter must be this one; None: any.
+        `only`: reject the loaded adapter if it is not this one; None: accept any.
         """
         change_id, name = next(self._change_ids), wanted.adapter.name
         try:
@@ -283,7 +283,7 @@ class ClusterAdapters:
         self._notify()
 
     async def run(self) -> None:
-        """Keep this router's list and the stored list equal, until cancelled. Return immediately without a store."""
+        """Keep this router's list and the stored list equal, until cancelled. Without a store, return immediately."""
         while self._store is not None and not is_cancelled():
             try:
                 await self._compare(self._store)
@@ -318,7 +318,7 @@ class ClusterAdapters:
             self._tell_all()
 
     async def _commit(self, changed: AdapterList) -> None:
-        """Store the changed list and put it in force. Raises: Aborted, Unavailable, and the old list stays in force."""
+        """Store the changed list and put it in force. Raises: Aborted, Unavailable; the old list then stays valid."""
         try:
             written = self._store is None or await self._store.write(changed.version, changed.to_bytes())
         except RegistryUnavailable as error:
@@ -386,7 +386,7 @@ class ClusterAdapters:
                 raise FailedPrecondition("name", message)
 
     def _has(self, worker: Worker, adapter: Adapter) -> bool:
-        """Return whether the worker has the adapter, or is gone: then nothing waits for it."""
+        """Return whether the worker has the adapter, or is gone, so that nothing waits for it."""
         description = worker.description
         return not worker.held or (description is not None and adapter in description.adapters)
 

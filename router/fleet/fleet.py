@@ -212,7 +212,7 @@ class WorkerLinks:
             self.on_event(endpoint, Failed(attempt_id, endpoint, FailureReason.WORKER_LOST, lost))
 
     def cancel(self, attempt_id: int, endpoint: str, keep_landed: bool = False) -> None:
-        """Cancel an attempt on a worker. `keep_landed`: a decode worker keeps prompt blocks for the next attempt."""
+        """Cancel an attempt on a worker. `keep_landed`: a decode worker keeps received KV for the next attempt."""
         self._send(endpoint, link_wire.cancel(attempt_id, keep_landed))
 
     def request_credit(self, wanted: CreditRequest) -> None:

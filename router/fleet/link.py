@@ -277,7 +277,7 @@ class WorkerLink:
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _refuse(self, description: WorkerDescription | None, why: str) -> NoReturn:
-        """Refuse the process at the endpoint. An open link, which was to its predecessor, is lost. Raises: _Refused."""
+        """Refuse the process at the endpoint. If a link to its predecessor is open, it is lost. Raises: _Refused."""
         self._lose("another process answers at its endpoint", LinkEnd.GONE)
         self._listener.on_refused(self.endpoint, description, why)
         raise _Refused(why)

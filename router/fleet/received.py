@@ -25,11 +25,11 @@ from baton.text.block_hash import HASH_BYTES
 from baton.text.sampling import MAX_CHOICES
 
 MOST_VOCABULARY = MOST_BLOCKS = 1 << 24
-MOST_SNAPSHOT_PARTS = 1 << 13  # parts of a cache snapshot with MOST_BLOCKS blocks
+MOST_SNAPSHOT_PARTS = 1 << 13  # maximum number of parts of a cache snapshot, enough for MOST_BLOCKS blocks
 MOST_EVENT_BYTES = 1 << 20
 MOST_SESSION_BLOCKS = 1 << 17
-MOST_TOKENS = 1 << 22  # tokens in one message, including alternatives (top log-probabilities)
-MOST_WORDS = 1 << 16  # characters of an error text or a name; also entries of a list
+MOST_TOKENS = 1 << 22  # maximum tokens in one message, including alternatives (top log-probabilities)
+MOST_WORDS = 1 << 16  # maximum characters of an error text or a name, and maximum entries of a list
 MOST_PATH_CHARACTERS = 4096
 MOST_MS = 1e10  # maximum duration of a stage of a request
 NAME = re.compile(f"{ADAPTER_NAME.pattern}|{re.escape(WEIGHTS)}")
@@ -37,7 +37,7 @@ _NO_LOGPROB = number(-math.inf, 1.0)
 
 
 def logprobs(most: int) -> Rule:
-    """Return the rule for at most `most` natural logarithms of probabilities. Values up to 1 allow rounding errors."""
+    """Return the rule for at most `most` log-probabilities. Values up to 1 pass, because of rounding errors."""
 
     def fault(values: Iterable[float]) -> str | None:
         return counted(values) or next((why for each in values if (why := _NO_LOGPROB(each))), None)

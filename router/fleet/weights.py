@@ -30,7 +30,7 @@ class OpenRequests:
     can_compute: Callable[[Adapter | None], bool]
     in_force: ListedAdapter | None = None
     """List entry of the weights that replace those that workers were started with; None: they are not replaced."""
-    _open: dict[str, set[TrackedRequest]] = field(default_factory=dict)  # by digest of weights or adapter
+    _open: dict[str, set[TrackedRequest]] = field(default_factory=dict)  # requests by digest of weights or adapter
     _ends_at: dict[str, float] = field(default_factory=dict)  # deadline (loop.time()) by digest of replaced weights
 
     @property

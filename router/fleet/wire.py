@@ -378,7 +378,7 @@ def versions_message(versions: Versions) -> versions_pb2.Versions:
 
 
 def _copied(kind: type[Plain], message: Message, **others: Any) -> Plain:
-    """Return a `kind` with the message's fields of the same names. `others`: values of all other fields."""
+    """Create a `kind` from the message's fields of the same names. `others`: values of all other fields."""
     same = {each.name: getattr(message, each.name) for each in fields(kind) if each.name not in others}
     return kind(**same, **others)
 

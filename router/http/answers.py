@@ -219,7 +219,7 @@ _encode_text = json.encoder.encode_basestring
 
 @dataclass(slots=True)
 class UsageSoFar:
-    """Token counts of a stream, which its chunks state never, in the last chunk, or in each chunk.
+    """Token counts of a stream. The stream states them in no chunk, in the last chunk, or in each chunk.
 
     A stream may answer several prompts, so counts are kept by prompt and reported as sums.
     """

@@ -348,7 +348,7 @@ DEPARTURES: Mapping[str, CounterFamily] = {
         "baton:worker_lost_sessions", "Links lost to silence, or not reconnected in time.", ("engine",)
     ),
 }
-"""Counters by the field of the cluster's `Departures`."""
+"""Counters by field of `Departures` (counts of a worker's lost links) from which they are read."""
 
 ACTIVE_REQUESTS = GaugeFamily("baton:active_requests", "In-flight requests.")
 QUEUED_REQUESTS = GaugeFamily("baton:queued_requests", "Requests in the router's queue.")

@@ -73,7 +73,7 @@ class UnknownField(NamedTuple):
 
 
 def unknown_field(annotation: Any, value: Any, path: str = "") -> UnknownField | None:
-    """Return the first field of `value`, in its order, that `annotation`, its declared type, does not have."""
+    """Return the first field of `value` that its declared type, `annotation`, does not have."""
     for member in _meant(list(_members(annotation)), value):
         if isinstance(value, list) and get_origin(member) is list:
             places = ((get_args(member)[0], each, f"{path}[{index}]") for index, each in enumerate(value))

@@ -385,7 +385,7 @@ _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA,
 
 
 def names_of(message: Body) -> Renamed:
-    """Return the names of the router's fields in this body. If a field has several, the one used. Raises: Problem."""
+    """Return, by field of the router, its name in this body. Of several names, the one used. Raises: Problem."""
     names = {"session": SESSION_HEADER, **message.renamed}
     if isinstance(message, RequestFields):
         names["session_id"] = named_session(message)[0] or SESSION_HEADER

@@ -19,7 +19,7 @@ MODULE = "baton.router.model.form_process"
 REMEMBERED = 4096  # maximum number of remembered verdicts
 PROCESSES = 2
 WALL_S = 20.0  # maximum wall time of checking one form; CPU time is limited separately
-MAX_WAITING = 64  # maximum number of forms that are checked or wait for it
+MAX_WAITING = 64  # maximum number of forms being checked or waiting for their check
 
 
 class FormChecker:

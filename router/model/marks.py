@@ -22,7 +22,7 @@ from baton.router.model.chat_template import ChatTemplate
 PART_CHARACTERS = 1 << 10
 """Minimum size of a part. Shorter parts cost more lookups; longer parts leave more text behind the last cached part."""
 WINDOW_CHARACTERS = 1 << 13
-"""Size of a text without a mark from which it is cut between words. It bounds the time of one tokenisation step."""
+"""Length above which a text without a mark is cut between words. It bounds the time of one tokenisation step."""
 MOST_MARKS = 16
 """Maximum number of marks. Some tokenizers have thousands of candidates, each of which takes a trial."""
 
@@ -89,7 +89,7 @@ UNCUT = Marks(re.compile(r"(?!)"), (), ())
 
 
 def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
-    """Return the marks of a tokenizer, which must not truncate or pad. UNCUT: it has no marks, or merges at random.
+    """Return the marks of a tokenizer that does not truncate or pad; UNCUT if it has none, or merges at random.
 
     Of more than MOST_MARKS marks, those in the chat template are preferred.
     """
@@ -130,7 +130,7 @@ _PROBES = ("The quick brown", "it's 42 o'clock, isn't it", "x)\nHello", "«Ünï
 
 
 def _splits_words(tokenizer: Tokenizer, added: Iterable[AddedToken]) -> bool:
-    """Return whether texts can be cut between words: by the tokenizer's kinds of steps, and by trial on some texts."""
+    """Return whether texts can be cut between words, judging by the tokenizer's steps and a trial on some texts."""
     if type(tokenizer.model).__name__ not in _WORD_MODELS or tokenizer.pre_tokenizer is None:
         return False
     normalizers = _steps(tokenizer.normalizer, "normalizers")

@@ -21,15 +21,15 @@ LONG_BYTES = 1 << 16
 """Size above which a part of a text is long: tokenising it takes tens of milliseconds."""
 SLICE_BYTES = 1 << 14
 COUNTED_TOKENS = 1 << 14
-"""Number of tokens up to which a too long text is counted exactly, as it is up to twice the limit."""
-CUT_TOKENS = 16  # maximum number of tokens by which cutting a text raises the count of a slice
+"""A too long text is counted exactly up to this number of tokens, or up to twice the limit if that is more."""
+CUT_TOKENS = 16  # maximum number of tokens that a slice has only because the text is cut
 
 
 class TextTooLong(Exception):
     """Error: the text has more tokens than allowed, namely at least `least_tokens`."""
 
     def __init__(self, least_tokens: int, counted: bool = False) -> None:
-        """Create the error. `counted`: `least_tokens` is the exact number."""
+        """Create the error. `counted`: whether `least_tokens` is the exact number."""
         super().__init__(f"{least_tokens} tokens" if counted else f"at least {least_tokens} tokens")
         self.least_tokens = least_tokens
         self.counted = counted
@@ -106,7 +106,7 @@ class PromptReader:
             piece, adds = text[part.start : part.end], add_special_tokens and not parts
             encoding = yield from self._encoded(piece, adds, counted, most_tokens)
             counted += len(encoding) - part.has_mark
-            if most_tokens is None or counted <= most_tokens:  # converting ids would hold the GIL for nothing
+            if most_tokens is None or counted <= most_tokens:  # ids of a too long text are not needed
                 fresh = encoding.ids[part.has_mark :]
                 begin = ends[-1] if ends else known_tokens
                 token_ids += map(self._numbers.setdefault, fresh, fresh)
@@ -139,7 +139,7 @@ class PromptReader:
     def count(self, text: str, most_tokens: int, counted: int = 0) -> Generator[None, object]:
         """Count a text's tokens slice by slice, until there are more than `most_tokens`. Raises: TextTooLong.
 
-        `counted`: tokens before this text. A text that is short enough by its bytes is not counted.
+        `counted`: tokens before this text. A text is not counted if even one token per byte would not be too many.
         """
         if counted + _size_bytes(text) <= most_tokens:
             return
@@ -181,7 +181,7 @@ def _size_bytes(text: str) -> int:
 def _cut(
     token_ids: Sequence[int], names: Sequence[bytes], packed: Sequence[bytes], places: Sequence[int], block_tokens: int
 ) -> list[Kept]:
-    """Cut tokens and block hashes into parts at `places`, counted in tokens. `packed`: packed tokens of each part."""
+    """Cut tokens and block hashes into parts at the token positions `places`. `packed`: packed tokens of each part."""
     return [
         Kept(tuple(token_ids[begin:end]), tuple(names[begin // block_tokens : end // block_tokens]), part)
         for (begin, end), part in zip(pairwise(places), packed, strict=False)

@@ -130,7 +130,7 @@ Result = TypeVar("Result")
 
 
 MAX_NAME_CHARACTERS = 64  # maximum length of an option's name in an error
-MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # limit of a rendered prompt; its messages have MAX_TEXT_BYTES
+MOST_RENDERED_CHARACTERS = 4 * MAX_TEXT_BYTES  # limit of a rendered prompt; that of its messages is MAX_TEXT_BYTES
 LONG_THREADS = 2
 LONG_NICENESS = 10  # niceness of threads for long texts: streams have priority
 
@@ -188,7 +188,7 @@ class TokenizerWorker:
     async def prompt_tokens(
         self, prompt: AnyPrompt, most_tokens: int | None = None, vocab_size: int | None = None, tenant: str = ""
     ) -> tuple[int, ...]:
-        """Return the token ids of a prompt. `vocab_size`: check a long prompt of token ids; None: it was checked.
+        """Return the token ids of a prompt. `vocab_size`: bound for checking a long prompt of ids; None: no check.
 
         Raises: InvalidArgument for messages that the template rejects and for invalid token ids, TextTooLong.
         """
@@ -370,7 +370,7 @@ def choose_adapter(name: str, adapters: Sequence[Adapter]) -> Adapter:
 
 
 LAST_TOKEN_POOLER = Pooler()
-MOST_TOKENIZED = 1 << 16  # minimum of the limit on a Tokenize call; the other is the model's context
+MOST_TOKENIZED = 1 << 16  # a Tokenize call may have this many tokens even if the model's context is smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -535,7 +535,7 @@ class ModelGate:
 
 @dataclass(frozen=True, slots=True)
 class ChosenModel:
-    """Model that a request names. `adapter`: a LoRA adapter, or the weights that replaced its own; None: neither."""
+    """Model that a request names. `adapter`: a LoRA adapter, or weights that replaced the model's; None: neither."""
 
     served: ServedModel
     adapter: Adapter | None = None
@@ -592,7 +592,7 @@ def load_served_model(description: WorkerDescription, source: ModelSource) -> Se
 
 
 def _pooler(folder: Path) -> Pooler | PoolingRefused:
-    """Return the checkpoint's pooler, or why it is unsupported: only requests for vectors must fail for that."""
+    """Return the checkpoint's pooler, or the error with which requests for vectors must fail."""
     try:
         return read_pooler(folder)
     except PoolingRefused as refused:

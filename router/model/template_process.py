@@ -147,8 +147,8 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 class _Renderer:
-    """Answers requests of the router. A request is a template, a newline, and what is wanted of the template: the input
-    of a prompt to render, TRACES for the parts that it drops, or nothing for its variables.
+    """Answers requests of the router. A request is a template, a newline, and one of three endings: the input of a
+    prompt, to render it; TRACES, to list the parts that the template drops; or nothing, to list its variables.
     """
 
     def __init__(self) -> None:

@@ -79,7 +79,7 @@ def is_plain(message: "Message") -> bool:
 
 
 def shown(messages: "Sequence[Message]", traces: Traces, source: str, thinks: bool) -> "list[Message]":
-    """Return the messages to render. Raises: NotShown. Role `developer` becomes `system` if only that is known.
+    """Return the messages to render. Raises: NotShown. Role `developer` becomes `system` if only `system` is known.
 
     Names of tool messages may be dropped, since they repeat those of the calls. `thinks`: the model reasons, and its
     template drops earlier reasoning on purpose.

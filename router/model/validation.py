@@ -412,7 +412,7 @@ def _beam_search(
 def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int]) -> StructuredOutput | None:
     """Return the requested structured output, converted to an enforceable form. Raises: InvalidArgument.
 
-    It is checked here only as far as that needs no compilation.
+    Only checks that need no compilation are done here.
     """
     whole = sampling.structured
     try:
@@ -433,7 +433,7 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
         held = enforceable_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
-    return held if asked is whole else whole  # a form after reasoning was converted when the two were joined
+    return held if asked is whole else whole  # a form in `whole`, after reasoning, is already converted
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:

@@ -112,7 +112,7 @@ class AdminAccess:
     """Access control of the admin port: by its token or an admin key. Without both, every caller has access."""
 
     def __init__(self, access: Access, token: Callable[[], str] | None) -> None:
-        """Create the control. `token` derives the port's token from the cluster secret; None without a secret."""
+        """Create the control. `token` returns the port's token, derived from the cluster secret; None: no secret."""
         self._access = access
         self._token = token
 

@@ -102,7 +102,7 @@ def asked_to_think(
 def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str, Any]:
     """Return the options for the chat template, from all fields that set one. Raises: InvalidArgument.
 
-    Reasoning that a client disables is left out for a model that does not reason.
+    If the client disables reasoning, and the model does not reason anyway, that option is left out.
     """
     options = dict(asked.template_options)
     _set(options, THINKING, asked.enable_thinking, THINKING)

@@ -96,7 +96,7 @@ def _json_object(path: str, text: str) -> dict[str, Any]:
 
 
 def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgument:
-    """Return the error with the name of the field in the client's chat that caused it.
+    """Return the error with its field renamed to the field of the client's chat that caused it.
 
     `tool_forms`: fields of structured output that was derived from the tools.
     """
@@ -111,7 +111,7 @@ def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgumen
 
 @dataclass(slots=True)
 class _ReadChoice:
-    """State of one choice. `calls`, `text_bytes`: what the client of a resumed stream has, and must be skipped."""
+    """State of one choice. `calls`, `text_bytes`: what a resumed stream still skips, since the client has it."""
 
     reader: OutputParser
     tokens: int = 0  # delivered tokens, including those that the client already had
@@ -167,7 +167,7 @@ class Parts:
         }
 
     def of(self, delta: Delta) -> Iterator[Delta | baton_pb2.ChatResponse]:
-        """Yield the parts of a delta: first one with all of its tokens and the leading text, then the others."""
+        """Yield the parts of a delta: first its tokens with the leading text, then the other parts."""
         choice = self._choice(delta.index)
         if choice.is_ended:
             return
@@ -184,7 +184,7 @@ class Parts:
         yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
 
     def end(self, finished: baton_pb2.Finished, reason: FinishReason) -> None:
-        """Complete a choice's Finished message: the reason if it has tool calls, and the usage's reasoning tokens."""
+        """Set what the parser knows in a choice's Finished message: whether it has tool calls, and reasoning tokens."""
         if reason is FinishReason.STOP and self._choice(finished.index).reader.calls:
             finished.reason = baton_pb2.FINISH_REASON_TOOL_CALLS
         readers = [choice.reader for choice in self._choices.values()]

@@ -343,7 +343,7 @@ def small_parser(message_class: type[Message]) -> Callable[[bytes], Message | Un
             return Unparsed(message_class, data)
         try:
             return message_class.FromString(data)
-        except DecodeError:  # the handler finds the invalid field, since that takes time
+        except DecodeError:  # finding the invalid field takes time, so the handler does it
             return Unparsed(message_class, data)
 
     return parse

@@ -24,7 +24,7 @@ _NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}, "additio
 
 
 class ToolChoice(Enum):
-    """Rule whether the model calls functions. Which one it must call is said by `Function`."""
+    """Rule for whether the model calls functions. A choice that forces a certain function is a `Function` instead."""
 
     AUTO = "auto"  # the model decides whether it calls functions
     NONE = "none"

@@ -55,7 +55,7 @@ class AttemptNote:
     kv_received: KvReceived | None = None
     failed: Failed | None = None
     failed_s: float | None = None
-    stood_still_ms: float | None = None  # client's wait for this attempt's first token; None: no token before
+    stood_still_ms: float | None = None  # client's wait for the first token; None: no earlier token was delivered
     attempt_id: int = 0
     choice: int | None = None  # choice that the attempt continues; None: it generates all choices
     answered_tokens: int = 0  # tokens of the answer that were delivered before the attempt
@@ -273,7 +273,7 @@ class Timeline:
     drafts: Drafts = NO_DRAFTS
     notes: list[AttemptNote] = field(default_factory=list)  # notes on all attempts, in order
     resumes: list[Resume] = field(default_factory=list)
-    pooled: tuple[float, ...] = ()  # vector of a request for a vector or a score
+    pooled: tuple[float, ...] = ()  # result of an embedding or score request; empty for others
     _staged: int = 0  # id of the attempt whose transfer is between first and second token
 
     def begin_attempt(self, note: AttemptNote, route_began_s: float) -> None:

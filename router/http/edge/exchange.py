@@ -149,7 +149,7 @@ def problem_reply(problem: Problem) -> FullReply:
 async def send_reply(
     reply: Reply, send: Send, headers: Fields, stall_s: float, reader: CallReader | None = None
 ) -> None:
-    """Send the reply. `reader`: state of the call of a stream. Raises: Stalled.
+    """Send the reply. `reader`: state of the call, used only for a stream. Raises: Stalled.
 
     An exception from the first chunk of a stream is raised before anything is sent.
     """

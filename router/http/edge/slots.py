@@ -10,7 +10,7 @@ from baton.process.open_files import connections_within
 logger = logging.getLogger(__name__)
 
 RESERVE = 16
-"""Number of connections beyond the limit: idle ones and health probes."""
+"""Number of connections allowed beyond the limit, for idle connections and health probes."""
 _LOG_EVERY_S = 10.0
 _REASONS = ("refused", "closed_idle", "no_descriptors")
 
@@ -67,7 +67,7 @@ class ConnectionSlots:
         self._busy.discard(connection)
 
     def make(self) -> None:
-        """Before a new connection is opened: at the limit, close the connection that has waited longest."""
+        """Make room for a new connection: at the limit, close the connection that has waited longest."""
         if len(self._waiting) + len(self._busy) >= self.most + RESERVE:
             self.shrink("closed_idle")
 

@@ -51,7 +51,8 @@ class TeeWriter:
 
 
 def begin_logs(runtime: Path, port: int) -> Path:
-    """Create the log folder of a run, keeping logs of earlier runs on that port; remove old folders.
+    """Create the log folder of `port`, or keep the existing one with its logs; remove all but the newest KEPT_RUNS
+    folders.
 
     Raises: OSError.
     """

@@ -31,7 +31,7 @@ class ModelSource:
     is_random: bool = False  # random weights, whose output is noise
 
     def called(self, name: str | None) -> "ModelSource":
-        """Return the model with another name in requests. Of a path, the name is the last part; None keeps the present
+        """Return the model with another name in requests: `name`, or its last part if it is a path. None: the present
         name.
         """
         if not name:

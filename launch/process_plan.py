@@ -42,7 +42,7 @@ PREFILL_NICE = 5  # nice value of a prefill worker on the router's core, so that
 PREFILL_GPU_PERCENT = 75
 LOOPBACK_INTERFACE = "lo"
 PASSWORD_BYTES = 16
-GPU_CHUNK_TOKENS = 4096  # prompt tokens per step; fewer leave a GPU waiting for memory and host
+GPU_CHUNK_TOKENS = 4096  # prompt tokens per step; with fewer, a GPU would wait for memory and the host
 
 Values = Mapping[str, Any]
 """Values of configuration fields by name; None: the process uses its default."""

@@ -207,7 +207,7 @@ def _readable(content: bytes) -> Iterator[int]:
 
 
 async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineSink) -> None:
-    """Forward complete lines; of a line redrawn with carriage returns, such as a progress bar, the last state."""
+    """Forward complete lines, and only the last state of one redrawn with carriage returns, such as a progress bar."""
     rest = b""
     while chunk := await stream.read(CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -70,8 +70,8 @@ async def wait_until_serving(
 
 
 def waiting_for(workers: Sequence[str], status: ClusterStatus) -> str:
-    """Return a text that says what the start of a service waits for; empty if for nothing. `workers`: ids of started
-    workers.
+    """Return a text that says what the start of a service waits for; empty if it waits for nothing. `workers`: ids of
+    started workers.
     """
     connected = {worker.worker_id for worker in status.workers if worker.connected}
     missing = [worker for worker in workers if worker not in connected]

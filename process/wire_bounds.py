@@ -64,8 +64,8 @@ def numbers(entries: int, least: float = 0, most: float = MAX_EXACT) -> Rule:
 
 
 def finites(entries: int) -> Rule:
-    """Accept lists of at most `entries` finite numbers. NaN would pass a comparison of the least and the greatest
-    entry.
+    """Accept lists of at most `entries` finite numbers. Each entry is checked: a list with NaN may have a finite
+    minimum and maximum.
     """
 
     def fault(values: Sequence[float]) -> str | None:

@@ -41,8 +41,8 @@ def gpu_id(device: torch.device) -> str:
 
 
 def mark_busy(core_use: Path | None) -> Callable[[bool], None]:
-    """Return the function with which the engine's thread marks in a file whether it is computing. `core_use` None: it
-    does nothing. Raises: OSError.
+    """Return the function with which the engine's thread marks in a file whether it is computing. `core_use` None: the
+    function does nothing. Raises: OSError.
     """
     return (lambda busy: None) if core_use is None else CoreUse(core_use).mark
 
@@ -177,14 +177,14 @@ class EngineHost:
         """Checker of cached blocks; None: they are not checked."""
         on_sums = IGNORE_SUMS
         if self.at_rest is not None and prepared.options.tensor_parallel == 1:
-            on_sums = self.at_rest.take_sums  # files of several ranks order a block's parts differently
+            on_sums = self.at_rest.take_sums  # not with several ranks: their files order a block's parts differently
         with ExitStack() as undo:
             undo.callback(self.memory.close)
             self.tier = open_tier(config, prepared, self.memory, on_sums)
             undo.pop_all()
         model = prepared.config
         self.grammars = Grammars(prepared.options.folder, model.vocab_size, model.eos_token_ids)
-        self.used = False  # True once a role has run: another warm-up would overwrite the pool
+        self.used = False  # True once a role has run: later roles skip the warm-up, which overwrites the pool
         self._config = config
         self._host_slots = host_slots
         self._nice = nice

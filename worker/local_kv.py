@@ -59,7 +59,7 @@ class LocalKv:
         """Prepare blocks for a fetch by another worker: load missing ones from the KV tier if `restore`, then check
         some.
 
-        Its duration is bounded, although loads run one after another.
+        Takes a bounded time, even if it must wait for other loads.
         """
         if restore:
             hashes = self.groups.chain_of(names)

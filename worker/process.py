@@ -33,7 +33,7 @@ PROMPTS_AT_ONCE = 64  # prompts that may finish in the largest step, with which 
 
 
 class Worker(Protocol):
-    """Interface of one worker's engine and open requests to `WorkerProcess`."""
+    """Interface through which `WorkerProcess` uses one worker's engine and open requests."""
 
     @property
     def listener(self) -> Listener: ...

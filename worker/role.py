@@ -50,7 +50,7 @@ from baton.worker.wire import groups_to_wire
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
-TOMBSTONE_S = 60.0  # time for which ended transfers are remembered; no command arrives later
+TOMBSTONE_S = 60.0  # time for which ended transfers are remembered; no command for one arrives later
 ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,

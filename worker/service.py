@@ -44,7 +44,7 @@ from baton.worker.wire import Limit, session_turn, worker_report
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 1.0  # longest wait for the delivery of last messages, and for running copies
 MAX_UNACKNOWLEDGED = 65536  # unacknowledged messages after which a router loses its link
-NOTICE_S = 0.3  # time between the report of a drain and the first refusal, for requests in flight
+NOTICE_S = 0.3  # time between the report of a drain and the first refusal: requests already sent are accepted
 ADAPTER_PROTOCOL = 2
 """Oldest protocol whose routers handle changes of adapters and report which adapters they need."""
 ChangeRole = Callable[[session_pb2.Role], None]
@@ -442,7 +442,8 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 class Drain:
     """Drain of one session service; it can be called off. Lives on the event loop.
 
-    The worker first reports that it drains, still accepting requests in flight, and then refuses new ones.
+    The worker first reports that it drains, still accepting requests that routers have already sent, and then refuses
+    new ones.
     """
 
     def __init__(self, service: SessionService[Open]) -> None:

@@ -102,6 +102,6 @@ class RequestLog:
         self._on_end(times)
 
     def since(self, began_s: float) -> Iterator[RequestTimes]:
-        """Yield the requests that were open after that moment, in the order of their arrival."""
+        """Yield the requests that were open at `began_s` or later, in the order of their arrival."""
         ended = (times for times in self._ended.values() if (times.ended_s or 0.0) >= began_s)
         yield from sorted([*ended, *self._open.values()], key=lambda times: times.number)

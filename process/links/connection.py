@@ -83,7 +83,7 @@ async def serve_connection(
         if reader.done():
             reader.result()  # raises an error of the reader
     finally:
-        hub.disconnect(link, outbox)  # called before any await, which a second cancellation would end
+        hub.disconnect(link, outbox)  # before any await, where a second cancellation could skip it
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 

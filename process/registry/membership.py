@@ -28,8 +28,7 @@ class MembershipView:
     """Known workers. A worker is removed once successful listings have lacked it for `ttl_s`; failed listings do not
     count.
 
-    A listing with a lower epoch counts as lacking the worker: it is from a zombie, or from a process whose clock went
-    back.
+    A listed record with a lower epoch does not count: it is from a zombie, or from a process whose clock went back.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -55,7 +54,7 @@ class MembershipView:
         return self.workers != before
 
     def lost_contact(self) -> None:
-        """Record that the registry did not respond; the time without it counts against no worker."""
+        """Record that the registry did not respond; the time without responses counts against no worker."""
         self._missing_since.clear()
 
     def _forget_missing(self, present: set[str], now: float) -> None:

@@ -137,7 +137,7 @@ class RedisClient:
         return value if self._secret is None else self._secret.seal(key, value)
 
     def unseal(self, key: str, value: bytes) -> bytes | None:
-        """Return the content of a record; None if it was not signed with this secret, which is logged."""
+        """Return the content of a record; log a record that is not signed with this secret, and return None."""
         found = value if self._secret is None else self._secret.unseal(key, value)
         if found is None:
             self._unsigned.warning("", "record %s in Redis ignored: not signed with this cluster's secret", ascii(key))

@@ -118,8 +118,8 @@ class AdapterFolder:
 
 
 def weights_digest(checkpoint: bytes) -> str:
-    """Return the digest of weights, in the format of an adapter's. `checkpoint`: digest of the checkpoint's files;
-    empty if unknown.
+    """Return the digest of weights, in the format of an adapter's digest. `checkpoint`: digest of the checkpoint's
+    files; empty if unknown.
     """
     return f"{_WEIGHTS_DIGEST}{checkpoint.hex()}" if checkpoint else ""
 
@@ -147,10 +147,9 @@ def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
 
 
 def newest_version() -> int:
-    """Return the highest valid version of an adapter list: the clock in microseconds, which grows faster than versions
-    do.
+    """Return the highest valid version of an adapter list: the clock in microseconds.
 
-    So a later change can always have a higher version than a forged one.
+    Versions grow more slowly than the clock, so even after a forged version a later change can have a higher one.
     """
     return min(MAX_EXACT, time.time_ns() // 1000)
 

@@ -77,8 +77,8 @@ def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Be
 
 @asynccontextmanager
 async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> AsyncIterator[None]:
-    # Each call has its own task, with which context values set here end. A reset would fail if a generator is closed
-    # from another context.
+    # Context values set here need no reset, since they end with the call's own task; a reset would fail if a generator
+    # is closed in another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
     given = metadata.get(REQUEST_ID_KEY, "")

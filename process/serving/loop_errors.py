@@ -11,10 +11,11 @@ logger = logging.getLogger(__name__)
 
 
 def report_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Report an error as the loop's default handler does, except an error for bytes that arrive on a TLS connection
-    after it was given up.
+    """Report an error as the loop's default handler does, except one about bytes that arrive on an abandoned TLS
+    connection.
 
-    uvloop reports that error as fatal with a traceback, although the code that gave up the connection has logged it.
+    uvloop reports that error as fatal with a traceback, although the code that abandoned the connection has already
+    logged that.
     """
     error = context.get("exception")
     if context.get("message") == _TLS and isinstance(error, RuntimeError) and _CLOSED in str(error):

@@ -32,8 +32,8 @@ class ProgressTimer:
     """Time since a counter last changed, without times in which this process did not run. Pure."""
 
     def __init__(self, longest_check_s: float) -> None:
-        """Create a timer. The time between two checks counts for at most `longest_check_s`, since a stopped process has
-        longer pauses.
+        """Create a timer. The time between two checks counts for at most `longest_check_s`: in a longer pause the
+        process was stopped.
         """
         self._longest_check_s = longest_check_s
         self._number: int | None = None

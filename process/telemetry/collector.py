@@ -1,7 +1,7 @@
 """Destination of traces: an OpenTelemetry collector over OTLP, gRPC or HTTP.
 
-Following OpenTelemetry's specification, /v1/traces is appended over HTTP to an endpoint for all signals, but not to an
-endpoint for traces only.
+With HTTP, /v1/traces is appended to an endpoint for all signals, but not to one for traces only, as OpenTelemetry's
+specification demands.
 """
 
 import re

@@ -8,7 +8,7 @@ from typing import NamedTuple
 PERIOD_S = 0.02
 LEAST_S = 0.002  # shortest recorded delay
 KEPT = 4096
-CONTENDED_LOOKS = 32  # number of checks, after the loop's thread waited, that cover other threads too
+CONTENDED_LOOKS = 32  # number of checks that cover other threads too, once the loop's thread has waited for a core
 
 
 class Delay(NamedTuple):
@@ -58,8 +58,8 @@ class LoopLag:
             self._timer = None
 
     def between(self, began_s: float, ended_s: float) -> Delay:
-        """Return the measured delay between two moments. A time between two checks that overlaps partly counts in
-        proportion.
+        """Return the measured delay between two moments. An interval between two checks that is only partly within them
+        counts in proportion.
         """
         busy_s = queued_s = 0.0
         for look in reversed(self._looks):

@@ -61,7 +61,7 @@ class AdapterKeeper:
         self._loop = loop
         self._around = around
         self._lists: dict[Link, RouterList] = {}
-        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # adapter of each change; None: still being read
+        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # adapter by link and change id; None: being read
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -147,11 +147,15 @@ class AdapterKeeper:
                 self._begin(self._load_missing())  # the freed memory may suffice for missing adapters
 
     def _has_successor(self, retired: Loaded) -> bool:
-        """Return False for a set of weights that no loaded set has replaced: the model always needs one."""
+        """Return whether the model can do without `retired`: for weights, only once other loaded weights
+        replace them.
+        """
         return retired.key.name != WEIGHTS or self._table.replaces_weights
 
     async def close(self) -> None:
-        """Wait for running loads, for a bounded time: the table outlives this object and must record them."""
+        """Wait for running loads, for a bounded time: the table, which outlives this object, must record their
+        results.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSE_TIMEOUT_S)
 

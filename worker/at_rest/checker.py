@@ -1,12 +1,12 @@
 """Checks of cached KV before prompts use it: a random share of the blocks is compared with earlier checksums.
 
 Some of the published and of the reused blocks are drawn at random, and a thread computes their checksums, so that a
-block that is used often is compared sooner or later. The first checksum of a block is the reference; a KV tier that
-computes the checksum of every block it writes provides it too.
+block that is used often is compared sooner or later. The first checksum of a block is the reference. It may also come
+from a KV tier, which computes the checksum of every block that it writes.
 
 Watches (`BlockPool.watch_each`) tell whether a block was reassigned while its checksum was computed; they delay no
-eviction. A checksum always belongs to the watched content, because the event loop learns of evictions before later
-watches.
+eviction. The event loop learns of an eviction before any later watch, so it never compares new content with the
+checksum of evicted content.
 """
 
 import asyncio
@@ -85,15 +85,16 @@ class RestChecker:
         self._compare_soon([changes.stored[place] for place in self._published.draw(len(changes.stored))])
 
     def _compare_soon(self, names: Sequence[bytes]) -> None:
-        """Queue blocks to compare that no prompt waits for; drop those beyond QUEUED_BLOCKS."""
+        """Queue blocks for a comparison for which no prompt waits; drop those beyond QUEUED_BLOCKS."""
         self._queue += names[: QUEUED_BLOCKS - len(self._queue)]
         if self._queue and self._working is None and self._cache is not None:
             self._working = asyncio.create_task(self._compare_queued(), name="kv-at-rest")
 
     def take_sums(self, sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
-        """Process checksums of cached blocks that another thread computed under unbroken watches. Any thread.
+        """Process checksums that another thread computed, of cached blocks whose watches did not break. Any thread.
 
-        Return the blocks that differ from their known checksums: they are compared again and must not be stored.
+        Return the blocks that differ from their known checksums. The caller must not store them; they are compared
+        again.
         """
         doubted = frozenset(name for name, checksum in sums if self._known.differs(name, checksum))
         events = self._events  # read once, since `detach` may clear the field meanwhile
@@ -125,7 +126,8 @@ class RestChecker:
         """Compare blocks with their known checksums; remove corrupt ones from the cache before the engine executes any
         later call.
 
-        Takes one step of the engine plus the checksums of a few blocks. Raises no errors of its own; may be cancelled.
+        Takes as long as one step of the engine and the checksums of a few blocks. Raises no errors of its own; may be
+        cancelled.
         """
         cache = self._cache
         if cache is None:

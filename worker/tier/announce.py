@@ -69,7 +69,7 @@ class FilesLog:
         ranges: "Iterator[tuple[int, int, int]]",
         on_piece: Callable[[cache_pb2.TierPiece], None],
     ) -> Iterator[list[cache_pb2.TierPiece]]:
-        """Yield the records of `ranges` (segment, first, end), as many at a time as fit into a message; pass each piece
+        """Yield the records of `ranges` (segment, first, end) as lists of pieces, one list per message; pass each piece
         to `on_piece`.
         """
         pieces: list[cache_pb2.TierPiece] = []

@@ -27,7 +27,7 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
 """Function called after a load with the prefix and the number of its leading blocks that have KV."""
-PRICED_BLOCKS = 64  # number of blocks for which loading and computing are compared: a load has a fixed cost
+PRICED_BLOCKS = 64  # number of blocks in the comparison of loading with computing, since a load has a fixed cost
 OVERDUE_S = 1.0  # longest wait for the running read of an overdue load
 TIMEOUT_S = 30.0  # timeout of one load
 QUEUE_S = 120.0  # longest wait of a prompt for earlier loads; then it is computed
@@ -148,9 +148,9 @@ class TierRestorer:
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
         """Load the blocks of `hashes` that the pool lacks and that the prompt could reuse.
 
-        A load begins after the queued prompts have begun, since these would evict blocks that were loaded before. Every
-        wait has a bound except the one for this worker's engine, for which the prompt waits anyway. Raises no errors of
-        its own; may be cancelled.
+        A load begins only after the queued prompts have begun: they would evict blocks that were loaded earlier. Every
+        wait has a bound except that for this worker's engine, which the prompt needs anyway. Raises no errors of its
+        own; may be cancelled.
         """
         began, landed = time.monotonic(), NOTHING_LOADED
         try:

@@ -156,10 +156,11 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:
-    """Return the identity of stored KV, by which KV of edited weights or of other kernels is skipped after a restart.
+    """Return the identity of stored KV. A worker reads only KV of its own identity: none of edited weights or other
+    kernels.
 
-    The fingerprint of the model samples the weights, so sizes and times of the files are added. The arithmetic is added
-    because KV from files must have the same bits as KV computed here.
+    The model's fingerprint covers only a sample of the weights, so sizes and times of their files are added. The
+    arithmetic is added because KV from files must have the same bits as KV computed here.
     """
     digest = hashlib.sha256(b"baton.tier.v1" + prepared.fingerprint)
     digest.update(f" parts={prepared.options.tensor_parallel} arithmetic={prepared.arithmetic}".encode())

@@ -207,7 +207,7 @@ class TierWriter:
             copied = [
                 NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
                 for slot, (name, watch) in enumerate(there)
-                if not watch.broken  # checked after the copy: it has the content that was watched
+                if not watch.broken  # checked after the copy, which therefore has the watched content
             ]
             lasting = {name for name, watch in there if not watch.broken}
             damaged = self._on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])

@@ -201,8 +201,8 @@ class Peers:
     async def check(
         self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair], wanted: Sequence[BlockChecksum]
     ) -> None:
-        """Compare blocks of this pool with the wanted checksums. If devices copy, the first block after the pairing is
-        also compared with the source's bytes, read over gRPC. Raises: ChecksumDiffers, PeerFailed.
+        """Compare blocks of this pool with the checksums `wanted`. For a transport of COPIED_BY_DEVICES, also compare
+        the first block after the pairing with the source's bytes, read over gRPC. Raises: ChecksumDiffers, PeerFailed.
         """
         if pairs and peer.compare is not None:
             try:

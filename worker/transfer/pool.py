@@ -145,7 +145,7 @@ def _zeros(size_bytes: int, device: torch.device) -> torch.Tensor:
 
 
 def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> SharedPool | None:
-    needed = prepared.options.tensor_parallel > 1  # other ranks write their parts of the pool
+    needed = prepared.options.tensor_parallel > 1  # True if other ranks must map the pool, to write their parts
     if prepared.options.device.type != "cpu" or (choice not in SHARED and not needed):
         return None
     try:
@@ -159,7 +159,7 @@ def _share(prepared: PreparedModel, choice: TransportChoice, pool_id: bytes) -> 
 
 def _exported(storage: Storage, choice: TransportChoice) -> tuple[DeviceMemoryHandle, ...]:
     parts = (storage,) if isinstance(storage, torch.Tensor) else storage
-    needed = len(parts) > 1  # other ranks open their parts of the pool
+    needed = len(parts) > 1  # True if other ranks must open their parts of the pool
     if parts[0].device.type != "cuda" or (choice not in ("auto", "cuda_ipc") and not needed):
         return ()
     try:

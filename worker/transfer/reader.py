@@ -45,7 +45,7 @@ class BlocksCorrupt(TransferFailed):
 
 
 class PoolReplaced(TransferFailed):
-    """Error: another process has the address of the paired one, so the mapped memory is not its pool."""
+    """Error: another process now has the address of the paired one, whose pool is the one that is mapped here."""
 
 
 class SourceLost(TransferFailed):
@@ -120,7 +120,7 @@ async def keep_confirming(
     confirmed: ConfirmedBlocks,
     period_s: float,
 ) -> None:
-    """Ask the source to confirm copied blocks every `period_s`, until cancelled or denied.
+    """Ask the source to confirm copied blocks every `period_s`, until cancelled or until the source denies it.
 
     A short pull needs no such call, because the Close call confirms all its blocks. Copies continue meanwhile; blocks
     that arrive after a call was sent are confirmed by the next call.
@@ -152,7 +152,7 @@ class Outcome(Enum):
     """Outcome of a pull, which decides what the source must still be told."""
 
     GIVEN_UP = auto()  # the source still waits for a reader
-    PINNED = auto()  # confirmed: the source has released the blocks
+    PINNED = auto()  # the blocks were pinned throughout, and the source has released them
     STALE = auto()  # the source reused blocks during the read
     REPLACED = auto()  # another process has the source's address
 
@@ -288,7 +288,7 @@ class TransferReader:
             stream.cancel()
 
     def _raise_failure(self, peer: Peer, error: grpc.aio.AioRpcError) -> NoReturn:
-        """Raise the error that a status of the source stands for. Forget a peer whose process is gone."""
+        """Raise the error for a gRPC status from the source. Forget the peer if its process is gone."""
         code = error.code()
         if code in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAVAILABLE):
             self._peers.forget(peer)

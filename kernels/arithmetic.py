@@ -1,4 +1,4 @@
-"""Name of the arithmetic of a process: its kernels, libraries and processor. CPUs of one name compute the same bits."""
+"""Name of a process's arithmetic: kernels, libraries, processor. CPU processes of equal names compute the same bits."""
 
 import torch
 

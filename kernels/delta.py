@@ -14,9 +14,9 @@ from baton.kernels.types import DeltaRates, StateRuns, check_dtype, check_index,
 def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tensor, runs: StateRuns) -> torch.Tensor:
     """Compute SiLU of a weighted sum of each channel's last `kernel` inputs; returns a tensor like `x`.
 
-    x: `[tokens, channels]`; weight: `[channels, kernel]`, same dtype, that of the current input last; states: float32
-    `[blocks, kernel, channels]`, the last inputs of each channel, newest last; writes the states of `runs`. The sum is
-    rounded to the dtype of `x` once, before or after SiLU.
+    x: `[tokens, channels]`; weight: `[channels, kernel]` in the dtype of `x`, the weight of the current input last;
+    states: float32 `[blocks, kernel, channels]`, the last inputs of each channel, newest last; writes the states of
+    `runs`. The sum is rounded to the dtype of `x` once, before or after SiLU.
     """
     check_shape("x", x, None, None)
     check_shape("weight", weight, x.shape[1], None)

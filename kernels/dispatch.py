@@ -1,6 +1,7 @@
 """Choice of an operation's implementation: Triton on a GPU, C++ on a CPU, otherwise the reference in PyTorch.
 
-An operation's implementations have its name and arguments. Its contract and checks are in kernels/*.py.
+All implementations of an operation have the same name and arguments. The operation's contract and checks are in
+kernels/*.py.
 """
 
 import functools
@@ -20,7 +21,7 @@ _INTERPRETED = ContextVar("interpreted", default=False)
 
 
 def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Operation:
-    """Return the implementation of an operation for the device of `tensor`, which is one of the arguments.
+    """Return the implementation of an operation for the device of `tensor`, one of the operation's arguments.
 
     `reference`: the operation's function in kernels/reference.py. `fits`: whether the native kernel accepts the
     arguments.

@@ -17,7 +17,7 @@ from baton.kernels.types import (
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:
-    """Choose the experts of each row, those with the highest gate values, and their weights.
+    """Choose the experts with the highest gate values for each row; returns them and their weights.
 
     numbers: float32 `[rows, experts]`, logits of the layer's router; correction: float32 `[experts]`, see `Routing`.
     Ties are broken arbitrarily.
@@ -33,8 +33,8 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
     """Multiply the row of each pair by the weight of its expert; returns a new `[pairs, outputs]` by pair number.
 
-    x: `[rows, inputs]`, float32, bfloat16 or float16, as is the result; the number of pairs is a multiple of the number
-    of rows. Sums are in float32, and scaled afterwards. Weights of experts without rows are not read.
+    x: `[rows, inputs]`, float32, bfloat16 or float16; the result has the same dtype. The number of pairs is a multiple
+    of the number of rows. Sums are in float32, and scaled afterwards. Weights of experts without rows are not read.
     """
     check_shape("x", x, None, weight.inputs)
     check_index("order", pairs.order)

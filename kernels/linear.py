@@ -44,9 +44,10 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """Multiply a few rows, x, `[rows, inputs]` in float32, bfloat16 or float16; returns `[rows, outputs]` in its dtype.
+    """Multiply x, a few rows `[rows, inputs]`, by `weight`; returns `[rows, outputs]` in x's dtype.
 
-    bias: `[outputs]` in x's dtype. Products of x and the unscaled stored numbers are summed in float32, then scaled.
+    x: float32, bfloat16 or float16; bias: `[outputs]` in x's dtype. Products of x and the unscaled stored numbers are
+    summed in float32, then scaled.
     """
     check_shape("x", x, None, weight.inputs)
     if bias is not None:

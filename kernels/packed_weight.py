@@ -3,9 +3,9 @@
 bfloat16 weights take half the memory of float32, without loss if the checkpoint has bfloat16. int8 weights have a scale
 per output; each input row is quantised to 8 bits with a scale per row (W8A8, as in arXiv:2211.10438). int4 weights are
 codes of 0 to 15 in groups of inputs, with weight = (code - zero) * scale. Their inputs are quantised to 8 bits (W4A8)
-with a scale per row and group, as in llama.cpp's Q8_0: with a scale per row, a single large input would make all others
-inexact. This costs only one more multiplication per group and output. fp4 weights are E2M1 codes in such groups, which
-a table converts to integers.
+with a scale per row and group, as in llama.cpp's Q8_0: with one scale for the complete row, a single large input would
+make all others inexact. A scale per group costs only one more multiplication per group and output. fp4 weights are E2M1
+codes in such groups; a table converts these codes to integers.
 """
 
 import enum
@@ -140,7 +140,7 @@ FP4_ZERO = 12  # native/formats.h reads an E2M1 code as twice its value plus thi
 
 
 def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
-    """Pack E2M1 codes, uint8 `[outputs, inputs]`, in groups as those of pack_int4().
+    """Pack E2M1 codes, uint8 `[outputs, inputs]`, in groups like those of pack_int4().
 
     scales: float16 `[outputs, groups]`, half of the factors that the codes' values are multiplied by.
     """

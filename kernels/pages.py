@@ -54,7 +54,7 @@ def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tens
     """Copy block `block_ids[i]` to `out[i]`.
 
     blocks: uint8 `[blocks, rows, row_bytes]` with contiguous rows: the complete block as one row, or one row per layer
-    and kind (keys, values), possibly only some heads of it. out: uint8 `[copies, rows, row_bytes]`, contiguous rows;
+    and kind (keys, values), possibly of only some heads. out: uint8 `[copies, rows, row_bytes]`, contiguous rows;
     block_ids: int64 `[copies]`, each in `[0, blocks)`.
     """
     _check(blocks, block_ids, out)

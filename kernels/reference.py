@@ -119,7 +119,7 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise along the last dimension: return integers of -127 to 127, and one scale per last dimension."""
+    """Quantise along the last dimension: return integers of -127 to 127, and scales whose last dimension is 1."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
 
@@ -290,7 +290,7 @@ def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, u
         weights[ascending[dropped]] = 0
     shares = weights.cumsum(0)
     found = torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
-    return found.minimum(weights.nonzero()[-1, 0])  # rounding may exceed all sums if `uniform` is close to 1
+    return found.minimum(weights.nonzero()[-1, 0])  # `uniform * total` may round to the total
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:

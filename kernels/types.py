@@ -105,7 +105,7 @@ class KvLayer(_KvHeads):
 
 @dataclass(frozen=True, slots=True)
 class KvPages(_KvHeads):
-    """View of the layers of a KV pool, which `KvLayout.view` creates. The memory belongs to others.
+    """View of the layers of a KV pool, created by `KvLayout.view`. The view does not own the memory.
 
     `data`: `[blocks, layers, 2, ...]`. A quantised pool has one float32 scale per token and KV head, for keys and for
     values: number = stored * scale.
@@ -195,7 +195,7 @@ class PrefillRows:
 class PrefillChunks:
     """Several prompt chunks with contiguous rows: argument of `paged_prefills`.
 
-    `chunks` is for the host; the tensors have the same numbers for a device.
+    `chunks` is for the host; the tensors contain the same numbers for kernels on a device.
     """
 
     chunks: tuple[PrefillRows, ...]  # at least one chunk

@@ -135,7 +135,7 @@ class _Factors:
     """
 
     def __init__(self, rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> None:
-        """Create factors. `row_bytes`: bytes of a row in one part; unless they are complete words, bytes are summed."""
+        """Create factors. `row_bytes`: bytes of a row in one part; unless it is a multiple of 4, bytes are summed."""
         self._by_words = row_bytes % WORD_BYTES == 0
         self._part_width = row_bytes // WORD_BYTES if self._by_words else row_bytes
         self._parts = len(devices)

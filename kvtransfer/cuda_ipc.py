@@ -241,7 +241,7 @@ class DeviceMemory:
     """A `MappedMemory` on GPUs: maps each part of the peer's pool once and unmaps it when no copy is reading.
 
     Devices have no read-only mapping: only this code prevents writes to the mapped memory. No work that is queued on
-    the device may use the destination blocks: a block is freed only after all work that uses it has finished.
+    the device uses the destination blocks, since a block is freed only after all work that uses it has finished.
     """
 
     def __init__(
@@ -286,7 +286,7 @@ class DeviceMemory:
                 raise ValueError("the peer's memory is closed already")
             self._closed = True
             if self._copying:
-                return  # the running copy unmaps the memory when it finishes
+                return  # a copy is running, and unmaps the memory when it finishes
         self._let_go()
 
     def _addressed(self, span: Span) -> AddressSpan:

@@ -110,7 +110,7 @@ def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:
 def host_id() -> str:
     """Return an id of the running kernel and PID namespace. Processes with equal ids see the same /proc/PID.
 
-    If the process cannot read these, the id is random, so that it shares memory with no other process.
+    If /proc is not readable, the id is random, so that the process shares memory with no other process.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

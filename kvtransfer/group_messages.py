@@ -328,7 +328,7 @@ class GroupTransport:
         """Yield messages of these sizes (without header), in order. Each is valid until the next one is requested."""
         if self._broken or self._closed:
             raise LinkBroken("the process group failed earlier, or was closed")
-        first, self._broken = self._next_sequence, True  # counts as broken until all messages have arrived
+        first, self._broken = self._next_sequence, True  # the link counts as broken until all messages have arrived
         try:
             ask(first)
             self._next_sequence += len(sizes)

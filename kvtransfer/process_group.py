@@ -246,8 +246,9 @@ class ProcessGroup:
 def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
     """Wait for gloo's sends and receives in order, on a thread of its own, so that callers can stop waiting.
 
-    Gloo does not wake a receive whose message breaks off in the middle. If the caller learns of that elsewhere and
-    stops waiting, this thread, the message's memory and the group's listening socket remain until the timeout.
+    Gloo does not wake a receive whose message breaks off in the middle. If the caller learns otherwise that the peer
+    is lost, and stops waiting, this thread, the message's memory and the group's listening socket remain until the
+    timeout.
     """
     while (entry := waits.get()) is not None:
         work, awaited = entry

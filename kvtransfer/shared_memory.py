@@ -118,7 +118,7 @@ class SharedPool:
         """Make the handle invalid. The memory is freed with the last tensor and the last map of a peer."""
         if self._tensor is None:
             raise ValueError("the pool is closed already")
-        # Only the reference is dropped: torch does not prevent unmapping memory of a tensor that is in use.
+        # Drop the reference instead of unmapping: torch would not prevent unmapping the memory of a tensor in use.
         self._tensor = None
         os.close(self._handle.fd)
 

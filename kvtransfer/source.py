@@ -132,7 +132,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         self._renew_unread(transfer, now)
 
     def open(self, transfer_id: bytes, now: float) -> OpenVerdict:
-        """Record that a reader reads from now on, also one that reconnects. Meanwhile no lease runs."""
+        """Record that a new or reconnected reader reads from now on. While it reads, no lease runs."""
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.reader is _Reader.READING):
             return OpenVerdict.REFUSED

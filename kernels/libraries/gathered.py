@@ -14,7 +14,7 @@ from baton.kernels.types import KvLayer, Scoring, check_index, check_kv, check_s
 
 
 def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
-    """Return whether all libraries support this attention: to the complete context, with unquantised KV."""
+    """Return whether all libraries support this attention: plain scores, no window, unquantised keys and values."""
     return scoring.is_plain and scoring.window is None and kv.scales is None and kv.value_prefix is None
 
 

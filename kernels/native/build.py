@@ -41,14 +41,14 @@ class NoCompiler(Exception):
 
 
 def pieces() -> dict[str, list[Path]]:
-    """Return groups of source files, by name. Each group is compiled as one file, all in about equal time."""
+    """Return groups of source files, by name of the group. Each is compiled as one file, all in about equal time."""
     sources = sorted(FOLDER.glob("*.cpp"))
     attention = [source for source in sources if source.stem.startswith("paged_")]
     return {"attention": attention, "others": [source for source in sources if source not in attention]}
 
 
 def library_path(level: str, folder: Path = BUILT) -> Path:
-    """Return the path that the library of a level, built from the current sources, has or would have."""
+    """Return the path of a level's library for the current sources, whether or not it is built already."""
     digest = hashlib.sha256(repr((FLAGS, _flags(level))).encode())
     for path in sorted(FOLDER.glob("*.cpp")) + sorted(FOLDER.glob("*.h")):
         digest.update(path.read_bytes())

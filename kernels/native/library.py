@@ -65,7 +65,7 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.f
 def pages_struct(kv: KvLayer) -> PagesStruct:
     scales = kv.scales
     strides, scale_strides = kv.data.stride()[:4], (0, 0, 0) if scales is None else scales.stride()[:3]
-    if kv.value_prefix is not None:  # values are prefixes of keys, so that they have the same addresses
+    if kv.value_prefix is not None:  # values are prefixes of keys, and begin at the same addresses
         strides, scale_strides = (strides[0], 0, *strides[2:]), (scale_strides[0], 0, scale_strides[2])
     return PagesStruct(
         kv.data.data_ptr(),
@@ -139,7 +139,7 @@ def native_threads() -> int:
 def pytorch_alone() -> Iterator[None]:
     """Run PyTorch's own operations on the calling thread alone. Native kernels keep their number of threads.
 
-    After each operation OpenMP's threads would spin for milliseconds, on the cores that native kernels need.
+    Otherwise OpenMP's threads would spin for milliseconds after each operation, on the cores that native kernels need.
     """
     before, threads = _of_thread.count, torch.get_num_threads()
     _of_thread.count = before or threads

@@ -112,7 +112,7 @@ def attend_tiles(
     FORMAT: tl.constexpr,
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
-    MASKED: tl.constexpr,  # whether some of these tokens may be invisible to a row
+    MASKED: tl.constexpr,  # whether some of the tokens to process may be invisible to a row
     PARTED: tl.constexpr,  # whether all tokens of this program may be invisible to a row
 ):
     dims = tl.arange(0, BLOCK_DIM)
@@ -164,7 +164,7 @@ def attend_tiles(
                 visible = visible & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-        # Without softcap scores still need the factor: multiplied here, it is one instruction with the subtraction.
+        # Without softcap, scores still lack the factor: applied here, it and the subtraction are one instruction.
         step = 1.0 if SOFTCAPPED else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
         if MASKED and (WINDOWED or PARTED):

@@ -49,7 +49,7 @@ def convolution_call(
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
-    # Number of tiles as `chunk_of` counts them: each run's tiles begin at its first row, and at most one is empty.
+    # Number of tiles as `chunk_of` counts them: each run's tiles begin at its first row; at most one per run is empty.
     tiles = (runs.alone + sum(runs.rows)) // rows - runs.alone // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 

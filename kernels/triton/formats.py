@@ -22,7 +22,7 @@ E4M3_BITS = tl.constexpr(4)  # E4M3 on a GPU without an instruction that convert
 _SMALLEST_SCALE = tl.constexpr(1.1754943508222875e-38)
 _LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
 _ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding and subtracting it rounds to an integer, half to even
-_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF: the bit mask
+_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF: clears bit 14, which has a copy of the sign
 
 
 def format_of(dtype: torch.dtype, device: Device) -> int:

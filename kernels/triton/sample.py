@@ -105,7 +105,7 @@ def _logits(row, kept, is_whole, places, size):
 
 @triton.jit
 def _reached_by(highests, parts, count, PARTS: tl.constexpr):
-    """Return a logit that at least `count` tokens reach: the `count`-th of the parts' largest; -inf if it has fewer."""
+    """Return a logit that at least `count` tokens reach: the `count`-th largest of the parts' maxima, or -inf."""
     numbers = tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     others, other_numbers = mosts[None, :], numbers[None, :]
@@ -146,7 +146,7 @@ def _threshold(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Return the largest key in `[low, high]` that tokens with a sum of at least `goal` reach; at `low` they must.
+    """Return the largest key in `[low, high]` that tokens with a sum of at least `goal` reach; they must reach `low`.
 
     BY_MASS: the sum is that of the tokens' weights; otherwise their number.
     """
@@ -301,7 +301,7 @@ def draw_row(
     is_whole, size = tl.full([], 1, tl.int32), tl.full([], 0, tl.int32) + vocab
     kept, kept_places = kept + index * KEPT, kept_places + index * KEPT
     if ranked | (top_p < 1.0):
-        # Even if the complete vocabulary were just below this logit, its mass would be less than top_p leaves out.
+        # Even if the complete vocabulary were just below this logit, its mass would be less than what top_p drops.
         low = highest + divisor * (tl.log((1.0 - top_p) * mass / vocab) - _MARGIN)
         if ranked:
             low = _reached_by(highests, parts, top_k, PARTS)
@@ -317,7 +317,7 @@ def draw_row(
             row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, False, BLOCK, PIVOTS
         )
         mass, _, _ = _above(row, kept, is_whole, size, threshold - 1, highest, divisor, BLOCK)
-    skipped = tl.full([], 0, tl.int32)  # number of tokens at the threshold that are left out: the first ones
+    skipped = tl.full([], 0, tl.int32)  # number of tokens at the threshold that are left out, the lowest ids
     if top_p < 1.0:
         goal = top_p * mass
         threshold = _threshold(
@@ -384,7 +384,7 @@ def _pick(
 ):
     """Return the first token, in order of ids, at which the sum of kept weights exceeds `target`; else the last kept.
 
-    The sum starts at token `begin` with `before`.
+    The sum starts at token `begin` with the value `before`.
     """
     token = tl.full([], 0, tl.int32) + size
     last = tl.full([], 0, tl.int32)

@@ -77,7 +77,7 @@ class TcpTransport:
                 try:
                     connections.extend(self._connect() for _ in range(before))
                 except PeerUnreachable:
-                    break  # the connections that are open must do
+                    break  # copies use only the connections that are already open
                 self._probe(connections, WARM_UP_BYTES)
                 rate = self._probe(connections, nbytes)
                 if rate.gb_per_s < WORTH * best.gb_per_s:
@@ -127,7 +127,7 @@ class TcpTransport:
             other.result()
 
     def _or_abort(self, work: Callable[[], object]) -> None:
-        """Run `work`. If its connection breaks, abort all connections, since a copy without its blocks is useless."""
+        """Run `work`. If its connection breaks, abort all connections, since the copy would lack its blocks."""
         try:
             work()
         except LinkBroken:

@@ -73,7 +73,7 @@ class TierDisk(Protocol):
         """Claim the owner's folder, created if missing; return the function that releases it. Raises: OwnerBusy."""
 
     def identify(self) -> bytes:
-        """Return the directory's id of ID_BYTES, created at first use, which all processes that share it get."""
+        """Return the directory's id of ID_BYTES, created at first use and equal for all processes that share it."""
 
     def owners(self) -> Sequence[str]:
         """Return the names of all owners that have a folder; folders of other programs are ignored."""

@@ -46,7 +46,7 @@ class TierIndex:
         return len(self._keys[segment]) if segment in self._keys else 0
 
     def names(self, segment: int, first: int, count: int) -> bytes:
-        """Return the first 8 bytes of the name of each record, zeros if it is damaged, from slot `first` on.
+        """Return the first 8 bytes of the names of records from slot `first` on; zeros for a damaged record.
 
         `count`: largest number of records.
         """

@@ -2,7 +2,7 @@
 
 The owner appends to its newest segment. If its segments exceed their size limit, the oldest one is removed with all its
 blocks (lab/benchmarks/results/memory-2026-11.md reports the cost). Segments of other owners are read, also while they
-grow. Segments of another identity are never read; the owner removes its own ones of another identity before the others.
+grow. Segments of another identity are never read; if the owner has some of these, it removes them first.
 """
 
 import logging

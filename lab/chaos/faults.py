@@ -1,4 +1,4 @@
-"""Catalogue of faults, their order in a run, and the rule which may overlap. Pure: the plan follows from a seed."""
+"""Catalogue of faults, their order in a run, and the rule for overlapping faults. Pure: a seed determines the plan."""
 
 import random
 from collections.abc import Callable, Collection, Mapping, Set
@@ -11,7 +11,7 @@ OVERLAP = 0.15  # fraction of the planned faults that may hit a process while it
 DISK = "disk"  # target of faults that hit the KV files of all workers
 ROUTERS, PREFILL, DECODE = ("router-0", "router-1"), ("prefill-0", "prefill-1"), ("decode-0", "decode-1")
 WORKERS = (*PREFILL, *DECODE)
-FIRST_HOST = "host-0"  # runs the routers and Redis; no fault hits this host or its link
+FIRST_HOST = "host-0"  # host of the routers and Redis; no fault hits it or its link
 LEAST_HOSTS, MOST_HOSTS = 3, 1 + len(WORKERS)
 LOSSES = (0.02, 0.1, 0.3)  # fractions of packets that a link loses
 RATES = (1e6, 4e6, 20e6)  # bits per second of a slow link
@@ -21,10 +21,10 @@ CLOCK_JUMPS_S = (-3600.0, 3600.0, 86_400.0)
 
 class FaultKind(StrEnum):
     KILL = "kill -9"
-    STOP = "SIGSTOP"  # and SIGCONT after a while
+    STOP = "SIGSTOP"  # the process is stopped, and continued by SIGCONT after a while
     RESTART = "SIGTERM"  # the process drains and exits, and the supervisor restarts it
     CUT = "connections cut"
-    PARTITION = "partition"  # of both directions of a link
+    PARTITION = "partition"  # no bytes pass a link in either direction
     ONE_WAY = "one-way partition"
     DELAY = "delay"
     BIT_FLIP = "bit flip"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-FIRST_TOKEN, LAST_TOKEN = 3, 258  # token ids of the bytes in the tiny checkpoint
+FIRST_TOKEN, LAST_TOKEN = 3, 258  # smallest and largest token id of a byte in the tiny checkpoint
 LENGTHS = (5, 31, 33, 64, 150, 400)  # lengths of prompts in tokens
 SCHEMA = {
     "type": "object",

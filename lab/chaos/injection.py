@@ -24,7 +24,7 @@ PROOF_S = 90.0  # longest wait for evidence of a fault, enough on a slow machine
 MADE_S = 8.0  # longest wait until a fault affects a process; after that there was nothing to break
 POLL_S = 0.01
 EVERYONE = (*ROUTERS, *WORKERS)
-IN_USE_S = 1.5  # a link is in use for this long after a byte; workers write to Redis every second
+IN_USE_S = 1.5  # a link counts as in use for this long after a byte; workers write to Redis every second
 _LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
 
@@ -120,7 +120,7 @@ class CutConnections:
 
 
 class Ruled:
-    """Injection of a temporary rule on links. `mark`: takes a link's counter of the chunks that the rule affects.
+    """Injection of a temporary rule on links. `mark`: returns a link's number of chunks that the rule affected.
 
     Raises: NotMade if nothing was sent meanwhile; NotProven if chunks passed that the rule should have affected.
     """
@@ -360,7 +360,7 @@ class Scene:
 
 
 def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
-    """Return a fault of a link on a link that is in use: its own, or another between the same roles; None without one.
+    """Return a link fault on a link that is in use: its own link or one between the same roles; None if none is in use.
 
     Other faults are returned unchanged.
     """

@@ -45,7 +45,7 @@ IDLE_S = 20.0  # longest wait after the last stream until no worker holds a bloc
 POLL_S = 0.02
 _ENDED = re.compile(r"ended with exit code (\d+)")
 _CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # exit codes after a drain, and on SIGTERM during start-up
-SPARE_S = 5.0  # time after its deadline when a stream that is still open counts as hanging
+SPARE_S = 5.0  # time after a stream's deadline from which it counts as hanging if still open
 
 
 def is_crash(event: str) -> bool:
@@ -56,7 +56,7 @@ def is_crash(event: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChaosOptions:
-    """Options of one run. `minutes`: duration of load and faults; with `wanted`, they end once as many are proven."""
+    """Options of one run. `minutes`: duration of load and faults, which end early once `wanted` faults are proven."""
 
     minutes: float
     seed: int
@@ -96,7 +96,7 @@ class ChaosOutcome:
     tier: Counter[str] = field(default_factory=Counter)  # counters of KV files, by metric
     tier_off: Counter[str] = field(default_factory=Counter)  # number of turn-offs of `reads` and of `writes`
     chosen: Counter[str] = field(default_factory=Counter)  # number of tokens in undisturbed answers, by judge
-    close: Counter[str] = field(default_factory=Counter)  # number of these tokens with another token within 1e-4
+    close: Counter[str] = field(default_factory=Counter)  # number of tokens in `chosen` with another token within 1e-4
 
     @property
     def faults(self) -> list[Finding]:

@@ -27,7 +27,7 @@ def segment_paths(directory: Path, owner: str = "*") -> list[Path]:
 
 
 def flip_bits(paths: list[Path], draw: random.Random) -> Damage:
-    """Flip one bit per EVERY_BYTES, in place, so that workers that have the file open read it. Raises: OSError."""
+    """Flip one bit per EVERY_BYTES, in place, so that workers with open files read flipped bits. Raises: OSError."""
     files = places = 0
     for path in _there(paths):
         with path.open("r+b") as file:

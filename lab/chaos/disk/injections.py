@@ -37,7 +37,7 @@ class TierScene:
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """Kind of disk failure: a field of the preloaded library and its value, and what the failure must cause.
+    """Kind of disk failure: the field of the disk library that causes it, the field's value, and required effects.
 
     `count`: field that counts the affected calls. `turns_off`: `reads` or `writes` if workers must turn these off.
     """

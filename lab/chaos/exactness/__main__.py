@@ -1,5 +1,6 @@
 """Check that every answer is the same to the last bit, however it is computed: random requests, with and without
-drafts, in stacks of real processes whose workers are killed, next to up to 64 others, in steps of 16 to 512 tokens.
+drafts, in stacks of real processes whose workers are killed, next to up to 64 other requests, in steps of 16 to 512
+tokens.
 
     .venv/bin/python -m baton.lab.chaos.exactness [--model FOLDER] [--requests 2000] [--seed 0]
                                             [--dtypes float32 bfloat16] [--json FILE]

@@ -46,7 +46,7 @@ class MadeChoice(Protocol):
 
 @dataclass(slots=True)
 class OracleTally:
-    """Number of judged tokens, by judge. `close`: those of them with another token within 1e-4."""
+    """Number of judged tokens, by judge. `close`: number of judged tokens with another token within 1e-4."""
 
     tokens: Counter[str]
     close: Counter[str]

@@ -110,7 +110,7 @@ class HostedStack(ChaosStack):
 
     def _redis_spec(self) -> ProcessSpec:
         command = redis_command(find_redis_server(), self.redis.port)
-        command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # Redis uses the last values
+        command += ["--bind", self.redis.advertised_host, "--protected-mode", "no"]  # Redis uses an option's last value
         return ProcessSpec("redis", tuple(command), Stage.REDIS, GRACE_S, self._environment, noise=NOISE)
 
     def _worker_spec(self, place: ProcessPlace) -> ProcessSpec:

@@ -1,4 +1,4 @@
-"""Model and KV blocks of one device. Knows no network, other process or protobuf.
+"""Model and KV blocks of one device. Does not depend on the server's network code or protobuf.
 
 For offline use: `from baton import LLM, AsyncLLM, SamplingParams`. Importing the package alone loads nothing.
 """

@@ -24,7 +24,7 @@ def experts_config(name: str, family: Family, fields: Mapping[str, Any]) -> Expe
         step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers", ())
         layers = frozenset(index for index in every if index not in dense and (index + 1) % step == 0)
         inner, normalised = fields["moe_intermediate_size"], fields.get("norm_topk_prob", True)
-    elif name == "gpt_oss":  # a softmax over the chosen experts equals one over all, normalised
+    elif name == "gpt_oss":  # its softmax over the chosen experts equals a normalised softmax over all
         layers, inner, normalised = frozenset(every), fields["intermediate_size"], True
     else:
         return None

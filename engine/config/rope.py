@@ -20,7 +20,7 @@ def per_sequence_fault(parameters: Any) -> str | None:
 
 
 def rope_config(parameters: Mapping[str, Any], max_positions: int) -> RopeConfig:
-    """Convert rotary parameters. Raises: NotInDecoderError for an unsupported type; ModelError if one is missing."""
+    """Convert rotary parameters. Raises: NotInDecoderError if unsupported; ModelError if a field is missing."""
     name = parameters.get("rope_type", "default")
     if name not in SERVED:
         raise NotInDecoderError(f"config.json: rope_type {name!r} is not supported; supported: {', '.join(SERVED)}")

@@ -126,7 +126,7 @@ class ModelDrafter:
         return max(0.0, self._longer_s)
 
     def drafts_of(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[list[int]]:
-        """Draft for answers that `offers` reported as known, at most as many tokens as offered."""
+        """Draft at most `most` tokens per answer, only for answers that `offers` reported as known."""
         drafted: list[list[int]] = [[] for _ in answers]
         drafting = [index for index, count in enumerate(most) if count > 0]
         while drafting:

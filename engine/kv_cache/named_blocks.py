@@ -10,13 +10,13 @@ from baton.text.block_groups import BlockLink
 class NamedBlocks:
     """Blocks being filled, each with its hash; released exactly once.
 
-    The first `cached` of them were cached before.
+    The first `cached` blocks come from the prefix cache.
     """
 
     def __init__(self, pool: BlockPool, links: Sequence[BlockLink], windowed: int) -> None:
         """Look up cached blocks and allocate the others, all or none. Raises: OutOfBlocks.
 
-        `windowed`: number of leading blocks whose parents come later in `links`.
+        `windowed`: number of blocks at the start of `links` whose parents come later in `links`.
         """
         self._pool, self._links, self._windowed = pool, tuple(links), windowed
         found = pool.lookup([link.name for link in links])

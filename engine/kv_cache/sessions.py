@@ -337,7 +337,7 @@ class Sessions:
         session.pauses += 1
 
     def _expect(self, keep: SessionRetention, due_s: float) -> None:
-        """Set when a session is expected; one that is cheap to restore counts as due later."""
+        """Set when the next turn is expected; the cheaper its blocks are to restore, the later it counts as due."""
         keep.wake_s = min(due_s, keep.lapse_s)
         keep.due_s = self.now + max(0.0, due_s - self.now) / self.price(keep.blocks)
         heapq.heappush(self.wakes, (keep.wake_s, next(self._numbers), keep))

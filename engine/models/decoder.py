@@ -38,7 +38,7 @@ def store_and_attend(
 
 
 def attend(query: torch.Tensor, rows: GroupRows, kv: KvLayer, scoring: Scoring) -> torch.Tensor:
-    """Compute attention of tokens whose KV is already in `kv`; return a new `[tokens, heads, value_dim]`."""
+    """Compute attention of tokens whose KV is already in `kv`; return `[tokens, heads, value_dim]`."""
     if (decode := rows.decode) and not rows.prefills:
         return paged_decode(query, kv, decode, scoring)
     query = query.contiguous()

@@ -97,7 +97,7 @@ class DeltaNet:
 
 
 def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
-    """Return where all layers read and write states in a step; store in the written blocks the token counts after it.
+    """Return where all layers read and write states in a step; store token counts after it in the written blocks.
 
     A block whose token count is not the expected one has a BROKEN state. `state_numbers`: offset of the token count.
     """

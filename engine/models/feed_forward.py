@@ -80,7 +80,7 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStack:
-    """Mixture of experts with stacked weights. Shapes depend only on the number of rows: a GPU can record it."""
+    """Mixture of experts with stacked weights. CUDA graphs can include it: shapes depend only on the row count."""
 
     router: Router
     gate_up: ExpertWeight  # per expert: gate projection, then up projection

@@ -86,7 +86,7 @@ class Stream:
             return fused_linear(self._x, *fused, norm=weight, eps=eps, gate=gate, out=out)
         normal = self.normal(norm)
         if out is not None and isinstance(linear, DenseLinear) and linear.bias is None and gate is None:
-            return torch.mm(normal, linear.weight.T, out=out)  # a copy of many logits would take as long as a layer
+            return torch.mm(normal, linear.weight.T, out=out)  # copying many logits to `out` takes as long as a layer
         made = linear(normal, adapters)
         made = made if gate is None else gate_mul(made, gate)
         return made if out is None else out.copy_(made)

@@ -55,7 +55,7 @@ class TextDecoder:
 
 @dataclass(frozen=True, slots=True)
 class TemplateSource:
-    """Source of a chat template, from which parsers of reasoning find its markers."""
+    """Source text of a chat template; reasoning parsers search it for the markers of reasoning."""
 
     source: str
     tool_format: str = ""

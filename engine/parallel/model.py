@@ -110,7 +110,7 @@ def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> 
 
 
 def _scaled(linear: Linear, collectives: Collectives) -> Linear:
-    if isinstance(linear, AdaptedLinear):  # only its base is scaled: adapters read unscaled inputs
+    if isinstance(linear, AdaptedLinear):  # wrap only its base: adapters read unscaled inputs
         linear.base = _scaled(linear.base, collectives)
         return linear
     wants_largest = isinstance(linear, PackedLinear) and linear.wants_largest

@@ -34,7 +34,7 @@ class Violation(Exception):
 
 
 def check_all(world: "World", histories: Sequence[SimulatedHistory]) -> None:
-    """Check the answers and ends of all requests, after the last one has ended. Raises: Violation."""
+    """Check the answers and ends of all requests. Call it after the last request has ended. Raises: Violation."""
     for history in histories:
         fault = wrong_answer(history) or _wrong_end(world, history)
         if fault is not None:

@@ -164,7 +164,7 @@ class World:
         # Own generator: windows do not change the other draws of a seed.
         groups = draw_groups(random.Random(f"windows {seed}"), block_tokens)
         self.shape = WorkerShape(
-            # Each router's share of a worker's blocks must fit the largest request: otherwise no router can place it.
+            # Each router's share of a worker's blocks must be enough for the largest request, or none can place it.
             total_blocks=groups.blocks(int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens),
             block_tokens=block_tokens,
             chunk_tokens=draw.choice((16, 32, 64)),

@@ -35,7 +35,7 @@ DIRECTORY_ID = b"one for a world."  # must have 16 bytes
 
 
 class SimulatedDisk:
-    """`TierDisk` that all workers of a world share. A process holds its lock until it releases it or dies."""
+    """`TierDisk` that all workers of a world share. A process holds an owner's lock until it releases it or dies."""
 
     def __init__(self, draw: random.Random, most_bytes: int) -> None:
         """Create a disk. `most_bytes`: capacity of all files together."""

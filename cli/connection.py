@@ -49,7 +49,7 @@ def credentials() -> Credentials:
 def admin_key(target: str) -> str | None:
     """Return the key for an admin port: from the cluster secret, else the user's API key, else None.
 
-    None also if the client itself finds the token of a service that this user started. Raises: ConfigError.
+    None also for a service that this user started, whose token the client finds itself. Raises: ConfigError.
     """
     secret = read_config(SecretConfig, []).cluster_secret
     port = target.rpartition(":")[2]

@@ -126,7 +126,7 @@ def local_admin_token(target: str) -> str | None:
 
 
 class RouterChoice:
-    """Choice of the current router among several: the next one when it becomes unavailable."""
+    """Choice of the current router among several; moves to the next one when the current one becomes unavailable."""
 
     def __init__(
         self, target: str | Sequence[str], retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN

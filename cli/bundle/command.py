@@ -25,7 +25,7 @@ from baton.process.private_files import older
 
 README = "README.txt"
 MAX_FILE_BYTES = 8 << 20
-LOG_BYTES = 512 << 10  # size of the end of each process's log that is kept
+LOG_BYTES = 512 << 10  # bytes that are kept from the end of each process's log
 MAX_REQUESTS = 256  # maximum number of newest requests per router
 CALL_S = 3.0
 ABOUT = """\

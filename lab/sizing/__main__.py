@@ -23,4 +23,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # without the interpreter's clean-up, as in baton.lab.simulation.__main__
+    os._exit(0)  # skips the interpreter's clean-up for the reason given in lab/simulation/__main__.py

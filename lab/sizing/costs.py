@@ -1,4 +1,4 @@
-"""Duration of a step, computed from curves that were measured on the device, and of what happens around steps. Pure.
+"""Durations of steps, from curves that were measured on the device, and of the overheads around steps. Pure.
 
 A step with answers takes as long as the measured decode step of that many sequences, corrected for their context. A
 chunk of a prompt from token a to token b adds the measured time to first token of b tokens minus that of a tokens. A

@@ -27,7 +27,7 @@ class Heads:
 
     def __init__(self, attention: torch.nn.Module, size: float, kv_heads: Sequence[int] = (0, 1)) -> None:
         self._attention = attention
-        # Length that the norm gives to a slice of the input of length 1.
+        # Length, after the norm, of a slice that has length 1 in the input.
         self._unit = HIDDEN**0.5 / size
         for head in kv_heads:
             self._rows("k_proj", head).zero_()

@@ -6,11 +6,11 @@ training may change. A token's vector has a slice for each known property (`Head
 
 1. Three heads copy to each token the three before it. A fourth copies the sum of the pieces of a name that ends nearby.
 2. Each token learns its row: the first cell of the last row that began. Tokens after a question learn the name in it.
-3. That name is compared with the names at all tokens of the table: a token after the question learns the row that it
-   is about. Other heads find an earlier position after the same three tokens, and copy the token there.
-4. Heads find such a position within that row, and copy the token there.
-
-5. After a bar, a head copies the first cell of that row. Another head attends to the words that say what was asked.
+3. That name is compared with the names at all tokens of the table, so that a token after the question learns the row
+   in question. Other heads find an earlier position after the same three tokens, and copy the token there.
+4. Heads find such a position within the row in question, and copy the token there.
+5. After a bar, a head copies the first cell of the row in question. Another head attends to the words that say what
+   was asked.
 """
 
 from collections.abc import Sequence

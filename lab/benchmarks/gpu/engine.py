@@ -121,7 +121,8 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
 def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -> float:
     """Return the time for which a decode step of one answer keeps the device busy, with everything that it launches.
 
-    Computed from the difference of a long and a short answer, without the prompt's step. Prints the kernels that ran.
+    The prompt's step is excluded by subtracting the time of a short answer from that of a long one.
+    Prints the kernels that ran.
     """
     if setting.device.type != "cuda":
         return 0.0

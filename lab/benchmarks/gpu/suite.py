@@ -1,4 +1,4 @@
-"""GPU tests: first in parallel processes, since most of their time is compilation, then one process at a time.
+"""GPU tests in two groups: first those that mostly compile, in parallel processes; then others, one process at a time.
 
 The second group measures memory or time, or starts workers. After a test that kills its process or breaks the device,
 the remaining tests run in a new process.

@@ -123,7 +123,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def judge(rounds: Mapping[LoadPhase, Sequence[Figures]], of_steps: bool = False) -> IsolationVerdict | None:
-    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by times between decode steps."""
+    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by decode steps, not client times."""
     quiet, saturated = rounds.get(LoadPhase.QUIET), rounds.get(LoadPhase.SATURATED)
     if not quiet or not saturated:
         return None

@@ -37,8 +37,8 @@ class PhaseLoad:
     answer_prompt_tokens: int
     answer_tokens: int  # maximum length of a long answer, which must outlast the phase
     prompt_tokens: int
-    prompts_per_s: float  # rate of PACED
-    prompts_in_flight: int  # concurrency of SATURATED
+    prompts_per_s: float  # rate in phase PACED
+    prompts_in_flight: int  # concurrency in phase SATURATED
 
 
 @dataclass(slots=True)

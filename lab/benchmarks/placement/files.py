@@ -1,6 +1,6 @@
 """The disk tier of simulated workers: written when a prompt has been computed, read by all workers of a directory.
 
-Each worker's files are bounded and drop their oldest 64th at once, like the real tier (kvtransfer/tier/store.py). A
+Each worker's files are bounded and drop the oldest 1/64 at a time, like the real tier (kvtransfer/tier/store.py). A
 block that one worker of a directory has written is not written again by another.
 """
 

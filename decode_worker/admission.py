@@ -13,8 +13,8 @@ LONGEST_COPY_S = 2.0
 class PartialPrefixes:
     """Prompts whose prefill worker was lost during the transfer, until their received blocks are cached.
 
-    Confirmed blocks enter the cache when the running copy has finished. The next attempt at the same prompt arrives
-    earlier, right after the command that cancelled the first attempt, so it waits for these blocks.
+    Confirmed blocks enter the cache when the transfer's current copy has finished. The next attempt at the same prompt
+    arrives before that, right after the command that cancelled the first attempt, so it waits for these blocks.
     """
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class PartialPrefixes:
         self._ending: dict[bytes, set[asyncio.Task[None]]] = {}
 
     def __len__(self) -> int:
-        """Return the number of prompts whose copy is still running."""
+        """Return the number of registered prompts."""
         return sum(map(len, self._ending.values()))
 
     def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
-        """Register a prompt until `task` has finished, which releases the prompt's blocks by an earlier callback.
+        """Register a prompt until `task` has finished. An earlier callback of `task` must release the prompt's blocks.
 
         `last_block`: hash of the prompt's last block; empty for a prompt that is not cached.
         """

@@ -45,7 +45,7 @@ class Answer(OpenRequest):
     adopted: bool = False  # True: taken over by another router
     confirmed: ConfirmedBlocks = field(default_factory=ConfirmedBlocks)  # blocks confirmed during the pull
     keeps_landed: bool = False  # whether confirmed blocks stay cached for another attempt
-    # First tokens from prefill by choice, until an output repeats them.
+    # First tokens from the prefill worker, by choice; each is removed when an output repeats it.
     first_tokens: dict[int, FirstToken] = field(default_factory=dict)
     moments: dict[int, Moment] = field(default_factory=dict)  # step of the newest token, by choice
 
@@ -105,7 +105,7 @@ class Answer(OpenRequest):
             yield session_pb2.ConnectResponse(first_step=first_step)
 
     def take_first_step(self) -> session_pb2.FirstStep | None:
-        """Return the message with the first tokens of a prompt computed here: only once; None before they are known."""
+        """Return a message with the first tokens of a prompt computed here; None if unknown or already returned."""
         prefill = self.prefill
         if prefill is None or not prefill.ended:
             return None
@@ -116,7 +116,7 @@ class Answer(OpenRequest):
         return first_step
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
-        """Return the message with the timings of a pull: only once, with the first step after the pull; else None."""
+        """Return the message with the timings of a pull at the first call after the pull; None at other calls."""
         received_kv, self.received_kv = self.received_kv, None
         if received_kv is None:
             return None
@@ -133,7 +133,7 @@ class Answer(OpenRequest):
         )
 
     def _output(self, made: TokenMade) -> session_pb2.SequenceOutput:
-        """Build an output. A choice's first output repeats the token of the prefill worker: the router may lack it."""
+        """Build an output. A choice's first output repeats the prefill worker's token, which the router may lack."""
         first, drawn = self.first_tokens.pop(made.choice, None), made.drawn
         tokens = (drawn,) if first is None else (first, drawn)
         output = session_pb2.SequenceOutput(

@@ -68,7 +68,7 @@ class UsualStep:
     _plain: deque[_StepParts] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_USUAL))
     _seen: int = 0
-    # both values are cached for MEASURED_EVERY steps; None: not computed
+    # `_middle` and `_prices` are cached for MEASURED_EVERY steps; None: not computed
     _middle: _StepParts | None = None
     _prices: _Prices | None = None
 
@@ -96,7 +96,7 @@ class UsualStep:
         return self._middle
 
     def cost_of(self, answers: int, context_tokens: int) -> tuple[float, float]:
-        """Return the seconds that `answers` and `context_tokens` more add to a step, fitted to usual steps."""
+        """Return the seconds that these additional answers and context tokens add to a step, fitted to usual steps."""
         if len(self._plain) < MEASURED_EVERY:
             return 0.0, 0.0
         if self._prices is None:
@@ -106,7 +106,7 @@ class UsualStep:
 
 def _fitted(steps: Sequence[_StepParts]) -> _Prices:
     rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
-    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # column scales: divide the cost if both columns grow together
+    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # scales, by which columns that grow together share the cost
     seconds = numpy.array([each.computing_s for each in steps])
     _, per_answer, per_token = (numpy.linalg.lstsq(rows / means, seconds, rcond=1e-6)[0] / means).tolist()
     return _Prices(per_answer, per_token)
@@ -135,7 +135,7 @@ class StepGaps:
         self._history = history
         self._names = names
         self._usual = UsualStep()
-        # By number of the previous token's step: gap of every answer that all steps since then affected equally.
+        # By number of the previous token's step: the gap shared by answers that all steps since affected equally.
         self._shared: dict[int, Gap] = {}
 
     def begin(self, step: StepRecord) -> None:
@@ -163,7 +163,7 @@ class StepGaps:
                 if isinstance(part, float):
                     usual_s += part
                     continue
-                if part.cause is StallCause.PREEMPTION:  # the first step with a preemption names its cause
+                if part.cause is StallCause.PREEMPTION:  # all preemptions name the cause of the first one
                     preemptor = preemptor or part.request_id
                     part = part._replace(request_id=preemptor)
                 causes.append(part)

@@ -53,7 +53,7 @@ class Adoptions:
         self._send_failed = send_failed
 
     def adopt(self, link: Link, command: session_pb2.Adopt) -> Answer | None:
-        """Move an answer to the router at `link` and send it the tokens so far. Return None without an open answer."""
+        """Move an answer to the router at `link` and send it the tokens so far. Return the answer; None if not open."""
         old = AttemptKey(command.router_id, command.attempt_id)
         new = AttemptKey(link.router_id, command.as_attempt_id)
         if self._table.of_attempt(new) is not None:

@@ -166,7 +166,7 @@ class DecodeService(SessionService[Answer]):
         return NOTHING_RESTORED if restorer is None else await self._kv.restore(answer.times, restorer, hashes)
 
     def _on_run_ended(self, answer: Answer, task: "asyncio.Task[None]") -> None:
-        """Fail the request if its task ended by an unexpected exception or cancellation, and log an exception."""
+        """Fail the request if its task ended by an unexpected cancellation, or by an exception, which is logged."""
         self._on_task_ended(answer, "answer failed: unexpected error", task)
         if task.cancelled():
             self._fail_unforeseen(answer)
@@ -273,7 +273,7 @@ class DecodeService(SessionService[Answer]):
         """Close a request in any phase. Its blocks are released when no copy writes to them."""
         self._forget(answer)
         if answer.task is not None and answer.task is not asyncio.current_task():
-            answer.task.cancel()  # the task ends only after its running copy
+            answer.task.cancel()  # the task ends only when its current copy of KV has finished
             answer.task.add_done_callback(lambda _: self._free(answer))
             if answer.keeps_landed:
                 self._partial_prefixes.add(answer.last_block, answer.task)

@@ -65,7 +65,7 @@ class ElasticWorker(ServedWorker):
         return self._switching or super().busy
 
     def begin_drain(self) -> None:
-        """Drain because the process ends. A change of role is cancelled while its old role still drains; a later one
+        """Drain because the process ends. A change of role is cancelled if its old role still drains; otherwise it
         completes first.
         """
         self._ending = True

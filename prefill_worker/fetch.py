@@ -90,7 +90,7 @@ class FetchHint:
     endpoint: str
     transfer_id: bytes
     blocks: int  # number of leading blocks of the prompt that the worker has
-    loaded_blocks: int = 0  # the last of `blocks`, which the worker has only in files
+    loaded_blocks: int = 0  # number of blocks, the last ones, that the worker has only in files
     load_bytes_per_s: float = 0.0  # rate at which the worker loads files; 0: unknown
 
 

@@ -1,8 +1,8 @@
 """Session service of a prefill worker: serves prompts from the router's command to the confirmed copy of their KV.
 
 A Prefill command queues a prompt, possibly after a fetch of cached KV from another worker. The prompt is computed in
-chunks, complete blocks are offered to the reader, and the first tokens go to the router immediately. The blocks stay
-pinned until the decode worker has confirmed its copy or gives up, or the lease expires.
+chunks, complete blocks are offered to the decode worker, and the first tokens go to the router immediately. The blocks
+stay pinned until the decode worker has confirmed its copy or gives up, or the lease expires.
 """
 
 import asyncio
@@ -115,7 +115,7 @@ class PrefillService(SessionService[Prompt]):
             times=self._times(link, command, number),
         )
         if not prompt.is_pooled and not self._transfers.announce(prompt.transfer_id, prompt.request_id):
-            # `_fail` is not called: it would end the transfer of another request with the same transfer id
+            # `_fail` is not called, because it would end the transfer of another request that has the same transfer id
             reason = session_pb2.FAILURE_REASON_TRANSFER
             prompt.times.failure = "the reader has given up, or the transfer id is in use"
             self.log.end(prompt.times)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def too_open(public_hosts: Iterable[str], admin_host: str, has_keys: bool) -> str:
-    """Return a description of the risk that needs --insecure; empty if there is none."""
+    """Return the risk that the operator must accept with --insecure; empty if there is none."""
     if not is_loopback(admin_host):
         return f"--admin-host {admin_host}: the admin port has no TLS, so hosts on the path can read and use it"
     beyond = [host for host in public_hosts if not is_loopback(host)]
@@ -140,7 +140,7 @@ class RouterConfig(
         "prompts, or they are rejected.",
     )
     # Measured on two CPU cores: up to 128 tokens are computed faster than on a prefill worker with the same cached
-    # prefix, and do not lengthen another answer's token gaps. The default is half of it: all answers share the steps.
+    # prefix, and do not lengthen other answers' token gaps. The default is half of that, for safety.
     local_prefill_tokens: int = Field(
         64, ge=0, description="Maximum number of uncached prompt tokens that a decode worker computes itself."
     )

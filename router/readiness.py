@@ -114,7 +114,7 @@ class Readiness:
 
     @property
     def detail(self) -> str:
-        """Reason why the router is not ready, or ready with restrictions; empty if all is well."""
+        """Reason why the router is not ready, or is ready only with restrictions; empty if all is well."""
         if self.ready and not self.gate.detail and self._prefill_untried:
             return "a prefill worker awaits its readiness probe"
         return self.gate.detail

@@ -52,7 +52,7 @@ class _Ended:
     at_s: float  # time of completion, monotonic seconds
     computed_tokens: int
     prefill_ms: float
-    waited_ms: float  # time in which the prompt was not computed on its worker
+    waited_ms: float  # time that the prompt spent on its worker without being computed
     tbt_ms: float | None
 
 
@@ -126,7 +126,7 @@ class RolePlanning:
 
     @property
     def desired(self) -> Mapping[WorkerRole, int]:
-        """Desired number of workers by role, without roles that no worker has had so far."""
+        """Desired number of workers for each role that some worker has had."""
         return self._replicas.desired
 
     async def run(self) -> None:

@@ -1,9 +1,9 @@
 """Order of pending requests: fair shares of tokens between tenants, strict order between priority classes. Pure.
 
-Within a class it is start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights: a tenant's virtual time
-is the number of its served tokens, and the tenant with the lowest is next. A tenant that becomes active starts at the
-time of the tenant that was served last, so that no tenant saves up credit. The service of two tenants that are always
-active differs by at most the largest request of each.
+The order in a class is start-time fair queueing (Goyal, Vin and Cheng, 1996) with equal weights: a tenant's virtual
+time is the number of its served tokens, and the tenant with the lowest is next. A tenant that becomes active starts at
+the time of the tenant that was served last, so that no tenant saves up credit. The service of two tenants that are
+always active differs by at most the sum of their largest requests.
 
 SPARE_SHARE of the served tokens goes to lower-priority classes, first to the class with the oldest request, so that
 no request starves.

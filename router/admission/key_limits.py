@@ -1,9 +1,10 @@
 """Rate limits of each API key, and its use at all routers. Pure: `now` is in monotonic seconds.
 
 Requests and tokens have a token bucket each (Turner, "New directions in communications", 1986) with a capacity of one
-minute's limit, so that an idle key may use it in a burst. Tokens of an answer are charged as they are generated. No
-answer is cut off, but the next request is rejected until the debt is paid. Use at other routers is charged when they
-report it (router/fleet/peers.py): averaged over minutes, all routers together admit as much as one router alone.
+minute's limit, so that a key may use this in a burst after a pause. Tokens of an answer are charged as they are
+generated. No answer is cut off, but the next request is rejected until the debt is paid. Use at other routers is
+charged when they report it (router/fleet/peers.py): averaged over minutes, all routers together admit as much as one
+router alone.
 """
 
 from collections import deque
@@ -19,7 +20,7 @@ MINUTE_S = 60.0
 
 
 class _PeerUse(NamedTuple):
-    """Requests and tokens that another router admitted, and the time of that report."""
+    """Requests and tokens that another router reported as admitted, and the time of the report."""
 
     at_s: float
     requests: int

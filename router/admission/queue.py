@@ -39,7 +39,7 @@ RECENT_S = 10.0
 """Minimum time constant of the measured release rate, in seconds with pending requests."""
 RECENT_ENDS = 4.0
 """Minimum time constant of the measured release rate, in completed requests, each of which may take minutes."""
-_GAP_KEPT = 0.7  # weight of the old mean time between completions when a new one arrives
+_GAP_KEPT = 0.7  # weight of the old mean time between completions when a new time is added
 GUESS_S = 1.0
 """Weight of the rate by Little's law relative to the measured rate, as seconds of measurement."""
 MOST_COUNTED_S = 1.0
@@ -221,7 +221,7 @@ class _Stay:
 
 
 class WaitForecast:
-    """Forecast of the waiting times in one queue. Requests that would be late are rejected by it."""
+    """Forecast of the waiting times in one queue. It rejects requests that would be late."""
 
     def __init__(self, queue: FairQueue[Ticket], limits: AdmissionLimits, clock: Callable[[], float]) -> None:
         self._queue = queue
@@ -307,10 +307,11 @@ class AdmissionPass:
     """One pass over the pending requests: decides which is tried next, and which may overtake others that do not fit.
 
     Smaller requests overtake a large one that does not fit, until they have OVERTAKING times its tokens. From then on,
-    all released capacity is reserved for the large request. So it delays small requests only while its capacity is
-    being released, and waits for them no longer than for another request of its size.
+    all released capacity is reserved for the large request. So the large request delays small ones only while its
+    capacity is being released, and they delay it no longer than one other request of its size would.
 
-    The caller must place the entry from `next` (`served`), remove it, or call `without_room` or `without_workers`.
+    After each `next`, the caller must remove the entry from the queue (and call `served` if it was placed), or call
+    `without_room` or `without_workers`.
     """
 
     def __init__(self, queue: FairQueue[Ticket]) -> None:
@@ -378,7 +379,7 @@ class CreditRequest(NamedTuple):
 
 
 class CreditRequester:
-    """Requests a credit loan from one decode worker if the first unmet request exceeds this router's share on all."""
+    """Requests a credit loan from one decode worker if the first unmet request exceeds this router's share on each."""
 
     def __init__(self, on_credit_request: Callable[[CreditRequest], None]) -> None:
         """Create a requester. `on_credit_request` sends a request to the worker; 0 blocks and 0 slots end a loan."""
@@ -591,7 +592,7 @@ class AdmissionQueue:
     def _make_place(self, request_class: RequestClass) -> None:
         """Make space in a full queue by rejecting the newest request of the tenant with most pending requests.
 
-        Raises: ResourceExhausted if the new request's tenant would then have most.
+        Raises: ResourceExhausted if the new request's tenant would then have most requests.
         """
         newest = self._queue.newest_of_largest()
         message = f"{len(self._queue)} requests are pending, the maximum; retry later"

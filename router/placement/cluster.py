@@ -481,7 +481,7 @@ class Cluster:
     def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
         """Limit the hits of models with sliding-window layers to blocks whose window is cached, too.
 
-        For blocks that a prompt in flight will leave, the window is taken as cached.
+        The windows of blocks that a prompt in flight will leave are assumed to be cached.
         """
         windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
         if not windowed:
@@ -568,7 +568,7 @@ class Cluster:
             self.caches.index.expect_elsewhere(endpoint, block_hashes)
 
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
-        """Assume the blocks of a complete answer and its prompt in the cache of a worker that does not report it.
+        """Assume that a worker that does not report its cache has the blocks of a complete answer and its prompt.
 
         The worker may be gone.
         """
@@ -661,7 +661,7 @@ class Cluster:
     def _make_view(
         self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0, tier_blocks: int = 0
     ) -> WorkerView:
-        """Create the worker's view for a placement decision. The counts are those of one prompt's blocks."""
+        """Create the worker's view for a placement decision. The counts given refer to one prompt's blocks."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
             raise RuntimeError(f"cannot place on {endpoint}: it has sent no description or no report")
@@ -683,7 +683,7 @@ class Cluster:
             ready_blocks=ready_blocks,
             elsewhere_slots=peers.slots,
             elsewhere_blocks=peers.blocks,
-            # The larger count: a report lacks prompts that were just sent, and the charges lack those of other routers.
+            # Both counts are too low: reports lack prompts that were just sent, charges lack other routers' prompts.
             pending_prompt_tokens=max(report.pending_tokens, charges.prompt_tokens),
             recent_tokens=self._recent.of(endpoint),
             rates=self.rates.of(endpoint),

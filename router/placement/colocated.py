@@ -17,7 +17,7 @@ ALIKE_FACTOR = 4.0
 class Basis(StrEnum):
     """Measurements from which a prompt rate is predicted."""
 
-    MEASURED = auto()  # measured on this worker, and while answers ran if the worker has any now
+    MEASURED = auto()  # measured on this worker; if it has running answers, measured while answers ran
     ASSUMED = auto()  # measured on other workers only, or only without running answers
 
 

@@ -127,7 +127,7 @@ class Placement(NamedTuple):
     prefill_candidates: int
     decode_candidates: int
     local_prefill: LocalPrefill | None = None  # why `prefill` is None
-    fetch_from: str | None = None  # worker with a longer prefix than the prefill worker, which fetches it
+    fetch_from: str | None = None  # worker from which the prefill worker fetches a longer prefix
     fetch_tokens: int = 0  # length of the prefix to fetch
     expected_ttft_ms: float = 0.0  # from dispatch to first token
     expected_token_gap_ms: float = 0.0
@@ -256,7 +256,7 @@ def _untried_prefill(
 def _preferred_decode(
     request: PlacementRequest, decode: Sequence[WorkerView], source: WorkerView | None
 ) -> Sequence[WorkerView]:
-    """Return the decode worker that had this request, if transfers from `source` to it work; else all decode workers to
+    """Return the last attempt's decode worker, if transfers from `source` to it work; else all decode workers to
     which transfers work; else all decode workers.
     """
     reachable = decode
@@ -267,7 +267,7 @@ def _preferred_decode(
 
 
 def _no_room(reasons: Iterable[Reason | None], otherwise: NoRoom) -> NoRoom:
-    """Return the most important of the workers' reasons, by the order of _NO_ROOM: the one that may end soonest."""
+    """Return the first of the workers' reasons in the order of _NO_ROOM, where temporary reasons come first."""
     found = set(reasons)
     return next((no_room for reason, no_room in _NO_ROOM.items() if reason in found), otherwise)
 
@@ -301,7 +301,7 @@ def _decide_pooled(
     reasons: Sequence[Reason | None],
     policy: PlacementPolicy,
 ) -> Decision | NoRoom:
-    """Choose a prefill worker to compute a vector; if none can, a decode worker, if allowed to compute prompts."""
+    """Choose a prefill worker to compute a vector; if none can, a decode worker, if these may compute prompts."""
     by_role: dict[WorkerRole, list[tuple[WorkerView, Reason | None]]] = {role: [] for role in WorkerRole}
     for worker, reason in zip(workers, reasons, strict=True):
         by_role[worker.role].append((worker, reason))

@@ -99,6 +99,6 @@ def deferred_prefill(request: PlacementRequest, worker: WorkerView, decode: Sequ
 
 
 def deferred_decode(request: PlacementRequest, worker: WorkerView, prefill: WorkerView | None) -> Reason | None:
-    """Return why a decode worker is deferred: transfers from `prefill` to it fail; None if it is not deferred."""
+    """Return BROKEN_PAIR if transfers from `prefill` to this decode worker fail, so that it is deferred; else None."""
     is_broken = prefill is not None and (prefill.endpoint, worker.endpoint) in request.broken_pairs
     return Reason.BROKEN_PAIR if is_broken else None

@@ -6,7 +6,7 @@ from baton.router.placement.cluster import Worker
 
 
 def taker(workers: Iterable[Worker], leaving: Worker, blocks: int, handed: Mapping[str, int]) -> str | None:
-    """Return the endpoint of the worker with the same role and model that has most unprotected blocks.
+    """Return the endpoint of the worker with the same role and model that has the most unprotected blocks.
 
     None if no such worker has `blocks` of them.
 

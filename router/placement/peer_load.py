@@ -46,7 +46,7 @@ NOTHING = WorkerLoad()
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Placement of a prompt whose blocks will soon be cached at a worker. `number`: counts one router's placements."""
+    """Placement of a prompt whose blocks a worker will soon cache. `number`: index among its router's placements."""
 
     number: int
     endpoint: str
@@ -139,7 +139,7 @@ News = TypeVar("News")
 
 
 class Announcements(Generic[News]):
-    """Items to announce to the other routers. Each item is in several shares, so that a router may miss one of them.
+    """Items to announce to the other routers. Each item is in several shares, in case a router misses one of these.
 
     The number and size of the items are bounded: in a burst, the oldest items are in fewer shares, or in none.
     """
@@ -147,7 +147,7 @@ class Announcements(Generic[News]):
     def __init__(self, shares: int = 3, most: int = 4096, most_size: int = 0) -> None:
         """Create an empty list.
 
-        `shares`: number of shares that have each item; `most_size`: maximum sum of item sizes.
+        `shares`: number of shares in which each item is sent; `most_size`: maximum sum of item sizes.
         """
         self._shares = shares
         self._most, self._most_size = most, most_size

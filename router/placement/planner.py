@@ -61,7 +61,7 @@ LEAST_HELP = 0.5
 class Pressure:
     """Load pressure of a role. `level`: present pressure; `floor`: part of it that more workers would not reduce.
 
-    `shared`: pressure of the incoming load and of the backlog, spread over RECOVER_S; more workers divide it exactly.
+    `shared`: pressure of the incoming load, and of the backlog spread over RECOVER_S. Twice the workers halve it.
     """
 
     level: float

@@ -162,7 +162,7 @@ def _prompt_costs(
 ) -> Costs:
     """Return the costs of the prompt.
 
-    `paces`: milliseconds per token of each worker. All in one loop, because this is a hot path.
+    `paces`: milliseconds per token of each worker. One loop computes all terms, because this is a hot path.
     """
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
     totals: list[float] = []
@@ -201,7 +201,7 @@ def _prompt_costs(
 def _remote_costs(request: PlacementRequest, workers: Sequence[WorkerView], prefill: WorkerView) -> Costs:
     """Return the costs at decode workers that pull the KV from `prefill`.
 
-    One loop without calls: this is a hot path.
+    One loop without calls computes all terms, because this is a hot path.
     """
     expected, source = expected_here(request, prefill), prefill.endpoint
     first_ms, hidden_ms = expected.ttft_ms, expected.compute_ms
@@ -232,7 +232,7 @@ def _with_affinity(totals: Sequence[float], terms: Mapping[str, Sequence[float]]
 def _reuse_premium(workers: Sequence[WorkerView]) -> float:
     """Return the cost factor of recomputed tokens.
 
-    The more prompts diverged after the cached prefix, the lower it is.
+    The factor falls with the number of earlier prompts that diverged after the cached prefix.
     """
     best = max(workers, key=lambda worker: worker.hit_blocks + worker.tier_blocks)
     return max(SHARED_REUSE_PREMIUM, REUSE_PREMIUM / (1 + best.branches))

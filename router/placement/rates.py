@@ -89,8 +89,8 @@ class DecayingLine:
         self.xx, self.xy = self.xx * DECAY + x * x, self.xy * DECAY + x * y
 
     def fit(self, base: float, slope: float) -> tuple[float, float]:
-        """Return base and slope of the line. Without measurements, return the given values; `slope` is also kept if x
-        hardly varied.
+        """Return base and slope of the line. Without measurements, these are the given values; if x hardly varied, the
+        slope is the given one.
         """
         if self.count == 0:
             return base, slope
@@ -155,7 +155,7 @@ class RateLedger:
             self._renew(worker)
 
     def reported(self, worker: str, steps: int, is_running: bool, tokens_in_flight: int, now: float) -> None:
-        """Record a decode worker's step count; compute the token gap from it and the last one."""
+        """Record a decode worker's step count; compute the token gap from the last two counts."""
         before = self._steps.get(worker)
         if not is_running:
             self._steps.pop(worker, None)

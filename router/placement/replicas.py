@@ -93,7 +93,7 @@ class RoleReplicas:
     def _up(self, workers: int, now: float) -> None:
         lowest = self._lowest.value(now)
         if lowest is not None and lowest > self.number:
-            # Twice the serving workers, not twice the requested ones: more are requested only after some have started.
+            # The bound counts serving workers, not requested ones, so that more are requested only after some start.
             most = min(MOST_WORKERS, max(self.number, 2 * workers))
             self._change(min(math.ceil(lowest), most), now)
 
@@ -122,5 +122,5 @@ class Replicas:
 
     @property
     def desired(self) -> dict[WorkerRole, int]:
-        """Desired number by role, without roles that no worker has had: a cluster without prefill workers gets none."""
+        """Desired number for each role that some worker has had: a cluster without prefill workers gets none."""
         return {role: each.number for role, each in self._roles.items() if each.number}

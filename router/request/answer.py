@@ -30,8 +30,8 @@ class _Stream:
     attempt_id: int = 0  # attempt whose outputs the choice accepts; 0: none
     token_ids: list[int] = field(default_factory=list)  # released tokens
     carried: int = 0  # number of released tokens from earlier attempts
-    waiting: dict[int, int] = field(default_factory=dict)  # by offset: received tokens that follow a missing one
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by offset: those of unreleased tokens
+    waiting: dict[int, int] = field(default_factory=dict)  # received tokens that follow a missing one, by offset
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # log-probabilities of unreleased tokens, by offset
     length: int | None = None  # number of tokens; None: the end has not arrived
     end: SequenceEnd | None = None
 
@@ -98,7 +98,7 @@ class TokenStream:
         If an output is inconsistent, tokens before it are returned and it stays in `outputs` for the next call. Outputs
         of other attempts are dropped. Raises: InconsistentOutput if no token precedes an inconsistent output.
         """
-        begins: dict[int, int] = {}  # by choice: offset of the first newly released token
+        begins: dict[int, int] = {}  # offset of the first newly released token, by choice
         while outputs:
             try:
                 self._take(outputs[0], begins)
@@ -130,7 +130,7 @@ class TokenStream:
     def _release(self, begins: dict[int, int]) -> tuple[NewTokens, ...]:
         """Return the newly contiguous tokens.
 
-        Raises: InconsistentOutput if only some of a choice have log-probabilities.
+        Raises: InconsistentOutput if only some of a choice's new tokens have log-probabilities.
         """
         released = []
         for index, begin in begins.items():
@@ -303,9 +303,9 @@ DELTA_TOKENS = 1024  # maximum tokens per Delta of a best-of answer
 
 
 class BestOf:
-    """Answer with the best `n` choices of `made`, in which every token must have a log-probability.
+    """Answer with the best `n` choices of the answer `made`, in which every token must have a log-probability.
 
-    The best choice has the highest mean log-probability per token, as OpenAI defines it. Its stop string is not
+    The best choice has the highest mean log-probability per token, as OpenAI defines it. Stop strings are not
     counted.
     """
 
@@ -323,7 +323,7 @@ class BestOf:
     def has_finished(self, index: int) -> bool:
         """Return whether a generated choice is complete.
 
-        `index`: number among all generated choices, not the best ones.
+        `index`: number among all generated choices, not only the best ones.
         """
         return self._made.has_finished(index)
 

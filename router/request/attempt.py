@@ -24,7 +24,7 @@ _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 2.0
 class Tries:
     """Counts of failed attempts at a request, or at one of its choices if the choice is attempted separately.
 
-    Progress means two new tokens: the first token comes with the prompt, even if its workers fail afterwards. An
+    Progress means two new tokens: one is not enough, because every computed prompt yields its first token. An
     attempt that made progress resets the count of consecutive failures, because a long answer may lose many workers.
     `ALL_FACTOR` bounds the number of attempts that fail after some progress.
 
@@ -115,7 +115,7 @@ class Attempt:
     part: PreparedRequest
     tries: Tries  # counts of failed attempts before this one
     before: Sequence[int]  # number of released tokens of each choice when the attempt began
-    unscored: int  # number of prompt tokens whose log-probabilities are still to come
+    unscored: int  # number of prompt tokens whose log-probabilities have not arrived
     unreported: set[int]  # choices without any output yet
     unfinished: set[int]  # choices that may still run on the decode worker
     phase: AttemptPhase

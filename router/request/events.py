@@ -77,7 +77,7 @@ class Deadline:
 
 @dataclass(frozen=True, slots=True)
 class Superseded:
-    """Event: the request's weights were replaced, and its grace time has passed or no worker has these weights."""
+    """Event: the request's weights were replaced, and its grace time has passed or no worker has the old ones."""
 
     error: BatonError
 
@@ -91,7 +91,7 @@ class Delivered:
 class RequestClosed:
     """Event: the client has left, or the answer failed.
 
-    `phase`: final phase of the request, unless it is already over.
+    `phase`: final phase of the request, unless the request is already over.
     """
 
     phase: RequestPhase

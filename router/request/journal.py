@@ -138,7 +138,7 @@ class JournalEntry:
 
 @dataclass(slots=True)
 class JournalCounts:
-    """Numbers of changed records since the start. `dropped`: too many were pending; `failed`: the store did not answer;
+    """Record changes since the start, by outcome. `dropped`: too many were pending; `failed`: the store did not answer;
     `too_large`: larger than MAX_RECORD_BYTES.
     """
 
@@ -274,7 +274,7 @@ class Journal:
             if entry is None:
                 continue
             if change.value is not None:
-                entry.seize = False  # taken over only when a value was written
+                entry.seize = False  # the record is taken over only when a value was written
             if change.key in seized:
                 self._on_seized(entry.record.stream)
         return True

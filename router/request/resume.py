@@ -1,4 +1,4 @@
-"""Resumption of broken streams: checks what the client reports to have, and sends only the rest of the answer. Pure.
+"""Resumption of broken streams: checks what the client says it has, and sends only the rest of the answer. Pure.
 
 A stream is resumed from its journal record, if there is one: a decode worker may still generate the answer, which is
 then adopted. Otherwise it is resumed from the original request, if the client sends that again. In both cases the
@@ -151,7 +151,7 @@ class _ChoiceFilter:
         return Delta(delta.index, delta.offset + begin, delta.token_ids[begin:], text, delta.logprobs[begin:])
 
 
-MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # bound on a client's report, above the longest token of any tokenizer
+MAX_TEXT_BYTES_PER_TOKEN = 1 << 16  # maximum that a client may report; no tokenizer has a longer token
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Resumption:
     places: tuple[AttemptLocation, ...] = ()
 
     def carried(self, request: PreparedRequest) -> dict[int, tuple[int, ...]]:
-        """Return the tokens that the client has, with which the answer must begin, by choice.
+        """Return, by choice, the tokens that the client has. Each choice must begin with them.
 
         Empty for a best-of answer: it is unknown which generated choices the client has.
         """
@@ -210,7 +210,7 @@ def check_names(asked: ResumeRequest) -> None:
 
 
 def check_received(asked: ResumeRequest, request: PreparedRequest, vocab_size: int) -> ReceivedAnswer:
-    """Check what the client reports to have against the request, and return it. Raises: InvalidArgument."""
+    """Return what the client says it has received, after checking it against the request. Raises: InvalidArgument."""
     n = request.n
     if len(asked.choices) > n:
         raise InvalidArgument("choices", f"{len(asked.choices)} choices given, but the request has {n}")
@@ -253,7 +253,7 @@ def _choice(field: str, choice: ReportedChoice, request: PreparedRequest, vocab_
 def adoptable(request: PreparedRequest, resumption: Resumption) -> tuple[AttemptLocation, ...]:
     """Return the earlier router's attempts that can be adopted; for each choice, the newest one.
 
-    An attempt's output begins after the tokens of earlier attempts, so a client that has fewer tokens needs a new
+    An attempt's output begins after the tokens of earlier attempts, so a client that lacks some of these needs a new
     attempt. Log-probabilities of the prompt need a new attempt, too, because they are computed with the prompt.
     """
     if request.sampling.prompt_logprobs is not None:

@@ -1,4 +1,4 @@
-"""Which failures are retried, the errors that clients get, and the quarantine of requests that kill workers.
+"""Rules for retries, errors that clients get, and the quarantine of requests that kill workers.
 
 `Tries` in attempt.py counts the workers that died with a request. Suspected requests are attempted one at a time
 (`Suspects`), and deadly requests are rejected for a while (`Quarantine`).

@@ -82,7 +82,7 @@ from baton.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
-_UNSCORED = TokenLogprob(float("nan"), ())  # stands for the log-probability of a token that an earlier stream delivered
+_UNSCORED = TokenLogprob(float("nan"), ())  # placeholder: log-probability of a token sent by an earlier stream
 _KV_RECEIVED_WAIT_S = 0.1  # maximum wait for KvReceived, which may arrive after the last token
 _DELIVERED = Delivered()
 _TRANSFER_ID_BYTES = 16
@@ -175,8 +175,8 @@ class RequestRunner:
         is_usual: bool = True,
         resumption: Resumption | None = None,
     ) -> None:
-        """Create a runner. `deadline_s`: monotonic seconds. `is_usual`: the request is a client's, not a probe, so that
-        its duration predicts that of others.
+        """Create a runner. `deadline_s`: monotonic seconds. `is_usual`: the request is a client's and not a probe, so
+        its duration predicts that of other requests.
 
         `resumption`: what the client of a resumed stream has received; only the rest is sent.
         """
@@ -254,7 +254,7 @@ class RequestRunner:
                 timer.cancel()
 
     def _carried(self) -> Iterator[AnswerEvent]:
-        """Process again the tokens that the client has, for detokenizer and stop strings; yield events it lacks."""
+        """Decode and filter again the tokens that the client already has; yield the events that the client lacks."""
         carried = self._resumption.carried(self._request) if self._resumption is not None else {}
         for choice, token_ids in carried.items():
             unscored = (_UNSCORED,) * len(token_ids) if self._request.sampling.logprobs is not None else ()

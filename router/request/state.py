@@ -118,7 +118,7 @@ class RequestState:
         self._may_be_poison = may_be_poison
         self._outputs: deque[SequenceOutput] = deque()
         self._scores: deque[PromptScores] = deque()
-        self._ended: list[NewTokens] = []  # ends of choices found complete without a worker's message
+        self._ended: list[NewTokens] = []  # ends of choices that completed without a worker's message
         self._unscored = False
 
     @property
@@ -196,7 +196,7 @@ class RequestState:
     def _continue(
         self, part: PreparedRequest, tries: Tries, now: float, locations: Sequence[AttemptLocation] = ()
     ) -> list[Effect]:
-        """Open attempts at what is left of a part: one per choice if the choices have released tokens."""
+        """Open attempts for the rest of a part: one attempt per choice if the choices have released tokens."""
         parts = placed(self.request, self._left(part), locations)
         return [self._open(each, tries, location, now) for each, location in parts]
 
@@ -369,7 +369,7 @@ class RequestState:
         return [*effects, LogRetry(failed), *self._continue(attempt.part, tries, now)]
 
     def _avoid(self, failed: Failed, placement: Placement, fresh_tokens: int) -> None:
-        """Prefer another prefill worker, but the same decode worker, if prefill failed or its KV was not readable."""
+        """If prefill failed or its KV was unreadable, prefer another prefill worker and the same decode worker next."""
         if fresh_tokens >= PROGRESS_TOKENS:
             self.avoided_prefill = frozenset()
         self.preferred_decode = None
@@ -400,7 +400,7 @@ class RequestState:
         return effects
 
     def _is_done(self, part: PreparedRequest) -> bool:
-        """Return whether all choices of the request are complete, or the one choice that `part` continues."""
+        """Return whether all choices are complete or, if `part` continues one choice, whether that one is complete."""
         return self.answer.done or (part is not self.request and self.answer.has_finished(part.first_choice))
 
     def _fresh_tokens(self, attempt: Attempt) -> int:
@@ -451,7 +451,7 @@ class RequestState:
 def placed(
     whole: PreparedRequest, parts: Sequence[PreparedRequest], locations: Sequence[AttemptLocation]
 ) -> Sequence[tuple[PreparedRequest, AttemptLocation | None]]:
-    """Return each part with the attempt to adopt for it, or None; only `whole` if one attempt generates all choices."""
+    """Pair each part with the attempt to adopt, or None. An attempt at several choices is paired with `whole`."""
     for location in locations:
         if location.choices > 1:
             return ((whole, location),)

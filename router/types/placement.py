@@ -37,7 +37,7 @@ UNMEASURED = WorkerRates()
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes three times as long, per worker and decision
 class WorkerView:
-    """State of a worker for one placement decision. `limit_*`: this router's credit; `used_*`: credit that it uses;
+    """State of a worker for one placement decision. `limit_*`: this router's credit; `used_*`: used part of it;
     `elsewhere_*`: load that other routers reported.
     """
 

@@ -133,7 +133,7 @@ class GenerationRequest:
     session_id: str = ""  # name of a session whose KV is kept between requests; empty: none
     keep_for_s: float | None = None  # time for which KV is kept after this turn; None: until the next turn is overdue
     done: bool = False  # True: this is the last turn of the session
-    tenant: str = ""  # caller; the queue is fair between tenants, and an empty name is one, too
+    tenant: str = ""  # caller; the queue is fair between tenants, and the empty name is also a tenant
     key_salt: bytes = b""  # salt of the API key: prompts of different keys share no cached blocks
     limits: KeyLimits = UNLIMITED  # limits of the API key
     is_streamed: bool = True

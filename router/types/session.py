@@ -14,7 +14,7 @@ class KeptSession:
     name: str  # session_id that the client sent
     id: bytes  # digest of caller, salt and name, ID_BYTES long
     owner: bytes  # digest of the API key, or of the salt without keys, OWNER_BYTES long
-    keep_for_s: float | None  # time to keep the KV after this turn; None: by measured pauses
+    keep_for_s: float | None  # time to keep the KV after this turn; None: derived from measured pauses
     done: bool  # True: this is the last turn of the session
 
 
@@ -26,7 +26,7 @@ def kept_session(
     keep_for_s: float | None = None,
     done: bool = False,
 ) -> KeptSession | None:
-    """Return the retention of the session `name`; None without a name. All salts of one API key have the same owner."""
+    """Return the retention of the session `name`; None without a name. An API key, if any, decides the owner alone."""
     if not name:
         return None
     salt = cache_salt.encode("utf-8", "surrogatepass")

@@ -92,7 +92,7 @@ class WorkerDescription:
         return bool(self.pool_id) and self.pool_id == other.pool_id
 
     def differs_from(self, served: "WorkerDescription") -> str:
-        """Return in what the worker's model differs from that of `served`, so that it cannot serve; empty if it can."""
+        """Return the difference from `served`'s model that keeps the worker from serving; empty if there is none."""
         if self.fingerprint == served.fingerprint:
             return ""
         if self.kv_layout and served.kv_layout and self.kv_layout != served.kv_layout:

@@ -25,7 +25,7 @@ from baton.router.trace.report import RecentReports, RequestReport
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
-BEFORE_MS = 1000  # time shown before a request's start; includes the delay of a call to a busy worker
+BEFORE_MS = 1000  # time shown before a request's start, less the delay of a call to a busy worker
 MAX_MS = 2**32 - 1  # maximum of the uint32 field `last_ms`
 
 

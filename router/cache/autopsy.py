@@ -22,7 +22,7 @@ class EvictedRun(NamedTuple):
     most_age_s: float
 
 
-SALT_BLOCKS = 128  # number of a prompt's first blocks that are hashed again without its salt, which takes 0.1 ms
+SALT_BLOCKS = 128  # number of a prompt's first blocks that are hashed again without its salt, in 0.1 ms
 MOST_SALTED_BLOCKS = 65_536  # maximum number of remembered blocks, 14 MB
 
 
@@ -70,7 +70,7 @@ class CacheLook:
     """What the router knew about the computing worker's cache when it placed a prompt."""
 
     hit_blocks: int
-    follows: bool  # the worker reports its cache
+    follows: bool  # whether the worker's changes are applied to the router's view
     known_s: float  # seconds before the placement for which all evictions are known
     evicted: tuple[EvictedRun, ...] = ()  # evicted blocks right behind the hits
 

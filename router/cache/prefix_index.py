@@ -6,7 +6,7 @@ now will find the block, because it is ready or a prompt in flight will compute 
 blocks before it, so the walk can bisect: a few lookups for each position where a lane ends, for prompts of any length.
 
 Measured memory: 160 to 200 bytes per block on one worker, depending on how full the hash tables are; 32 bytes more with
-over four workers, and 40 to 105 bytes for each further worker that has the block.
+more than four workers, and 40 to 105 bytes for each further worker that has the block.
 """
 
 from collections import deque

@@ -63,7 +63,7 @@ class _Capacity:
 @dataclass(slots=True)
 class _Segment:
     slots: int = 0  # number of announced blocks
-    names: bytearray = field(default_factory=bytearray)  # names of the blocks that are counted in the directory
+    names: bytearray = field(default_factory=bytearray)  # names of the blocks that are among the directory's copies
 
 
 class DirectoryBlocks:

@@ -23,7 +23,7 @@ class TrackedRequest:
 class OpenRequests:
     """Open requests of one router. `on_change` is called when workers must keep other adapters or weights than before.
 
-    `can_compute` returns whether any worker still has the adapter or weights; None: the weights it was started with.
+    `can_compute` returns whether any worker still has the adapter or, for None, the weights that it was started with.
     """
 
     on_change: Callable[[], None]

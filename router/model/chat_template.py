@@ -120,7 +120,7 @@ class ChatTemplate:
     ) -> str:
         """Render messages to a prompt. Raises: TemplateRefused, UnreadOption, Unavailable.
 
-        `most_characters`: longer prompts are rejected. `tenant`: the caller whose turn is used.
+        `most_characters`: longer prompts are rejected. `tenant`: name of the caller, for fair turns.
         """
         for name in options or ():
             if name not in self.variables or name in self._special_tokens or name in _OWN_NAMES:

@@ -215,7 +215,7 @@ class TokenizerWorker:
         return await self._read(self.reader.read(text, add_special_tokens, root, block_tokens, most_tokens), tenant)
 
     async def checked(self, field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-        """Check token ids of any number on the tokenizer's thread. Raises: InvalidArgument naming the first invalid."""
+        """Check any number of token ids on the tokenizer's thread. Raises: InvalidArgument naming the first bad one."""
         return await self._on_thread("", check_long_prompt, field, token_ids, vocab_size)
 
     async def bad_words(self, texts: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -317,7 +317,7 @@ _END = object()
 
 
 def _go_on(reading: Reading, encoding: Encoding | None) -> ReadPrompt | LongPart | None:
-    """Perform the next step of reading. After the last step, free the generator's memory here, since it takes time."""
+    """Perform the next step of reading. After the last step, free the generator's memory on this thread."""
     step = reading.send(encoding)
     if isinstance(step, ReadPrompt):
         reading.close()
@@ -557,7 +557,7 @@ class ChosenModel:
 
 
 class ModelSource(NamedTuple):
-    """Settings of the served model. `folder`, `name`: replace those that the workers report; None: they do not.
+    """Settings of the served model. `folder`, `name`: used instead of those that the workers report, unless None.
 
     `known_prompt_bytes`: memory for the cache of prompt prefixes. `tool_format`: format of tool calls; empty: it is
     detected.

@@ -73,7 +73,7 @@ class VectorCall:
     async def embed(
         self, inputs: Sequence[Prompt], dimensions: int | None = None, prompt_name: str | None = None
     ) -> Vectors:
-        """Compute one vector per input. `prompt_name`: the model's prompt for text inputs. Raises: BatonError."""
+        """Compute one vector per input. `prompt_name`: prompt of the model to put before texts. Raises: BatonError."""
         _check_count(INPUTS, len(inputs))
         chosen = await self.dispatcher.choose(self.model)
         pooler = chosen.served.vectors()

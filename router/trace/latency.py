@@ -81,7 +81,7 @@ class WorkerTokenTimes:
             self._add(record.timeline.placement.decode, record.timeline.gaps.newest_ms(KEPT_GAPS))
 
     def quantiles(self, endpoint: str) -> LatencyQuantiles | None:
-        """Return the TBT quantiles of a decode worker; None if it has generated no token gaps."""
+        """Return the TBT quantiles of a decode worker; None if no gaps were observed."""
         gaps_ms = self._gaps_ms.get(endpoint)
         return quantiles(gaps_ms) if gaps_ms else None
 

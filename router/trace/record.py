@@ -360,7 +360,7 @@ class Timeline:
     def take_decode_output(
         self, attempt_id: int, choice: int, offset: int, tokens: int, now: float, made: Made | None = None
     ) -> None:
-        """Record tokens from decode. `offset`: position of the first one in the attempt; token 0 repeats prefill's."""
+        """Record tokens from decode. `offset`: position of the first one in the attempt. Prefill also sends token 0."""
         if offset <= 0 < offset + tokens:
             self._first_token_arrived(self._attempt(attempt_id), now)
         if made is not None and made.drafts is not NO_DRAFTS:

@@ -98,7 +98,7 @@ def _held(causes: Sequence[CausePart], held_ms: float) -> Iterator[CausePart]:
 
 
 def _of_worker(gap: LongGap, middle_ms: float, ms: float) -> tuple[float, list[CausePart]]:
-    """Return the usual length and the causes of a gap on the worker, scaled to `ms` if the previous token was late."""
+    """Return the usual length and the causes of a gap on the worker, scaled so that they add up to `ms`."""
     if gap.gap is None:  # the gap on the worker was too short for the worker to report causes
         usual_ms = min(middle_ms, ms)
         return usual_ms, [CausePart(StallCause.SLOWER, ms - usual_ms)]

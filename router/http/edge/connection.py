@@ -47,7 +47,7 @@ class WaitLimits:
 
 
 class _HeldFlow(FlowControl):
-    """Flow control of a connection. It keeps reading paused while received bytes wait for parsing (`is_held`)."""
+    """Flow control of a connection. Reading stays paused while received bytes wait for parsing (`is_held`)."""
 
     is_held = False
 

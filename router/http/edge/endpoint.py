@@ -193,7 +193,7 @@ class Endpoint(Generic[Message]):
 
 
 def _end_of(problem: Problem) -> RequestEnd:
-    """Return how a call with this problem ended: by the error that caused the problem, or as refused without one."""
+    """Return how a call with this problem ended: by the error that caused it, or as refused if no error did."""
     cause = problem.__cause__
     if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
         return end_of(cause, dispatched=False)

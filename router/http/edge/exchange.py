@@ -191,7 +191,7 @@ async def refuse(problem: Problem, receive: Receive, send: Send, headers: Fields
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`, and cancel it if the client disconnects. The body must be received before. Raises: ClientGone."""
+    """Await `work`, and cancel it if the client disconnects. Call it after the body is received. Raises: ClientGone."""
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_gone(receive))
     try:

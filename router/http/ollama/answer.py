@@ -58,7 +58,7 @@ def _logprobs(part: AnswerPart) -> dict[str, Any]:
 
 
 def loaded(model: str, shape: PartFormat) -> dict[str, Any]:
-    """Return the answer to a request without messages or prompt, which only asks that the model is loaded."""
+    """Return the answer to a request without messages or prompt, which only asks whether the model is loaded."""
     return {"model": model, "created_at": rfc3339_now(), **shape(AnswerPart()), "done": True, "done_reason": "load"}
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions. Each prompt of a call becomes a request; all have one answer or one stream."""
+"""POST /v1/completions. Each prompt of a call becomes a request; all share one answer or one stream."""
 
 import asyncio
 import re

@@ -22,7 +22,7 @@ _PIECE = 1 << 12  # number of elements of a list that are encoded in one step
 
 
 async def generate(dispatcher: Dispatcher, message: GenerateRequest, call: HttpCall) -> Reply:
-    """Answer with `{"text": [prompt + output]}`. Each chunk of a stream repeats it. Raises: Problem, BatonError."""
+    """Answer with `{"text": [prompt + output]}`. Chunks of a stream repeat all text. Raises: Problem, BatonError."""
     events = dispatcher.answer(simple_request(message, call), None, call.trace, reader=call.reader)
     if message.stream:
         writer = CumulativeWriter(message.prompt, message.n or 1)

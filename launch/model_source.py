@@ -1,4 +1,4 @@
-"""Resolution of a model's name to a checkpoint folder: a folder, a hub id, the demo model, a tiny random one."""
+"""Choice of the checkpoint folder: a given folder or hub id, else the demo model or a tiny random one."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -21,8 +21,8 @@ class LocalKv:
     at_rest: RestChecker | None = None  # None: no checks of cached blocks
 
     def to_check(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Draw at random the cached blocks that a prompt must not use before they are checked. Call it once per
-        prompt.
+        """Draw at random some of a prompt's cached blocks, which must be checked before the prompt uses them. Call it
+        once per prompt.
         """
         return [] if self.at_rest is None else self.at_rest.drawn(hashes)
 

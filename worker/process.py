@@ -29,7 +29,7 @@ from baton.worker.transfer.pool import prepare_groups
 logger = logging.getLogger(__name__)
 DRAIN_POLL_S = 0.05
 SWITCH_INTERVAL_S = 0.0005  # longest wait of the engine's thread for the GIL while the event loop is busy
-PROMPTS_AT_ONCE = 64  # prompts that may finish in the largest step, with which free memory is measured
+PROMPTS_AT_ONCE = 64  # prompts assumed to finish in the largest step, whose memory is measured at start
 
 
 class Worker(Protocol):

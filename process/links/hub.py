@@ -201,7 +201,8 @@ class LinkHub(Generic[Message]):
     async def delivered(self, timeout_s: float) -> None:
         """Wait until the connected routers have acknowledged all messages, for `timeout_s` at most.
 
-        Without this wait, a router that is sending when its connection closes might never read its last messages.
+        Without this wait, a router that is sending when its connection closes might never read this worker's last
+        messages.
         """
         try:
             async with asyncio.timeout(timeout_s):

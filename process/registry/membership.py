@@ -72,7 +72,9 @@ def open_registry(redis_url: str | None, namespace: str, secret: ClusterSecret |
 
 @dataclass(frozen=True)
 class Epoch:
-    """Number of one life of a worker. It is higher than the numbers of earlier lives, unless it is `from_clock`."""
+    """Number of one life of a worker. It is higher than the numbers of earlier lives, except that one `from_clock` may
+    be lower.
+    """
 
     number: int
     from_clock: bool = False

@@ -1,4 +1,4 @@
-"""gRPC options of all servers and channels, and a probe whether an address refuses connections.
+"""gRPC options of all servers and channels, and a probe for addresses that refuse connections.
 
 During a long call without messages, a client's keepalive pings count as strikes; after two strikes the server would
 close the connection (GOAWAY too_many_pings) with all its calls. So servers never count strikes.

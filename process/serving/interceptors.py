@@ -94,7 +94,7 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
         release_frames(error)
         await abort_with(context, error)
-    except DecodeError as error:  # a message of a stream; gRPC handles the error itself in other calls
+    except DecodeError as error:  # only from request streams: in other calls gRPC handles the error itself
         logger.info("%s: a message cannot be read: %s", method, error)
         await abort_with(context, InvalidArgument("message", "is not one of this method's"))
     except Exception:  # any fault of a call becomes INTERNAL

@@ -29,7 +29,7 @@ class ClockEstimate:
         other process kept it for `kept_s`, and its clock read `other_s` when it answered.
         """
         way_s = (received_s - sent_s) - kept_s
-        if way_s < -ROUNDING_S:  # a clock was set meanwhile
+        if way_s < -ROUNDING_S:  # negative, because a clock was set meanwhile
             return
         way_s = max(0.0, way_s)
         self._kept.append(ClockOffset(other_s - (received_s - way_s / 2), way_s / 2))

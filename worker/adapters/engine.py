@@ -41,7 +41,7 @@ class Read:
 
 @dataclass(slots=True)
 class EngineWeights:
-    """Model of the engine, with the sets of weights that may replace its own."""
+    """The engine's model, and the sets of weights that may replace those loaded at start."""
 
     prepared: PreparedModel
     runner: Runner

@@ -84,7 +84,7 @@ class AdapterKeeper:
 
     @property
     def choosable(self) -> list[session_pb2.Adapter]:
-        """Return the adapters that requests may choose if their router's protocol has no adapter state."""
+        """Return the adapters that requests may choose, for routers whose protocol lacks the field `adapter_state`."""
         return [
             _message(each)
             for each in self._table.adapters

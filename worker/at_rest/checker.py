@@ -31,7 +31,7 @@ QUEUED_BLOCKS = 1024  # maximum number of queued blocks that no prompt waits for
 
 
 class CachedBlocks(NamedTuple):
-    """Engine and lookup in its prefix cache, for a RestChecker."""
+    """Engine whose blocks a RestChecker checks, and lookup in its prefix cache."""
 
     loop: EngineLoop
     in_pool: Callable[[bytes], bool]
@@ -111,8 +111,8 @@ class RestChecker:
             self._compare_soon(sorted(doubted))
 
     def drawn(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Draw at random the cached blocks that a prompt must not use before they are compared. Call it once per
-        prompt.
+        """Draw at random some of a prompt's cached blocks, which must be compared before the prompt uses them. Call it
+        once per prompt.
         """
         cache = self._cache
         if cache is None:

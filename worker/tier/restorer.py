@@ -187,9 +187,9 @@ class TierRestorer:
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Load those blocks of a session expected soon that the pool lacks; only unprotected blocks are replaced.
+        """Load the blocks that the pool lacks of a session that is expected soon; replace only unprotected blocks.
 
-        Does nothing while a prompt is queued, loads or waits for a load. Raises: EngineStopped.
+        Does nothing while a prompt is queued in the engine, or a load runs or is pending. Raises: EngineStopped.
         """
         engine = self._engine
         if engine is None or self.busy or self._loads or not self.health.allows(time.monotonic()):

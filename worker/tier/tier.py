@@ -120,8 +120,8 @@ class KvTier:
 
 
 def _shared_id(store: TierStore) -> bytes:
-    """Return an id of the tier's directory and the blocks' identity, which only workers of the same model share; empty
-    without a directory.
+    """Return an id derived from the tier's directory and the blocks' identity: only workers of the same model share it.
+    Empty without a directory.
     """
     known = store.directory_id
     return hashlib.sha256(b"baton.tier.directory" + known + store.format.identity).digest()[:16] if known else b""

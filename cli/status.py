@@ -172,7 +172,7 @@ def departure_lines(status: ClusterStatus) -> list[str]:
 
 
 def arithmetic_lines(status: ClusterStatus) -> list[str]:
-    """Group the workers that compute equal bits, if not all do."""
+    """List the groups of workers that compute equal bits; nothing if all workers do."""
     groups: dict[str, list[str]] = {}
     for worker in status.workers:
         if worker.connected and worker.arithmetic:

@@ -37,7 +37,7 @@ class TimelineTransfer:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRequest:
-    """Request on a worker. Times are None until the request reaches them."""
+    """Request on a worker. Times are None until the request reaches that stage."""
 
     number: int  # number of the request on this worker
     request_id: str

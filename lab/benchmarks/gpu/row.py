@@ -117,7 +117,7 @@ WARM_UP_MS, MEASURED_MS = 50.0, 50.0  # minimum durations: an idle GPU starts at
 
 
 def seconds_each(calls: Sequence[Callable[[], object]], setting: Setting) -> float:
-    """Return the time of one call: the median of a graph of all `calls`, divided by their number.
+    """Return the time of one call: the median time of a graph of all `calls`, divided by their number.
 
     Calls that read different memory find a cold cache, as the layers of a model do.
     """

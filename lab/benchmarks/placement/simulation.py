@@ -99,7 +99,7 @@ class PrefillWorker:
     requests_in_flight: int = 0
 
     def take(self, prompt: SimulatedPrompt) -> None:
-        """Queue a prompt. The tokens that the policy expected it to compute count as in flight."""
+        """Queue a prompt. The tokens that the policy expected this worker to compute count as in flight."""
         (self.to_load if self._loads(prompt)[0] else self.waiting).append(prompt)
         self.tokens_in_flight += prompt.expected_tokens
         self.requests_in_flight += 1

@@ -94,7 +94,7 @@ class StreamCounts:
     messages: int = 0
     tokens: int = 0
     all_begun: asyncio.Event = field(default_factory=asyncio.Event)
-    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by each message
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever a message arrives
 
     def take(self, tokens: int, messages: int, is_first: bool) -> None:
         self.messages += messages

@@ -60,7 +60,7 @@ def hindrance() -> str:
 
 @dataclass(slots=True)
 class _Host:
-    """Host in its namespaces. `first`: pid of its first process, whose end ends all others."""
+    """Host in its namespaces. `first`: pid of its first process; when that exits, the kernel kills all others."""
 
     holder: subprocess.Popen[str]
     first: int

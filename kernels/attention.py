@@ -26,14 +26,14 @@ def paged_decode(
 ) -> torch.Tensor:
     """Compute attention of each sequence's last token, which is at position `context_tokens - 1`.
 
-    Returns `[sequences, heads, value_dim]` in query's dtype; `out`: contiguous tensor to write this to. query:
+    Returns `[sequences, heads, value_dim]` in query's dtype; `out`: contiguous tensor for the result. query:
     `[sequences, heads, head_dim]`; kv: one layer of the pool, in query's dtype or quantised, with the KV of the
     complete context. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] : block_starts[s +
     1]]` of `rows`: exactly `ceil(context_tokens[s] / block_tokens)` blocks, at least one. Softmax is in float32. No
     sequence's result depends on the other sequences.
 
     A sequence with `context_tokens` 0 is padding: it has no blocks, and its result is zero. `block_ids` may have unused
-    entries at the end; then `usual_tokens` gives the typical context length, for which the work is divided.
+    entries at the end; then `usual_tokens` is the typical context length, by which kernels divide the work.
     """
     _check_decode(query, kv, rows, scoring)
     if out is not None and uses_triton(query):

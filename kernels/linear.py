@@ -77,8 +77,8 @@ def fused_linear(
 
     x: `[rows, inputs]`; weight: `[outputs, inputs]` in x's dtype, or with 8 bits; bias: `[outputs]`. norm: `[inputs]`,
     applied to the rows before the product, by `rms_norm`. gate: applied to the product, by `gate_mul`. out: contiguous
-    `[rows, outputs]`, half of the outputs with a gate. adds: whether the result is added to `out` instead of replacing
-    it. Every step rounds like the separate operation.
+    `[rows, outputs]`, or `[rows, outputs / 2]` with a gate. adds: whether the result is added to `out`
+    instead of replacing it. Every step rounds like the separate operation.
     """
     outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else (weight.outputs, weight.inputs)
     check_shape("x", x, None, inputs)

@@ -49,7 +49,7 @@ class PackedLatent:
     nope_dim: int
     rope_dim: int
     value_dim: int
-    groups: int  # number of groups of heads that share one read of a stored row
+    groups: int  # number of groups of heads; all heads of a group share one read of a stored row
     eps: float
     is_interleaved: bool  # whether the two numbers of a rotated pair are adjacent
     scoring: Scoring

@@ -143,7 +143,8 @@ class FewRows:
 
 
 # Sizes of fused products of few rows, not measured. With a tile of 16 KiB, registers suffice for several programs per
-# multiprocessor, which hides latency. With more than four rows, sums across threads would take longer than the memory.
+# multiprocessor, which hides latency. With more than four rows, sums across threads would take longer than reading the
+# weight from memory.
 FEW_ROWS = {
     80: FewRows(4, 1 << 14, 4096, 4),
     86: FewRows(4, 1 << 14, 4096, 4),

@@ -1,9 +1,9 @@
 """Decode attention over paged KV: kernels/attention.py on a GPU.
 
 A program computes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
-sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last, which a counter
-tells, combines them in order without a second kernel. The grid depends only on shapes and on a hint for the length of
-contexts, so that a captured CUDA graph serves all contexts.
+sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last combines them in
+order, without a second kernel; a counter of finished parts identifies this program. The grid depends only on shapes
+and on a hint for the length of contexts, so that a captured CUDA graph serves all contexts.
 
 Queries may come directly from a projection. Then each program rotates its queries, and the program whose part contains
 the sequence's last token stores the key and value of this token before it computes.

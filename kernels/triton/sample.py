@@ -1,7 +1,7 @@
 """Sampling without sorting: kernels/sampling.py on a GPU.
 
 One program per part of a row finds the part's largest logit and the sums of its weights. Then one program per row
-samples. Of a row without filters it reads only the part again that contains the sampled token, as the sums tell.
+samples. In a row without filters it rereads only the part that contains the sampled token, which the sums identify.
 
 Both filters, top_k and top_p, are thresholds on logits, for which the sums of the parts give lower bounds. Tokens above
 the bound are copied first, unless they are too many, as in a flat distribution. To find a threshold, each pass over the

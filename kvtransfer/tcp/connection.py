@@ -182,7 +182,7 @@ def _set_options(connected: socket.socket, timeout_s: float) -> None:
 
 
 def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Split `places`, none of which is cut, into as few lists as one system call each accepts."""
+    """Split `places`, without cutting any of them, into as few lists as possible for one system call each."""
     piece: list[memoryview] = []
     size = 0
     for place in places:

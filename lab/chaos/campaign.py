@@ -83,7 +83,7 @@ class Unmade:
 
 @dataclass
 class FaultCampaign:
-    """Injects the planned faults of a run. `began_s`: start of the run, monotonic, from which log lines count.
+    """Injects the planned faults of a run. `began_s`: start of the run, monotonic; printed times count from it.
 
     `wanted`: number of proven faults after which the campaign ends; None: it ends with the plan.
     """

@@ -44,7 +44,7 @@ INTEGERS = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # they mean the same in each family, and are false if missing
+OPTIONAL_FLAGS = ("attention_bias", "mlp_bias")  # same meaning in each family; false if missing
 ROPE_SPELLINGS = ("rope_parameters", "rope_scaling", "rope_theta")
 NEEDS_TRANSFORMERS = ("auto_map", "text_config", "original_max_position_embeddings", "partial_rotary_factor")
 
@@ -190,7 +190,7 @@ def _activation(fields: Mapping[str, Any], name: str) -> Activation:
 
 def _clamped(fields: Mapping[str, Any]) -> Activation:
     for name, supported in (("swiglu_limit", SWIGLU_LIMIT), ("swiglu_alpha", SWIGLU_ALPHA)):
-        if fields.get(name, supported) != supported:  # transformers ignores the fields and uses these values
+        if fields.get(name, supported) != supported:  # transformers ignores both fields and uses the supported values
             raise ModelError(f"config.json: {name} {fields[name]!r} is not supported; supported: {supported}")
     return Activation.CLAMPED
 

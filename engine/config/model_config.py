@@ -204,9 +204,9 @@ class DecoderConfig(ModelConfig):
     norms: NormPlaces
     experts: ExpertsConfig | None = None
     latent: LatentConfig | None = None
-    unused_layers: int = 0  # layers for multi-token prediction, after the last one in the checkpoint
+    unused_layers: int = 0  # layers for multi-token prediction, which follow the last used layer in the checkpoint
     norm_offset: float = 0.0  # added to the weights of all norms
-    wide_norms: bool = False  # norms round to the model's dtype once, after their weight
+    wide_norms: bool = False  # norms round to the model's dtype once, after multiplying by their weight
     activation: Activation = Activation.SILU
     fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
     attention_softcap: float | None = None

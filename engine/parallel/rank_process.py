@@ -105,7 +105,7 @@ class RankRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
-    """Execute a plan. After one without chunks, for which no sum waits, send MOVED. Raises: wire.Closed."""
+    """Execute a plan. If it has no chunks, so that no sum waits for this rank, send MOVED. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()

@@ -111,7 +111,7 @@ def kept_draft() -> AbstractContextManager[Any]:
 
 
 def published_draft() -> AbstractContextManager[Any]:
-    """Plant: publish an answer's last block as if it had the last token's KV, which is a draft's or missing."""
+    """Plant: publish an answer's last block although its last token's KV is a draft's or missing."""
     real = Scheduler._append
 
     def append(self: Scheduler, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:

@@ -84,7 +84,7 @@ class SimulatedTierWriter(TierWriter):
         self._trying(lambda: self._store_watched(blocks, names, watches))
 
     def _work(self) -> bool:
-        """Open or refresh the store if it is due; return whether it can be written."""
+        """Open or refresh the store if that is due; return whether the store can be written."""
         return self.health.allows(self._clock()) and self._trying(self._scan)
 
     def _trying(self, work: Callable[[], bool]) -> bool:

@@ -459,7 +459,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
 
 
 class SimulatedWatchdog(Watchdog):
-    """Watchdog that runs as callbacks of its process instead of in a thread; all wait while the process hangs."""
+    """Watchdog that runs as callbacks of its process instead of in a thread; they wait while the process hangs."""
 
     def __init__(self, bound_s: float, end_process: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()

@@ -29,7 +29,7 @@ class MadeToken(Protocol):
 @dataclass(slots=True)
 class RetainedChoice:
     token_ids: "array[int]" = field(default_factory=lambda: array("I"))
-    logged: list[MadeToken] = field(default_factory=list)  # same tokens with log-probabilities, if they were requested
+    logged: list[MadeToken] = field(default_factory=list)  # tokens with log-probabilities; empty if not requested
     end: EndReason | None = None
 
 

@@ -1,1 +1,1 @@
-"""Router: accepts requests, tokenises and places them, follows their attempts and streams the answers. No torch."""
+"""Router: accepts requests, tokenises and places them, follows their attempts, streams answers. Needs no torch."""

@@ -197,7 +197,7 @@ class Accounts:
         return [*running, *ended[: count - len(running)]]
 
     def find(self, given: str) -> RequestReport | None:
-        """Return the report of the request with this request or trace id (`is_named`); None if there is none."""
+        """Return the report of the request that `given` identifies (see `is_named`); None if there is none."""
         for record in self.counts.newest_running:
             request_id = record.prepared.request_id if record.prepared is not None else ""
             if is_named(request_id, record.identity.trace_id, given):

@@ -137,7 +137,7 @@ class Readiness:
         return [f"{name_of(endpoint)} is refused: {why}" for endpoint, why in self.refused.items()]
 
     def _log_refusals(self) -> None:
-        """Log each worker that newly gets no requests."""
+        """Log each refusal that the last call did not find."""
         refusals = self._refusals()
         for refusal in refusals:
             if refusal not in self._logged:

@@ -88,7 +88,7 @@ class KeyMeter:
 
     @property
     def use(self) -> KeyUse:
-        """The key's use at this router, without that at other routers."""
+        """The key's use at this router, excluding its use at other routers."""
         return KeyUse(self.active, self._begun, self._charged_tokens)
 
     def taken_elsewhere(self, requests: int, tokens: int, now: float) -> None:

@@ -434,7 +434,7 @@ class AdmissionQueue:
         on_fault: Callable[[Exception], None] = _raise,
         on_credit_request: Callable[[CreditRequest], None] = lambda wanted: None,
     ) -> None:
-        """Create a queue. `on_fault` gets an unexpected exception of a scheduled `pump`: the queue cannot continue."""
+        """Create a queue. `on_fault` gets an exception of a scheduled `pump`, after which the queue cannot continue."""
         self._cluster = cluster
         self._policy = policy
         self._limits = limits

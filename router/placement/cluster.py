@@ -395,7 +395,7 @@ class Cluster:
             worker.changed()
 
     def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
-        """Record that the process at `endpoint` must not be used before it connects.
+        """Record why the process at `endpoint` must not be used. The next link that opens there clears this.
 
         Return whether the reason is new.
         """
@@ -481,7 +481,7 @@ class Cluster:
     def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
         """Limit the hits of models with sliding-window layers to blocks whose window is cached, too.
 
-        The windows of blocks that a prompt in flight will leave are assumed to be cached.
+        The windows of blocks that a prompt in flight will cache are assumed to be cached.
         """
         windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
         if not windowed:

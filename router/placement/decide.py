@@ -133,7 +133,7 @@ class Placement(NamedTuple):
     expected_token_gap_ms: float = 0.0
     policy: str = ""
     prefill_ready_tokens: int = (
-        0  # part of prefill_hit_tokens that is cached now; prompts in flight will leave the rest
+        0  # part of prefill_hit_tokens that is cached now; prompts in flight will cache the rest
     )
     loaded_tokens: int = 0  # tokens after the hits, which the computing worker loads from files
     load_ms: float = 0.0  # loading time of loaded_tokens, which overlaps with the wait

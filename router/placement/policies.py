@@ -33,7 +33,7 @@ class Costs(NamedTuple):
     """
 
     totals: Sequence[float]
-    terms: Mapping[str, Sequence[float]]  # by name, with the unit in it; a term that is 0 for all workers may be absent
+    terms: Mapping[str, Sequence[float]]  # by name, which ends with the unit; a term that is 0 for all may be absent
 
 
 class Policy(ABC):

@@ -1,4 +1,4 @@
-"""Answer as a client sees it: makes contiguous tokens of worker outputs, and text of tokens. Pure.
+"""Answer as a client sees it: turns worker outputs into contiguous tokens, and tokens into text. Pure.
 
 `TokenStream` orders outputs and releases every token once. Token 2 (from decode) may overtake token 1 (from prefill),
 decode repeats prefill's tokens, a reopened link may repeat any output, and a new attempt continues after a failed one
@@ -179,7 +179,7 @@ class PromptEcho:
     """
 
     def __init__(self, token_ids: tuple[int, ...], text: str, scored: bool, sent_tokens: int = 0) -> None:
-        """Create the echo. `sent_tokens`: number of first tokens that an earlier stream has sent, with their text."""
+        """Create the echo. `sent_tokens`: number of leading tokens that an earlier stream has sent, with their text."""
         self._token_ids = token_ids
         self._text = text
         self._scored = scored

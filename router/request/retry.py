@@ -36,9 +36,9 @@ RETRYABLE = frozenset(
 )
 """Failures after which another attempt may succeed."""
 ABOUT_A_PAIR = frozenset({FailureReason.TRANSFER, FailureReason.CORRUPT})
-"""Failures that a decode worker reports of its reads from a prefill worker. The prefill worker may be gone."""
+"""Failures of a decode worker's reads from a prefill worker, which may be gone."""
 PREFILL_GONE = frozenset({FailureReason.WORKER_LOST, FailureReason.WORKER_DIED, FailureReason.DRAINING})
-"""Failures of a prefill worker after which its results are still valid, so that the decode worker keeps its KV."""
+"""Failures of a prefill worker after which its results stay valid: the decode worker keeps the KV that it has read."""
 
 
 def error_of(failed: Failed, request_id: str) -> BatonError:

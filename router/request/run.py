@@ -279,7 +279,7 @@ class RequestRunner:
         return worker is not None and worker.connected
 
     def _take(self, event: WorkerArrival | OwnEvent) -> None:
-        """Apply `event`, then queued worker events up to the next failure, so that output before it is delivered."""
+        """Apply `event`, then queued worker events up to the next failure, so that output before that is delivered."""
         if not isinstance(event, WorkerArrival):
             self._advance(event)
             return

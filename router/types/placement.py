@@ -51,7 +51,7 @@ class WorkerView:
     used_blocks: int = 0
     used_slots: int = 0
     tokens_in_flight: int = 0  # tokens of requests of all routers
-    hit_blocks: int = 0  # number of the request's blocks that are cached or that a prompt in flight will leave
+    hit_blocks: int = 0  # number of the request's blocks that are cached or that a prompt in flight will cache
     adapters: tuple[Adapter, ...] = ()
     ready_blocks: int = 0  # those of hit_blocks that are cached now, so that another worker could fetch them
     elsewhere_slots: int = 0
@@ -95,7 +95,7 @@ class PlacementRequest:
     longest_blocks: int = field(init=False, repr=False, compare=False)
     """Blocks of the longest possible choice, which a worker's pool must be able to hold."""
     reusable_blocks: int = field(init=False, repr=False, compare=False)
-    """Maximum number of cached blocks that can be used: not the last prompt token's block, whose logits are needed."""
+    """Maximum number of cached blocks that can be used. The last prompt token must be computed, to get its logits."""
 
     def __post_init__(self) -> None:
         """Compute the derived counts once, because a pending request goes through many decisions."""

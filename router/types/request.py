@@ -198,7 +198,7 @@ class ValidRequest:
 
     @property
     def streams(self) -> bool:
-        """Return whether tokens can be sent as they arrive, because all generated choices belong to the answer."""
+        """Return whether tokens can be sent as they arrive. A best-of answer or beam search must be complete first."""
         return self.sampling.n == self.n and self.sampling.beams is None
 
     @property

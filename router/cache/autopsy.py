@@ -42,7 +42,7 @@ class SaltedNames:
         return len(self._salted)
 
     def add(self, plain_hashes: Iterable[bytes], block_hashes: Iterable[bytes]) -> None:
-        """Add a prompt's hashes without and with its salt. They replace those of an older salt."""
+        """Add a prompt's hashes without and with its salt. A newer salt replaces an older one."""
         for plain, salted in zip(plain_hashes, block_hashes, strict=False):
             self._salted[plain] = salted
             self._salted.move_to_end(plain)

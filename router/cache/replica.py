@@ -198,7 +198,7 @@ class Caches:
         return cache is not None and cache.check(reported, now)
 
     def wrong(self, worker: str) -> Wrong | None:
-        """Return why the view of the worker was found wrong the last time; None: it never was."""
+        """Return the reason of the last resync of the worker's view; None: there was no resync."""
         cache = self._caches.get(worker)
         return None if cache is None else cache.wrong
 

@@ -143,7 +143,7 @@ class ClusterAdapters:
     ) -> tuple[Adapter, list[str]]:
         """Load an adapter on all workers. Return it and the ids of the workers that have it.
 
-        `replaces`: it may replace another adapter of that name. `model`: name of the served model.
+        `replaces`: the adapter may replace another one of its name. `model`: name of the served model.
         Raises: InvalidArgument, FailedPrecondition naming the worker that refuses the adapter, Aborted, Unavailable.
         """
         if not is_adapter_name(name) or name == model:

@@ -98,8 +98,8 @@ class ShareStore(Protocol):
 
 
 class PeerRouters:
-    """Exchange of records (shares) with the other routers. Their load is added to the cluster's, their use of API
-    keys to that of the key meters.
+    """Exchange of records (shares) with the other routers. Their load is added to the cluster's load, and their
+    use of API keys to the key meters.
     """
 
     def __init__(

@@ -204,7 +204,7 @@ def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_
 
 
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
-    """Create the command to generate an answer on a decode worker. `prefill_endpoint` None: it computes the prompt."""
+    """Create the command to generate an answer on a decode worker. `prefill_endpoint` None: that worker prefills."""
     message = session_pb2.Start(
         **_attempt_fields(tag, request),
         prefill_endpoint=prefill_endpoint or "",

@@ -56,7 +56,7 @@ class KnownPrompts:
         return found
 
     def keep(self, keys: Sequence[bytes], read: Sequence[Kept]) -> None:
-        """Store a prompt. `keys`: keys of all its parts. `read`: its last parts, which were not cached."""
+        """Store a prompt. `keys`: keys of all its parts. `read`: the prompt's last parts, which were not cached."""
         for key, kept in zip(keys[len(keys) - len(read) :], read, strict=True):
             if key not in self._kept:
                 self._kept[key] = kept

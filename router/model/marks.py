@@ -63,7 +63,7 @@ class Marks:
         return [*parts, TextPart(start, begin, len(text))]
 
     def _cut(self, text: str, position: int) -> re.Match[str] | None:
-        """Return the first cut from `position` on; None if no cut follows. The first window is only cut at a mark."""
+        """Return the first cut from `position` on; None without a cut. The first window is never cut between words."""
         is_first = True
         while position < len(text):
             end = position + self.window_characters

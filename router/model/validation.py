@@ -214,7 +214,7 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int, first
 
 
 def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """Check token ids on another thread, in pieces of under 1 ms, so that others can run. Raises: InvalidArgument."""
+    """Check token ids on another thread, in pieces of under 1 ms, so that streams continue. Raises: InvalidArgument."""
     checked: list[int] = []
     for begin in range(0, len(token_ids), PIECE_TOKENS):
         checked += check_token_ids(field, token_ids[begin : begin + PIECE_TOKENS], vocab_size, begin)

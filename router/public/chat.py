@@ -36,7 +36,7 @@ class ChatAsked:
 
 @dataclass(frozen=True, slots=True)
 class ReadChat:
-    """Request of a chat with its options applied. `parser` creates a choice's parser; None: it is plain text."""
+    """Request of a chat with its options applied. `parser` creates a choice's parser; None: no parser is needed."""
 
     request: GenerationRequest
     parser: MakeParser | None

@@ -145,7 +145,7 @@ class Responses:
     """Converts the events of one stream to response messages. A message is valid until the next one is requested."""
 
     def __init__(self, kind: type[Response], parts: Parts | None = None) -> None:
-        """Create a converter to messages of type `kind`. `parts`: splits the answer; None: it is plain text."""
+        """Create a converter to messages of type `kind`. `parts`: splits the answer; None: the answer is not split."""
         self._kind = kind
         self._parts = parts
         self._response = kind()

@@ -55,7 +55,7 @@ class AttemptNote:
     kv_received: KvReceived | None = None
     failed: Failed | None = None
     failed_s: float | None = None
-    stood_still_ms: float | None = None  # client's wait for the first token; None: no earlier token was delivered
+    stood_still_ms: float | None = None  # client's wait for this attempt's first token; None: no token delivered before
     attempt_id: int = 0
     choice: int | None = None  # choice that the attempt continues; None: it generates all choices
     answered_tokens: int = 0  # tokens of the answer that were delivered before the attempt
@@ -326,7 +326,7 @@ class Timeline:
 
     @property
     def last_kv_received(self) -> KvReceived | None:
-        """Timings of the newest KV transfer that was reported; None: none was."""
+        """Timings of the newest KV transfer that was reported; None without a report."""
         return next((note.kv_received for note in reversed(self.notes) if note.kv_received is not None), None)
 
     def _attempt(self, attempt_id: int) -> AttemptNote | None:

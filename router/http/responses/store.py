@@ -24,7 +24,7 @@ _NO_ANSWER = "Redis, which stores the responses, does not answer"
 
 
 class Records(Protocol):
-    """Storage of records by owner and id (`name`). Expired records are evicted; above the bounds, the oldest, too."""
+    """Storage of records by owner and id (`name`). Evicts expired records, and above the bounds also the oldest."""
 
     async def put(self, owner: str, name: str, record: bytes) -> None:
         """Store a record under the owner and id. Raises: RegistryUnavailable."""
@@ -118,7 +118,7 @@ class ResponseStore:
         return self.bounds.per_owner > 0
 
     def refuses(self, items: Sequence[Item]) -> str | None:
-        """Return why a conversation cannot be stored, judging by its size without the answer; None: it can be."""
+        """Return why a conversation cannot be stored, judging by its size without answer; None: it can be stored."""
         if not self.keeps:
             return "this server stores no responses (--responses-per-key 0); set store to false"
         if sum(map(_text_bytes, items)) > MAX_RECORD_BYTES:

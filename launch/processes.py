@@ -45,7 +45,7 @@ CHUNK_BYTES = 65536
 
 
 class Stage(IntEnum):
-    """Order of stopping, in which no process loses a process that it still uses."""
+    """Stage in which a process is stopped, in ascending order: before the processes that it uses."""
 
     ROUTER = 0
     WORKER = 1

@@ -258,7 +258,7 @@ def answer_frames(
 
     An exception of `answer` ends the process, and so fails the question. `cpu_s`: CPU time per question, of all
     threads. `memory_bytes`: address space in addition to the present one. `fault`: reason why the process cannot
-    answer, which is only sent to the parent.
+    answer: it is sent to the parent, and no question is read.
     """
     leave_signals_to_parent()
     os.nice(niceness)

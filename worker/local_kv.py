@@ -40,7 +40,7 @@ class LocalKv:
         return RestCounters() if self.at_rest is None else self.at_rest.counters
 
     def restorer_of(self, hashes: Sequence[bytes]) -> TierRestorer | None:
-        """Return the restorer if the KV tier has more of a prompt's blocks than the pool, else None. Call it once per
+        """Return the restorer if the KV tier has blocks of a prompt that the pool lacks, else None. Call it once per
         prompt.
         """
         if self.tier is None or not hashes or not self.tier.restorer.has_more(hashes):

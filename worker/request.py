@@ -28,7 +28,7 @@ class AttemptKey:
 
 @dataclass(eq=False)
 class OpenRequest:
-    """Request from the arrival of its command until all its resources are released."""
+    """Request whose command has arrived and whose resources are not all released yet."""
 
     request_id: int  # unique on this worker, unlike the attempt id
     link: Link

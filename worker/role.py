@@ -60,7 +60,7 @@ SERVICE_NAMES = (
 
 
 def end_stuck(stuck: CopyStuck) -> None:
-    """End the process because of a copy that hangs: the device may still write into blocks of the pool."""
+    """End the process because a copy hangs, after which the device may still write into blocks of the pool."""
     end_process(str(stuck), COPY_TIMEOUT_S)
 
 

@@ -227,7 +227,9 @@ class Registration(_Polling):
         return False
 
     async def _outlasts(self, record: WorkerRecord, epoch: Epoch) -> bool:
-        """Replace a clock epoch by one of the registry. Return False if another live process has the name."""
+        """Replace an epoch from the clock by one from the registry. Return False if another live process has
+        the name.
+        """
         now = time.monotonic()
         if any(each.worker_id == record.worker_id for each in await self._registry.workers()):
             self._other_since = now if self._other_since is None else self._other_since

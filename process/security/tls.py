@@ -1,7 +1,7 @@
 """TLS of the public ports, and mutual TLS between the processes of a cluster.
 
-Servers use changed files for new connections; open connections continue. A channel keeps the files of its creation;
-routers create a new one for every link.
+When the files change, servers use them for new connections, and open ones continue. A channel keeps the files with
+which it was created; routers create a channel for every link.
 """
 
 import ssl

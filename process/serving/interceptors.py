@@ -57,7 +57,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Behaviour:
-    """Wrap a handler, generator or coroutine, in a call scope."""
+    """Wrap a handler, which returns a generator or a coroutine, so that it runs in a call scope."""
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:

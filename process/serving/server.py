@@ -58,7 +58,7 @@ class Listener:
 
 
 class Running:
-    """State of a process while it is served, and the requests to stop or reload it."""
+    """State of a running process, with methods to stop and reload it."""
 
     def __init__(self, ports: tuple[int, ...], health: Health, stall_s: float = STALL_S) -> None:
         self.ports = ports

@@ -76,7 +76,7 @@ class KvTier:
         self.restorer.attach(engine)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
-        """Queue blocks for writing that have entered the prefix cache."""
+        """Queue for writing the blocks that have entered the prefix cache."""
         for writer in self._writers:
             writer.offer(names)
 

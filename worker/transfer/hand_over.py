@@ -67,7 +67,7 @@ class BlockTaker:
     async def _pull(self, endpoint: str, transfer_id: bytes, incoming: IncomingPrefix, turn: SessionTurn) -> None:
         blocks = 0
         try:
-            async with asyncio.timeout(PULL_TIMEOUT_S):  # a cancelled pull still waits for its running copy
+            async with asyncio.timeout(PULL_TIMEOUT_S):  # may take longer, since a cancelled pull waits for its copy
                 pull = await self._reader.pull(endpoint, transfer_id, incoming, incoming.hashes)
             blocks = pull.blocks
             self.taken_blocks += max(0, blocks - incoming.cached_blocks)

@@ -35,7 +35,7 @@ class PoolMemory:
     """
 
     storage: Storage  # CPU: one tensor; GPUs: one per rank, or only the first if `copies` has the others
-    description: PoolDescription  # description that peers receive
+    description: PoolDescription  # size, layout and handles of the pool, sent to peers
     shared: SharedPool | None  # None: other processes cannot map the pool
     groups: GroupOptions | None  # None: no process groups
     nixl: NixlAgent | None  # None: not registered with NIXL

@@ -68,8 +68,8 @@ class GroupHost:
     """Source's side of all process groups: sends blocks of `storage`, which `description` describes. Lives on the event
     loop.
 
-    Each reader has its own group, in which this worker is rank 0. A group ends with the reader's Join call, or with the
-    first message that fails.
+    Each reader has its own group, in which this worker is rank 0. A group ends when the reader's Join call ends or a
+    message fails.
     """
 
     def __init__(self, description: PoolDescription, storage: Storage, options: GroupOptions) -> None:

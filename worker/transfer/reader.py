@@ -309,8 +309,8 @@ class TransferReader:
         destination: Destination,
         progress: Progress,
     ) -> kv_transfer_pb2.TransferEnd:
-        """Copy blocks as they are completed. Return the field `end` of the last watermark once all blocks have been
-        copied.
+        """Copy blocks as the source completes them. Return the field `end` of the last watermark once all blocks have
+        been copied.
         """
         arrivals: asyncio.Queue[Arrival | None] = asyncio.Queue()
         # Messages are read ahead of the copies: the arrival time must not include the wait for a copy.

@@ -253,7 +253,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
                     yield kv_transfer_pb2.ReadResponse(data=piece.cpu().numpy().tobytes())
 
     def _readable(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Return the physical indices of these logical blocks of a transfer. Raises: NotFound, InvalidArgument."""
+        """Return the physical indices of a transfer's logical blocks `wanted`. Raises: NotFound, InvalidArgument."""
         try:
             return self._located(transfer_id, wanted)
         except UnknownTransfer as error:
@@ -262,7 +262,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise InvalidArgument("range", str(error)) from error
 
     def _located(self, transfer_id: bytes, wanted: Sequence[int]) -> list[int]:
-        """Return the physical indices of these logical blocks of a transfer. Raises: UnknownTransfer,
+        """Return the physical indices of a transfer's logical blocks `wanted`. Raises: UnknownTransfer,
         BlockOutOfRange.
         """
         state = self._table.snapshot(transfer_id)

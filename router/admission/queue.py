@@ -136,7 +136,7 @@ PLANNED_SHARE = 0.8
 QUEUE_FULL, NO_TIME = "queue_full", "no_room_in_time"
 """Causes of rejections, by which metrics count them."""
 SURE_SHARE = 0.8
-"""Fraction of the expected service time: with less time before its deadline, a pending request is rejected."""
+"""A pending request is rejected if less than this fraction of its service time is left until its deadline."""
 
 
 ABSENT = {

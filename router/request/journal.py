@@ -50,7 +50,7 @@ from baton.versions import OWN
 
 logger = logging.getLogger(__name__)
 GRACE_S = 10.0
-"""Time for which a record is kept after its stream was closed: the client may not have received the end."""
+"""Time for which a record is kept after its stream was closed, in case the client has not received the end."""
 MAX_RECORD_BYTES = 1 << 20
 MAX_NOTED = 4096  # maximum number of pending changes; further changes are dropped
 BATCH = 16  # maximum records per call, so that serialising them blocks the event loop for less than 1 ms

@@ -81,7 +81,7 @@ def request_digest(request: PreparedRequest) -> bytes:
 class Quarantine:
     """Digests of deadly requests, which are rejected for QUARANTINE_S. At most the newest MOST_KEPT are kept.
 
-    Each router quarantines only requests that it served itself; the others do not learn of them.
+    Each router quarantines only requests that it served itself; other routers do not learn of these.
     """
 
     def __init__(self) -> None:

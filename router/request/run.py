@@ -89,8 +89,8 @@ _TRANSFER_ID_BYTES = 16
 _MAX_TIME_LEFT_MS = 2**32 - 1
 _LOOK_S, _LOOKS = 0.05, 20
 REACH_S = 1.0
-"""Maximum wait for the link to a decode worker whose answer is adopted. The router may just have started; workers keep
-answers longer.
+"""Maximum wait for the link to a decode worker whose answer is adopted: the router may just have started and have
+no links yet. Workers keep answers for longer than this.
 """
 _REACH_LOOK_S = 0.02
 

@@ -1,4 +1,4 @@
-"""Blocks that a sequence needs, with their names and their charge, for models with several groups of layers. Pure.
+"""Blocks that a sequence needs and is charged for, and their names, for models with several groups of layers. Pure.
 
 If some layers attend to all tokens and others only to a window, their KV is in separate blocks, and a block before the
 window is released. A column of a block table covers `block_tokens` tokens and has one block per group. All blocks of a
@@ -37,7 +37,7 @@ class BlockGroups:
         return self.whole + self.windowed
 
     def first_live(self, tokens: int) -> int:
-        """Return the first column in the window after `tokens` computed tokens, even if the last one is recomputed."""
+        """Return the first column in the window after `tokens` computed tokens, of which the last may be recomputed."""
         return max(0, tokens - self.window_tokens) // self.block_tokens if self.windowed else 0
 
     def first_live_behind(self, columns: int) -> int:
@@ -142,7 +142,7 @@ almost empty.
 def charged_blocks(
     prompt_tokens: int, max_tokens: int, choices: int, block_tokens: int, groups: BlockGroups = ONE_GROUP
 ) -> int:
-    """Return the blocks that a request is charged on a decode worker, in the router as in the worker that lends credit.
+    """Return the number of blocks that a request is charged on a decode worker. Router and workers compute it.
 
     Complete blocks of the prompt count once, other blocks up to the charged answer's end once per choice. Blocks before
     a window do not count.

@@ -22,7 +22,7 @@ def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> frozenset[int]:
-    """Return the tokens that do not end a sequence of byte tokens: these themselves, and skipped special tokens."""
+    """Return the tokens that do not end a sequence of byte tokens: all byte tokens, and skipped special tokens."""
     spelled = (tokenizer.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
     silent = frozenset(token_id for token_id in spelled if token_id is not None)
     return silent.union(special_token_ids(tokenizer).values()) if skip_special_tokens else silent

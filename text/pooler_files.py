@@ -1,6 +1,6 @@
-"""How a checkpoint computes vectors and scores, by `config.json`, `modules.json` and the folders that the latter names.
+"""Pooling and scores of a checkpoint, as read from `config.json`, `modules.json` and the folders that the latter names.
 
-Without such files, a decoder's vector is its last token's, normalised, as decoders are trained. An encoder's vector is
+Without such files, a decoder's vector is that of its last token, normalised, as in training. An encoder's vector is
 then the mean of all tokens, the default of sentence-transformers.
 https://sbert.net/docs/package_reference/sentence_transformer/modules.html and .../cross_encoder/modules.html.
 """

@@ -35,7 +35,7 @@ class Pooling:
 
     @property
     def reuses_prefix(self) -> bool:
-        """Return whether cached tokens need not be computed: pooling then uses only the last token, which always is."""
+        """Return whether cached tokens may be reused: if only the last token, which is always computed, is pooled."""
         return self.kind is PoolingKind.LAST
 
     def rows(self, start: int, end: int, prompt_tokens: int) -> range:

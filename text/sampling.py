@@ -15,7 +15,7 @@ MAX_STOP_TOKEN_IDS = 64  # maximum stop tokens of a request, in addition to the 
 MAX_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 64  # maximum number of bad words as strings, and again of token sequences
+MAX_BAD_WORDS = 64  # maximum number of bad words given as strings, and also of those given as token sequences
 MAX_BAD_WORD_TOKENS = 256
 
 
@@ -112,7 +112,7 @@ def numbers_of(parameters: SamplingNumbers) -> dict[str, Any]:
 def received_numbers(message: object) -> dict[str, Any]:
     """Return the numeric parameters in a message between processes.
 
-    A 0 that is out of range means that the sender does not know the field: it gets the default.
+    A 0 that is out of range means that the sender does not know the field: the default is used.
     """
     found = {name: getattr(message, name) for name in NUMBERS}
     return found | {name: NUMBERS[name].default for name in NEVER_ZERO if not found[name]}
@@ -127,7 +127,7 @@ def check_numbers(parameters: SamplingNumbers) -> None:
 def check_choices(name: str, asked: int, least: int, most: int) -> int:
     """Check the number of choices or beams that field `name` asks for, and return it. Raises: FieldRefused.
 
-    `least`: minimum, 1 for the field n and otherwise n.
+    `least`: minimum; 1 for the field n, and the value of n for other fields.
     """
     if not least <= asked <= most:
         bounds = f"from 1 to {most}" if name == "n" else f"from n, {least}, to {most}"
@@ -157,7 +157,7 @@ def most_prompt_tokens(max_model_len: int, pooled: bool = False) -> int:
 
 
 def bad_word_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of bad words: of the word alone and, unless it ends with the same tokens, of " word".
+    """Return the token sequences of each bad word: alone and, unless that ends with the same tokens, after a space.
 
     Raises: FieldRefused for a word without tokens.
     """

@@ -48,8 +48,9 @@ class Recorder(Protocol):
 class GraphRecorder:
     """Recorder of CUDA graphs, which share working memory because one is replayed at a time.
 
-    Kernels keep the priority of the stream on which they are recorded. It is decode's in every role, since the role may
-    change. One stream records all graphs, since PyTorch keeps a memory pool and a cuBLAS workspace per stream.
+    Kernels keep the priority of the stream on which they are recorded: that of decode steps in every worker role, since
+    the role may change. One stream records all graphs, since PyTorch keeps a memory pool and a cuBLAS workspace for
+    each stream.
     """
 
     def __init__(self) -> None:
@@ -102,7 +103,7 @@ class RecordedSteps:
         started, largest = time.monotonic(), self.sizes[-1]
         with torch.inference_mode():
             self._memory = _StepMemory(largest, largest * most.columns, groups, model.device)
-            # One counter per row and query head: several groups of query heads may read the KV head that they share.
+            # One counter per row and query head: several groups of query heads may share one KV head.
             self._arrivals = torch.zeros(largest * model.config.num_heads, dtype=torch.int32, device=kv.data.device)
             if self._decoder is not None:
                 vocab = model.config.vocab_size
@@ -121,8 +122,8 @@ class RecordedSteps:
     def find(self, chunks: Sequence[Chunk]) -> RecordedStep | None:
         """Return the graph for a step, or None if the step must run without one.
 
-        No graph fits a step with prompt chunks, drafts, adapters, or too many rows or blocks, or a step of which a row
-        follows a row of the previous step beyond the largest graph.
+        No graph fits a step with prompt chunks, drafts, adapters, too many rows or too many blocks, nor a step with a
+        row that continues a row of the previous step whose index exceeds the largest graph.
         """
         place, most = bisect_left(self.sizes, len(chunks)), self.sizes[-1]
         computed = any(len(chunk.token_ids) > 1 or chunk.adapter or chunk.is_draft for chunk in chunks)
@@ -234,7 +235,7 @@ class _StepMemory:
     def keep(self, tokens: torch.Tensor) -> None:
         """Copy the previous step's `tokens` to this memory, unless a replayed step sampled them there."""
         if tokens is not self._latest:
-            kept = tokens[: self._drawn]  # `find` accepts no row that follows a later one
+            kept = tokens[: self._drawn]  # `find` rejects steps that continue later rows
             self.sampled(len(kept)).token_ids.copy_(kept)
 
     def drawn(self, wanted: Sequence[bool]) -> Launched:

@@ -17,7 +17,7 @@ MIN_STEPS = 16  # measured steps before a ratio is reported
 
 
 class SlowDown:
-    """Ratio of the time of decode steps to their best time, when nothing else ran on the device.
+    """Ratio of decode step times to the best ones, which are assumed to be those without other work on the device.
 
     Each step is compared with steps that had a similar number of rows.
     """
@@ -92,7 +92,7 @@ class Engine:
         return StepInFlight(plan, self._runner.launch(plan, after and after.launched))
 
     def _observe(self, plan: Plan) -> None:
-        """Record the time of a finished step, counted from when the device had finished the step before it."""
+        """Record the time of a finished step, counted from the moment when the device finished the step before."""
         now = time.monotonic()
         seconds, self._free_since = now - self._free_since, now
         self.scheduler.observe(plan, seconds)

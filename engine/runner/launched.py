@@ -1,4 +1,4 @@
-"""Step that the device may still compute: the next step reads its tokens on the device, the host when it is done."""
+"""Step that the device may still be computing. The next step reads its tokens there, the host once it is done."""
 
 from array import array
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 
 
 def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None = None) -> Launched:
-    """Wrap results that are on the host. `device`: copy the tokens there for the next step; None: it reads none."""
+    """Wrap results that are on the host. `device`: copy the tokens to it for the next step; None: no copy is needed."""
     if device is None:
         return Launched(NO_TOKENS, lambda: results)
     first = [each.drawn[0].token_id if isinstance(each, Computed) and each.drawn else 0 for each in results]
@@ -51,8 +51,8 @@ def launched_with(results: tuple[ChunkResult, ...], device: torch.device | None 
 def launched_moves(device: torch.device) -> Launched:
     """Return a launched step that only moves blocks on the current stream.
 
-    It finishes only after its moves, since its blocks are then reused, and a transfer that reads or writes them on
-    another stream waits for no event of this stream.
+    The step counts as finished only after its moves: the blocks may then be reused, and transfers that read or write
+    them on other streams do not wait for this stream.
     """
     done = torch.cuda.Event() if device.type == "cuda" else None
     if done is not None:

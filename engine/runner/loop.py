@@ -1,4 +1,4 @@
-"""Engine on its own thread, used from an event loop: it passes calls to the thread, and outcomes to callbacks."""
+"""Engine on its own thread, used from an event loop: calls are passed to the thread, and outcomes to callbacks."""
 
 import asyncio
 import logging
@@ -142,8 +142,8 @@ class EngineLoop:
 
     @property
     def since_hand_over(self) -> LoopDelay:
-        """Time in which this process was busy between the last two deliveries: it may have delayed sending the earlier
-        one.
+        """Time for which this process was busy between the last two deliveries of outcomes, which may have delayed
+        sending the earlier outcomes.
         """
         return self._hand_over.since
 

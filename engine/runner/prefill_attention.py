@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """Chunk shapes that a library computes faster than our kernel. `planner`: FlashInfer; None: PyTorch's attention."""
+    """Chunk shapes that a library computes faster than our kernel. `planner`: FlashInfer's; None: PyTorch is used."""
 
     by_library: frozenset[ChunkShape] = frozenset()
     planner: FlashInferPrefill | None = None
@@ -62,8 +62,8 @@ class PrefillChoice:
     def takes(self, chunk: Chunk) -> bool:
         """Return whether the library computes this chunk.
 
-        It does if it is faster for the closest measured shape with at most as many tokens and at least as long a
-        context.
+        It does if it was faster for the closest measured shape whose tokens are not more and whose context is not
+        shorter.
         """
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)

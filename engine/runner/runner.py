@@ -71,9 +71,9 @@ DRAWN = Sample(0, SamplingParams(max_tokens=1, temperature=1.0, top_p=0.9))
 def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int = 1) -> Iterator[Plan]:
     """Yield plans that trigger all lazy set-up of a device.
 
-    Compute one prompt and one answer; if the device `compiles` kernels at first use, also every size that selects
-    another kernel. All plans use block 0, and their results are discarded. `longest`: maximum context of the model in
-    tokens. `groups`: blocks per block table column.
+    They compute one prompt and one answer; if the device `compiles` kernels at first use, also every chunk size that
+    selects another kernel. All plans use block 0, and their results are discarded. `longest`: maximum context of the
+    model in tokens. `groups`: blocks per block table column.
     """
     tokens = min(2, block_tokens)
     yield Plan((Chunk(0, [0] * tokens, 0, [0] * groups),))
@@ -84,10 +84,10 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int =
         for end in {
             tokens,
             longest - longest % block_tokens,
-        }:  # shortest and longest context: attention splits them into one part and the most parts
+        }:  # shortest and longest context: attention splits the first into one part, the second into the most
             if tokens <= end <= longest:
                 yield Plan((_drawing_chunk(0, tokens, end, block_tokens, groups),))
-    for end in {2, longest - longest % block_tokens}:  # two answers alone, then with a prompt
+    for end in {2, longest - longest % block_tokens}:  # two answers without and with a prompt
         answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens, groups) for number in range(2))
         yield Plan(answers)
         yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens, groups)))
@@ -179,7 +179,7 @@ class Runner:
         self.weights: WeightSets | None = None
         """Weight sets of the same shape, after a reload."""
         self._prefill_attention, self._prefill = prefill_attention, OURS
-        # With native kernels for all large operations, PyTorch's threads would only compete with theirs.
+        # With native kernels for all large operations, PyTorch's threads would only compete with the kernels' threads.
         computes_natively = isinstance(model, DecoderModel) and model.native is not None
         self._threads = pytorch_alone if computes_natively else nullcontext
         # Kernels and events use the current device of the calling thread.
@@ -192,7 +192,7 @@ class Runner:
     def launches_ahead(self) -> bool:
         """Return whether a step is launched before the previous one has finished.
 
-        Not so with several weight sets, whose tokens are in separate tensors.
+        With several weight sets it is not, since their tokens are in separate tensors.
         """
         return self.may_launch_ahead and (self.weights is None or self.weights.is_one)
 
@@ -463,8 +463,8 @@ class Runner:
             return NonFinite()
         if chunk.pooled is not None:
             return self._pool(hidden[rows], chunk.pooled)
-        # Report scores even with a late mask: the chunk that samples later has only the newest token, which is not
-        # scored.
+        # Report prompt scores even if the mask is late: the later chunk that samples has only the newest token, not
+        # the scored ones.
         return Computed(late=True, prompt=prompt) if drawn is None else Computed(drawn, prompt)
 
     def _pool(self, hidden: torch.Tensor, pooled: Pooled) -> ChunkResult:

@@ -12,7 +12,7 @@ MAX_REST = 1.0  # longest pause after a chunk, as a multiple of the chunk's time
 REST_STEP = 0.25
 GROWTH = 1.25
 COMFORT_SHARE = 0.9  # slow-down below which prefill may grow, as a fraction of the target
-SILENCE_S = 2.0  # time without a report after which no decode worker is assumed to use the GPU
+SILENCE_S = 2.0  # time without a report after which decode workers are assumed not to use the GPU
 
 
 class DeviceShare:
@@ -61,7 +61,7 @@ MAX_REST_S = 0.05  # longest pause; meanwhile no cancellation or new prompt is h
 
 
 class PrefillThrottle:
-    """Pauses between prefill steps. It pauses before a step, when the previous step's results have been delivered."""
+    """Pauses between prefill steps. Each begins once the previous step's results are delivered."""
 
     def __init__(
         self,

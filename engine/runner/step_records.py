@@ -121,7 +121,7 @@ class StepHistory:
 
 
 class DoneStep(NamedTuple):
-    """Finished step and where its time went. In the given times the host did nothing else."""
+    """Finished step, with times for which the host did nothing but wait or move blocks."""
 
     plan: Plan
     results: Sequence[ChunkResult]
@@ -210,7 +210,7 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
 
 
 class LoopDelay(NamedTuple):
-    """Seconds in which the event loop's process did other work than send the outcomes delivered to the loop."""
+    """Seconds for which the event loop's process was busy with other work than sending the delivered outcomes."""
 
     running_s: float = 0.0  # on a core: the event loop's thread
     collecting_s: float = 0.0
@@ -237,7 +237,7 @@ class HandOver:
         self._meter.close()
 
     def take(self, held_s: float, now_s: float) -> StepTimeBreakdown:
-        """Return the breakdown of the `held_s` seconds since the end of the step: the loop's thread ran or waited.
+        """Return the breakdown of the `held_s` seconds since the step's end: how long the loop's thread ran and waited.
 
         If another step was delivered since then, the time before that delivery counts as running.
         """

@@ -45,8 +45,8 @@ class EngineThread(Generic[Outcome, Observation]):
     """Runs an engine on its own thread.
 
     `on_step` is called on that thread after every computed step, and must only pass on its arguments. `on_fault` is
-    called once if a step or a posted call raises: the process cannot continue. `observe` creates a snapshot on the
-    thread that others may read at any time as `observed`.
+    called once if a step or a posted call raises: the process cannot continue. `observe` creates, on the
+    thread, a snapshot that other threads may read at any time as `observed`.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ class ThreadTimes(NamedTuple):
     others_s: float  # other threads of this process on cores, summed
     own_collections_s: float  # garbage collections on this thread
     other_collections_s: float  # garbage collections on other threads, which hold the interpreter's lock
-    lock_queued_s: float = 0.0  # another thread's wait for a core; it may hold the interpreter's lock
+    lock_queued_s: float = 0.0  # wait for a core by another thread, which may hold the interpreter's lock
 
 
 class ThreadMeter:

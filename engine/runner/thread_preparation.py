@@ -65,8 +65,8 @@ def count_as_idle() -> None:
     """Let the scheduler treat the calling thread's core as idle (Linux).
 
     Waking threads are then placed on this core, and not on one where a decode worker computes. SCHED_IDLE gives a
-    thread almost no weight within its group, and an unprivileged thread cannot leave it. So it is used only if this
-    process's session is a scheduling group of its own, whose share of the CPU it keeps. Later threads inherit it.
+    thread almost no weight within its group, and an unprivileged thread cannot leave it. It is therefore set only
+    if this process's session is a scheduling group, which keeps its share of the CPU. Later threads inherit it.
     """
     if os.getsid(0) == os.getpid() and _are_sessions_groups():
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
@@ -84,7 +84,7 @@ def _is_controlled(own_groups: str) -> bool:
     """Return whether a control group limits the process. `own_groups`: lines of hierarchy, controllers and path.
 
     The path `/` may be the root of a container only. Files show the difference: only groups below the true root have
-    `cpu.weight` (version 2), only the true root has `release_agent` (version 1). Version 2 names no controllers.
+    `cpu.weight` (version 2), only the true root has `release_agent` (version 1). Version 2 lists no controllers.
     """
     for line in own_groups.splitlines():
         _, controllers, name = line.split(":", 2)

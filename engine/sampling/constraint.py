@@ -152,7 +152,7 @@ class GrammarState:
         self._lock = threading.Lock()  # guards the fields below
         self._matcher: LLMatcher | None = None
         self._taken = 0  # answer tokens that the matcher has consumed
-        self._ahead: Sequence[int] = ()  # drafts consumed after those answer tokens
+        self._ahead: Sequence[int] = ()  # drafts that the matcher has consumed after those answer tokens
         self._forced: list[int] = []  # tokens that must come next at the matcher's position
 
     @property
@@ -170,7 +170,7 @@ class GrammarState:
         asked = self._masks.get(len(drafted))
         if asked is not None and asked[0] == drafted:
             if not asked[1].is_ready:
-                threads.submit(Mask.of(self._room(0).allowed))  # wakes another thread if a slow mask is ahead
+                threads.submit(Mask.of(self._room(0).allowed))  # wakes a thread, in case a slow mask is ahead
             return asked[1]
         mask = Mask(partial(self._make, len(self._answer), self._room(len(drafted))), drafted)
         self._masks[len(drafted)] = drafted, mask
@@ -207,7 +207,7 @@ class GrammarState:
         with self._lock, self._renewed_on_failure():
             if answer_tokens == len(self._answer):  # otherwise the answer has grown and this mask is obsolete
                 matcher = self._stand(answer_tokens, drafted)
-                if self._forced:  # written here, since the library takes long for forced texts
+                if self._forced:  # write the mask here, since the library takes long for forced texts
                     room.words.fill(0)
                     room.words[self._forced[0] // 32] = 1 << self._forced[0] % 32
                 else:
@@ -232,7 +232,7 @@ class GrammarState:
 
     @contextlib.contextmanager
     def _renewed_on_failure(self) -> Iterator[None]:
-        """Drop a matcher that fails, perhaps by a draft: it stays failed, and the next use creates a new one."""
+        """Drop a matcher that fails, perhaps on a draft, since it would stay failed; the next use creates a new one."""
         try:
             yield
         except GrammarFailed:

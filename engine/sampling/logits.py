@@ -1,8 +1,8 @@
 """Changes of logits that requests ask for, and filters of the tokens that may be sampled.
 
-Changes are bias, penalties and bans; a row without any stays as it is. Filters are temperature, top-k, top-p, min-p and
+Changes are bias, penalties and bans; rows without any are not touched. Filters are temperature, top-k, top-p, min-p and
 typical-p, for a batch in float64. Sums are in order of token id or of likelihood, so that padding changes no result.
-Order and meaning are those of transformers.
+The order and meaning of changes and filters are those of transformers.
 """
 
 import math
@@ -75,7 +75,7 @@ def adjust(logits: torch.Tensor, samples: Sequence[Sample]) -> None:
     """Apply all changes that requests ask for to `logits`, contiguous float32 `[len(samples), vocab]`, in place.
 
     The order is that of transformers' generate: bias, penalties, bad words, min_tokens; then allowed tokens. A row may
-    be left without any token. Raises: HistoryMissing.
+    be left without any allowed token. Raises: HistoryMissing.
     """
     for sample in samples:
         if sample.params.needs_history and not sample.history:

@@ -89,12 +89,11 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 class MaskThreads:
     """Threads that compute masks, on other cores than the thread that requests the first mask, if there are any.
 
-    They start with this object and inherit the priority of the thread that creates it: an engine's thread may later get
-    an idle priority, which the threads that it starts could not leave. They sleep until the first mask is requested.
+    They start with this object and inherit the priority of its creator. If an engine's thread started them later, they
+    might inherit an idle priority, which they could not leave. They sleep until the first mask is requested.
 
-    Masks start in order of arrival. A submitted mask wakes at most one sleeping thread that has looked for work since
-    the last wake-up: the many masks of a step wake one thread, and masks behind a slow one start when another is
-    submitted.
+    Masks start in order of arrival. Submitting one wakes a sleeping thread unless a thread is already waking up: the
+    masks of a step, submitted together, wake one thread, and masks behind a slow one start when another is submitted.
     """
 
     def __init__(self, count: int) -> None:

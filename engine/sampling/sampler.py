@@ -118,7 +118,7 @@ def _mask(constraint: Constraint, sample: Sample) -> Mask:
 
 # Elements of one float64 tensor of the filters, unless a single row is larger.
 CPU_SCRATCH_ELEMENTS = 1 << 18  # 2 MiB: stays in the cache between operations
-DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: few launches, and little compared with the KV pool
+DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: needs few launches, and is small compared with the KV pool
 
 
 MASK_BYTES = 10  # memory per logit: a copy of all rows, a copy of the masked rows, and two copies of their masks
@@ -142,9 +142,9 @@ class Row:
 def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = None) -> list[RowResult]:
     """Sample one result per row of `logits`, float32 `[rows, vocab]`.
 
-    A row with non-finite logits does not affect the other rows. `clock`: clock of the step. Late masks of structured
-    output delay the step by at most a fraction of its time so far, and longer only if nothing else can be sampled.
-    None: they delay it only in that case. Raises: HistoryMissing.
+    A row with non-finite logits does not affect the other rows. `clock`: clock of the step. With it, late masks of
+    structured output delay the step by at most a fraction of its time so far, or longer if nothing else can be
+    sampled. Without it, they delay the step only in the latter case. Raises: HistoryMissing.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))

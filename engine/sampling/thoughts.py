@@ -38,7 +38,7 @@ class _At(Enum):
 @dataclass(frozen=True, slots=True)
 class _Place:
     at: _At
-    tokens: int = 0  # BEGIN: of the opening marker; THOUGHT, SPENT: of the thought; ANSWER: before the answer
+    tokens: int = 0  # tokens in the opening marker (BEGIN), in the thought (THOUGHT, SPENT), before the answer (ANSWER)
 
 
 class ThoughtConstraint(Constraint):
@@ -164,7 +164,7 @@ def thought_constraint(
 
 
 def _bits(vocab_size: int, token_ids: Sequence[int] | slice) -> Allowed:
-    """Return the mask of these tokens, of the size of a grammar's. A slice needs no Python step per token."""
+    """Return the mask of these tokens, as large as a grammar's mask. Slices avoid a Python loop over the tokens."""
     bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.uint8)
     bits[token_ids if isinstance(token_ids, slice) else torch.tensor(token_ids)] = 1
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)

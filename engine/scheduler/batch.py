@@ -185,7 +185,7 @@ class RunningBatch:
         return unfilled_slots(running, self._block_tokens)
 
     def blocks_at_once(self, sequences: int, blocks: int) -> int:
-        """Return the blocks needed to admit the last of `sequences` sequences of `blocks` blocks each."""
+        """Return the blocks needed to admit `sequences` sequences of `blocks` blocks each, so that all run together."""
         return sequences * blocks + self.pool.groups.blocks(headroom_blocks(sequences - 1))
 
     def make(self, request: Request, cache_root: bytes | None) -> ScheduledSequence:
@@ -267,12 +267,12 @@ class RunningBatch:
         self.pool.order.loaded(fresh)
 
     def begin_take_over(self, hashes: Sequence[bytes]) -> IncomingPrefix | None:
-        """Allocate blocks for a session from another worker. Return None if sessions or prompts here need them."""
+        """Allocate blocks for a session from another worker. Return None if local sessions or prompts need them."""
         spare_blocks = self.pool.available - self.pool.order.awaited_blocks
         return self.begin_fetch(hashes, lambda columns: self.pool.groups.blocks(columns) <= spare_blocks)
 
     def end_take_over(self, incoming: IncomingPrefix, blocks: int, turn: SessionTurn) -> None:
-        """Cache the first `blocks` received blocks, free the others, and retain the blocks for the session."""
+        """Cache the first `blocks` received blocks, free the others, and retain the cached ones for the session."""
         self._incoming.remove(incoming)
         incoming.named.publish(blocks)
         names = incoming.chain[: incoming.known_columns + incoming.new_columns(blocks)]

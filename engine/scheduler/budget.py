@@ -2,7 +2,7 @@
 
 A step with prompt tokens aims at 5 % (TARGET_SHARE) more time than it would take without them, however many prompts
 wait, and may take at most 10 % (PROMISED_SHARE) more. A configured target (`--tbt-slo-ms`) allows longer steps, up to
-that time; a target below the 5 % changes nothing.
+that time; a stricter target than the 5 % changes nothing.
 """
 
 import math
@@ -14,7 +14,7 @@ from baton.engine.scheduler.estimator import OnlineEstimator
 EWMA_WEIGHT = 0.25  # weight of a new step time: only about the last seven count, since contexts grow
 FORGET_AFTER = 32  # measurements of other batch sizes after which a batch size is forgotten
 OUTLIER_RATIO = 1.25  # measured over expected time; one outlier is a disturbance, two in a row are a change
-CLOSE_RATIO = 1.1  # maximum ratio of two bounds that are as good as a measurement
+CLOSE_RATIO = 1.1  # maximum ratio of upper to lower bound at which both are as good as a measurement
 INITIAL_NOISE = 0.05  # assumed standard deviation, as a fraction of the step time
 MIN_NOISE = 0.01
 
@@ -37,7 +37,7 @@ class DecodeStepCost:
     """Time of steps without prompt tokens by number of answers, learned from recent steps.
 
     Batch sizes that were not measured recently are bounded by their neighbours: more answers never take less time, and
-    never more than in proportion.
+    never more time than in proportion to their number.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class DecodeStepCost:
 LONG_DECAY, SHORT_DECAY = 0.99, 0.85  # decay per step of the two fits: about the last 100 or 7 steps count
 SAFETY_SIGMAS = 1.0  # standard errors added to the long fit
 CONTRADICTION_SIGMAS = 3.0  # standard errors beyond which the short fit overrules the long one
-MAX_EXTRA_SHARE = 0.25  # cap of an unexpected difference, as a fraction of the time without prompt tokens
+MAX_EXTRA_SHARE = 0.25  # cap of unexpected extra time, as a fraction of the time without prompt tokens
 MIN_WEIGHT = 16.0  # measured steps before the cost is reported
 MIN_PRIOR_TOKENS, PRIOR_ERROR = 16, 0.25  # a first estimate needs this many tokens, and has this relative error
 

@@ -26,7 +26,7 @@ class Drafting:
         return [each.token_ids[:length] for each, length in zip(candidates, lengths, strict=True)]
 
     def judge(self, drafted: Sequence[ScheduledSequence], right: Sequence[ScheduledSequence]) -> None:
-        """Record which drafts were right. `drafted`, `right`: sequence of each drafted and of each accepted token."""
+        """Record which drafts were right. `drafted`: sequence of each drafted token; `right`: of each accepted one."""
         accepted = Counter(right)
         for sequence, count in Counter(drafted).items():
             self._speculation.judge(sequence.drafts, count, accepted[sequence])

@@ -65,7 +65,7 @@ class CostlyDrafter(Drafter, Protocol):
     """Drafter that takes noticeable time, so that its cost is weighed before it drafts."""
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> Sequence[Offer]:
-        """Return what it could draft for each answer, without computing it. `answers` begin with the oldest."""
+        """Return the possible draft for each answer, without computing it. `answers` begin with the oldest."""
 
     def seconds(self, tokens: int) -> float:
         """Return the expected time of a drafting pass over one token of each of `tokens` answers."""
@@ -79,7 +79,7 @@ class CostlyDrafter(Drafter, Protocol):
         """Minimum time that `catch_up` needs to compute more tokens than an answer generates per step."""
 
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
-        """Compute earlier tokens of answers that are not known (see Offer), in order, for at most `room_s` seconds.
+        """Compute the unknown earlier tokens of answers (see Offer), in order, for at most `room_s` seconds.
 
         Returns the seconds taken.
         """

@@ -37,7 +37,7 @@ class Continued(NamedTuple):
 
 
 class EndedAnswers:
-    """Finished answers of one engine. `most_tokens`: maximum number of tokens kept of all together."""
+    """Finished answers of one engine. `most_tokens`: maximum total number of kept tokens."""
 
     def __init__(self, most_tokens: int = MAX_TOKENS) -> None:
         self._most_tokens = most_tokens

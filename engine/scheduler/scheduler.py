@@ -1,7 +1,7 @@
 """Scheduler of prefill and decode on one device: decode tokens first, then prompts with the rest of a step's budget.
 
 Pure. A prompt is either computed here, or its KV is received: its blocks are reserved, KV computed elsewhere is copied
-into them, and it joins with its first tokens. From then on both are the same. A `prefill_only` request is computed for
+into them, and it joins with its first tokens. From then on both look the same. A `prefill_only` request is computed for
 another worker: it takes no batch slot, is never preempted, and is pinned after its first tokens.
 
 Admission checks only what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted: it
@@ -83,7 +83,7 @@ LANDING_DIVISOR = 8  # divisor of a step's prompt tokens while KV of an answer i
 class Scheduler:
     """Scheduler of at most `max_sequences` choices, in steps of at most `max_step_tokens` tokens.
 
-    A step always has one token of each running choice, even if these are more.
+    A step always has one token of each running choice, even if it then exceeds the maximum.
 
     `budget` limits the prompt tokens in steps with answers. KV of preempted sequences is swapped to `swap` if all of it
     fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at most that
@@ -153,7 +153,7 @@ class Scheduler:
         """Start the choices of a reserved prompt whose KV is complete and valid, and publish its blocks.
 
         `first`: first token of every choice; a choice finished by it never runs. For a beam search it is one token with
-        its candidates in `top`, and the result has the answers if that one token was all. Raises: UnknownRequest,
+        its candidates in `top`, and the result has the answers if the search ends with it. Raises: UnknownRequest,
         ValueError.
         """
         prompt = self.batch.reserved.get(request_id)
@@ -191,7 +191,7 @@ class Scheduler:
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
-        """Plan the step after the one in flight; None if that must be committed first.
+        """Plan the step after the one in flight; None if the latter must be committed first.
 
         At most two steps are in flight. Between them requests may arrive, land, finish and be aborted. With drafts
         there is no planning ahead, since drafts follow known tokens.
@@ -341,7 +341,7 @@ class Scheduler:
     def _make_room(self, draft: PlanBuilder) -> None:
         """Preempt the newest sequences until every running answer can grow by a token.
 
-        This comes before the first copy is planned: no block may be the source of a copy and be reused. The oldest is
+        Call it before the first copy is planned: no block may be both the source of a copy and reused. The oldest is
         preempted only for transfers and prompts for other workers, which finish in bounded time.
         """
         batch = self.batch
@@ -370,7 +370,7 @@ class Scheduler:
             yield from admitted(self.batch.waiting, self.batch.is_coming, admit)
 
     def _without_tail(self, prompt: ScheduledSequence, budget_tokens: int) -> int:
-        """Return the maximum tokens of a prompt to compute: those before its tail, if that gets a step of its own."""
+        """Return the maximum tokens of a prompt to compute: those before its tail, if the tail gets its own step."""
         began = prompt.computed_tokens > (prompt.cached_tokens or 0)
         fits = 0 < self._tail_tokens < prompt.uncomputed_tokens <= budget_tokens
         if self._whole_prompts or not (prompt.request.prefill_only and began and fits):

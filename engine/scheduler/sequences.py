@@ -113,7 +113,7 @@ class ScheduledSequence:
     token_ids: list[int]  # prompt, tokens of earlier attempts, and generated tokens
     hashes: HashChain | None  # None if the sequence does not use the prefix cache
     choices: int  # number of choices that it stands for
-    cache_root: bytes | None = None  # salt of the answers that it may draft for; None: no others
+    cache_root: bytes | None = None  # salt of the answers that it may draft for; None: none
     table: BlockTable | None = None  # None while waiting and after the end
     computed_tokens: int = 0
     published_blocks: int = 0
@@ -133,7 +133,7 @@ class ScheduledSequence:
 
     @property
     def made_tokens(self) -> int:
-        """Number of tokens generated here, or for it by a prefill worker; 0 while it is a prompt."""
+        """Number of generated tokens, including those from a prefill worker; 0 while it is a prompt."""
         return len(self.token_ids) - len(self.request.token_ids)
 
     @property
@@ -216,7 +216,7 @@ class ScheduledSequence:
         return self.hashes.first((len(self.token_ids) - 1) // block_tokens, self.token_ids)
 
     def makes(self, number: int, block_hash: bytes) -> bool:
-        """Return whether it will publish block `number` of its prompt, with this hash."""
+        """Return whether block `number` of its prompt has this hash and is yet to be published."""
         own = self.request.block_hashes[number : number + 1]
         return self.is_prompt and own == (block_hash,) and self.published_blocks <= number
 
@@ -359,7 +359,7 @@ class PlanBuilder:
         self._add_ahead(sequence, UNKNOWN, 1, sequence.samples(), follows=place)
 
     def guess(self, sequence: ScheduledSequence, drafted: Sequence[int]) -> None:
-        """Add the last of `drafted`, assumed to follow the newest token."""
+        """Add the last of the `drafted` tokens, which are assumed to follow the newest token."""
         self._add_ahead(sequence, drafted[-1], len(drafted), sequence.samples(drafted), is_draft=True)
 
     def _add_ahead(
@@ -381,7 +381,7 @@ class PlanBuilder:
         self.chunks.append(chunk)
 
     def finish(self) -> Plan | None:
-        """Return the plan, or None if there is nothing to do. Sequences that swap in are always computed too."""
+        """Return the plan, or None if there is nothing to do. Swapped-in sequences are always computed too."""
         if not self.chunks and not self.swaps_out:
             return None
         return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))

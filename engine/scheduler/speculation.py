@@ -27,7 +27,7 @@ PRIOR_WEIGHT = 4.0  # in one answer's rate, the shared rate weighs as much as th
 DECAY = 0.95  # decay of an answer's counts, per draft
 SHARED_WEIGHT = 0.05  # weight of one draft in the shared rate; the first ones weigh more
 INITIAL_WEIGHT = 2  # the initial rate weighs as much as this many drafts
-RELAX_RATE = 0.002  # approach of the rate to its initial value per step without drafts, so that drafts are retried
+RELAX_RATE = 0.002  # share by which a step without drafts moves the rate to its initial value, so that they are retried
 RELAX_RATE_COSTLY = 0.0005  # RELAX_RATE for a draft model, whose retries cost forward passes
 EXPLORE_EVERY = 32  # one in this many steps with drafts has one row more, since that may cost nothing
 CATCH_UP_SHARE = 0.25  # time for a draft model to catch up, as a fraction of a step without drafts
@@ -36,7 +36,7 @@ DRAFT_COUNTS = (*range(1, 9), 12, 16, 24, 32, 48, 64)  # numbers of drafted toke
 EWMA_WEIGHT = 0.1  # weight of a new step time
 OUTLIER_RATIO = 1.5  # cap of a measurement, as a multiple of the estimate
 FORGET_AFTER = 256  # measurements after which the estimate of a row count is forgotten
-FORGET_AFTER_EACH = 64  # FORGET_AFTER per measurement of that row count: a disturbed first one must not last
+FORGET_AFTER_EACH = 64  # FORGET_AFTER per measurement of the row count, so that a disturbed first one is forgotten soon
 ASSUMED_GROWTH = 0.25  # fraction of a step that doubling the rows is assumed to add until it is measured
 
 
@@ -51,7 +51,7 @@ class RowCost:
         self._expected: dict[int, float] = {}  # seconds by measured rows, ascending in both
 
     def observe(self, rows: int, seconds: float) -> None:
-        """Record a step time. Other numbers of rows keep their times, so a wrong first one stays local."""
+        """Record a step time. Times of other row counts do not change, so that a wrong one affects no others."""
         measured = self._measured.estimates.get(rows)
         self._measured.advance()
         self._measured.add(rows, seconds if measured is None else min(seconds, OUTLIER_RATIO * measured.seconds))
@@ -187,7 +187,7 @@ class Speculation:
     def lengths(self, answers: int, candidates: Sequence[DraftCandidate], most_rows: int) -> list[int]:
         """Return the number of drafted tokens to verify per candidate. `answers`: rows of the step without drafts."""
         drafts, counts = [each.drafts for each in candidates], [len(each.token_ids) for each in candidates]
-        # A draft model's tokens were chosen before drafting; tokens that a grammar forces cost nothing to draft.
+        # The number of a draft model's tokens was chosen before drafting, unlike that of tokens that a grammar forces.
         if self._costly is None or any(each.bound for each in drafts):
             counts = self._chosen(drafts, counts, most_rows - answers, sum(map(bool, counts)) == answers)
         self.prices = self._prices(answers, sum(counts))
@@ -294,7 +294,7 @@ class Speculation:
         return None if seconds is None else seconds + drafting[drafted]
 
     def _expected_s(self, answers: int, drafted: int) -> float | None:
-        """Return the expected step time, excluding drafting. Unmeasured steps with drafts cost as much as others."""
+        """Return the expected step time, excluding drafting. Unmeasured steps with drafts count as those without."""
         seconds = self._drafted_cost.expected_s(answers + drafted) if drafted else None
         return self._cost.expected_s(answers + drafted) if seconds is None else seconds
 

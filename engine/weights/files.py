@@ -114,17 +114,17 @@ class TensorShape:
 
     @property
     def is_projection(self) -> bool:
-        """Return whether it is the weight of one projection or of stacked experts, which quantisation shrinks."""
+        """Return whether the tensor is a weight of one projection or of stacked experts, which quantisation shrinks."""
         module = self.name.removesuffix(".weight")
         return len(self.shape) > 1 and is_quantisable(module) and not module.endswith(NOT_PROJECTIONS)
 
     @property
     def is_experts(self) -> bool:
-        """Return whether it is a projection weight of all experts."""
+        """Return whether the tensor is a projection weight of all experts."""
         return len(self.shape) == 3 and self.is_projection
 
     def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
-        """Return the tensor's bytes when loaded, in any format except GGUF. Unquantised numbers take `number_bytes`."""
+        """Return the tensor's bytes when loaded; not for GGUF. `number_bytes`: size of an unquantised number."""
         if format is WeightFormat.MXFP4 and self.is_experts:
             return self.numbers // 2 + self.numbers // GROUP_INPUTS * GROUP_BYTES
         if format in (WeightFormat.PLAIN, WeightFormat.MXFP4) or not self.is_projection:

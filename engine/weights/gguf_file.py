@@ -232,7 +232,7 @@ def is_interleaved(architecture: str, name: str) -> bool:
 
 
 def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo the reordering of rows `[heads * head_dim, ...]`: per head, first rows of all pairs, then second rows."""
+    """Undo the reordering of rows `[heads * head_dim, ...]`: per head, put first rows of pairs before second rows."""
     pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 

@@ -120,7 +120,7 @@ def open_weights(
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
             left = {name for name in left if not name.startswith(config.unused_tensors)}
         bar.update(total - bar.n)  # file headers complete the bar
-        if left:  # of another architecture, whose results would be wrong
+        if left:  # the checkpoint has another architecture, so results would be wrong
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
             raise ModelError(f"the {where} has {len(left)} tensors this model does not use, among them {min(left)}")
 
@@ -139,7 +139,7 @@ class CheckpointTensors:
                 raise ModelError(f"{file}: {error}") from error
             self._files.update(dict.fromkeys(opened.keys(), opened))
         self._prefix = ""
-        if EMBEDDING not in self._files and EMBEDDING.removeprefix(BODY) in self._files:  # saved without its head
+        if EMBEDDING not in self._files and EMBEDDING.removeprefix(BODY) in self._files:  # a model saved without head
             self._prefix = BODY
             self._files = {BODY + name: file for name, file in self._files.items()}
 
@@ -239,7 +239,7 @@ class CheckpointWeights:
         return CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
 
     def _rows(self, parts: Sequence[int], cut: Cut | None) -> Sequence[slice]:
-        """Return this rank's rows of a module that stacks `parts` rows; empty: all rows."""
+        """Return this rank's rows of a module with projections of `parts` rows; empty for all rows."""
         if cut is Cut.VOCABULARY:
             own = self._shard.vocabulary(sum(parts))
             return [slice(own.start, own.stop)]
@@ -294,7 +294,7 @@ class CheckpointWeights:
             return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
-            # One addition per word, as in GPTQModel, whose subtraction from a zero point of 0 borrowed from the next.
+            # Add per word, like GPTQModel: when it subtracted 1 from a zero point of 0, it borrowed from the next one.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous()

@@ -64,7 +64,7 @@ def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory |
 
 
 def shortage(amounts: Mapping[str, int], total: int) -> str:
-    """Return an error if the `amounts`, bytes by name, exceed `total`; empty if they fit.
+    """Return an error if the sum of `amounts`, bytes by name, exceeds `total`; empty if they fit.
 
     The error states how large the largest amount may be.
     """

@@ -15,7 +15,7 @@ class NoThoughts(ValueError):
 
 
 def channels_of(template: Template | None) -> Format | None:
-    """Return the model's format if it has all answers in channels, otherwise None."""
+    """Return the model's format if it puts all answers into channels, otherwise None."""
     taught = format_of(template)
     return taught if taught is not None and taught.has_channels else None
 

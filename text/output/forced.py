@@ -1,8 +1,8 @@
-"""Grammars of function calls in the model's own format: required, or allowed instead of structured output. Pure.
+"""Grammars of function calls in the model's own format, which are required or may replace structured output. Pure.
 
-Some formats cannot express every schema: if values are text between tags, a tag cannot end a string with a pattern or a
-length. Required calls of functions with such schemas are in JSON, whatever the format; if calls are only allowed, the
-arguments of such functions are unconstrained.
+Some formats cannot express every schema: if values are text between tags, strings with a pattern or a length cannot be
+expressed. Required calls of functions with such schemas are in JSON, whatever the format; if calls are only allowed,
+the arguments of such functions are unconstrained.
 """
 
 import json
@@ -41,7 +41,7 @@ class Inexpressible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """Request for a call of one of some functions, or for `several` calls.
+    """Request for calls of given functions: one call, or `several`.
 
     `schemas`: schemas of the arguments, by function. `source`: chat template, which shows the variant of a format.
     `tokens`: ids of the tokenizer's added tokens, by text. `otherwise`: structured output of an answer without calls;
@@ -138,7 +138,7 @@ Write = Callable[[CallGrammar, str, Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Syntax of calls in one format: `before` the first, `between` two, and `behind` the last.
+    """Syntax of calls in one format: texts `before` the first call, `between` two, and `behind` the last.
 
     `call` and `free` return the expression of one call, `free` with any arguments. `thought`: expression before calls
     and answers. `answer`: expression before an answer.
@@ -203,7 +203,7 @@ def _grammar_form(text: str) -> StructuredOutput | None:
 
 
 def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call that is one JSON object. References in `schema`, of its arguments, stay within it."""
+    """Return the schema of a call that is one JSON object. `schema`: of the arguments; its references stay in it."""
     return {
         "type": "object",
         "properties": {"name": {"const": name}, key: {"$id": f"urn:baton:{name}", **schema}},

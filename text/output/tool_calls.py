@@ -1,4 +1,4 @@
-"""Parsers of function calls in JSON that stream, and of answers that are one call. Pure."""
+"""Parsers of function calls in JSON while they stream, and of answers that are one call. Pure."""
 
 from collections.abc import Sequence
 from enum import Enum, auto
@@ -36,7 +36,7 @@ class CallObject:
         self.name: str | None = None
         self.fresh = ""  # new characters of the arguments, until `take`
         self.closed = False
-        self.failed = False  # whether it turned out to be no call; the last character is not part of it
+        self.failed = False  # whether the last character, which is not part of the call, made it invalid
         self._at = _JsonState.BEGIN
         self._depth = 0
         self._in_string = False
@@ -132,7 +132,7 @@ class CallObject:
             if self.fresh and self.name is None:  # the arguments preceded the name
                 self.name = name
         elif key in _ARGUMENTS and not live:
-            # A string value has the arguments as JSON in it; null means that there are none.
+            # The arguments may be a string that contains JSON; null means that there are none.
             value = _parsed(token)
             self.fresh += value if isinstance(value, str) else "{}" if value is None else token
             self.name = self._said_name
@@ -162,7 +162,7 @@ def _parsed(token: str) -> object:
 
 
 def arguments_object(written: str) -> dict[str, Any]:
-    """Return the arguments as an object. Text that is not a JSON object becomes the value of `_raw`."""
+    """Return the arguments as an object. Text that is not a JSON object becomes the argument `_raw`."""
     arguments = read_arguments(written or "{}")
     return {"_raw": written} if arguments is None else arguments
 

@@ -1,4 +1,4 @@
-"""Strict reading of JSON texts from clients, options and models: arguments of a call, a schema. Pure.
+"""Strict reading of JSON texts from clients, options and models: for example call arguments and schemas. Pure.
 
 `json.loads` alone raises RecursionError for deep texts and ValueError for long integers. It accepts values that JSON
 cannot represent (half a surrogate pair, NaN, Infinity), and duplicate keys.

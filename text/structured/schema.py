@@ -29,7 +29,7 @@ _LOOKS = re.compile(r"\(\?<?[=!]|(?<!\\)(?:\\\\)*\\[1-9k]")
 """Lookaround and back references in a pattern."""
 _ATOM = r"[A-Za-z0-9_'+\-]"
 _SAME_PATTERNS = {
-    # zod's pattern of an e-mail address, with lookaheads for a leading dot and for two dots in sequence.
+    # zod's pattern of an e-mail address, with lookaheads that exclude a leading dot and two adjacent dots.
     r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$": (
         rf"^({_ATOM}+\.)*{_ATOM}*[A-Za-z0-9_+\-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{{2,}}$"
     ),
@@ -361,7 +361,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Return all lists of distinct values; if these are too many, only those in the given order; None if too many."""
+    """Return all lists of distinct values; if too many, only those in the given order; None if these are too many."""
     counts = range(least, min(len(values), len(values) if most is None else most) + 1)
     for made, number in ((permutations, math.perm), (combinations, math.comb)):
         if sum(number(len(values), count) for count in counts) <= MOST_LISTS:

@@ -1,6 +1,6 @@
 """Reasoning before an answer: a limit on its tokens, and structured output of the answer after it. Pure.
 
-Between processes it is one more kind of structured output, so that an older worker rejects it as an unknown kind.
+Messages between processes have it as another kind of structured output, which older workers reject as unknown.
 """
 
 import json
@@ -29,7 +29,7 @@ class Thoughts:
 
 
 def thoughts_of(output: StructuredOutput) -> Thoughts:
-    """Return the reasoning that structured output of the kind THOUGHTS describes. Raises: FormRefused."""
+    """Parse the reasoning rules from `output`, whose kind must be THOUGHTS. Raises: FormRefused."""
     try:
         opening, closes, forced, budget, form = read_json(output.text)
         inner = None if form is None else StructuredOutput(StructuredKind(form[0]), form[1])

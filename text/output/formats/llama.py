@@ -1,4 +1,4 @@
-"""Llama 3: the complete answer consists of calls in JSON, or of text; so do forced calls.
+"""Llama 3: the complete answer is either text or calls in JSON, even if calls are forced.
 
     {"name": "weather", "parameters": {"city": "Rome"}}; {"name": "time", "parameters": {}}
     <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}

@@ -104,8 +104,8 @@ class BlockGroups:
     ) -> int:
         """Return the length of the longest prefix of `hashes` whose needed blocks are all known.
 
-        `first_live`: column from which blocks of windowed groups are needed; None: from where a sequence that continues
-        after the prefix needs them.
+        `first_live`: column from which blocks of windowed groups are needed; None: the column from which a sequence
+        that continues the prefix needs them.
         """
 
         def has_whole(block_hash: bytes) -> bool:

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _MOST_WITHHELD = 64
-"""Maximum number of tokens with withheld text: a character has at most four bytes, so more tokens are no character."""
+"""Maximum number of tokens whose text is withheld: more cannot be one character, which has at most four bytes."""
 _SETTLED_BY = 8
-"""Number of tokens after a position, each at least a byte, that no character across the position can reach."""
+"""Number of tokens after a cut: a character that the cut divides has at most four bytes, and a token at least one."""
 
 
 def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Step that the device may still be computing. The next step reads its tokens there, the host once it is done."""
+"""Step that the device may still be computing. The next step reads its tokens there, without waiting."""
 
 from array import array
 from collections.abc import Callable, Sequence

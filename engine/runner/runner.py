@@ -102,8 +102,8 @@ class HostPool:
     """Host memory for the KV of preempted sequences: blocks are copied to slots and back, byte for byte.
 
     `total_slots`: slots of one block each. `blocks`: the pool, uint8 `[blocks, block_bytes]`, borrowed. The memory is
-    allocated at the first swap or by `reserve`, and pinned for a GPU's pool: copies then run on its stream, in order
-    with the kernels that use the blocks.
+    allocated at the first swap or by `reserve`, and pinned for a GPU's pool: copies then run on the stream of the
+    kernels that use the blocks, in order with them.
     """
 
     def __init__(self, blocks: torch.Tensor, total_slots: int) -> None:

@@ -14,7 +14,7 @@ class OnlineEstimator:
     """Mean step time by number of rows. Its first measurements weigh the same, later ones `weight` each.
 
     An estimate is forgotten when `forget_after` measurements of any numbers of rows have followed its last one. With
-    `forget_after_each`, an estimate from n measurements is forgotten after n times that many at the latest.
+    `forget_after_each`, an estimate from n measurements is forgotten after n * `forget_after_each` at the latest.
     """
 
     def __init__(self, weight: float, forget_after: int, forget_after_each: int | None = None) -> None:

@@ -381,7 +381,7 @@ class PlanBuilder:
         self.chunks.append(chunk)
 
     def finish(self) -> Plan | None:
-        """Return the plan, or None if there is nothing to do. Swapped-in sequences are always computed too."""
+        """Return the plan, or None if there is nothing to do. Each sequence that it swaps in has a chunk too."""
         if not self.chunks and not self.swaps_out:
             return None
         return Plan(tuple(self.chunks), tuple(self.copies), tuple(self.swaps_out), tuple(self.swaps_in))

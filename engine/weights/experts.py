@@ -42,7 +42,7 @@ class _Place(NamedTuple):
 @dataclass(slots=True)
 class _Whole:
     tensor: torch.Tensor
-    left: int  # number of expert tensors not taken from it yet
+    left: int  # number of expert tensors not yet taken from `tensor`
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from baton.text.structured.output import MAX_BYTES, StructuredKind, StructuredOu
 
 GUIDANCE = "x-guidance"
 _SPACED = {**COMPACT, "item_separator": ", ?", "key_separator": ": ?"}
-"""llguidance options for JSON with spaces, as chat templates write it, or without."""
+"""llguidance options for JSON with the spaces that chat templates write, or without."""
 _KEY = re.compile(r"[\w.\-]+")
 _OBJECT = {"type", "properties", "required", "additionalProperties", "description", "title", "$defs", "$schema"}
 """Keywords of a schema whose properties can be written one by one."""
@@ -32,7 +32,7 @@ _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 _LARK = re.compile(
     r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|(?P<start>\bstart\b)|(?P<directive>%(?:ignore|llguidance)\b)'
 )
-"""Texts, patterns and comments in llguidance's Lark (which have no rule names), the rule `start`, and directives."""
+"""Texts, patterns and comments of llguidance's Lark, which contain no rule names; the rule `start`; directives."""
 
 
 class Inexpressible(Exception):

@@ -67,7 +67,7 @@ def test_every_slot_has_a_place_of_its_own() -> None:
     host.bring_back(swaps)
     assert blocks.equal(before)
     assert len(list(host_pieces(13, 3))) > 1
-    with pytest.raises(IndexError, match="there are 13"):
+    with pytest.raises(IndexError, match="13 slots"):
         host.carry_out([BlockSwap(0, 13)])
 
 

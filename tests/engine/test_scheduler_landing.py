@@ -184,7 +184,7 @@ def test_a_refused_reservation_takes_nothing(scheduler):
 def test_requests_that_can_never_fit_are_refused(scheduler):
     with pytest.raises(RequestTooLong, match="9 blocks"):
         scheduler.reserve(request(1, 4, 30))
-    with pytest.raises(RequestTooLong, match="5 places"):
+    with pytest.raises(RequestTooLong, match="5 batch slots"):
         scheduler.reserve(request(1, 1, 1, n=5))
     assert scheduler.pool.counts.held == 0
 

@@ -110,7 +110,7 @@ def thread_preparation(
     """Return the first work of the engine's thread: pin it to its cores, set its thread count, warm up the model.
 
     `cores`: cores of all ranks; the thread uses the first rank's. `nice`: niceness of the thread and of those that it
-    starts. `priority`: priority of its CUDA stream; lower numbers run first. `warm`: the model is already warm, so that
+    starts. `priority`: priority of its CUDA stream; lower numbers run first. `warm`: the model is already warm, and
     blocks may have owners. `spare`: see SpareCores. `then`: last function to call before the first step.
     """
     first = Shard(0, 1 if runner.other_ranks is None else runner.other_ranks.degree)

@@ -1,7 +1,7 @@
 """Scheduler of prefill and decode on one device: decode tokens first, then prompts with the rest of a step's budget.
 
 Pure. A prompt is either computed here, or its KV is received: its blocks are reserved, KV computed elsewhere is copied
-into them, and it joins with its first tokens. Then there is no difference. A `prefill_only` request is computed for
+into them, and it joins with its first tokens. From then on nothing differs. A `prefill_only` request is computed for
 another worker: it takes no batch slot, is never preempted, and is pinned after its first tokens.
 
 Admission checks only what a prompt needs now. When answers outgrow the pool, the newest sequence is preempted: it
@@ -49,7 +49,7 @@ from baton.engine.scheduler.speculation import Speculation
 
 
 def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None:
-    """Plan one more token of every running answer, except those that the step in flight finishes by length.
+    """Plan one more token of every running answer that does not reach its length limit in the step in flight.
 
     Return None if that step's results are needed first: a prompt must be computed or admitted, a request reads its
     earlier tokens or samples several candidates, or blocks are short.

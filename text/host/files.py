@@ -31,7 +31,7 @@ def _spelled(unprintable: str) -> str:
 
 @contextmanager
 def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
-    """Turn any exception from reading `path` into a `refusal` that names `path`, or a file that it refers to."""
+    """Turn any exception from reading `path` into a `refusal` that names `path` or a file that `path` refers to."""
     try:
         yield
     except FileRefused as error:

@@ -36,7 +36,7 @@ class RequestKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the user has chosen with keys. `is_open`: the chosen request is shown alone."""
+    """Selection that the user has made with keys. `is_open`: the chosen request is shown alone."""
 
     sort: Sort = Sort.NEWEST
     chosen: RequestKey | None = None

@@ -38,7 +38,7 @@ class Distribution:
 
 
 Undrawn = dict[int, NonFinite | None]
-"""By row for which nothing is sampled: its failure, or None if its mask is late."""
+"""Rows without a sampled token, each with its failure; None if only its mask is late."""
 
 
 def constrained_samples(chunks: Iterable[Chunk]) -> list[Constrained]:

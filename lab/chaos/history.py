@@ -80,7 +80,7 @@ def _prompt(draw: random.Random, length: int) -> tuple[int, ...]:
 
 
 class Behaviour(StrEnum):
-    """How a client treats its stream."""
+    """Behaviour of a client towards its stream."""
 
     READS = "reads"
     SLOW = "slow"  # reads, but pauses between events

@@ -350,7 +350,10 @@ class FlippedOnTheWay:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What injections act on. `ask`: sends the given number of prompts that no client has sent before."""
+    """Processes, network and files that injections act on.
+
+    `ask`: sends the given number of prompts that no client has sent before.
+    """
 
     stack: ChaosStack
     clock: JumpingClock | None

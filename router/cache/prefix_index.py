@@ -24,7 +24,7 @@ MOST_ENDS = 4096  # maximum number of sets of lanes whose workers are remembered
 
 
 class Hits(NamedTuple):
-    """By worker: how many of a prompt's first blocks it has. Workers that have none are left out."""
+    """Number of a prompt's first blocks that each worker has, by worker. Workers without any are left out."""
 
     found: dict[str, int]  # blocks that are cached or will be computed by prompts in flight
     ready: dict[str, int]  # blocks that are cached now

@@ -162,7 +162,7 @@ class _FolderFollower(ChangeFollower):
 
 
 class KnownFiles(NamedTuple):
-    """What the router knows about a worker's files, as operators see it."""
+    """Status of a worker's KV files, for operators."""
 
     folder_blocks: int  # blocks in the worker's own files
     directory_blocks: int  # different blocks in all files that the worker can read

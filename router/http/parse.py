@@ -35,7 +35,7 @@ class JsonSize(NamedTuple):
 
     @property
     def excess(self) -> str | None:
-        """What the body has too much of, such as "more than 16384 texts and keys"; None if it is within the limits."""
+        """Return the excess of the body, such as "more than 16384 texts and keys"; None if it is within the limits."""
         for counted, most, name in (
             (self.texts, MAX_TEXTS, "texts and keys"),
             (self.containers, MAX_CONTAINERS, "lists and objects"),

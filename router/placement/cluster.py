@@ -115,7 +115,7 @@ class Charges:
 
 
 class LinkEnd(Enum):
-    """What is known about the process behind a lost link."""
+    """State of the process behind a lost link, as this router knows it."""
 
     NONE = auto()  # no link was lost
     ANNOUNCED = auto()  # the process drained, or changed its role

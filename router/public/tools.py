@@ -84,7 +84,7 @@ def _field(place: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How a request's tools are handled. `shown`: tools for the template. `form`: form of the answer. `has_calls`: the
+    """Handling of a request's tools. `shown`: tools for the template. `form`: form of the answer. `has_calls`: the
     form contains calls. `parser`: creates a choice's parser; None: the answer is plain text.
     """
 

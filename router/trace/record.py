@@ -465,7 +465,7 @@ class CallReader:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """How a request ended: outcome, reason and gRPC status."""
+    """End of a request: outcome, reason and gRPC status."""
 
     outcome: RequestOutcome
     reason: str = ""  # lower-case identifier; empty if the request was answered

@@ -18,6 +18,15 @@ BOUND_S = 180.0
 SHARED_MEMORY = Path("/dev/shm")
 
 
+def stacks_of(processes: list[int], log: Path) -> str:
+    """Return the commands of running processes, and the log after they have written their stacks."""
+    commands = [(Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode() for pid in processes]
+    for pid in processes:
+        os.kill(pid, signal.SIGQUIT)
+    time.sleep(1.0)  # nothing says that a process without a parent has written its stacks
+    return "\n".join([*commands, log.read_text()])
+
+
 def wait_for(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + BOUND_S
     while not condition():
@@ -70,7 +79,10 @@ def test_worker_stopped_at_a_step_of_its_start_leaves_nothing(
         assert worker.poll() is None, log.read_text()
         worker.send_signal(number)
         wait_for(lambda: worker.poll() is not None, "the worker did not end")
-        wait_for(lambda: processes_with(mark) == [], "a rank did not end")
+        try:
+            wait_for(lambda: processes_with(mark) == [], "a process did not end")
+        except AssertionError as error:
+            raise AssertionError(stacks_of(processes_with(mark), log)) from error
         assert list(scratch.glob("baton-ranks-*")) == []
         assert set(SHARED_MEMORY.iterdir()) <= shared or os.environ.get("PYTEST_XDIST_WORKER")
         assert "Traceback" not in log.read_text() and "Error" not in log.read_text(), log.read_text()

@@ -53,7 +53,7 @@ class TierCounts:
 
     @property
     def off(self) -> dict[str, str]:
-        """What is turned off now, by worker: `reads`, `writes` or both."""
+        """Return the operations that each worker has turned off: `reads`, `writes` or both."""
         found: dict[str, str] = {}
         for worker, way in sorted(self._off):
             found[worker] = f"{found[worker]}, {way}" if worker in found else way

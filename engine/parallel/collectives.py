@@ -1,7 +1,7 @@
 """Collectives between the ranks of one worker: torch.distributed's process groups, without its global state.
 
-Ranks find each other through a file in a private folder, and gloo binds to the loopback interface: nothing listens on
-other interfaces.
+Ranks find each other through an anonymous file, and gloo binds to the loopback interface: nothing listens on other
+interfaces.
 """
 
 from datetime import timedelta
@@ -15,6 +15,11 @@ from baton.engine.parallel.shard import Shard
 
 LOOPBACK = "127.0.0.1"
 TIMEOUT = timedelta(seconds=60)  # maximum duration of a collective, with the wait for the slowest rank
+
+
+def path_of(fd: int) -> Path:
+    """Return a path of an open file of this process, valid until it is closed."""
+    return Path(f"/proc/self/fd/{fd}")
 
 
 class RankLost(RuntimeError):
@@ -39,7 +44,7 @@ class Collectives:
     """Collectives of one rank. All ranks make the same calls in the same order. Not thread-safe."""
 
     def __init__(self, shard: Shard, meeting: Path, device: torch.device) -> None:
-        """Connect, and wait for all ranks. `meeting`: path of the common file, created here. Raises: RankLost."""
+        """Connect, and wait for all ranks. `meeting`: path of the ranks' common file. Raises: RankLost."""
         self.shard = shard
         self._on_gpu = device.type == "cuda"
         try:

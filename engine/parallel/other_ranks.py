@@ -7,7 +7,6 @@ import select
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from baton import child_environment
 from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.sizing import StepMemory
 from baton.engine.parallel import wire
-from baton.engine.parallel.collectives import TIMEOUT, RankLost
+from baton.engine.parallel.collectives import TIMEOUT, RankLost, path_of
 from baton.engine.parallel.shard import Shard
 from baton.engine.parallel.wire import AdapterToAdd, RankOptions, RankPool, RankStart, StepToMeasure, WeightsToRead
 from baton.engine.request import Plan
@@ -38,8 +37,10 @@ class OtherRanks:
     """Ranks 1 and up, each a process connected by a socket. They stop on `close`, or when this process ends."""
 
     def __init__(self, start: RankStart) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="baton-ranks-")
-        self._start = replace(start, meeting=str(Path(self._folder.name) / "meeting"))
+        # An anonymous file: whatever ends the processes leaves nothing. Never closed: a FileStore writes to its path
+        # until it is destroyed, and the number of a closed descriptor could already name another file.
+        self._meeting_fd = os.memfd_create("baton-ranks")
+        self._start = start
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[socket.socket] = []
         self._closing = self._is_one_lost = False
@@ -55,7 +56,7 @@ class OtherRanks:
             undo.callback(self.close)
             for rank in range(1, self._start.degree):
                 self._spawn(replace(self._start, rank=rank))
-            loaded = load_own(Path(self._start.meeting))
+            loaded = load_own(path_of(self._meeting_fd))
             deadline = time.monotonic() + LOAD_TIMEOUT_S
             for rank, connection in enumerate(self._connections, start=1):
                 self._wait_ready(rank, connection, deadline)
@@ -169,7 +170,6 @@ class OtherRanks:
         for connection in self._connections:
             connection.close()
         self._connections, self._processes = [], []
-        self._folder.cleanup()
 
     @property
     def degree(self) -> int:
@@ -194,6 +194,7 @@ class OtherRanks:
             self._processes.append(process)
         self._connections.append(ours)
         wire.send(ours, wire.START, start.to_bytes())
+        wire.send_fd(ours, self._meeting_fd)
 
     def _wait_ready(self, rank: int, connection: socket.socket, deadline: float) -> None:
         frame = _receive(rank, connection, max(0.001, deadline - time.monotonic()))

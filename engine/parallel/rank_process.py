@@ -10,7 +10,6 @@ import logging
 import mmap
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -31,7 +30,7 @@ from baton.engine.lora.adapters import AdapterSet
 from baton.engine.lora.files import read_named
 from baton.engine.on_device import made_on, mib
 from baton.engine.parallel import wire
-from baton.engine.parallel.collectives import Collectives, RankLost
+from baton.engine.parallel.collectives import Collectives, RankLost, path_of
 from baton.engine.parallel.model import ParallelModel
 from baton.engine.parallel.other_ranks import cores_of, threads_of
 from baton.engine.parallel.shard import Shard
@@ -60,12 +59,16 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         signal.signal(number, signal.SIG_IGN)  # a leader that drains still needs its ranks
     faulthandler.register(signal.SIGQUIT, all_threads=True)
     connection = socket.socket(fileno=int(sys.argv[1]))
-    start = RankStart.of_bytes(wire.receive(connection).payload)
+    try:
+        start = RankStart.of_bytes(wire.receive(connection).payload)
+        meeting = path_of(wire.receive_fd(connection))
+    except wire.Closed:
+        return EXIT_LOST
     adapters, loaded = AdapterSet(), threading.Event()
-    watching = threading.Thread(target=_end_with_leader, args=(connection, start.meeting, loaded), daemon=True)
+    watching = threading.Thread(target=_end_with_leader, args=(connection, loaded), daemon=True)
     watching.start()
     try:
-        process = RankProcess(connection, start, _load(start, adapters), adapters, open_part, meter)
+        process = RankProcess(connection, start, _load(start, meeting, adapters), adapters, open_part, meter)
     except (ModelError, RankLost) as error:
         with contextlib.suppress(wire.Closed):
             wire.send(connection, wire.FAILED, str(error).encode())
@@ -76,23 +79,18 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
         wire.send(connection, wire.READY, b"")
         process.follow()
     except wire.Closed:
-        shutil.rmtree(Path(start.meeting).parent, ignore_errors=True)  # a killed leader could not do this
         return 0
     except (ModelError, RankLost) as error:
         logger.error("rank %d stops: %s", start.rank, error)
         return EXIT_LOST
 
 
-def _end_with_leader(connection: socket.socket, meeting: str, loaded: threading.Event) -> None:
-    """Until `loaded`, exit when the leader does: a rank that reads weights or waits would not notice the leader's exit.
-
-    This also removes the meeting folder, which the leader cannot remove any more.
-    """
+def _end_with_leader(connection: socket.socket, loaded: threading.Event) -> None:
+    """Until `loaded`, exit when the leader does: a rank that reads weights or waits would not notice its exit."""
     poll = select.poll()
     poll.register(connection, 0)  # no events: a hang-up is always reported
     while not loaded.is_set():
         if poll.poll(LEADER_POLL_MS):
-            shutil.rmtree(Path(meeting).parent, ignore_errors=True)
             os._exit(EXIT_LOST)
 
 
@@ -249,7 +247,7 @@ class RankProcess:
         return torch.frombuffer(mapping, dtype=torch.uint8, count=part_bytes, offset=offset)
 
 
-def _load(start: RankStart, adapters: AdapterSet) -> ParallelModel:
+def _load(start: RankStart, meeting: Path, adapters: AdapterSet) -> ParallelModel:
     shard = Shard(start.rank, start.degree)
     device = _device(start)
     if device.type == "cpu":
@@ -261,7 +259,7 @@ def _load(start: RankStart, adapters: AdapterSet) -> ParallelModel:
         os.sched_setaffinity(0, cores)
     if start.nice:
         os.setpriority(os.PRIO_PROCESS, 0, start.nice)
-    collectives = Collectives(shard, Path(start.meeting), device)
+    collectives = Collectives(shard, meeting, device)
     return _load_part(start, collectives, device, adapters)
 
 

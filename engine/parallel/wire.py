@@ -40,7 +40,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class RankStart(Order):
-    """Command to load a rank's part of the model."""
+    """Command to load a rank's part of the model; a descriptor of the file by which ranks find each other follows."""
 
     folder: str
     device: str  # the leader's device; rank r uses the r-th device after it
@@ -51,7 +51,6 @@ class RankStart(Order):
     entry: str
     nice: int
     rank: int = 0
-    meeting: str = ""  # path through which ranks find each other
 
 
 @dataclass(frozen=True, slots=True)

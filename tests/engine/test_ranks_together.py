@@ -95,7 +95,7 @@ def test_a_plan_reaches_a_rank_with_all_that_its_layers_need() -> None:
 
 
 def test_what_the_leader_says_of_a_model_is_what_a_rank_reads() -> None:
-    start = RankStart("folder", "cpu", "float32", "int8", 2, None, "entry", 3, rank=1, meeting="meeting")
+    start = RankStart("folder", "cpu", "float32", "int8", 2, None, "entry", 3, rank=1)
     assert RankStart.of_bytes(start.to_bytes()) == start
 
 

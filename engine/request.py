@@ -5,6 +5,7 @@ sequence at known positions. They differ in the number of tokens, and of samples
 """
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -178,6 +179,17 @@ class UnknownRequest(KeyError):
 
 
 @dataclass(frozen=True, slots=True)
+class Objectives:
+    """Latency objectives of one request; infinite: none."""
+
+    first_token_at_s: float = math.inf  # monotonic time by which its first token should exist
+    tbt_s: float = math.inf  # longest time between two of its tokens, in seconds
+
+
+NO_OBJECTIVES = Objectives()
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """Prompt and sampling parameters. `request_id` is unique within one scheduler.
 
@@ -197,6 +209,7 @@ class Request:
     turn: SessionTurn | None = None  # turn of a session; None: the request has no session
     pooling: Pooling | None = None
     """Pooling of the prompt: nothing is sampled. The request is `prefill_only` and finishes with its prompt."""
+    objectives: Objectives = NO_OBJECTIVES
 
     @property
     def prompt_tokens(self) -> int:

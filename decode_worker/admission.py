@@ -27,7 +27,7 @@ class PartialPrefixes:
         return sum(map(len, self._ending.values()))
 
     def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
-        """Register a prompt until `task` has finished. An earlier callback of `task` must release the prompt's blocks.
+        """Register a prompt until `task` has finished; a done callback added to `task` before must release its blocks.
 
         `last_block`: hash of the prompt's last block; empty for a prompt that is not cached.
         """

@@ -37,9 +37,9 @@ NO_CHARGE = Charge(blocks=0, slots=0)
 class Credits(Generic[Router]):
     """Division of one resource, blocks or batch slots, among routers.
 
-    A limit rises one report after another router's limit fell, because the other router may use its old limit until the
-    report arrives. So all limits together never exceed the total, if commands arrive within the time between two
-    reports.
+    A router's limit rises one report later than another's falls, because the other router may use its old limit until
+    it receives that report. So the limits in use never exceed the total, if commands arrive within the time between
+    two reports.
     """
 
     def __init__(self, total: int) -> None:

@@ -106,7 +106,7 @@ class UsualStep:
 
 def _fitted(steps: Sequence[_StepParts]) -> _Prices:
     rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
-    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # scales, by which columns that grow together share the cost
+    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # equal scales: columns that grow together then share the cost
     seconds = numpy.array([each.computing_s for each in steps])
     _, per_answer, per_token = (numpy.linalg.lstsq(rows / means, seconds, rcond=1e-6)[0] / means).tolist()
     return _Prices(per_answer, per_token)
@@ -135,7 +135,7 @@ class StepGaps:
         self._history = history
         self._names = names
         self._usual = UsualStep()
-        # By number of the previous token's step: the gap shared by answers that all steps since affected equally.
+        # Gap of the answers that were affected equally by all steps since their previous token, by that token's step.
         self._shared: dict[int, Gap] = {}
 
     def begin(self, step: StepRecord) -> None:

@@ -1,4 +1,7 @@
-"""Name of a process's arithmetic: kernels, libraries, processor. CPU processes of equal names compute the same bits."""
+"""Name of a process's arithmetic, derived from its kernels, libraries and processor.
+
+CPU processes with equal names compute the same bits.
+"""
 
 import torch
 

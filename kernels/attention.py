@@ -101,7 +101,8 @@ def paged_prefills(
 ) -> None:
     """Compute `paged_prefill` of several chunks, whose rows follow one another in `query` and in the contiguous `out`.
 
-    On a GPU one kernel computes all chunks, except the last `prefills.by_library` ones if `library_takes` holds.
+    On a GPU one kernel computes all chunks; but if `library_takes` holds, a library computes the last
+    `prefills.by_library` ones.
     """
     first, chunks = prefills.chunks[0].rows.start, prefills.chunks
     attend = paged_prefill

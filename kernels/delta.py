@@ -38,11 +38,11 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """Compute, token by token, `S = e^decay S; S += key (beta (value - key S)); out = query S`.
 
-    Returns all `out`: float32 like `value`. Arguments are any float dtype and first transformed: `decay` to `rate
-    softplus(decay + bias)`, `beta` to its sigmoid; query and key are normalised to length 1, and query is divided by
-    the root of key_dim. query, key: `[tokens, key_heads, key_dim]`; value: `[tokens, value_heads, value_dim]`, whose
-    head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`; states, the `S`:
-    float32 `[blocks, value_heads, key_dim, value_dim]`; writes the states of `runs`.
+    Returns all `out`: float32 like `value`. Arguments have any float dtype. First, `decay` becomes `rate
+    softplus(decay + bias)`, `beta` its sigmoid, query and key get length 1, and query is divided by the root of
+    key_dim. query, key: `[tokens, key_heads, key_dim]`; value: `[tokens, value_heads, value_dim]`, whose
+    head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`; states: the
+    matrices `S`, float32 `[blocks, value_heads, key_dim, value_dim]`; writes the states of `runs`.
     """
     tokens, heads, value_dim = value.shape
     check_shape("key", key, tokens, None, None)

@@ -133,7 +133,7 @@ def check_rotation(
 
 
 def _check_norms(norms: HeadNorms, qkv: torch.Tensor) -> None:
-    """Check the norms of heads, which must be contiguous because kernels read them by address."""
+    """Check the norm weights of query and key heads, which must be contiguous: kernels read them by address."""
     for name, weight in (("query norm", norms.query), ("key norm", norms.key)):
         check_norm(name, weight, qkv)
         if not weight.is_contiguous():

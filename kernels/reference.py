@@ -33,7 +33,7 @@ from baton.kernels.types import (
 )
 
 KEYS, VALUES = 0, 1
-DELTA_TOKENS = 64  # most tokens of a run that the delta rule computes together
+DELTA_TOKENS = 64  # maximum number of tokens of a run that the delta rule computes at a time
 LENGTH_EPS = 1e-6
 
 
@@ -69,7 +69,8 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: 
         real = slots >= 0
         key, value, slots = key[real], None if value is None else value[real], slots[real]
     blocks, offsets = slots // kv.block_tokens, slots % kv.block_tokens
-    # PyTorch moves the dimension of two index tensors to the front: the assigned shape is [tokens, kv_heads, head_dim].
+    # If a slice is between two index tensors, PyTorch puts their dimension first: the assigned shape is
+    # [tokens, kv_heads, head_dim].
     for part, numbers in enumerate((key,) if value is None else (key, value)):
         if kv.scales is not None:
             numbers, scales = quantise(numbers, kv.data.dtype)

@@ -41,9 +41,9 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
     """Return statistics of `logits`, float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals`, within 1e-5.
 
-    allowed: masks as for `masked_rows`, one per row, each with at least one token, among which the best token is
-    chosen; None: among all. Of equally likely best tokens the native kernel takes the first. If a row is not finite,
-    only `finite` is meaningful. No row's result depends on other rows.
+    allowed: masks as for `masked_rows`, one per row, each of which allows at least one token; the best token is the
+    most likely allowed one. None allows all tokens. Of equally likely tokens the native kernel takes the first. If a
+    row is not finite, only `finite` is meaningful. No row's result depends on other rows.
     """
     _check_logits(logits)
     if allowed:

@@ -235,7 +235,7 @@ class GroupRows:
     """KV locations of a step's tokens and their contexts in one group of layers."""
 
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
-    decode: DecodeRows | None  # first tokens of the step, each the only one of its sequence
+    decode: DecodeRows | None  # the step's leading tokens, each of which is the only one of its sequence
     prefills: PrefillChunks | None  # the step's other tokens, in chunks
 
 
@@ -382,7 +382,7 @@ class Routing:
     groups: int = 1  # number of equal groups into which the experts are split
     kept_groups: int = 1  # number of groups from which a token's experts are chosen
     judged_by: int = 1  # a group is ranked by the sum of this many of its highest gate values
-    corrected: bool = False  # whether experts are chosen by gate value plus a correction, not part of the weight
+    corrected: bool = False  # whether experts are chosen by gate value plus a correction, which weights exclude
     scale: float = 1.0  # factor of the weights, applied last
     wide: bool = False  # whether the router multiplies in float32
     biased: bool = False  # whether the router has a bias

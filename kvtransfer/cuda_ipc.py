@@ -286,7 +286,7 @@ class DeviceMemory:
                 raise ValueError("the peer's memory is closed already")
             self._closed = True
             if self._copying:
-                return  # a copy is running, and unmaps the memory when it finishes
+                return  # a copy is running: its thread unmaps the memory afterwards
         self._let_go()
 
     def _addressed(self, span: Span) -> AddressSpan:

@@ -94,7 +94,7 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
 
 
 def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> PairingRefused:
-    """Return the error for different fingerprints. It names checkpoint or layout if both pools announce these."""
+    """Return the error for two different fingerprints. It names layout or checkpoint if the peer announces them."""
     if theirs.layout and mine.layout != theirs.layout:
         return PairingRefused("layout", *differing(mine.layout, theirs.layout))
     if theirs.checkpoint and mine.checkpoint != theirs.checkpoint:

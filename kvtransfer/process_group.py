@@ -201,7 +201,7 @@ class ProcessGroup:
         group, self._group = self._group, None
         self._works.clear()
         if group is not None and self._options.backend == "nccl":
-            group.abort()  # wakes waiters; gloo wakes them when the last reference to the group goes
+            group.abort()  # wakes NCCL's waiters; gloo wakes its own when no reference to the group is left
 
     def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Wait:
         group = self._group
@@ -246,8 +246,8 @@ class ProcessGroup:
 def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
     """Wait for gloo's sends and receives in order, on a thread of its own, so that callers can stop waiting.
 
-    Gloo does not wake a receive whose message breaks off in the middle. If the caller learns otherwise that the peer
-    is lost, and stops waiting, this thread, the message's memory and the group's listening socket remain until the
+    Gloo does not wake a receive whose message breaks off in the middle. If the caller learns in another way that the
+    peer is lost, and stops waiting, this thread, the message's memory and the group's listening socket remain until the
     timeout.
     """
     while (entry := waits.get()) is not None:

@@ -62,7 +62,7 @@ class Span(NamedTuple):
 def plan_slices(
     source: PoolShape, destination: PoolShape, destination_parts: Sequence[int] | None = None
 ) -> tuple[HeadSlice, ...]:
-    """Return the slices that fill each byte of `destination_parts` once. These are indices of parts; None: all."""
+    """Return the slices that fill each byte of these parts once. `destination_parts`: indices of parts; None: all."""
     wanted = range(destination.parts) if destination_parts is None else destination_parts
     found = []
     for own in wanted:

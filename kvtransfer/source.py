@@ -56,7 +56,7 @@ class SourceState(Generic[FirstToken]):
 @dataclass(frozen=True, slots=True)
 class SourceCounters:
     expired: int  # transfers whose blocks were released because the lease expired
-    stale: int  # complete reads whose blocks may not be used
+    stale: int  # complete reads whose blocks must not be used
 
 
 class _Reader(Enum):
@@ -172,7 +172,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return CloseVerdict(owner is not None, owner)
 
     def drop(self, transfer_id: bytes, now: float) -> None:
-        """End the transfer because its request was cancelled, failed, or memory is short. Later reads are stale."""
+        """End the transfer because its request failed or was cancelled, or memory is short. Later reads are stale."""
         self._end(transfer_id, now)
 
     def expired(self, now: float) -> list[Owner]:

@@ -1,4 +1,4 @@
-"""Text from outside of the cluster or from other processes: valid identifiers, and escapes for display. Pure."""
+"""Text that clients and other processes send: checks of identifiers, and escapes that make it safe to display. Pure."""
 
 import re
 

@@ -31,8 +31,8 @@ def silent_token_ids(tokenizer: Tokenizer, skip_special_tokens: bool = True) -> 
 class Detokenizer:
     """Text of one choice, decoded as its tokens arrive.
 
-    With each token only a window is decoded, which begins at the last but one position where text was returned. A
-    decoder may treat its first token differently, so the window must not begin with the new token.
+    For each new token, only a window is decoded: the tokens whose text was returned last, and all later tokens. A
+    decoder may treat the first token of its input differently, so the window must not begin with the new token.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def _number(
     stated: bool = False,
     filters: bool = False,
 ) -> Any:
-    """Declare a number. `stated`: generation_config.json may change its default. `filters`: it bars unlikely tokens."""
+    """Declare a number. `stated`: generation_config.json may change its default. `filters`: bars unlikely tokens."""
     return field(
         default=default, metadata={"range": NumberRange(least, most, above), "stated": stated, "filters": filters}
     )

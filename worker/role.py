@@ -108,8 +108,7 @@ class RoleContext:
 class ServingRole(ABC):
     """Engine, session service and transfers of one role of a worker. Lives on the event loop.
 
-    The engine is constructed before the service; its callbacks reach the service through this object, which starts the
-    engine last.
+    The engine is constructed before the service, and started last. Its callbacks reach the service through this object.
     """
 
     role: WorkerRole

@@ -44,7 +44,7 @@ from baton.worker.wire import Limit, session_turn, worker_report
 logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 1.0  # longest wait for the delivery of last messages, and for running copies
 MAX_UNACKNOWLEDGED = 65536  # unacknowledged messages after which a router loses its link
-NOTICE_S = 0.3  # time between the report of a drain and the first refusal: requests already sent are accepted
+NOTICE_S = 0.3  # time between the report of a drain and the first refusal, for requests that are on their way
 ADAPTER_PROTOCOL = 2
 """Oldest protocol whose routers handle changes of adapters and report which adapters they need."""
 ChangeRole = Callable[[session_pb2.Role], None]

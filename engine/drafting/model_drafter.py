@@ -110,7 +110,7 @@ class ModelDrafter:
                 cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(MEASUREMENTS)))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
-        if not self._has_drafted:  # the cause of slow first passes may be over
+        if not self._has_drafted:  # forget gradually: the cause of slow first passes may be gone
             self._longer_s *= DECAY
         self._has_drafted = False
         for answer in reversed(answers):

@@ -291,9 +291,9 @@ class BlockPool:
     def _evict_one(self) -> None:
         """Free the first cached leaf in eviction order.
 
-        If no cached block is a leaf, free the least recently used block and forget its published descendants. The
-        tables that hold these have their own, unpublished copy of the block. Watched blocks are evicted last, after
-        their watches were marked broken.
+        If no cached block is a leaf, free the least recently used block and forget its published descendants. Tables
+        that hold a descendant have their own, unpublished copy of the freed block. Watched blocks are evicted last,
+        after their watches were marked broken.
         """
         block = self._cached.take()
         if block is None:

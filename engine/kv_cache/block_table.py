@@ -168,8 +168,8 @@ def acquire(
 ) -> Acquired:
     """Create a table of `columns` columns: the longest cached prefix of `hashes`, then fresh blocks; all or none.
 
-    `hashes` has at most `columns` entries; `spare_blocks` stay available. `first_live`: first column that windows need;
-    by default, the first one needed to continue after the prefix. Raises: OutOfBlocks.
+    `hashes` has at most `columns` entries. `spare_blocks`: number of blocks to leave available. `first_live`: first
+    column that windows need; by default, the first one needed to continue after the prefix. Raises: OutOfBlocks.
     """
     groups = pool.groups
     cached = pool.known_columns(hashes, first_live)

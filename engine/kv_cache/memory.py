@@ -79,8 +79,8 @@ def prepare_with_spare_memory(
 ) -> PreparedModel:
     """Load the weights on a GPU and size the pool by the memory that they and a step leave.
 
-    Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`: set to
-    which adapters can be added later. `set_aside_bytes`: kept free for what is loaded later. With several ranks, each
+    Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`: AdapterSet
+    that can receive adapters later. `set_aside_bytes`: kept free for what is loaded later. With several ranks, each
     measures its part and the one with the least memory left decides; `ranks`: options of the others.
 
     Raises: ModelError with the amounts if nothing is left; RankLost.
@@ -95,7 +95,7 @@ def prepare_with_spare_memory(
     with _trying(step, model.device):
         trial = StepTrial(model, roomy.layout, plan, meter(model.device))
         trial.runner.run(plan)
-    # The measured step did not include sampling on the host, recorded steps, library attention or drafts.
+    # Set aside what the measured step does not use: sampling on the host, recorded steps, library attention, drafts.
     set_aside_bytes += draw_bytes(step.sequences, model.config.vocab_size)
     set_aside_bytes += recorded_logits_bytes(step.sequences, model.config.vocab_size, model.dtype.itemsize)
     set_aside_bytes += library_bytes(model.config, model.dtype)

@@ -1,8 +1,8 @@
 """Sessions of a pool: when the next turn of each is expected, and which blocks are protected until then. Pure.
 
-`now` is monotonic seconds. After a turn a session pauses, then returns with its whole conversation. While its return is
-likely its blocks are protected: others are evicted first. Protected blocks are limited per owner, so that one owner
-cannot evict all others' sessions.
+`now` is monotonic seconds. After a turn a session pauses, then returns with its whole conversation. While a return is
+likely, the session's blocks are protected: others are evicted first. Protected blocks are limited per owner, so that
+one owner cannot evict all others' sessions.
 """
 
 import heapq

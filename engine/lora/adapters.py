@@ -1,4 +1,4 @@
-"""LoRA adapters of one loaded model: the projections that adapters may change, and each adapter's number in chunks.
+"""LoRA adapters of one loaded model: the projections that they may change, and the numbers by which chunks name them.
 
 A projection adds the output of each row's adapter; adapters of any rank share one batch. Projections are wrapped while
 a model is built, so this works for every architecture and weight format.
@@ -146,7 +146,7 @@ class AdapterSet:
         self._count = 0
 
     def adopt(self, modules: Callable[[], Mapping[str, StackedFactors]]) -> None:
-        """Adapt modules that apply their factors themselves; `modules` is called before the first adapter is added."""
+        """Adapt modules that apply factors themselves. `modules`: returns their factors; called by the first `add`."""
         self._adopted = modules
 
     def adapted(

@@ -96,7 +96,7 @@ class EncoderModel:
         return hidden.float()
 
     def check_against_itself(self) -> None:
-        """Compare two concatenated prompts' results with transformers' for each alone. Raises: ModelError."""
+        """Compare results of two concatenated prompts with transformers' for each prompt alone. Raises: ModelError."""
         ids = [[(7 + 5 * place) % self.config.vocab_size for place in range(length)] for length in CHECKED_LENGTHS]
         chunks = [Chunk(index, each, 0, range(len(each))) for index, each in enumerate(ids)]
         made = self.hidden(make_batch(chunks, 1, self.device)).float()

@@ -57,7 +57,7 @@ def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(rope: RopeConfig, spans: torch.Tensor, rotary_dim: int) -> torch.Tensor:
-    """Scale each pair's frequency by its number of turns in the original context (YaRN, arXiv:2309.00071).
+    """Scale each pair's frequency depending on its number of turns in the original context (YaRN, arXiv:2309.00071).
 
     Frequencies of pairs with `fast_turns` or more are kept, with `slow_turns` or fewer divided by `factor`, and those
     between are interpolated by the pair's index.

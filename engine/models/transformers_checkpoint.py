@@ -80,7 +80,7 @@ def _check_size(kind: Any, folder: Path) -> None:
 
 
 def _check_against_itself(model: TransformersModel) -> None:
-    """Compare two sequences, computed in chunks on paged attention, with transformers' for each in one pass.
+    """Compare results of two sequences, in chunks on paged attention, with transformers' own results in one pass each.
 
     Detects features that no configuration names, such as other positions or convolutions over neighbours. Raises:
     ModelError.

@@ -71,7 +71,7 @@ class ChoiceAnswer:
 
 
 class LlmAnswer:
-    """Choices of one request. `streams`: outputs are read while it runs, so text is generated token by token."""
+    """Choices of one request. `streams`: the caller reads outputs while the request runs, so each token is decoded."""
 
     def __init__(
         self, request_id: str, prompt: Prompt, params: SamplingParams, decoder: TextDecoder, streams: bool

@@ -97,7 +97,7 @@ class OtherRanks:
     def whole(self, results: Callable[[], Made]) -> Made:
         """Return the results of a step after checking that no rank was lost. Raises: RankLost.
 
-        The check is for GPUs: on them `abort` completes collectives without the lost rank's part and without an error.
+        Only GPUs need it: there, `abort` completes collectives without the lost rank's part and without an error.
         """
         made = results()
         if self._is_one_lost:
@@ -105,7 +105,7 @@ class OtherRanks:
         return made
 
     def wait_moved(self) -> None:
-        """Wait for the other ranks to execute a plan without chunks, where no sum waits for them. Raises: RankLost."""
+        """Wait for the other ranks to execute a plan without chunks, which has no sum to wait in. Raises: RankLost."""
         for rank, connection in enumerate(self._connections, start=1):
             _receive(rank, connection, TIMEOUT.total_seconds())
 

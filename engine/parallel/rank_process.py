@@ -86,7 +86,7 @@ def main(open_part: OpenPart | None = None, meter: Callable[[torch.device], Memo
 
 
 def _end_with_leader(connection: socket.socket, loaded: threading.Event) -> None:
-    """Until `loaded`, exit when the leader does: a rank that reads weights or waits would not notice its exit."""
+    """Until `loaded`, exit when the leader does: otherwise, a rank that reads weights would not notice."""
     poll = select.poll()
     poll.register(connection, 0)  # no events: a hang-up is always reported
     while not loaded.is_set():

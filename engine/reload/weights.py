@@ -78,7 +78,7 @@ def _check_same(served: Path, other: Path) -> None:
 
 
 def _informative(path: Path) -> dict[object, object]:
-    """Return the fields of a JSON file by name, or its list entries by index, without fields that change nothing."""
+    """Return a JSON file's fields by name, or list entries by index, without fields that do not affect the model."""
     read = read_json(path, ModelError, list if path.name == "modules.json" else dict)
     named = dict(read if isinstance(read, dict) else enumerate(read))
     return {key: value for key, value in named.items() if key not in UNINFORMATIVE_FIELDS}

@@ -166,7 +166,7 @@ class RecordedSteps:
     def _record(self, recorder: Recorder, rows: int, most: GraphSizes) -> RecordedStep:
         memory, columns = self._memory, rows * most.columns
         views = memory.views(rows, columns)
-        # Contexts share the pool, so many are shorter than the maximum.
+        # Contexts share the pool, so the more rows there are, the shorter their contexts are.
         usual_tokens = min(most.columns, max(1, self._kv.blocks // len(views.groups) // rows)) * self._kv.block_tokens
         own = (views.context_tokens, usual_tokens, self._arrivals)
         groups = tuple(

@@ -62,8 +62,8 @@ class PrefillChoice:
     def takes(self, chunk: Chunk) -> bool:
         """Return whether the library computes this chunk.
 
-        It does if it was faster for the closest measured shape whose tokens are not more and whose context is not
-        shorter.
+        It does if it was faster for the closest measured shape that has at most as many tokens and at least as long a
+        context.
         """
         tokens = max((each for each in CHUNK_TOKENS if each <= len(chunk.token_ids)), default=None)
         context = min((each for each in CONTEXT_TOKENS if each >= chunk.end), default=None)

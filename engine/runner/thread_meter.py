@@ -11,19 +11,19 @@ from baton.text.cpu_wait import QueueTime
 class ThreadTimes(NamedTuple):
     """Times of a thread in seconds since an arbitrary moment; only differences are meaningful."""
 
-    running_s: float  # on a core
-    queued_s: float  # ready to run, but waiting for a core; 0 if the system does not report it
-    others_s: float  # other threads of this process on cores, summed
+    running_s: float  # time of this thread on a core
+    queued_s: float  # time of this thread waiting for a core, ready to run; 0 if the system does not report it
+    others_s: float  # time of all other threads of this process on cores
     own_collections_s: float  # garbage collections on this thread
     other_collections_s: float  # garbage collections on other threads, which hold the interpreter's lock
-    lock_queued_s: float = 0.0  # wait for a core by another thread, which may hold the interpreter's lock
+    lock_queued_s: float = 0.0  # time for which the thread that most often holds the lock waited for a core
 
 
 class ThreadMeter:
     """Measures the times of the thread that creates this object. A reading takes about 4 µs."""
 
     def __init__(self, beside: int | None = None) -> None:
-        """Start measuring. `beside`: native id of the other thread that runs most Python code."""
+        """Start measuring. `beside`: native id of the other thread that most often holds the interpreter's lock."""
         self._thread = threading.get_ident()
         self._queue = QueueTime(threading.get_native_id())
         self._queue_beside = None if beside is None else QueueTime(beside)

@@ -65,7 +65,7 @@ def count_as_idle() -> None:
     """Let the scheduler treat the calling thread's core as idle (Linux).
 
     Waking threads are then placed on this core, and not on one where a decode worker computes. SCHED_IDLE gives a
-    thread almost no weight within its group, and an unprivileged thread cannot leave it. It is therefore set only
+    thread almost no weight within its group, and an unprivileged thread cannot leave it. So it is set only
     if this process's session is a scheduling group, which keeps its share of the CPU. Later threads inherit it.
     """
     if os.getsid(0) == os.getpid() and _are_sessions_groups():

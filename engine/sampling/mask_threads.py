@@ -87,7 +87,7 @@ def wait(masks: Sequence[Mask], timeout_s: float, first: bool = False) -> list[M
 
 
 class MaskThreads:
-    """Threads that compute masks, on other cores than the thread that requests the first mask, if there are any.
+    """Threads that compute masks, if possible on other cores than those of the thread that requests the first mask.
 
     They start with this object and inherit the priority of its creator. If an engine's thread started them later, they
     might inherit an idle priority, which they could not leave. They sleep until the first mask is requested.

@@ -99,7 +99,7 @@ def settle(distributions: Sequence[Distribution], has_neighbours: bool, clock: S
 def put_grammar_first(
     adjusted: torch.Tensor, logits: torch.Tensor, distributions: Sequence[Distribution], alive: Sequence[bool]
 ) -> bool:
-    """Apply only the grammar to rows in which other rules ban all tokens that it allows. Returns whether there are any.
+    """Apply only the grammar to rows in which other rules ban all tokens that it allows; return whether a row was one.
 
     `logits`: the model's logits. `alive`: whether each row of `adjusted` has a token left.
     """
@@ -122,7 +122,7 @@ DEVICE_SCRATCH_ELEMENTS = 1 << 22  # 32 MiB: needs few launches, and is small co
 
 
 MASK_BYTES = 10  # memory per logit: a copy of all rows, a copy of the masked rows, and two copies of their masks
-FILTER_BYTES = 104  # per filtered logit: nine tensors while typical-p sorts, and a GPU's sort needs twice its result
+FILTER_BYTES = 104  # memory per filtered logit: nine 8-byte tensors of typical-p, and 32 bytes of scratch of its sort
 
 
 def draw_bytes(rows: int, vocab_size: int) -> int:
@@ -144,7 +144,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row], clock: StepClock | None = 
 
     A row with non-finite logits does not affect the other rows. `clock`: clock of the step. With it, late masks of
     structured output delay the step by at most a fraction of its time so far, or longer if nothing else can be
-    sampled. Without it, they delay the step only in the latter case. Raises: HistoryMissing.
+    sampled. Without it, they delay the step only if nothing else can be sampled. Raises: HistoryMissing.
     """
     special = [each for index, row in enumerate(rows) for each in _distributions(index, row)]
     undrawn = settle(special, any(_draws_freely(row) for row in rows), clock or StepClock(math.inf))

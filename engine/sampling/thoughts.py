@@ -164,7 +164,7 @@ def thought_constraint(
 
 
 def _bits(vocab_size: int, token_ids: Sequence[int] | slice) -> Allowed:
-    """Return the mask of these tokens, as large as a grammar's mask. Slices avoid a Python loop over the tokens."""
+    """Return a mask that allows these tokens, of the size of a grammar's mask. A slice selects many tokens fast."""
     bits = torch.zeros(-(-vocab_size // 32) * 32, dtype=torch.uint8)
     bits[token_ids if isinstance(token_ids, slice) else torch.tensor(token_ids)] = 1
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)

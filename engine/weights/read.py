@@ -394,7 +394,7 @@ class GgufWeights:
         """Copy a tensor's rows, uint8 [rows, bytes of a row], in the order of Hugging Face's checkpoints."""
         stored = self._file[tensor.start : tensor.start + tensor.stored_bytes].view(-1, tensor.row_bytes)
         if is_interleaved(self._architecture, name):
-            # A bias is one stored row, of which the numbers are reordered.
+            # A bias is stored as one row, so its numbers, not its rows, are reordered.
             moved = stored.view(tensor.shape[0], -1)
             stored = halves_again(moved, self._head_dim).view(stored.shape)
         return stored.to(self._device, copy=True)

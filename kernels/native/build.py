@@ -41,7 +41,7 @@ class NoCompiler(Exception):
 
 
 def pieces() -> dict[str, list[Path]]:
-    """Return groups of source files, by name of the group. Each is compiled as one file, all in about equal time."""
+    """Return groups of source files by name. Each group is compiled as one file; all take about the same time."""
     sources = sorted(FOLDER.glob("*.cpp"))
     attention = [source for source in sources if source.stem.startswith("paged_")]
     return {"attention": attention, "others": [source for source in sources if source not in attention]}

@@ -34,7 +34,7 @@ class Embedded(NamedTuple):
 class NativeDecoder:
     """Decoder of one model, which can compute over any KV pool. Not thread-safe.
 
-    Structs of weights and pages are built once per pool, and kept for the last pool; structs of rows in every step.
+    Structs of weights and pages are built when the pool changes; structs of rows are built in every step.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from baton.kernels.triton.formats import FLOAT, layer_arguments, widened
 from baton.kernels.triton.launch import Device, power_of_two
 from baton.kernels.types import KvLayer, Scoring
 
-MAX_SPLITS = 128  # most parts of a context, which one program combines
+MAX_SPLITS = 128  # maximum number of parts of a context; one program combines all of them
 START_TILES = 2  # time to start a program, with its first loads, in units of the time for a tile
 COMBINE_TILES = 4  # time to combine parts, in a second kernel or in the last program, in the same unit
 
@@ -23,8 +23,8 @@ def context_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -
 
     pairs: number of programs without a split: sequences, or tiles of a prompt's rows, times KV heads; tiles: number of
     tiles of a context; filling: number of programs that saturate a multiprocessor's memory bandwidth. Many pairs fill
-    the device already, and every further part costs time: others measured that too many parts lose a third at a large
-    batch (TileOPs, H200).
+    the device already, and every further part costs time: TileOPs measured on an H200 that too many parts cost a third
+    of the speed at a large batch.
     """
     best, least = 1, math.inf
     for splits in range(1, max(1, min(tiles, MAX_SPLITS)) + 1):
@@ -40,7 +40,7 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 class PagedArguments(NamedTuple):
-    """Arguments for pool and scores, with the names of the parameters of both paged attention kernels."""
+    """Arguments that describe the pool and the scores, under the parameter names of both paged attention kernels."""
 
     arguments: dict[str, Any]
     itemsize: int  # bytes of a number in the dtype of the computation
@@ -122,8 +122,8 @@ def attend_tiles(
     for begin in range(first, end, TILE):
         next_blocks = _blocks(block_ids, begin + TILE, lowest, context, BLOCK_TOKENS, TILE)
         tokens = begin + tl.arange(0, TILE)
-        # Instead of slots after the context read its last token again, and instead of those before a window its first:
-        # other slots may contain NaN, and 0 * NaN is NaN.
+        # Load the context's last token for positions after the context, and the window's first for positions before
+        # the window: their own slots may contain NaN, and 0 * NaN is NaN.
         places = tokens
         if MASKED:
             places = tl.minimum(places, context - 1)
@@ -164,7 +164,7 @@ def attend_tiles(
                 visible = visible & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-        # Without softcap, scores still lack the factor: applied here, it and the subtraction are one instruction.
+        # Without softcap, the factor is applied only here, where it and the subtraction are one instruction.
         step = 1.0 if SOFTCAPPED else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
         if MASKED and (WINDOWED or PARTED):

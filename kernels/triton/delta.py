@@ -49,7 +49,8 @@ def convolution_call(
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
-    # Number of tiles as `chunk_of` counts them: each run's tiles begin at its first row; at most one per run is empty.
+    # Upper bound of the tile indices of `chunk_of`: a tile has `rows` rows of one run, and each run may add one partial
+    # or empty tile.
     tiles = (runs.alone + sum(runs.rows)) // rows - runs.alone // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
@@ -135,9 +136,9 @@ def begun(state, how):
 
 @triton.jit
 def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return float32 inputs of a chain at `places`: first the KERNEL inputs before it, from the state, then its rows.
+    """Return float32 inputs of a chain. Its first row is `first`, which has index KERNEL in `places`.
 
-    first: row at which the chain begins.
+    Smaller indices are the KERNEL inputs before the chain, which are in the state.
     """
     is_old = places < KERNEL
     old = tl.load(state + places * CHANNELS + channels, mask=is_old & inside, other=0.0)
@@ -178,7 +179,7 @@ def convolve_later_rows(
     x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
     KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute those rows of a tile that do not read the old state, which the chain's program may have overwritten."""
+    """Compute the rows of a tile, except those that read the old state: the chain's program may have overwritten it."""
     tile += alone // ROWS
     chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
     run = alone + chunk
@@ -243,7 +244,7 @@ def convolve(
         goes_on = follows(sources, destinations, last, runs)
     end = tl.minimum(end, first + ROWS)
     convolve_rows(x, weight, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK)
-    # The first run's state is written last, since all others read the old state, which may be in the same block.
+    # Write the first run's new state last: it may replace the old state, from which everything above is computed.
     place = first_end - first - was_seen + taps
     left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
     own_state = states + tl.load(destinations + run) * block_stride

@@ -64,7 +64,7 @@ def fused_call(
     adds: bool = False,
     few: FewRows | None = None,
 ) -> KernelCall:
-    """Build the kernel call. adds: whether to add to `output`; few: sizes to measure; None: those of FEW_ROWS."""
+    """Build the kernel call. adds: whether to add to `output`; few: sizes that a benchmark tries; None: FEW_ROWS."""
     few = few or FEW_ROWS[device.row]
     outputs, read = output.shape[1], weight_arguments(weight, device)
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
@@ -145,7 +145,7 @@ def multiply_few(
     stored = _weight_tile(data, weight_row, real, columns, INPUTS)
     if norm is not None:
         factors = _factor_tile(norm, columns, INPUTS)
-    if OVERLAPS:  # wait only now: no kernel writes the weights that were read so far
+    if OVERLAPS:  # wait for the previous kernel only now: it does not write the weights, which were read above
         tl.extra.cuda.gdc_wait()
     inputs = _row_tile(x, row, rows, columns, INPUTS)
     mean = tl.sum(inputs * inputs, 1)[:, None]
@@ -162,7 +162,7 @@ def multiply_few(
         if norm is not None:
             inputs = normalised(inputs, mean, factors[None, :], eps, norm.dtype.element_ty, dtype).to(tl.float32)
             factors = _factor_tile(norm, column + BLOCK_INPUTS, INPUTS)
-        if BLOCK_ROWS == 1:  # two dimensions: the tile stays in the registers that loaded it, not in shared memory
+        if BLOCK_ROWS == 1:  # with two dimensions, the tile stays in registers instead of passing through shared memory
             sums += tl.sum(inputs * widened(stored, FORMAT, tl.float32), 1)[None, :]
         else:
             sums += tl.sum(inputs[:, None, :] * widened(stored, FORMAT, tl.float32)[None, :, :], 2)

@@ -118,7 +118,7 @@ PAGED_DECODE = {
 # Most registers per thread of memory-bound kernels, so that three programs of four warps fit. By default ptxas would
 # spill registers to fit more programs than shared memory allows.
 DECODE_REGISTERS = 168
-# Tiles of prefill attention: as many queries as have their sums in registers, and stages with 32 KiB of keys.
+# Tiles of prefill attention: as many queries as registers can keep sums for, and stages with 32 KiB of keys.
 PAGED_PREFILL = {
     80: Tile(128, 32, 8, 2),
     86: Tile(64, 32, 8, 2),
@@ -160,7 +160,7 @@ DELTA_ROWS = 32  # rows of a convolution per program; at least as many as the co
 DELTA_VALUES = 8  # values of a head per program: for keys of 128 numbers, the state takes 32 registers per thread
 SAMPLE_TOKENS = 2048  # tokens of each part into which a row of logits is split
 SAMPLE_PARTS = 128  # parts whose sums a row's program loads together
-SAMPLE_KEPT = 4096  # most tokens above a filter's bound that are copied and then scanned instead of the row
+SAMPLE_KEPT = 4096  # up to this many tokens above a filter's bound are copied, and scanned instead of the row
 SAMPLE_COPIED_TOKENS = 4096  # tokens that are scanned together to find those to copy
 SAMPLE_FILTERED_TOKENS = 1024  # tokens that are scanned together to find a filter's threshold
 SAMPLE_PIVOTS = 8  # thresholds that are tried in each pass over the tokens
@@ -184,8 +184,8 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
 def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quantised: bool) -> Tile:
     """Return the tile of prefill attention for a chunk of `rows` rows, each of which is one head of one token.
 
-    itemsize: bytes of the compute dtype; quantised: whether keys are quantised. Then they are widened in registers, so
-    that only half as many fit next to the sums.
+    itemsize: bytes of the compute dtype; quantised: whether keys are quantised: such keys are widened in registers,
+    so that only half as many fit next to the sums.
     """
     tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]
     wide = head_dim > 128

@@ -50,7 +50,7 @@ def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> 
 
 
 def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -> int:
-    """Return the number of inputs in a tile: at most one group of codes, if matrix instructions support so few."""
+    """Return the number of inputs in a tile: at most one group of codes, unless matrix instructions need more."""
     most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied from registers, which fit only 16
     if isinstance(weight, torch.Tensor):
         return most // 2 if dtype != torch.float32 else most  # half: a number takes two bytes
@@ -83,9 +83,9 @@ def e2m1(codes):
 
 @triton.jit
 def without_zeros(codes, zeros, place, real):
-    """Return float32 numbers of unscaled codes: code - zero point, or E2M1 without zero points. Exact in any dtype.
+    """Convert codes to unscaled float32: code minus zero point, or the E2M1 number if there are no zero points.
 
-    All codes of an output are of the group at `place`.
+    `place`: index of the group to which all codes of an output belong. The numbers are exact in any float dtype.
     """
     if zeros is None:
         numbers = e2m1(codes)
@@ -130,7 +130,7 @@ def add_products(
             more_inputs = tl.load(places + COLUMNS, mask=wanted, other=0.0)
             low, high = stored & 15, stored >> 4
             if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
-                # In both nibbles the tile is within one group, so the product is scaled instead of each code.
+                # The low nibbles of a tile are of one group, and so are the high ones: scale products, not codes.
                 place = out * GROUPS + first // GROUP
                 low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
                 high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
@@ -181,7 +181,7 @@ def linear_calls(
 ) -> list[KernelCall]:
     """Return the call for the products of all parts of the inputs, then one for their sum if there are several parts.
 
-    tile: tile to measure; None: that of QUANTISED_LINEAR.
+    tile: tile that a benchmark tries; None: that of QUANTISED_LINEAR.
     """
     rows, columns = len(x), weight.data.shape[1]
     tile = tile or QUANTISED_LINEAR[device.row]
@@ -339,7 +339,7 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """Build the call for the products of all pairs. tile: tile to measure; None: that of `expert_tile`."""
+    """Build the call for the products of all pairs. tile: tile that a benchmark tries; None: that of `expert_tile`."""
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
     # Largest number of tiles: the full ones, and one partial tile per expert; never more than pairs.

@@ -78,7 +78,7 @@ def decode_call(
 ) -> KernelCall:
     """Build the kernel call. query: queries, or with `turning` the output of a projection: queries, keys and values.
 
-    splits, tile: number of parts and tile to measure; None: those of `context_splits` and `decode_tile`.
+    splits, tile: number of parts, and tile, that a benchmark tries; None: those of `context_splits` and `decode_tile`.
     """
     sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
@@ -393,7 +393,7 @@ def _combined(
         inside = there[:, :, None] & (dims < VALUE_DIM)[None, None, :]
         of_dims = parts + places[:, :, None] * VALUE_DIM + dims[None, None, :]
         numbers = tl.load(of_dims, mask=inside, other=0.0, cache_modifier=".cg")
-        numbers = tl.where(written[:, :, None], numbers, 0.0)  # no mask: loads would wait for it
+        numbers = tl.where(written[:, :, None], numbers, 0.0)  # masked loads would wait for `written`
         shrunk = tl.exp2(most - more)
         weight = weight * shrunk + tl.sum(kept * sums, 1)
         attended = attended * shrunk[:, None] + tl.sum(kept[:, :, None] * numbers, 1)

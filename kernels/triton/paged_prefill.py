@@ -47,7 +47,7 @@ def prefill_calls(
 ) -> list[KernelCall]:
     """Return the call that computes attention, then one that combines the parts if contexts are split.
 
-    splits, tile: number of parts and tile to measure; None: those of `context_splits` and `prefill_tile`.
+    splits, tile: number of parts, and tile, that a benchmark tries; None: those of `context_splits` and `prefill_tile`.
     """
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
@@ -81,7 +81,7 @@ def prefill_calls(
         "TILE": tile.tokens,
         "SINGLE": single,
     }
-    # Number of tiles as `chunk_of` counts them. At most one per chunk is empty; its programs return immediately.
+    # Upper bound of the tile indices of `chunk_of`. At most one per chunk is unused; its programs return immediately.
     grid = (tokens * group // tile.rows + len(chunks), kv.kv_heads, splits)
     attend = KernelCall(attend_chunk, grid, arguments, tile.warps, tile.stages)
     return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
@@ -89,7 +89,7 @@ def prefill_calls(
 
 @triton.jit
 def first_tile(row_starts, chunk, GROUP: tl.constexpr, BLOCK_ROWS: tl.constexpr):
-    """Return the index of a chunk's first tile among the tiles of the step: at least the number of earlier tiles."""
+    """Return the index of a chunk's first tile in the step. There may be one unused index before it."""
     return (tl.load(row_starts + chunk) * GROUP // BLOCK_ROWS + chunk).to(tl.int32)
 
 

@@ -146,9 +146,9 @@ def _threshold(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Return the largest key in `[low, high]` that tokens with a sum of at least `goal` reach; they must reach `low`.
+    """Return the largest key in `[low, high]` for which the tokens with this or a larger key sum to at least `goal`.
 
-    BY_MASS: the sum is that of the tokens' weights; otherwise their number.
+    The caller guarantees this for `low`. BY_MASS: the sum is that of the tokens' weights; otherwise their number.
     """
     steps = tl.arange(0, PIVOTS).to(tl.int64) + 1
     beyond = high.to(tl.int64) + 1  # first key at which the sum is known to be less than `goal`
@@ -341,7 +341,7 @@ def draw_row(
 
 @triton.jit
 def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.constexpr, PARTS: tl.constexpr):
-    """Return the first token of the part in which the mass of an unfiltered row exceeds `target`, and the mass before.
+    """Return the first token of the part in which the cumulative mass exceeds `target`, and the mass before that part.
 
     Because of rounding the sum of all parts may be slightly less than the target. Then return the last part with mass,
     and -inf as the mass before it, so that its last token is sampled.

@@ -58,7 +58,7 @@ class TcpServer:
         cores: frozenset[int] | None = None,
         timeout_s: float = PIECE_TIMEOUT_S,
     ) -> None:
-        """Start the server. `timeout_s`: longest time in which a reader may receive PIECE_BYTES.
+        """Start the server. `timeout_s`: longest time that a reader may take to receive PIECE_BYTES.
 
         `cores`: CPU cores on which the threads may run; None: any.
         """

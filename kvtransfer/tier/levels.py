@@ -64,7 +64,7 @@ class TierLevels:
         return right
 
     def _runs(self, names: Sequence[bytes]) -> list[_Run]:
-        """Return runs of names up to the first that no store has. A run ends at a name that a faster store has."""
+        """Return runs of names up to the first that no store has. A run also ends where a faster store has the name."""
         runs, begin = list[_Run](), 0
         while begin < len(names):
             blocks = [store.known(names[begin:]) for store in self._stores]

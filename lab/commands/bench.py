@@ -73,8 +73,8 @@ def route(options: RouteOptions) -> None:
     """Replay a trace through the router's placement with simulated workers: hits, balance, time to first token.
 
     A block of a prompt is a hit if it and all blocks before it are cached on the worker when the prompt starts there;
-    blocks enter the cache when the prompt has been computed. The bounds are the hits of a single cache of the workers'
-    total size, and of an unbounded one, if each prompt were computed before the next arrives.
+    blocks enter the cache when the prompt has been computed. For comparison, two bounds: the hits of one cache of the
+    workers' total size, and of an unbounded cache, if each prompt were computed before the next arrives.
     """
     from baton.lab.benchmarks.placement.route import POLICIES, policies_of, run_route
     from baton.lab.benchmarks.placement.traces import SHAPES
@@ -99,7 +99,7 @@ def gateway(options: GatewayBenchOptions) -> None:
 
 @flags_of
 def router(options: RouterBenchOptions) -> None:
-    """Measure the cost of the router: a decision, a streamed token, added delay. Its workers compute nothing."""
+    """Measure the router's cost per decision and per streamed token, and its delay. The workers compute nothing."""
     from baton.lab.benchmarks.router.cost import run_router_bench
 
     raise typer.Exit(run_router_bench(options))

@@ -30,7 +30,7 @@ LENGTHS = (
     Length(896, 3, 16, 32),
     Length(1280, 2, 30, 60),
 )
-# How often each of LENGTHS is drawn in each stage of training, in proportion.
+# Relative frequency of each of LENGTHS, by stage of training.
 STAGES = ((1, 0, 0, 0, 0), (2, 3, 0, 0, 0), (1, 2, 3, 0, 0), (2, 4, 8, 6, 2))
 
 

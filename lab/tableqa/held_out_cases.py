@@ -143,7 +143,7 @@ def _fact(question: str, answer: str) -> HeldOutCase:
 
 
 def _stranger(rng: random.Random, persons: Sequence[Person]) -> str:
-    """Draw a name that is not in the table; half of them share a first or last name with a row."""
+    """Draw a name that is not in the table; about half of such names share a first or last name with a row."""
     taken = {person.name for person in persons}
     while True:
         first, last = rng.choice(FIRST), rng.choice(LAST)

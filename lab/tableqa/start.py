@@ -243,7 +243,7 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
 
 @torch.no_grad()
 def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, size: float = 6.3) -> None:
-    """Make a head of the last layer copy the words that say what was asked to where its MLP can read them."""
+    """Let a head of the last layer find the word that says what is asked, and copy its code for the layer's MLP."""
     attention = model.model.layers[-1].self_attn
     tokens = model.model.embed_tokens.weight[:, HeadParts.TOKEN]
     asking = [token for word in ASKING for token in tokenizer(word, add_special_tokens=False).input_ids[-1:]]

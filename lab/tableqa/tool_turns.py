@@ -70,7 +70,7 @@ def lookup_tools(rng: random.Random) -> list[ToolShown]:
 
 
 def call_for(kind: int, name: str, tools: Sequence[ToolShown]) -> WrittenCall:
-    """Return the tool call for a question. `kind`: index in QUESTIONS. `tools`: those about people."""
+    """Return the tool call for a question. `kind`: index in QUESTIONS. `tools`: tools about people."""
     field = FIELDS[1 + kind % 3]
     tool = tools[FIELDS.index(field) - 1] if len(tools) > 1 else tools[0]
     return WrittenCall(tool.name, [(tool.arguments[0], name), *((argument, field) for argument in tool.arguments[1:])])

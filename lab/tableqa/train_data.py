@@ -27,8 +27,7 @@ INTRODUCTIONS = (
     "",
 )
 AGES = range(18, 90)
-# Weights in the loss of: facts that only the table has; names; what follows from the question; what follows from
-# the format alone.
+# Loss weights of tokens: cells of the table, names, what the question implies, what the format implies.
 CELL, NAME, ASKED, FORM = 1.0, 0.5, 0.4, 0.15
 
 
@@ -53,7 +52,7 @@ class DialogueTurn(NamedTuple):
 
 
 def people(rng: random.Random, rows: int, invented: float = 0.0) -> list[Person]:
-    """Draw people. `invented`: share of words that are in no list. Some first and last names repeat."""
+    """Draw `rows` people with different full names. `invented`: share of made-up names."""
     firsts = [names.first_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
     lasts = [names.last_name(rng, invented) for _ in range(max(3, round(rows * rng.uniform(0.4, 1.6))))]
     chosen: dict[str, None] = {}

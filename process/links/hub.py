@@ -161,8 +161,8 @@ class LinkHub(Generic[Message]):
         return link, resumed
 
     def disconnect(self, link: RouterLink[Message], outbox: Outbox[Message]) -> None:
-        """Record the end of a connection. The link waits for the next connection, unless one has replaced this one
-        already.
+        """Record the end of a connection. The link waits for the next connection, unless a newer one has already
+        replaced this one.
         """
         outbox.close()
         self._connections.pop(outbox, None)

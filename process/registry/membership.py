@@ -72,8 +72,8 @@ def open_registry(redis_url: str | None, namespace: str, secret: ClusterSecret |
 
 @dataclass(frozen=True)
 class Epoch:
-    """Number of one life of a worker. It is higher than the numbers of earlier lives, except that one `from_clock` may
-    be lower.
+    """Number of one life of a worker. It is higher than the numbers of earlier lives, except that a number
+    `from_clock` may be lower.
     """
 
     number: int
@@ -92,7 +92,7 @@ async def take_epoch(registry: RedisRegistry | None) -> Epoch:
     try:
         return Epoch(await registry.take_epoch(proposed))
     except RegistryUnavailable as error:
-        logger.warning("registry does not respond: %s; using epoch %d of the clock", error, proposed)
+        logger.warning("registry does not respond: %s; using the wall clock as epoch: %d", error, proposed)
         return Epoch(proposed, from_clock=True)
 
 

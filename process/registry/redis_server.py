@@ -145,7 +145,7 @@ def start_redis_server(
 
 
 def answers(port: int, process_id: int) -> bool:
-    """Return whether the server that responds on loopback is that process: another one may have bound the port."""
+    """Return whether the server that responds at `port` is process `process_id`, and not another one."""
     try:
         with socket.create_connection((_HOST, port), timeout=0.2) as connection, connection.makefile("rb") as answer:
             connection.sendall(b"INFO server\r\n")

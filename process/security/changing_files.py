@@ -1,4 +1,4 @@
-"""Value computed from files, computed again when they change. Any thread."""
+"""Value that is computed from files, and computed again when they change. Any thread may read it."""
 
 import logging
 import threading
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChangingFiles(Generic[Made]):
-    """Value computed from files. While they are invalid, missing or only partly replaced, the previous value stays."""
+    """Value computed from files. If changed files are invalid, missing or only partly replaced, the old value stays."""
 
     def __init__(self, files: Sequence[Path], make: Callable[[], Made], bad: type[Exception], what: str) -> None:
         """Read the files. `make` reads them and raises `bad` or OSError if they are invalid. `what`: name of the files

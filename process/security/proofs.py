@@ -56,7 +56,7 @@ class _Proving:
 
 
 class ProvingInterceptor(_Proving, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Interceptor that adds proofs to calls on a blocking channel. A failed call keeps its own error, proven or not."""
+    """Interceptor that adds proofs to calls on a blocking channel. A failed call keeps its error even without proof."""
 
     def intercept_unary_unary(self, continuation: Continue, details: Any, request: Any) -> Any:
         proof, proven = self._proven(details)

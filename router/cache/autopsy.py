@@ -22,7 +22,7 @@ class EvictedRun(NamedTuple):
     most_age_s: float
 
 
-SALT_BLOCKS = 128  # number of a prompt's first blocks that are hashed again without its salt, in 0.1 ms
+SALT_BLOCKS = 128  # number of a prompt's first blocks that are hashed again without its salt, which takes 0.1 ms
 MOST_SALTED_BLOCKS = 65_536  # maximum number of remembered blocks, 14 MB
 
 

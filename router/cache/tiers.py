@@ -130,7 +130,7 @@ class DirectoryBlocks:
         self._copies, self._folders = {}, {}
 
     def ends(self, block_hashes: Sequence[bytes], firsts: Iterable[int]) -> dict[int, int]:
-        """Return, by each index of `firsts`, the index of the first block from there on that is not in the directory.
+        """Return, for each index in `firsts`, the index of the first block from there on that is not in the directory.
 
         Each block is looked up once.
         """

@@ -1,7 +1,7 @@
-"""Load that the other routers put on the workers, and their placements, from the messages (shares) they publish. Pure.
+"""Load that the other routers put on the workers, and their placements, from the messages they publish. Pure.
 
-The age of a share is measured from its arrival by this router's clock. If no newer share arrives for MAX_AGE_S, the
-other router counts as gone.
+Such a message is called a share. Its age is measured from its arrival by this router's clock. If no newer share arrives
+for MAX_AGE_S, the other router counts as gone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ class _Other:
 
 @dataclass(slots=True)
 class PeerRouterLoads:
-    """Newest shares of all other routers. Call `take` with each share that arrives, and `forget_old` regularly."""
+    """Newest message (`Share`) of each other router. Call `take` with each that arrives, and `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -139,19 +139,19 @@ News = TypeVar("News")
 
 
 class Announcements(Generic[News]):
-    """Items to announce to the other routers. Each item is in several shares, in case a router misses one of these.
+    """Items to announce to the other routers. Each item is in several messages (shares), in case a router misses some.
 
-    The number and size of the items are bounded: in a burst, the oldest items are in fewer shares, or in none.
+    The number and size of the items are bounded: in a burst, the oldest items are in fewer messages, or in none.
     """
 
     def __init__(self, shares: int = 3, most: int = 4096, most_size: int = 0) -> None:
         """Create an empty list.
 
-        `shares`: number of shares in which each item is sent; `most_size`: maximum sum of item sizes.
+        `shares`: number of messages in which each item is sent; `most_size`: maximum sum of item sizes.
         """
         self._shares = shares
         self._most, self._most_size = most, most_size
-        self._kept: list[tuple[News, int, int]] = []  # item, its size, and the number of further shares for it
+        self._kept: list[tuple[News, int, int]] = []  # item, its size, and in how many further messages to send it
         self._size = 0
 
     def add(self, item: News, size: int = 0) -> None:
@@ -164,7 +164,7 @@ class Announcements(Generic[News]):
         del self._kept[:first]
 
     def take(self) -> tuple[News, ...]:
-        """Return the items for the next share, oldest first."""
+        """Return the items for the next message to the other routers, oldest first."""
         announced = tuple(item for item, _, _ in self._kept)
         self._kept = [(item, size, left - 1) for item, size, left in self._kept if left > 1]
         self._size = sum(size for _, size, _ in self._kept)
@@ -184,5 +184,5 @@ class RecentPredictions:
         self._next += 1
 
     def take(self) -> tuple[Prediction, ...]:
-        """Return the placements for the next share, oldest first."""
+        """Return the placements for the next message to the other routers, oldest first."""
         return self._announced.take()

@@ -128,7 +128,7 @@ class JournalEntry:
         self._journal.note(self)
 
     def left(self, attempt_id: int) -> None:
-        """Remove a closed attempt's location. It is written only with the next call of `placed`."""
+        """Remove a closed attempt's location. The removal is written only with the next call of `placed`."""
         self._places.pop(attempt_id, None)
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Grammars of function calls in the model's own format, which are required or may replace structured output. Pure.
+"""Grammars of function calls in the model's own format, if calls are required or may replace structured output. Pure.
 
 Some formats cannot express every schema: if values are text between tags, strings with a pattern or a length cannot be
 expressed. Required calls of functions with such schemas are in JSON, whatever the format; if calls are only allowed,
@@ -129,7 +129,7 @@ class CallGrammar:
         return self.rule(f"/(?s:.*){broken}{_in_slashes(re.escape(end))}/", "[lazy]")
 
     def text(self, calls: str) -> str:
-        """Return the complete grammar. `calls`: expression of the answer."""
+        """Return the complete grammar. `calls`: expression of everything that the model may write."""
         return "\n".join([f"start: {calls}", *self._rules])
 
 
@@ -140,8 +140,8 @@ Write = Callable[[CallGrammar, str, Mapping[str, Any]], str]
 class _Frame:
     """Syntax of calls in one format: texts `before` the first call, `between` two, and `behind` the last.
 
-    `call` and `free` return the expression of one call, `free` with any arguments. `thought`: expression before calls
-    and answers. `answer`: expression before an answer.
+    `call` and `free` return the expression of one call, `free` with any arguments. `thought`: expression of the
+    reasoning before a call or an answer. `answer`: expression of the text that begins an answer without calls.
     """
 
     call: Write
@@ -203,7 +203,7 @@ def _grammar_form(text: str) -> StructuredOutput | None:
 
 
 def call_schema(name: str, key: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a call that is one JSON object. `schema`: of the arguments; its references stay in it."""
+    """Return the schema of a call that is one JSON object. `schema`: schema of the arguments; may have references."""
     return {
         "type": "object",
         "properties": {"name": {"const": name}, key: {"$id": f"urn:baton:{name}", **schema}},

@@ -1,6 +1,6 @@
 """Reasoning before an answer: a limit on its tokens, and structured output of the answer after it. Pure.
 
-Messages between processes carry it as another kind of structured output, which older workers reject as unknown.
+Messages between processes carry both as one more kind of structured output, which older workers reject as unknown.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Reports of a worker's own KV files to routers: numbered changes to all of them, a snapshot to one that asks for it.
 
-A segment of a file grows until it is removed with all its blocks. So the log stores only the number of announced
-records of each segment; the block names are in the index of the files.
+A segment is a file that only grows, until it is removed with all its blocks. So the log stores only the number of
+announced records of each segment; the block names are in the index of the files.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -27,7 +27,7 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
 """Function called after a load with the prefix and the number of its leading blocks that have KV."""
-PRICED_BLOCKS = 64  # number of blocks in the comparison of loading with computing, since a load has a fixed cost
+PRICED_BLOCKS = 64  # number of blocks for which loading and computing are compared: a load has a fixed cost
 OVERDUE_S = 1.0  # longest wait for the running read of an overdue load
 TIMEOUT_S = 30.0  # timeout of one load
 QUEUE_S = 120.0  # longest wait of a prompt for earlier loads; then it is computed

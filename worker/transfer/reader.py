@@ -45,7 +45,7 @@ class BlocksCorrupt(TransferFailed):
 
 
 class PoolReplaced(TransferFailed):
-    """Error: another process now has the address of the paired one, whose pool is the one that is mapped here."""
+    """Error: another process now has the peer's address, but the pool that is mapped here is the earlier process's."""
 
 
 class SourceLost(TransferFailed):

@@ -85,5 +85,8 @@ class ConnectionSlots:
         now = time.monotonic()
         if now - self._logged_at_s >= _LOG_EVERY_S or not self._logged:
             since = ", ".join(f"{each} {number}" for each, number in (self.counts - self._logged).items())
-            logger.warning("HTTP connection limit reached: %s; limit %d (--http-max-connections)", since, self.most)
+            logger.warning(
+                "HTTP connections at the limit of %d (--http-max-connections); since the last report: %s",
+                *(self.most, since),
+            )
             self._logged_at_s, self._logged = now, self.counts.copy()

@@ -63,7 +63,7 @@ async def test_request_without_room_is_refused_and_probes_are_answered(
     metrics = (await gateway.client.get("/metrics")).text
     assert 'baton:http_connections_without_room_total{reason="refused"} 2.0' in metrics
     lines = [each.message for each in caplog.records if each.name.endswith(".slots")]
-    assert lines == ["HTTP connection limit reached: refused 1; limit 1 (--http-max-connections)"]
+    assert lines == ["HTTP connections at the limit of 1 (--http-max-connections); since the last report: refused 1"]
 
 
 @pytest.mark.parametrize("settings", [{"http_max_connections": 2}], indirect=True)

@@ -1,4 +1,4 @@
-"""DeepSeek: calls between special tokens. V3 and R1 write the arguments as a block of code, V3.1 without.
+"""DeepSeek: calls between special tokens. V3 and R1 write the arguments in a block of code, V3.1 does not.
 
 <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather
 ```json

@@ -1,6 +1,7 @@
 """Command line, table and result file of benchmarks.
 
-A result file begins with date, machine and versions, and names no host or path.
+A result says what was measured where: commit, machine, date, command, verdict and all rounds. It names no host and no
+folder outside the repository.
 """
 
 import argparse
@@ -8,14 +9,17 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from baton.cli.installed import installed, output_of
 from baton.launch.paths import ROOT
 
 if TYPE_CHECKING:
@@ -56,10 +60,51 @@ def read_arguments(doc: str | None, /, **flags: object) -> argparse.Namespace:
     return make_parser(doc, **flags).parse_args()
 
 
-def write_result(path: Path | None, figures: Mapping[str, Any]) -> None:
+ENGINE = ("engine", "kernels")
+SERVICE = ("router", "worker", "decode_worker", "prefill_worker", *ENGINE)
+"""Folders whose code a benchmark of a service measures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Promise that a benchmark checks, and the number of rounds, or cases, that kept and missed it."""
+
+    text: str
+    held: int
+    missed: int
+
+
+def judge_rounds(text: str, outcomes: Iterable[bool]) -> Promise:
+    """Count the rounds that kept a promise. `outcomes`: for each round whether it did."""
+    kept = list(outcomes)
+    return Promise(text, sum(kept), len(kept) - sum(kept))
+
+
+def make_result(
+    measures: Sequence[str], rounds: Sequence[Mapping[str, Any]], verdict: Promise | None, **more: object
+) -> dict[str, Any]:
+    """Return a result with its provenance.
+
+    `measures`: files and folders of the repository that contain the measured code. `rounds`: the figures of each round;
+    documents show medians over them. `verdict`: None where nothing was promised. `more`: settings and summaries.
+    """
+    changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--", *measures])
+    return {
+        "commit": installed(()).commit,
+        "changed": None if changed is None else [line[3:] for line in changed.splitlines()],
+        "machine": describe_machine(),
+        "command": _command(),
+        "measures": list(measures),
+        "verdict": None if verdict is None else asdict(verdict),
+        **more,
+        "rounds": list(rounds),
+    }
+
+
+def write_result(path: Path | None, result: Mapping[str, Any]) -> None:
     """Write a result as JSON; None writes nothing."""
     if path is not None:
-        path.write_text(json.dumps({"machine": describe_machine(), **figures}, indent=2) + "\n")
+        path.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def write_pictures(folder: Path | None, pictures: Mapping[str, str]) -> None:
@@ -83,9 +128,21 @@ def table(rows: Sequence[Row], columns: Columns[Row]) -> str:
     )
 
 
-def show(rows: Sequence[Record], as_json: bool, columns: Columns[Record], note: str) -> None:
-    """Print rows as a JSON list, or as a table with a note below it."""
-    print(json.dumps([asdict(row) for row in rows]) if as_json else f"{table(rows, columns)}\n{note}")
+@dataclass(frozen=True, slots=True)
+class Shown(Generic[Record]):
+    """How the records of a benchmark are printed and kept."""
+
+    columns: Columns[Record]
+    name: Callable[[Record], str]  # key of a record in the JSON result
+    measures: Sequence[str]
+
+
+def show(records: Sequence[Record], as_json: bool, shown: Shown[Record], note: str) -> None:
+    """Print records as a JSON result of one round, or as a table with a note below it."""
+    if as_json:
+        print(json.dumps(make_result(shown.measures, [{shown.name(each): asdict(each) for each in records}], None)))
+    else:
+        print(f"{table(records, shown.columns)}\n{note}")
 
 
 def describe_machine() -> dict[str, str]:
@@ -106,3 +163,19 @@ def _cpu_name() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
+
+
+def _command() -> str:
+    """Return the command of this process: paths in the repository relative, of other paths only the last part."""
+    spec = sys.modules["__main__"].__spec__
+    module = (spec.name if spec else Path(sys.argv[0]).name).removesuffix(".__main__")
+    program = ["./baton"] if module == "baton.cli" else [".venv/bin/python", "-m", module]
+    return shlex.join([*program, *map(_shown_argument, sys.argv[1:])])
+
+
+def _shown_argument(argument: str) -> str:
+    flag, sign, value = argument.rpartition("=") if argument.startswith("--") else ("", "", argument)
+    path = Path(value)
+    if not path.is_absolute():
+        return argument
+    return flag + sign + (str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name)

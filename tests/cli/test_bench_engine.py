@@ -32,11 +32,11 @@ def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MATRIX_SIZE", 64)
 
 
-def test_json_is_a_list_with_an_object_per_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_the_engine_has_an_object_per_batch(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_engine_bench(options(folder, json=True)) == 0
-    speeds = json.loads(capsys.readouterr().out)
-    assert [speed["batch"] for speed in speeds] == [1, 3]
-    for speed in speeds:
+    (found,) = json.loads(capsys.readouterr().out)["rounds"]
+    assert list(found) == ["1", "3"]
+    for speed in found.values():
         assert speed["prompt_tokens"] == 40
         for name in ("prefill_tokens_per_s", "decode_step_ms", "read_bandwidth_fraction", "limit_read_gb_per_s"):
             assert speed[name] > 0

@@ -262,7 +262,11 @@ def test_a_contest_is_told_as_json_and_drawn(
     }
     slow = [row for row in report["rows"] if row["name"] == "slow"]
     assert [row["decode_ratio"]["middle"] for row in slow] == pytest.approx([2.0, 2.0])
-    assert [len(each["prefill_s"]) for each in report["rounds"]] == [2, 2, 2, 2]
+    by_batch = [each["bf16"] for each in report["rounds"]]
+    assert [sorted(each) for each in by_batch] == [["1", "2"], ["1", "2"]]
+    assert by_batch[0]["1"]["slow"]["prefill_s"] == 2.0
+    assert by_batch[1]["2"]["fastest peer"] == {"prefill_ratio": 2.0, "decode_ratio": 2.0}
+    assert (report["verdict"]["held"], report["verdict"]["missed"]) == (2, 0)
     assert "<svg" in picture.read_text()
 
 

@@ -153,13 +153,14 @@ def test_cache_aware_finds_nearly_all_that_can_be_found_and_keeps_balance(tmp_pa
     flags += ["--prefill-tokens-per-s", "2000"]
     result = CliRunner().invoke(app, [*flags, "--policy", "cache_aware,round_robin"])
     assert result.exit_code == 0, result.output
-    aware, turns = json.loads(result.stdout)
+    (found,) = json.loads(result.stdout)["rounds"]
+    aware, turns = found["cache_aware"], found["round_robin"]
     assert aware["of_pooled_lru"] > 0.9 > 0.6 > turns["of_pooled_lru"]
     assert aware["imbalance_whole"] < 2.0
     assert aware["ttft_mean_ms"] < turns["ttft_mean_ms"]
     assert {"policy", "hit_rate", "pooled_lru_bound", "infinite_bound", "decision_us_p50"} <= aware.keys()
     single = CliRunner().invoke(app, [*flags, "--policy", "least_tokens"])
-    assert json.loads(single.stdout)["policy"] == "least_tokens"
+    assert list(json.loads(single.stdout)["rounds"][0]) == ["least_tokens"]
 
 
 def test_a_policy_or_a_trace_that_there_is_not_is_refused(tmp_path: Path) -> None:
@@ -237,7 +238,8 @@ def test_a_placement_that_knows_of_files_finds_more_with_a_small_cache(tmp_path:
     flags = ["bench", "route", "--trace", trace, "--workers", "4", "--blocks-per-worker", "20", "--json"]
     flags += ["--prefill-tokens-per-s", "2000", "--file-blocks", "6400", "--workers-per-directory", "2"]
     none, unknown, known = (
-        json.loads(CliRunner().invoke(app, [*flags, "--files", files]).stdout) for files in ("none", "unknown", "known")
+        json.loads(CliRunner().invoke(app, [*flags, "--files", files]).stdout)["rounds"][0]["cache_aware"]
+        for files in ("none", "unknown", "known")
     )
     assert none["loaded_rate"] == 0.0 < unknown["loaded_rate"]
     assert known["hit_rate"] + known["loaded_rate"] >= unknown["hit_rate"] + unknown["loaded_rate"]

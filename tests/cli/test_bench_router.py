@@ -40,6 +40,6 @@ async def test_streams_and_delays_are_measured_beside_those_of_a_bare_server() -
         assert figures.tokens >= figures.messages > 0
     assert report.delay.count == TOKENS - 1 and report.delay.p50_ms > 0  # prefill makes the first one
     assert report.delay_floor.count == TOKENS and report.first_token_ms > 0
-    result = report.as_json()
+    (result,) = report.as_json()["rounds"]
     assert {"decision_us_p50", "hashing_us_p50", "cpu_us_per_token", "added_latency_ms_p50"} <= result.keys()
     assert any("CPU per token" in line for line in as_lines(report))

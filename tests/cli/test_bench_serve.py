@@ -99,6 +99,6 @@ async def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> No
         command = ["bench", "serve", "--target", fake.url, *flags, "--goodput", "ttft:1e6", "tpot:1e6"]
         result = await asyncio.to_thread(CliRunner().invoke, app, command)
     assert result.exit_code == 0, result.output
-    (printed,) = json.loads(result.stdout)
+    (printed,) = json.loads(result.stdout)["rounds"][0].values()
     assert printed["completed"] == 2
     assert printed["request_goodput"] > 0

@@ -22,7 +22,7 @@ from baton.client import AsyncBatonClient, Delta, Finished, GenerateOptions
 from baton.lab.benchmarks.cluster.agent_work import AgentTurn, AgentWork, IdealCache, Tokens, agent
 from baton.lab.harness.processes import ONCE, HarnessWorker, RunningCluster, router_and_workers
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import Columns, read_arguments, table, write_pictures, write_result
+from baton.lab.report.result import SERVICE, Columns, make_result, read_arguments, table, write_pictures, write_result
 from baton.lab.report.statistics import percentile
 from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import VOCABULARY, write_tiny_checkpoint
@@ -262,9 +262,9 @@ def main() -> None:
         rows.append(row)
         print(table([row], COLUMNS), file=sys.stderr, flush=True)
     print(table(rows, COLUMNS))
-    write_result(
-        options.json, {"work": asdict(work), "rows": [{**asdict(row), "of_ideal": row.of_ideal} for row in rows]}
-    )
+    measured = {f"{row.sessions} agents, {row.variant}": {**asdict(row), "of_ideal": row.of_ideal} for row in rows}
+    more = {"work": asdict(work), "kv_memory": options.kv_memory}
+    write_result(options.json, make_result((*SERVICE, "kvtransfer"), [measured], None, **more))
     if options.picture is not None:
         write_pictures(options.picture.parent, {options.picture.stem: as_picture(rows)})
 

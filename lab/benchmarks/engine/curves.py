@@ -29,7 +29,7 @@ from baton.lab.benchmarks.engine.speed import (
 from baton.lab.commands.bench_options import CurvesOptions
 from baton.lab.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
-from baton.lab.report.result import Columns, describe_machine, table, write_pictures
+from baton.lab.report.result import ENGINE, Columns, make_result, table, write_pictures
 from baton.lab.report.statistics import Line, fit_line
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
@@ -158,23 +158,31 @@ def curves_report(options: CurvesOptions, note: Callable[[str], None]) -> Curves
         source = find_model(options.model, ROOT, Path(scratch))
         if (kind := kind_of(source.folder)) is not ModelKind.LANGUAGE_MODEL:
             raise CommandFailed(f"{source.name} is {kind}: curves need a model that generates answers")
-        growths, limits = measure_curves(options, source.folder, note)
-    report = {
-        "machine": describe_machine(),
-        "model": source.name,
-        "threads": options.thread_count,
-        "dtype": options.dtype,
-        "quantize": options.quantize,
-        "batch_context_tokens": options.batch_context,
-        "step_tokens": STEP_TOKENS,
-        "limit_read_gb_per_s": limits.read_gb_per_s,
-        "limit_gflop_per_s": limits.gflop_per_s,
-        "curves": [asdict(growth) for growth in growths],
-    }
-    return CurvesReport(report, growths)
+        measured = measure_curves(options, source.folder, note)
+    report = make_result(
+        ENGINE,
+        measured.rounds,
+        None,
+        model=source.name,
+        threads=options.thread_count,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        batch_context_tokens=options.batch_context,
+        step_tokens=STEP_TOKENS,
+        limit_read_gb_per_s=measured.limits.read_gb_per_s,
+        limit_gflop_per_s=measured.limits.gflop_per_s,
+        curves=[asdict(growth) for growth in measured.growths],
+    )
+    return CurvesReport(report, measured.growths)
 
 
-def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], None]) -> tuple[list[Growth], Limits]:
+class MeasuredCurves(NamedTuple):
+    growths: list[Growth]
+    limits: Limits
+    rounds: list[dict[str, Any]]  # milliseconds of each point in each round
+
+
+def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], None]) -> MeasuredCurves:
     """Measure the curves and the machine's limits. Raises: CommandFailed."""
     wide = [Shape(batch, options.batch_context) for batch in options.batches]
     deep = [Shape(1, length) for length in fitting_lengths(options, folder)]
@@ -187,11 +195,13 @@ def measure_curves(options: CurvesOptions, folder: Path, note: Callable[[str], N
     by_batch = [(shape.batch, measure_wide.step(shape, limits)) for shape in wide]
     by_context = [(shape.tokens, measure_deep.step(shape, limits)) for shape in deep]
     by_prompt = [(shape.tokens, measure_deep.first_token(shape, limits)) for shape in deep]
-    return [
+    growths = [
         make_growth(DECODE_BY_BATCH, f"sequences of {options.batch_context} tokens", by_batch),
         make_growth(DECODE_BY_CONTEXT, "tokens of context", by_context),
         make_growth(TTFT, "prompt tokens", by_prompt),
-    ], limits
+    ]
+    rounds = [measure_wide.times_ms(number) | measure_deep.times_ms(number) for number in range(options.rounds)]
+    return MeasuredCurves(growths, limits, rounds)
 
 
 def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
@@ -243,6 +253,16 @@ class _Measurer:
             self._steps_s[shape].append(step_s)
             times = f"{prefill_s * 1e3:,.1f} ms to first tokens, {step_s * 1e3:.2f} ms a step"
             self._note(f"round {number + 1}: {shape.batch} x {shape.tokens} tokens: {times}")
+
+    def times_ms(self, number: int) -> dict[str, Any]:
+        """Return the times of a round by batch and tokens, in milliseconds."""
+        return {
+            f"{shape.batch} x {shape.tokens}": {
+                "first_tokens": self._prefills_s[shape][number] * 1e3,
+                "step": self._steps_s[shape][number] * 1e3,
+            }
+            for shape in self._shapes
+        }
 
     def step(self, shape: Shape, limits: Limits) -> Times:
         prepared, context = self.loaded.prepared, shape.tokens + self._steps // 2

@@ -27,7 +27,7 @@ import torch
 
 from baton.engine.offline.llm import LLM
 from baton.engine.offline.params import SamplingParams
-from baton.lab.report.result import DEMO, read_arguments, write_result
+from baton.lab.report.result import DEMO, ENGINE, make_result, read_arguments, write_result
 from baton.lab.tableqa.tokens import encode
 from baton.lab.tableqa.train_data import dialogue, people, question_and_answer, table
 
@@ -85,8 +85,8 @@ def main() -> None:
     for setting in settings:
         found.append(measure(arguments.model, setting, arguments.questions, arguments.dialogues))
         print(as_row(found[-1]), flush=True)
-    qualities = [dataclasses.asdict(quality) for quality in found]
-    write_result(arguments.json, {"model": Path(arguments.model).name, "qualities": qualities})
+    qualities = {" ".join(filter(None, dataclasses.astuple(each.setting))): dataclasses.asdict(each) for each in found}
+    write_result(arguments.json, make_result(ENGINE, [qualities], None, model=Path(arguments.model).name))
 
 
 def measure(model: str, setting: QualitySetting, questions: int, dialogues: int) -> Quality:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from baton.cli.installed import installed
 from baton.lab.benchmarks.gpu.processes import DEVICE_LOST
 from baton.lab.benchmarks.gpu.row import AbsentError, GpuRow, Setting
 from baton.lab.report.result import describe_machine
@@ -75,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry-run", action="store_true")
     options = parser.parse_args(arguments)
     setting = Setting(torch.device("cpu" if options.dry_run else "cuda:0"), options.dry_run)
-    machine = {**describe_machine(), **describe_gpu(setting.device)}
+    commit, machine = installed(()).commit, {**describe_machine(), **describe_gpu(setting.device)}
     rows: Sequence[GpuRow] = importlib.import_module(f"baton.lab.benchmarks.gpu.{options.module}").ROWS
     wanted = options.rows.split(",")
     failed = 0
@@ -83,7 +84,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if row.name in wanted:
             found = measured(row, setting)
             failed += found["status"] == "failed"
-            report = {**found, "machine": machine, "command": "lab/benchmarks/gpu.sh", "dry_run": setting.dry}
+            report = {
+                **found,
+                "commit": commit,
+                "machine": machine,
+                "command": "lab/benchmarks/gpu.sh",
+                "dry_run": setting.dry,
+            }
             written = options.out / f"{row.name}.part"
             written.write_text(json.dumps(report, indent=1) + "\n")
             written.replace(options.out / f"{row.name}.json")  # atomically, for readers that wait for the file

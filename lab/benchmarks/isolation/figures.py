@@ -7,8 +7,9 @@ from statistics import median
 from typing import Any
 
 from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog
+from baton.lab.commands.bench_options import Variant
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import Columns, table
+from baton.lab.report.result import Columns, Promise, judge_rounds, make_result, table
 from baton.lab.report.statistics import MeanEstimate, mean_of_worst, percentile
 from baton.launch import CommandFailed
 
@@ -203,29 +204,51 @@ def as_table(report: Report) -> str:
     return "\n".join(lines)
 
 
+MEASURES = ("engine", "kernels", "decode_worker", "prefill_worker")
+PROMISE = (
+    f"p99 between tokens next to prompts at most {P99_OVER_QUIET} times the quiet one, or {P99_OVER_FLOOR} times the "
+    f"floor's ratio; throughput of the answers at least {LEAST_THROUGHPUT} of the quiet one"
+)
+
+
 def as_json(report: Report) -> dict[str, Any]:
-    """Return every round, the medians, and two verdicts: by the client's times, which counts, and by the
-    steps.
+    """Return every round by variant and phase, and verdicts over all rounds: by the client's times, which count, and by
+    the steps.
     """
-    variants = {}
-    for variant, phases in report.rounds.items():
-        verdicts = {"client": judge(phases), "steps": judge(phases, of_steps=True)}
-        variants[variant] = {
-            "phases": {
-                phase: {"median": asdict(medians(rounds)), "rounds": [asdict(each) for each in rounds]}
-                for phase, rounds in phases.items()
-                if rounds
-            },
-            "verdicts": {name: _verdict(verdict) for name, verdict in verdicts.items() if verdict is not None},
-        }
-    return {
-        "model": report.model,
-        "quantize": report.quantize,
-        "cores": list(report.cores),
-        "load": asdict(report.load),
-        "objectives": asdict(report.objectives),
-        "variants": variants,
+    judged = {
+        variant: {"client": judge(phases), "steps": judge(phases, of_steps=True)}
+        for variant, phases in report.rounds.items()
     }
+    verdicts = {
+        variant: {name: _verdict(verdict) for name, verdict in of_variant.items() if verdict is not None}
+        for variant, of_variant in judged.items()
+    }
+    count = max((len(rounds) for phases in report.rounds.values() for rounds in phases.values()), default=0)
+    rounds = [
+        {
+            variant: {phase: asdict(figures[number]) for phase, figures in phases.items() if figures}
+            for variant, phases in report.rounds.items()
+        }
+        for number in range(count)
+    ]
+    return make_result(
+        MEASURES,
+        rounds,
+        _kept(report.rounds.get(Variant.SPLIT, {})),
+        model=report.model,
+        quantize=report.quantize,
+        cores=list(report.cores),
+        load=asdict(report.load),
+        objectives=asdict(report.objectives),
+        verdicts=verdicts,
+    )
+
+
+def _kept(phases: Mapping[LoadPhase, Sequence[Figures]]) -> Promise | None:
+    """Judge each round of one prefill and one decode worker by itself; None if they were not measured."""
+    rounds = [dict(zip(phases, each, strict=True)) for each in zip(*phases.values(), strict=True)]
+    verdicts = [judge({phase: [figures] for phase, figures in each.items()}) for each in rounds]
+    return judge_rounds(PROMISE, (each.holds for each in verdicts if each is not None)) if any(verdicts) else None
 
 
 def as_picture(report: Report) -> str:

@@ -8,6 +8,7 @@ a round, so that other load on the machine affects both. An engine that is not i
 import json
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +34,7 @@ from baton.lab.benchmarks.peers.process import (
 )
 from baton.lab.commands.bench_options import PeersOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import Columns, describe_machine, table
+from baton.lab.report.result import ENGINE, Columns, judge_rounds, make_result, table
 from baton.lab.report.statistics import MeanEstimate, mean_ratio
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
@@ -141,30 +142,48 @@ def as_picture(rows: Sequence[PeerRow], title: str) -> str:
     return draw_bars(BarChart(title, Axis("Baton's speed over the peer's"), names, tuple(series), mark=1.0))
 
 
+FASTEST = "fastest peer"
+PROMISE = "prefill and decode at least as fast as the fastest peer, with every precision and batch"
+
+
 def as_json(
-    machine: Mapping[str, str],
-    work: Mapping[str, Any],
-    contestants: Sequence[Contestant],
-    rows: Sequence[PeerRow],
-    rounds: Rounds,
+    work: Mapping[str, Any], contestants: Sequence[Contestant], rows: Sequence[PeerRow], rounds: Rounds
 ) -> dict[str, Any]:
-    """Return all results, with every round, so that ratios can be recomputed."""
-    return {
-        "machine": dict(machine),
-        **work,
-        "engines": [asdict(each) for each in contestants],
-        "rows": [asdict(row) for row in rows],
-        "rounds": [
-            {
-                "name": name,
-                "precision": precision,
-                "batch": batch,
-                "prefill_s": [each.prefill_s for each in measured],
-                "decode_step_s": [each.decode_step_s for each in measured],
+    """Return all results. A round holds times and Baton's speed over each peer's, by precision, batch and engine."""
+    count = max(map(len, rounds.values()), default=0)
+    by_number = [_round(rounds, number) for number in range(count)]
+    verdict = (
+        judge_rounds(PROMISE, (_keeps_up(each) for each in by_number)) if len({row.name for row in rows}) > 1 else None
+    )
+    engines, summaries = [asdict(each) for each in contestants], [asdict(row) for row in rows]
+    return make_result(ENGINE, by_number, verdict, **work, engines=engines, rows=summaries)
+
+
+def _round(rounds: Rounds, number: int) -> dict[str, Any]:
+    """Return seconds of a round, and the ratio of each peer's to Baton's."""
+    found: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
+    for (name, precision, batch), measured in rounds.items():
+        each, ours = measured[number], rounds.get((OURS, precision, batch))
+        of_engine = {"prefill_s": each.prefill_s, "decode_step_s": each.decode_step_s}
+        if name != OURS and ours:
+            of_engine |= {
+                "prefill_ratio": each.prefill_s / ours[number].prefill_s,
+                "decode_ratio": each.decode_step_s / ours[number].decode_step_s,
             }
-            for (name, precision, batch), measured in rounds.items()
-        ],
-    }
+        found[precision][str(batch)][name] = of_engine
+    for of_batches in found.values():
+        for of_engines in of_batches.values():
+            peers = [each for each in of_engines.values() if "decode_ratio" in each]
+            if peers:
+                of_engines[FASTEST] = {
+                    what: min(each[what] for each in peers) for what in ("prefill_ratio", "decode_ratio")
+                }
+    return found
+
+
+def _keeps_up(of_round: Mapping[str, Any]) -> bool:
+    of_batches = [of_engines for batches in of_round.values() for of_engines in batches.values()]
+    return all(ratio >= 1.0 for each in of_batches for ratio in each.get(FASTEST, {}).values())
 
 
 def run_peers_bench(options: PeersOptions) -> int:
@@ -182,7 +201,7 @@ def run_peers_bench(options: PeersOptions) -> int:
     elif options.picture is not None:
         options.picture.write_text(as_picture(rows, _title(options, checkpoint)))
     if options.json:
-        report = as_json(describe_machine(), _work(options, checkpoint), contest.contestants, rows, rounds)
+        report = as_json(_work(options, checkpoint), contest.contestants, rows, rounds)
         print(json.dumps(report, indent=2))
     else:
         _print_table(options, checkpoint, contest.contestants, rows)

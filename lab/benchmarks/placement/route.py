@@ -3,10 +3,9 @@
 Reports cache hits, balance, time to first token, and the CPU time of a decision.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Console
 
@@ -24,7 +23,7 @@ from baton.lab.benchmarks.placement.simulation import (
 from baton.lab.benchmarks.placement.traces import TraceArrival, from_zero, make_trace, read_trace, total_blocks
 from baton.lab.commands.bench_options import FilesSeen, RouteOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import Columns, show, write_pictures
+from baton.lab.report.result import Columns, Shown, show, write_pictures
 from baton.lab.report.statistics import percentile
 from baton.router.placement.policies import Strategy
 
@@ -191,14 +190,12 @@ def policies_of(options: RouteOptions) -> Sequence[str]:
 
 
 def run_route(options: RouteOptions) -> int:
-    """Run the policies and print their figures: a JSON object for one, a list for several. Raises: CommandFailed."""
+    """Run the policies and print their figures: a table, or JSON by policy. Raises: CommandFailed."""
     figures = simulate_all(load_arrivals(options), options, Console(stderr=True, highlight=False).print)
     name = options.trace.stem if options.trace is not None else options.shape
     write_pictures(options.pictures, pictures(figures, name))
-    if options.json and len(figures) == 1:
-        print(json.dumps(asdict(figures[0])))
-    else:
-        show(figures, options.json, COLUMNS, note_of(figures))
+    measures = ("router/placement", "router/cache", "lab/benchmarks/placement")
+    show(figures, options.json, Shown(COLUMNS, lambda each: each.policy, measures), note_of(figures))
     return 0
 
 

@@ -32,7 +32,7 @@ from baton.lab.benchmarks.router.streams import (
 )
 from baton.lab.commands.bench_options import GatewayBenchOptions, RouterBenchOptions
 from baton.lab.harness.processes import tiny_model
-from baton.lab.report.result import Columns, describe_machine, table
+from baton.lab.report.result import Columns, make_result, table
 
 DELAY_INTERVAL_MS = 5.0
 
@@ -53,8 +53,7 @@ class RouterReport:
 
     def as_json(self) -> dict[str, Any]:
         streams = {name: getattr(self, name) for name in ("streaming", "streaming_floor", "flood")}
-        return {
-            "machine": describe_machine(),
+        figures = {
             "decision_us_p50": self.decision.decision_p50_us,
             "hashing_us_p50": self.decision.hashing_p50_us,
             "cpu_us_per_token": self.streaming.cpu_us_per_token,
@@ -67,6 +66,7 @@ class RouterReport:
             "delay": asdict(self.delay),
             "delay_floor": asdict(self.delay_floor),
         }
+        return make_result(["router", "process"], [figures], None)
 
 
 def run_router_bench(options: RouterBenchOptions) -> int:
@@ -132,6 +132,7 @@ class CallWay:
     cpu_us_per_token: float
     tokens_per_chunk: float
     first_token_ms: float
+    rounds_cpu_us: tuple[float, ...] = ()  # CPU time of a token in each round
 
 
 def run_gateway_bench(options: GatewayBenchOptions) -> int:
@@ -159,6 +160,7 @@ async def measure_ways(options: GatewayBenchOptions) -> list[CallWay]:
             statistics.median(each.cpu_us_per_token for each in figures),
             statistics.median(each.tokens_per_message for each in figures),
             statistics.median(firsts[name]),
+            tuple(each.cpu_us_per_token for each in figures),
         )
         for name, figures in streamed.items()
     ]
@@ -180,19 +182,21 @@ async def _first_tokens(stack: StreamStack, requests: int, firsts: dict[str, lis
 
 def as_json_object(ways: list[CallWay]) -> dict[str, Any]:
     grpc = ways[0]
-    return {
-        "machine": describe_machine(),
-        "ways": {
-            way.name: {
-                "cpu_us_per_token": way.cpu_us_per_token,
-                "tokens_per_chunk": way.tokens_per_chunk,
-                "first_token_ms_p50": way.first_token_ms,
-                "cpu_us_per_token_over_grpc": way.cpu_us_per_token - grpc.cpu_us_per_token,
-                "first_token_ms_over_grpc": way.first_token_ms - grpc.first_token_ms,
-            }
-            for way in ways
-        },
+    medians = {
+        way.name: {
+            "cpu_us_per_token": way.cpu_us_per_token,
+            "tokens_per_chunk": way.tokens_per_chunk,
+            "first_token_ms_p50": way.first_token_ms,
+            "cpu_us_per_token_over_grpc": way.cpu_us_per_token - grpc.cpu_us_per_token,
+            "first_token_ms_over_grpc": way.first_token_ms - grpc.first_token_ms,
+        }
+        for way in ways
     }
+    rounds = [
+        {way.name: {"cpu_us_per_token": way.rounds_cpu_us[number]} for way in ways}
+        for number in range(len(grpc.rounds_cpu_us))
+    ]
+    return make_result(["router", "process"], rounds, None, ways=medians)
 
 
 def as_table(ways: list[CallWay]) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
-from baton.lab.report.result import Columns, show, write_pictures
+from baton.lab.report.result import Columns, Shown, show, write_pictures
 from baton.lab.report.statistics import percentile
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.cluster import Cluster
@@ -126,6 +126,7 @@ WORKERS = (8, 16, 64, 250, 1000)
 PROMPT_TOKENS = (1024, 8192, 32_768, 131_072)
 USUAL_WORKERS, USUAL_TOKENS = 16, 8192
 RUNNING = 500
+MEASURES = ("router/placement", "router/cache", "lab/benchmarks/router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,8 @@ def run_scaled(folder: Path | None, as_json: bool, decisions: int = 1000) -> int
     costs += [measure(USUAL_WORKERS, tokens, decisions) for tokens in PROMPT_TOKENS if tokens != USUAL_TOKENS]
     costs.append(measure(WORKERS[-1], PROMPT_TOKENS[-1], decisions))
     write_pictures(folder, {"route-decision": as_picture(costs)})
-    show(costs, as_json, COLUMNS, note(costs))
+    named = Shown(COLUMNS, lambda cost: f"{cost.workers} workers, {cost.prompt_tokens} tokens", MEASURES)
+    show(costs, as_json, named, note(costs))
     return 0
 
 

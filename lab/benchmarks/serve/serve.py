@@ -17,13 +17,16 @@ from baton.lab.benchmarks.serve.load import (
 )
 from baton.lab.benchmarks.serve.targets import opened
 from baton.lab.commands.bench_options import ServeBenchOptions
-from baton.lab.report.result import Columns, table
+from baton.lab.report.result import Columns, make_result, table
 
 
 def run_serve_bench(options: ServeBenchOptions) -> int:
     """Measure all targets and print the metrics; return 1 if a request failed. Raises: CommandFailed."""
     results = asyncio.run(measure_all(options))
-    print(json.dumps([result.as_json() for result in results]) if options.json else "\n\n".join(map(as_table, results)))
+    if options.json:
+        print(json.dumps(make_result((), [{each.target: each.as_json() for each in results}], None)))
+    else:
+        print("\n\n".join(map(as_table, results)))
     return 1 if any(result.failed for result in results) else 0
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from baton.lab.benchmarks.transfer.marked_worker import StageMarks
 from baton.lab.benchmarks.transfer.worker_pair import BLOCK_TOKENS, PairSession, WorkerPair, worker_process
 from baton.lab.report.limits import shortest
-from baton.lab.report.result import DEMO, read_arguments, write_result
+from baton.lab.report.result import DEMO, make_result, read_arguments, write_result
 from baton.launch.devices import plan_cores, write_cores
 
 WARM_UP_ROUNDS = 2
@@ -62,21 +62,33 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOverRound:
+    stages: HandOverStages
+    hidden: float  # fraction of the copying that was done before the last chunk ended
+    ttft_ms: float  # time to first token if the prompt is not pulled
+    added_ttft: float  # time that a pull adds to `ttft_ms`, as a fraction of it
+    pull_gb_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class HandOverResult:
+    """Medians over the rounds."""
+
     prompt_tokens: int
     kv_cache_dtype: str
     kv_bytes: int
     transport: str
-    hand_over_ms: HandOverStages  # median of each stage
+    hand_over_ms: HandOverStages
     hand_over_p90_ms: float
-    ttft_ms: float  # time to first token if the prompt is not pulled
-    added_ttft: float  # time that a pull adds to `ttft_ms`, as a fraction of it
+    ttft_ms: float
+    added_ttft: float
     pull_gb_per_s: float
     memcpy_gb_per_s: float
-    hidden: float  # fraction of the copying that was done before the last chunk ended
+    hidden: float
     quiet: Between
     computing: Between
     pulling: Between
+    rounds: tuple[HandOverRound, ...]
 
 
 def stages_of(prefill_marks: StageMarks, decode_marks: StageMarks, since: float) -> tuple[HandOverStages, float]:
@@ -126,11 +138,10 @@ def memcpy_gb_per_s(nbytes: int) -> float:
 async def measure(
     workers: WorkerPair, marks: tuple[StageMarks, StageMarks], options: argparse.Namespace
 ) -> HandOverResult:
-    stages: list[HandOverStages] = []
-    hidden, ratios, alone, copied = [], [], [], []
+    rounds: list[HandOverRound] = []
     landed: Any = None
-    rounds, tokens = options.rounds, options.prompt_tokens
-    for number in range(WARM_UP_ROUNDS + rounds):
+    tokens = options.prompt_tokens
+    for number in range(WARM_UP_ROUNDS + options.rounds):
         alone_s = (await workers.answer(tokens, 1, pulled=False)).first_s
         began = time.monotonic()
         pulled = await workers.answer(tokens, 4)
@@ -138,13 +149,11 @@ async def measure(
             continue  # the first copies also map the pages
         found, share = stages_of(*marks, began)
         landed = pulled.landed
-        stages.append(found)
-        hidden.append(share)
-        alone.append(alone_s)
-        ratios.append(pulled.first_s / alone_s)
-        copied.append(landed.bytes / 1e6 / landed.copy_ms)
-        note(f"round {len(stages)} of {rounds}: {found.total:.2f} ms, TTFT {ratios[-1]:.4f} of that without a pull")
-    middle = [statistics.median(getattr(one, name) for one in stages) for name in HandOverStages.__slots__]
+        ratio = pulled.first_s / alone_s
+        rounds.append(HandOverRound(found, share, alone_s * 1e3, ratio - 1, landed.bytes / 1e6 / landed.copy_ms))
+        counted = f"round {len(rounds)} of {options.rounds}"
+        note(f"{counted}: {found.total:.2f} ms, TTFT {ratio:.4f} of that without a pull")
+    middle = [statistics.median(getattr(each.stages, name) for each in rounds) for name in HandOverStages.__slots__]
     between = await measure_time_between_tokens(workers, tokens, options.answer_tokens)
     return HandOverResult(
         tokens,
@@ -152,13 +161,14 @@ async def measure(
         landed.bytes,
         landed.transport,
         HandOverStages(*middle),
-        float(np.percentile([one.total for one in stages], 90)),
-        statistics.median(alone) * 1e3,
-        statistics.median(ratios) - 1,
-        statistics.median(copied),
+        float(np.percentile([each.stages.total for each in rounds], 90)),
+        statistics.median(each.ttft_ms for each in rounds),
+        statistics.median(each.added_ttft for each in rounds),
+        statistics.median(each.pull_gb_per_s for each in rounds),
         memcpy_gb_per_s(landed.bytes),
-        statistics.median(hidden),
+        statistics.median(each.hidden for each in rounds),
         *between,
+        tuple(rounds),
     )
 
 
@@ -194,10 +204,13 @@ def main() -> None:
         rounds=9,
     )
     result = asyncio.run(run(options))
-    for name, value in asdict(result).items():
+    found = asdict(result)
+    rounds = found.pop("rounds")
+    for name, value in found.items():
         shown = ", ".join(f"{part} {ms:.3f}" for part, ms in value.items()) if isinstance(value, dict) else value
         print(f"{name}: {shown}")
-    write_result(options.json, {"model": options.model.name, **asdict(result)})
+    measures = ("kvtransfer", "worker", "prefill_worker", "decode_worker", "engine/scheduler")
+    write_result(options.json, make_result(measures, rounds, None, model=options.model.name, **found))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from baton.kernels.types import (
     StateRuns,
 )
 from baton.lab.benchmarks.triton.absent_gpu import absent_gpu
-from baton.lab.report.result import make_parser, write_result
+from baton.lab.report.result import judge_rounds, make_parser, make_result, write_result
 
 LAYERS, BLOCKS, BLOCK_TOKENS = 32, 4096, 32
 KV_HEADS, GROUP = 8, 4
@@ -399,8 +399,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = compilers.map(compile_cases, options.arch, itertools.repeat(options.kernel))
         rows = [row for of_arch in found for row in of_arch]
     print(f"{len(rows)} kernels, {sum(row.seconds for row in rows):.0f} s of compiling", flush=True)
-    write_result(options.json, {"triton": triton.__version__, "rows": [asdict(row) for row in rows]})
     bad = [row for row in rows if row.spilled_bytes and row.kernel != MAY_SPILL]
+    verdict = judge_rounds(f"no kernel spills, except {MAY_SPILL}", (row not in bad for row in rows))
+    kernels = {"kernels": [asdict(row) for row in rows]}
+    write_result(options.json, make_result(["kernels/triton"], [kernels], verdict, triton=triton.__version__))
     for row in bad:
         print(f"spills: {row}", file=sys.stderr)
     return 1 if bad else 0

@@ -28,7 +28,7 @@ from baton.kernels.triton import launch
 from baton.kernels.triton.launch import KernelCall
 from baton.lab.benchmarks.gpu.drawn import drawn_model, write_config
 from baton.lab.benchmarks.gpu.row import RATED
-from baton.lab.report.result import make_parser, write_result
+from baton.lab.report.result import ENGINE, make_parser, make_result, write_result
 
 NODE_US = 1.2
 CONTEXT_BLOCKS = 128  # blocks of 32 tokens; attention over so many is split, as usual for one sequence
@@ -151,7 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     estimates = [estimate(shape, rows) for shape in GOALS_MS for rows in ROWS]
     for each in estimates:
         print(each)
-    write_result(options.json, {"node_us": NODE_US, "rows": [asdict(each) for each in estimates]})
+    steps = {f"{each.shape}, {each.rows} rows": asdict(each) for each in estimates}
+    write_result(options.json, make_result(ENGINE, [steps], None, node_us=NODE_US))
     return 0
 
 

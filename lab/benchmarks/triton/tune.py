@@ -33,7 +33,7 @@ from baton.lab.benchmarks.gpu.attention import COLD_BYTES, HEAD_DIM, HEADS, SCOR
 from baton.lab.benchmarks.gpu.row import Setting, seconds_each
 from baton.lab.benchmarks.gpu.run import settled
 from baton.lab.benchmarks.triton import few_rows
-from baton.lab.report.result import make_parser, write_result
+from baton.lab.report.result import make_parser, make_result, write_result
 
 DECODE_SHAPES = ((1, 8192), (8, 4096), (32, 4096), (128, 1024))  # sequences, context
 PREFILL_TOKENS = (512, 2048, 8192)
@@ -184,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for kernel, tile in rows.items():
             print(f"{kernel}: {device.row}: {tile},")
         found = {name: str(tile) for name, tile in rows.items()}
-        write_result(options.json, {"gpu": torch.cuda.get_device_name(), **found})
+        write_result(options.json, make_result(["kernels/triton"], [found], None, gpu=torch.cuda.get_device_name()))
     return 0
 
 

@@ -23,7 +23,7 @@ from baton.lab.chaos.exactness.courses import Course, CourseAnswers, alone, at_o
 from baton.lab.chaos.exactness.oracle import Oracle, OracleTally
 from baton.lab.chaos.exactness.requests import ExactRequest, random_requests
 from baton.lab.chaos.history import ChaosCase
-from baton.lab.report.result import Columns, read_arguments, table, write_result
+from baton.lab.report.result import SERVICE, Columns, judge_rounds, make_result, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
@@ -130,7 +130,9 @@ def main() -> None:
             write_tiny_checkpoint(model)
         outcomes = [each for dtype in given.dtypes for each in measure(model, dtype, asked, given.seed)]
     print(table(outcomes, COLUMNS))
-    write_result(given.json, {"seed": given.seed, "courses": [asdict(each) for each in outcomes]})
+    verdict = judge_rounds("no answer of a course differs", (each.differing == 0 for each in outcomes))
+    rounds = [{f"{each.course}, {each.dtype}": asdict(each) for each in outcomes}]
+    write_result(given.json, make_result(SERVICE, rounds, verdict, seed=given.seed))
     if differing := sum(each.differing for each in outcomes):
         raise CommandFailed(f"{differing} answers differ")
 

@@ -16,7 +16,7 @@ from baton.lab.chaos.checker import FindingKind
 from baton.lab.chaos.rolling.checkout import PastRelease, ReleaseMissing, check_out, last_release
 from baton.lab.chaos.rolling.roll import Mixture, NotRolled, Rolled, RollingOptions, RollingOutcome, RollingRun, Side
 from baton.lab.chaos.stack import NotWhole
-from baton.lab.report.result import Columns, read_arguments, table, write_result
+from baton.lab.report.result import SERVICE, Columns, judge_rounds, make_result, read_arguments, table, write_result
 from baton.launch import CommandFailed
 from baton.versions import RELEASE
 
@@ -107,7 +107,8 @@ def main() -> None:
     except (ReleaseMissing, NotWhole, NotRolled) as error:
         raise CommandFailed(str(error)) from error
     show(outcome)
-    write_result(given.json, {"options": asdict(options), **figures(outcome)})
+    verdict = judge_rounds("no stream fails, no token is lost, repeated or wrong", [outcome.is_good])
+    write_result(given.json, make_result(SERVICE, [figures(outcome)], verdict, options=asdict(options)))
     if not outcome.is_good:
         raise CommandFailed("the rolling upgrade failed: see the findings above")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.client import BatonClientError
-from baton.lab.report.result import DEMO, write_result
+from baton.lab.report.result import DEMO, SERVICE, judge_rounds, make_result, write_result
 from tests.deploy.play.cluster import DECODE, PREFILL, REDIS, ROUTER, Cluster, Replaced
 from tests.deploy.play.entry import Entry, secure_entry
 from tests.deploy.play.load import TOKENS, Compared, Load, Stream
@@ -163,9 +163,12 @@ def main() -> int:
     for each in seen:
         print(f"{each.step.ljust(width)}  {each.seen}")
     print(f"not run here: {', '.join(kinds_not_run(objects))}")
-    components = {"components": entry.components}
-    write_result(arguments.json, components | {"steps": [asdict(each) for each in seen], **figures})
-    return 1 if figures["failures"] or figures["different"] else 0
+    is_good = not (figures["failures"] or figures["different"])
+    rounds = [{"steps": [asdict(each) for each in seen], **figures}]
+    verdict = judge_rounds("no stream fails and no answer differs", [is_good])
+    measures = (*SERVICE, "deploy/kubernetes")
+    write_result(arguments.json, make_result(measures, rounds, verdict, components=entry.components))
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import typer
 from baton.cli.options import KV_MEMORY_NOTE, Adapters, ModelFolder, of_field
 from baton.decode_worker.config import DecodeConfig
 from baton.launch.devices import DeviceChoice
-from baton.launch.process_plan import COLOCATED_TBT_SLO_MS
 from baton.router.config import RouterConfig
 from baton.worker.config import WorkerConfig
 
@@ -76,9 +75,9 @@ class UpOptions:
     ] = 1
     planner: str = of_field(RouterConfig, "planner")
     placement: str = of_field(RouterConfig, "placement")
-    tbt_slo_ms: float | None = of_field(
-        DecodeConfig, "tbt_slo_ms", note=f"Default with --colocated: {COLOCATED_TBT_SLO_MS:g}."
-    )
+    ttft_slo_ms: float = of_field(RouterConfig, "ttft_slo_ms")
+    tbt_slo_ms: float = of_field(RouterConfig, "tbt_slo_ms")
+    strict_tbt: bool = of_field(DecodeConfig, "strict_tbt", "--strict-tbt")
     speculate: str = of_field(DecodeConfig, "speculate")
     draft_model: str | None = of_field(
         DecodeConfig, "draft_model", kind=str, note="Or its name on the Hugging Face hub."

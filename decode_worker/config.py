@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from baton.process.config import ByteSize, Field, check
+from baton.process.config import ByteSize, Field, ObjectiveConfig, check, field_of
 from baton.text.model_options import DRAFT_KV_BYTES, SPECULATIVE_TOKENS
 from baton.text.speculation import MOST_SPECULATIVE_TOKENS
 from baton.worker.config import WorkerConfig
@@ -15,12 +15,9 @@ class DecodeConfig(WorkerConfig):
     max_sequences: int = Field(
         64, ge=1, le=4096, description="Number of batch slots: maximum number of running sequences."
     )
-    tbt_slo_ms: float | None = Field(
-        None,
-        gt=0,
-        description="Longest step that computes prompts or drafts. Prompts may always lengthen a step by a "
-        "twentieth, and without this setting by a tenth at most. Higher values improve TTFT and throughput, lower "
-        "ones smooth answers.",
+    tbt_slo_ms: float = field_of(ObjectiveConfig, "tbt_slo_ms", former=None)
+    strict_tbt: bool = Field(
+        False, description="Let prompts lengthen a step by a tenth at most, whatever their TTFT objective."
     )
     speculate: Literal["off", "ngram", "draft"] = Field(
         "off",

@@ -35,8 +35,7 @@ from baton.worker.transfer.source import TransferSource
 def _speculation(config: DecodeConfig, drafter: Drafter | None, computes_alike: bool) -> Speculation | None:
     if config.speculate == "off":
         return None
-    target_s = None if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3
-    return Speculation(config.speculative_tokens, target_s, drafter, computes_alike)
+    return Speculation(config.speculative_tokens, config.tbt_slo_ms / 1e3, drafter, computes_alike)
 
 
 def _nothing() -> None:
@@ -68,7 +67,7 @@ class DecodeRole(ServingRole):
         info = worker_info(config, context, session_pb2.ROLE_DECODE, config.max_sequences)
         retained = RetainedBounds(config.kept_answers, config.kept_tokens)
         self.service: DecodeService = DecodeService(
-            info, context.epoch, config.session_grace_s, self._parts, self.reader, retained
+            info, context.epoch, config.session_grace_s, self._parts, self.reader, retained, config.tbt_slo_ms / 1e3
         )
         self.drain = Drain(self.service)
 

@@ -9,6 +9,7 @@ request, or a finished one within a grace period.
 
 import asyncio
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -36,6 +37,7 @@ from baton.worker.wire import (
     failure_of,
     gap_causes,
     groups_of,
+    objectives_of,
     request_of,
     sampling_params,
 )
@@ -83,11 +85,15 @@ class DecodeService(SessionService[Answer]):
         parts: ServiceParts,
         reader: TransferReader,
         retained: RetainedBounds,
+        tbt_s: float = math.inf,
     ) -> None:
-        """Create the service. `retained`: bounds on finished answers, each of which is kept for `session_grace_s`."""
+        """Create the service. `retained`: bounds on finished answers, each of which is kept for `session_grace_s`.
+        `tbt_s`: TBT objective of commands without one.
+        """
         self._table = AnswerTable(session_grace_s, retained)
         super().__init__(worker, epoch, session_grace_s, self._table, parts)
         self._reader = reader
+        self._tbt_s = tbt_s
         self._admission = Admission(parts.loop)
         self._credits: WorkerCredits[Link] = WorkerCredits(worker.total_blocks, worker.total_slots)
         self._adoptions = Adoptions(self._table, self._send, self._send_failed)
@@ -138,7 +144,8 @@ class DecodeService(SessionService[Answer]):
         """Admit a request to the running batch, or fail it with a reason."""
         try:
             params = sampling_params(command.sampling, await constraint_of(self._grammars, command.sampling))
-            request = request_of(answer.request_id, command, params, answer.adapter)
+            objectives = objectives_of(command, answer.times.arrived_s, self._tbt_s)
+            request = request_of(answer.request_id, command, params, answer.adapter, objectives)
         except ValueError as error:
             self._fail(answer, session_pb2.FAILURE_REASON_INVALID, str(error))
             return

@@ -30,7 +30,6 @@ from baton.process.serving.addresses import Address
 from baton.worker.config import NEED_INTERFACE
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
-COLOCATED_TBT_SLO_MS = 60.0
 
 # Seconds between the end of a process's drain and SIGKILL.
 ROUTER_END_S = 10.0
@@ -152,8 +151,6 @@ def _worker(layout: ServiceLayout, role: str, number: int, position: int, cores:
     values = {**own, **layout.worker}
     if values["transport"] in NEED_INTERFACE:
         values["transfer_interface"] = LOOPBACK_INTERFACE
-    if not layout.prefill and values["tbt_slo_ms"] is None:
-        values["tbt_slo_ms"] = COLOCATED_TBT_SLO_MS
     if cores is None:
         values["chunk_tokens"] = GPU_CHUNK_TOKENS
     else:

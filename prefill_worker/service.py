@@ -28,6 +28,7 @@ from baton.worker.wire import (
     Limit,
     constraint_of,
     failure_of,
+    objectives_of,
     request_of,
     sampling_params,
 )
@@ -142,7 +143,8 @@ class PrefillService(SessionService[Prompt]):
     def _queue(self, prompt: Prompt, command: session_pb2.Prefill, constraint: Constraint | None) -> None:
         try:
             params = sampling_params(command.sampling, constraint)
-            request = request_of(prompt.request_id, command, params, prompt.adapter)
+            objectives = objectives_of(command, prompt.times.arrived_s)
+            request = request_of(prompt.request_id, command, params, prompt.adapter, objectives)
         except ValueError as error:
             self._fail(prompt, session_pb2.FAILURE_REASON_INVALID, str(error))
             return

@@ -24,6 +24,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar, get_args, get_origin
 
 from baton.process.affinity import parse_cores
+from baton.process.objectives import LEAST_SLO_MS, MOST_SLO_MS, LatencyObjectives
 from baton.process.registry.redis_url import REDIS_PORT, check_redis_url
 from baton.process.registry.worker_record import AdapterFolder, WorkerRecord, parse_adapters, parse_workers
 from baton.process.security.cluster_secret import ClusterSecret
@@ -195,9 +196,9 @@ def Field(
     return FieldInfo("", None, default, description, variable, alias, has_flag, former, pattern, bounds)
 
 
-def field_of(config: "type[Settings]", name: str, default: Any) -> Any:
-    """Return a field of another configuration, with `default` instead of its own default."""
-    return replace(config.fields[name], default=default)
+def field_of(config: "type[Settings]", name: str, **changes: Any) -> Any:
+    """Return a field of another configuration. `changes`: what differs here, such as its default."""
+    return replace(config.fields[name], **changes)
 
 
 REQUIRED = _REQUIRED
@@ -463,6 +464,28 @@ class InternalTlsConfig(SecretConfig):
 
         ca, certificate, key = self.internal_tls_ca, self.internal_tls_cert, self.internal_tls_key
         return InternalTls(ca, certificate, key) if ca and certificate and key else None
+
+
+class ObjectiveConfig(Settings):
+    ttft_slo_ms: float = Field(
+        2000.0,
+        ge=LEAST_SLO_MS,
+        le=MOST_SLO_MS,
+        former="planner_ttft_ms",
+        description="TTFT objective of requests that have none of their own or of their API key, in milliseconds.",
+    )
+    tbt_slo_ms: float = Field(
+        50.0,
+        ge=LEAST_SLO_MS,
+        le=MOST_SLO_MS,
+        former="planner_tbt_ms",
+        description="TBT objective of requests that have none of their own or of their API key, in milliseconds. "
+        "Higher values improve TTFT and throughput, lower ones smooth answers.",
+    )
+
+    @property
+    def objectives(self) -> LatencyObjectives:
+        return LatencyObjectives(self.ttft_slo_ms, self.tbt_slo_ms)
 
 
 class LogConfig(Settings):

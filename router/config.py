@@ -13,6 +13,7 @@ from baton.process.config import (
     ListenConfig,
     LogConfig,
     ModelConfig,
+    ObjectiveConfig,
     ProcessConfig,
     Reader,
     RegistryConfig,
@@ -86,11 +87,18 @@ Origins = Annotated[tuple[str, ...], Reader(parse_origins)]
 
 
 class RouterConfig(
-    ListenConfig, ProcessConfig, ModelConfig, RegistryConfig, TelemetryConfig, InternalTlsConfig, LogConfig
+    ListenConfig,
+    ProcessConfig,
+    ModelConfig,
+    RegistryConfig,
+    TelemetryConfig,
+    InternalTlsConfig,
+    ObjectiveConfig,
+    LogConfig,
 ):
     """Settings of the router, which serves Baton's public endpoint over gRPC and HTTP."""
 
-    port: int = field_of(ListenConfig, "port", 50051)
+    port: int = field_of(ListenConfig, "port", default=50051)
     admin_host: str = Field("127.0.0.1", description="Address of the admin port.")
     admin_port: int = Field(50052, ge=0, le=65535, description="Admin port; 0: any free port.")
     workers: Workers = Field(
@@ -150,10 +158,6 @@ class RouterConfig(
         "propose",
         description="Role planner. act: workers change roles with the load; propose: changes are only shown.",
     )
-    planner_ttft_ms: float = Field(
-        2000.0, gt=0, former="ttft_slo_ms", description="TTFT objective of the role planner."
-    )
-    planner_tbt_ms: float = Field(100.0, gt=0, former="tbt_slo_ms", description="TBT objective of the role planner.")
     stall_factor: float = Field(
         2.0, ge=1, description="Gap between tokens that counts as a stall, as a multiple of the request's median gap."
     )

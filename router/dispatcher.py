@@ -25,6 +25,7 @@ from baton.process.errors import (
     Unavailable,
 )
 from baton.process.foreign_text import identifier_fault
+from baton.process.objectives import NO_LATENCY_OBJECTIVES, LatencyObjectives
 from baton.process.security.api_keys import UNLIMITED
 from baton.process.telemetry.trace_context import TraceContext, current_request_id, current_trace
 from baton.router.admission.key_limits import KeyMeter, KeyMeters
@@ -235,10 +236,13 @@ class Accounts:
 
 @dataclass(frozen=True, slots=True)
 class DispatcherLimits:
-    """Limits of every request: its default and maximum deadline, and the number of requests in flight."""
+    """Limits of every request: its default and maximum deadline, and the number of requests in flight. `objectives`:
+    latency objectives of requests without their own.
+    """
 
     default_deadline_s: float
     max_active: int
+    objectives: LatencyObjectives = NO_LATENCY_OBJECTIVES
 
 
 class Dispatcher:
@@ -524,6 +528,7 @@ class Dispatcher:
         if request.pooling is None:
             served.check_answers()
         valid = validate(request, served.defaults, served.vocab_size, max_context, drawn)
+        valid = replace(valid, objectives=self._limits.objectives)
         return await served.prepare(valid, chosen.adapter, allowed_tokens)
 
     def _summary(self, prepared: PreparedRequest, record: RequestRecord) -> Summary:

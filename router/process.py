@@ -49,7 +49,7 @@ from baton.router.readiness import Readiness
 from baton.router.request import journal as journal_wire
 from baton.router.request.journal import Journal, Streams
 from baton.router.request.run import RequestDeps
-from baton.router.roles import RolePlanning, SloTargets
+from baton.router.roles import RolePlanning
 from baton.router.trace.latency import RecentLatency, WorkerTokenTimes
 from baton.router.trace.report import RecentReports
 from baton.router.trace.spans import RecordObserver, ServerAddress, Tracer
@@ -150,7 +150,7 @@ class RouterProcess:
             self.readiness,
             deps,
             self.tracer,
-            DispatcherLimits(config.default_deadline_s, config.max_active),
+            DispatcherLimits(config.default_deadline_s, config.max_active, config.objectives),
             self.streams,
             self._meters,
             counts,
@@ -382,9 +382,8 @@ def _planning(
             return False
 
     timing = PlannerTiming(config.planner_hold_s, config.planner_cool_down_s)
-    targets = SloTargets(config.planner_ttft_ms, config.planner_tbt_ms)
     replicas = Replicas(ReplicaTiming(down_s=config.scale_down_s))
-    return RolePlanning(config.planner, targets, Planner(timing), cluster, queue, fleet, may_act, replicas)
+    return RolePlanning(config.planner, config.objectives, Planner(timing), cluster, queue, fleet, may_act, replicas)
 
 
 def _membership(config: RouterConfig) -> tuple[RedisRegistry | None, MembershipSource]:

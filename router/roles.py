@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from baton.process.errors import BatonError
+from baton.process.objectives import LatencyObjectives
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.admission.queue import AdmissionQueue
 from baton.router.fleet.fleet import WorkerLinks
@@ -35,14 +36,6 @@ RECOVER_S = 60.0  # time in which the desired number of workers must clear the b
 DECODE_SHARE = 0.9  # maximum utilisation of decode workers' batch slots and blocks
 LEAST_SAMPLES = 4
 _MAX_SAMPLES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class SloTargets:
-    """Latency objectives that the planner compares with measured latencies."""
-
-    ttft_ms: float
-    tbt_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +81,7 @@ class RolePlanning:
     def __init__(
         self,
         mode: Literal["propose", "act"],
-        targets: SloTargets,
+        objectives: LatencyObjectives,
         planner: Planner,
         cluster: Cluster,
         queue: AdmissionQueue,
@@ -100,7 +93,7 @@ class RolePlanning:
         self.mode = mode
         self.changes = 0
         self.verdict = PlannerVerdict(None, "no requests measured yet", 0.0, 0.0)
-        self._targets = targets
+        self._objectives = objectives
         self._planner = planner
         self._cluster = cluster
         self._queue = queue
@@ -181,7 +174,7 @@ class RolePlanning:
         utilised = max(here, flow / len(workers))
         own_ms = _quantile([each.prefill_ms for each in computed], 0.5)
         there_ms = _quantile([each.prefill_ms + each.waited_ms for each in computed], 0.9)
-        allowed_ms = self._targets.ttft_ms
+        allowed_ms = self._objectives.ttft_ms
         level = max(utilised / PREFILL_SHARE, backlog_ms / allowed_ms, there_ms / allowed_ms)
         comes = max(busy_ms / (WINDOW_S * 1e3), flow) / len(workers) + backlog_ms / (RECOVER_S * 1e3)
         return Pressure(level, own_ms / allowed_ms, comes / PREFILL_SHARE)
@@ -197,9 +190,9 @@ class RolePlanning:
         gaps = [each.tbt_ms for each in self._ended if each.tbt_ms is not None]
         if len(gaps) < LEAST_SAMPLES:
             return Pressure(taken, shared=taken)
-        level = max(taken, _quantile(gaps, 0.9) / self._targets.tbt_ms)
+        level = max(taken, _quantile(gaps, 0.9) / self._objectives.tbt_ms)
         # The floor is the shortest token gap seen: more workers do not make steps shorter than that.
-        return Pressure(level, 0.0 if level == taken else min(gaps) / self._targets.tbt_ms, taken)
+        return Pressure(level, 0.0 if level == taken else min(gaps) / self._objectives.tbt_ms, taken)
 
     def _to_change(self, to: WorkerRole) -> str | None:
         """Return the id of the least loaded worker that can change its role to `to`; None if there is none."""

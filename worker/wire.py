@@ -1,13 +1,14 @@
 """Conversion between engine values and session messages."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
 from baton.engine.kv_cache.sessions import SessionTurn
-from baton.engine.request import Drawn, EndReason, FirstToken, Request, TokenLogprob
+from baton.engine.request import Drawn, EndReason, FirstToken, Objectives, Request, TokenLogprob
 from baton.engine.runner.loop import EngineLoop
 from baton.engine.sampling.constraint import Constraint, Grammars
 from baton.engine.sampling.params import SamplingParams, candidates_per_beam
@@ -125,7 +126,11 @@ def pooling_of(command: session_pb2.Prefill | session_pb2.Start) -> Pooling | No
 
 
 def request_of(
-    request_id: int, command: session_pb2.Prefill | session_pb2.Start, params: SamplingParams, adapter: int
+    request_id: int,
+    command: session_pb2.Prefill | session_pb2.Start,
+    params: SamplingParams,
+    adapter: int,
+    objectives: Objectives,
 ) -> Request:
     """Build the engine request of a command. A continued answer repeats no log-probabilities of its prompt.
 
@@ -145,7 +150,19 @@ def request_of(
         prefill_only=isinstance(command, session_pb2.Prefill) or pooling is not None,
         turn=session_turn(command.kept_session) if command.HasField("kept_session") else None,
         pooling=pooling,
+        objectives=objectives,
     )
+
+
+def objectives_of(
+    command: session_pb2.Prefill | session_pb2.Start, arrived_s: float, tbt_s: float = math.inf
+) -> Objectives:
+    """Return the latency objectives of a command that arrived at `arrived_s`, in monotonic seconds. `tbt_s`: the
+    worker's TBT objective, for a command without one.
+    """
+    has_first = command.HasField("first_token_in_ms")
+    first_token_at_s = arrived_s + command.first_token_in_ms / 1e3 if has_first else math.inf
+    return Objectives(first_token_at_s, command.tbt_slo_ms / 1e3 if command.tbt_slo_ms else tbt_s)
 
 
 def session_turn(kept: kept_session_pb2.KeptSession) -> SessionTurn:

@@ -18,7 +18,6 @@ from baton.client import AsyncBatonClient
 from baton.client.errors import BatonClientError
 from baton.client.retry import RetryPolicy
 from baton.client.types import Delta
-from baton.decode_worker.config import DecodeConfig
 from baton.engine.scheduler.drafts import PerSequenceDrafter
 from baton.lab.simulation.files.disk import SimulatedDisk
 from baton.lab.simulation.host import Pace, SharedMemories, SimulatedHost, SimulatedRunner, prepared_model
@@ -53,7 +52,6 @@ class ClusterShape:
     chunk_tokens: int = 512
     tail_tokens: int = 64
     block_tokens: int = 32
-    tbt_slo_ms: float | None = None  # limit for a decode worker's steps that also compute prompts
 
     def __str__(self) -> str:
         return f"{self.prefill}P+{self.decode}D"
@@ -112,9 +110,6 @@ class CostFactory(Factory):
 
     def _prefill_config(self, name: str) -> PrefillConfig:
         return super()._prefill_config(name).but(tail_tokens=self._cluster.tail_tokens)
-
-    def _decode_config(self, name: str) -> DecodeConfig:
-        return super()._decode_config(name).but(tbt_slo_ms=self._cluster.tbt_slo_ms)
 
 
 def _worker_shape(cluster: ClusterShape, overheads: Overheads) -> WorkerShape:

@@ -1,5 +1,6 @@
 """Conversion of link messages between protobuf and plain values. It only maps names and decides nothing."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -131,6 +132,7 @@ class Tag:
     time_left_ms: int
     traceparent: str
     request_id: str = ""  # public id of the request
+    first_token_in_ms: int | None = None  # time left for the first token; negative: it is late; None: no objective
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ def _attempt_fields(tag: Tag, request: PreparedRequest) -> dict[str, Any]:
         "block_hashes": request.block_hashes,
         "kept_session": kept_session_message(request.kept_session),
         "pooling": pooling_message(request.pooling),
+        "first_token_in_ms": tag.first_token_in_ms,
+        "tbt_slo_ms": 0 if math.isinf(request.objectives.tbt_ms) else round(request.objectives.tbt_ms),
     }
 
 

@@ -7,6 +7,7 @@ Detokenizers, stop strings and token counts belong to the request and continue a
 import asyncio
 import functools
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -378,7 +379,10 @@ class RequestRunner:
             self._inbox.put_own(Superseded(gone))
             return
         broken_pairs = scheduling.cluster.pairs.broken(began_s)
-        asked = placement_request(part, attempt_id, state.avoided_prefill, broken_pairs, state.preferred_decode)
+        first_token_in_ms = 1e3 * (self._first_token_at_s(part, began_s) - began_s)
+        asked = placement_request(
+            part, attempt_id, state.avoided_prefill, broken_pairs, state.preferred_decode, first_token_in_ms
+        )
 
         def settled(outcome: Admitted | BatonError) -> None:
             if isinstance(outcome, Admitted):
@@ -425,8 +429,17 @@ class RequestRunner:
         self._scheduling.fleet.adopt(tag, router_id, location.attempt_id, placement.decode)
         self.timeline.dispatched(time.monotonic())
 
+    def _first_token_at_s(self, part: PreparedRequest, now: float) -> float:
+        """Return the time by which the first token of `part` is wanted, in monotonic seconds; infinite: no objective.
+
+        A retry keeps the request's time. A part that continues an answer has the TTFT objective from `now` on.
+        """
+        began_s = now if part.answered_tokens else self.timeline.arrived_s
+        return began_s + part.objectives.ttft_ms / 1e3
+
     def _tag(self, attempt: Attempt) -> link_wire.Tag:
-        time_left_s = self._deadline_s - time.monotonic()
+        now = time.monotonic()
+        time_left_s, wanted_in_s = self._deadline_s - now, self._first_token_at_s(attempt.part, now) - now
         return link_wire.Tag(
             attempt_id=attempt.attempt_id,
             transfer_id=secrets.token_bytes(_TRANSFER_ID_BYTES),
@@ -434,6 +447,7 @@ class RequestRunner:
             time_left_ms=max(1, min(round(time_left_s * 1e3), _MAX_TIME_LEFT_MS)),
             traceparent=self._traceparent,
             request_id=attempt.part.request_id,
+            first_token_in_ms=None if math.isinf(wanted_in_s) else round(wanted_in_s * 1e3),
         )
 
     def _record_prefill(self, attempt: Attempt, placement: Placement, timings: PrefillTimings) -> None:

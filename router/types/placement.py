@@ -1,5 +1,6 @@
 """Inputs of a placement decision: the request, and the state of the workers. Plain values."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -87,6 +88,9 @@ class PlacementRequest:
     session: str | None = None  # name of a session whose requests prefer the same workers
     pooled: bool = False  # the request asks for a vector, not for an answer
     groups: BlockGroups = ONE_GROUP
+    first_token_in_ms: float = math.inf
+    """Time that is left for the first token when the attempt is submitted; negative: time by which it is late."""
+    tbt_slo_ms: float = math.inf  # TBT objective
 
     charged_answer_tokens: int = field(init=False, repr=False, compare=False)
     """Charged answer length per choice, in tokens."""
@@ -132,6 +136,7 @@ def placement_request(
     avoided_prefill: frozenset[str] = frozenset(),
     broken_pairs: frozenset[tuple[str, str]] = frozenset(),
     preferred_decode: str | None = None,
+    first_token_in_ms: float = math.inf,
 ) -> PlacementRequest:
     """Return the properties of one attempt on which its placement depends."""
     pooled = request.pooling is not None
@@ -150,4 +155,6 @@ def placement_request(
         prefix=early_block(request.block_hashes, request.block_tokens),
         session=request.session or None,
         pooled=pooled,
+        first_token_in_ms=first_token_in_ms,
+        tbt_slo_ms=request.objectives.tbt_ms,
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
+from baton.process.objectives import NO_LATENCY_OBJECTIVES, LatencyObjectives
 from baton.process.security.api_keys import UNLIMITED, KeyLimits
 from baton.router.types.events import SequenceEnd
 from baton.router.types.session import KeptSession
@@ -195,6 +196,7 @@ class ValidRequest:
     key_salt: bytes = b""
     pooling: Pooling | None = None
     own_form: StructuredOutput | None = None
+    objectives: LatencyObjectives = NO_LATENCY_OBJECTIVES
 
     @property
     def streams(self) -> bool:

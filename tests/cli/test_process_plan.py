@@ -113,13 +113,12 @@ def test_process_plan_colocated_has_no_prefill_workers() -> None:
     assert set(by_name(prefill=0)) == {"router", "decode-0"}
 
 
-@pytest.mark.parametrize(
-    ("prefill", "given_ms", "told"), [(1, 20.0, "20.0"), (0, 20.0, "20.0"), (0, None, "60.0"), (1, None, None)]
-)
-def test_process_plan_tbt_slo_defaults_when_colocated(prefill: int, given_ms: float | None, told: str | None) -> None:
-    command = by_name(prefill=prefill, tbt_slo_ms=given_ms)["decode-0"].command
-    assert ("--tbt-slo-ms" in command) is (told is not None)
-    assert told is None or command[command.index("--tbt-slo-ms") + 1] == told
+@pytest.mark.parametrize("prefill", [0, 1])
+def test_process_plan_objectives_reach_router_and_workers(prefill: int) -> None:
+    specs = by_name(prefill=prefill, ttft_slo_ms=900.0, tbt_slo_ms=20.0, strict_tbt=True)
+    assert (flag(specs["router"], "--ttft-slo-ms"), flag(specs["router"], "--tbt-slo-ms")) == ("900.0", "20.0")
+    for name in specs.keys() - {"router"}:
+        assert flag(specs[name], "--tbt-slo-ms") == "20.0" and "--strict-tbt" in specs[name].command
 
 
 def test_process_plan_workers_listen_on_loopback() -> None:

@@ -22,7 +22,7 @@ PROMPTS_PER_S = 1.2 * 1e3 / (LONG_PROMPT * TOKEN_MS)  # 20% more than one prefil
 ANSWERS_PER_S = 1.5 * 1e3 * SLOTS / (LONG_ANSWER * STEP_MS)  # 50% more than one decode worker can generate
 DEADLINE_S, POLL_S = 4.0, 0.5
 PLANNER = ("--planner", "act", "--planner-hold-s", 2, "--planner-cool-down-s", 15)
-SLOS = ("--planner-ttft-ms", 1000, "--planner-tbt-ms", 100)
+SLOS = ("--ttft-slo-ms", 1000, "--tbt-slo-ms", 100)
 
 
 def workers(model: Path) -> Iterator[HarnessWorker]:

@@ -116,7 +116,7 @@ def test_amounts_of_memory_are_shown_as_they_are_read(amount: int, text: str) ->
 
 @pytest.mark.parametrize(
     ("former", "name"),
-    [("session_grace_s", "worker_reconnect_s"), ("ttft_slo_ms", "planner_ttft_ms"), ("tbt_slo_ms", "planner_tbt_ms")],
+    [("session_grace_s", "worker_reconnect_s"), ("planner_ttft_ms", "ttft_slo_ms"), ("planner_tbt_ms", "tbt_slo_ms")],
 )
 def test_former_name_of_a_routers_field_works_with_a_notice(
     former: str, name: str, monkeypatch: pytest.MonkeyPatch

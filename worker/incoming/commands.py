@@ -54,6 +54,7 @@ def _rules(worker: session_pb2.WorkerInfo) -> dict[str, Rule]:
         "adapter": text(MAX_ID_CHARACTERS, NAME),
         "request_id": text(MAX_ID_CHARACTERS, IDENTIFIER),
         "first_choice": number(0, MAX_CHOICES - 1),
+        "first_token_in_ms": anything,
     }
     return {
         **{f"{command}.{field}": rule for command in ("Prefill", "Start") for field, rule in one_prompt.items()},

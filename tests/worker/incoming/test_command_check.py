@@ -57,7 +57,7 @@ def refusal(command: session_pb2.ConnectRequest) -> str:
     "command",
     [
         start(),
-        start(first_choice=15, answered_tokens=8),
+        start(first_choice=15, answered_tokens=8, first_token_in_ms=-(1 << 31), tbt_slo_ms=(1 << 32) - 1),
         start(kept_session=kept_session_pb2.KeptSession(id=ID, owner=bytes(8), keep_for_s=600.0)),
         start(sampling=sampling(n=8, stop_token_ids=[99], logit_bias={0: -100.0}, logprobs=20)),
         session_pb2.ConnectRequest(prefill=session_pb2.Prefill(**prompt(token_ids=range(63), block_hashes=[]))),

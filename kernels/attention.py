@@ -33,7 +33,7 @@ def paged_decode(
     sequence's result depends on the other sequences.
 
     A sequence with `context_tokens` 0 is padding: it has no blocks, and its result is zero. `block_ids` may have unused
-    entries at the end; then `usual_tokens` is the typical context length, by which kernels divide the work.
+    entries at the end; then kernels divide the work as if every context had `usual_tokens` tokens.
     """
     _check_decode(query, kv, rows, scoring)
     if out is not None and uses_triton(query):

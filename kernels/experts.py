@@ -31,7 +31,7 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """Multiply the row of each pair by the weight of its expert; returns a new `[pairs, outputs]` by pair number.
+    """Multiply the row of each pair, a row and one of its experts, by the expert's weight; returns `[pairs, outputs]`.
 
     x: `[rows, inputs]`, float32, bfloat16 or float16; the result has the same dtype. The number of pairs is a multiple
     of the number of rows. Sums are in float32, and scaled afterwards. Weights of experts without rows are not read.

@@ -138,7 +138,7 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return the sigmoid, computed as softmax of x and 0. PyTorch's own rounds a tensor's last numbers differently."""
+    """Return the sigmoid, computed as softmax of x and 0. PyTorch's own rounds the last elements differently."""
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
 
 

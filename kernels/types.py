@@ -64,8 +64,8 @@ class _KvHeads:
     data: torch.Tensor  # [..., 2 (keys, values), kv_heads, block_tokens, head_dim]
     scales: torch.Tensor | None = None  # float32 [..., 2, kv_heads, block_tokens], if and only if data is QUANTISED
     value_prefix: int | None = None
-    """Number of leading numbers of each key that are also its value, with the key's scale: the dimension of size 2
-    above has size 1 then. None: values are stored separately, with the size of keys.
+    """Number of leading numbers of each key that are also its value, with the key's scale; then the dimension
+    (keys, values) has size 1. None: values are stored separately, with the size of keys.
     """
 
     @property
@@ -151,8 +151,8 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
 class Scoring:
     """Attention scores: softmax over `softcap * tanh(query @ key * scale / softcap)`.
 
-    softcap: None: scores are `query @ key * scale`, unbounded (softcap: Gemma 2, arXiv:2408.00118). window: number of
-    tokens that a query sees, including its own; None: it sees all earlier ones. sinks: float32 `[heads]`, score of a
+    softcap (Gemma 2, arXiv:2408.00118): None: scores are `query @ key * scale`, unbounded. window: number of tokens
+    that a query sees, including its own; None: it sees all earlier ones. sinks: float32 `[heads]`, score of a
     virtual token without a value that every query sees (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None: no such
     token.
     """
@@ -449,8 +449,8 @@ def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     """Quantise rows `[..., head_dim]` of any float dtype to `dtype`; return them and their float32 scales `[...]`.
 
     row ~ stored * scale, with scale = largest magnitude of the row / largest number of `dtype`, so that nothing is
-    clipped (per-token symmetric quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). It needs no
-    calibration, and no row's result depends on other rows. A row with a non-finite value gets the scale NaN, and so
+    clipped (per-token symmetric quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration
+    is needed, and no row's result depends on other rows. A row with a non-finite value gets the scale NaN, and so
     reads back as NaN.
     """
     wide = rows.to(torch.float32)

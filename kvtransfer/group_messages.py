@@ -168,7 +168,7 @@ SEND_SLOTS = 2  # one message is being sent, one is being packed
 class GroupSender:
     """Sends blocks on its own thread, so that the engine never waits for the reader. Owns and closes `group`.
 
-    A block that is released before it is sent arrives with wrong content; its reader learns of that when it closes the
+    A block that is released before it is sent arrives with wrong content; the reader is told when it closes the
     transfer. Only one thread may call `submit` and `probe`.
     """
 
@@ -251,7 +251,7 @@ MAX_PROBE_MESSAGES = 64
 class SendControl(Protocol):
     """Requests to the source for messages. Every wait is bounded.
 
-    Raises: CopyRefused if the source will send no message; LinkBroken if it may send some.
+    Raises: CopyRefused if the source will send no message; LinkBroken if it may still send one.
     """
 
     def send(self, first_sequence: int, transfer_id: bytes, blocks: Sequence[int]) -> None:

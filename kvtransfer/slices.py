@@ -173,7 +173,7 @@ class EachPart:
 
 
 class WithCopies:
-    """A `Transport` into a pool, `storage`, of which other ranks have `copies`: updates these too.
+    """Transport into the pool `storage` that also updates `copies`, other ranks' copies of this pool.
 
     Owns and closes `transport`.
     """

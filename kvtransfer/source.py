@@ -41,7 +41,7 @@ class SourceState(Generic[FirstToken]):
     blocks: tuple[int, ...]  # physical block of each complete logical block
     first_tokens: tuple[FirstToken, ...] | None  # None until finished
     finished_at: float | None  # monotonic seconds; None until finished
-    dropped: bool  # ended or unknown: the other fields are meaningless
+    dropped: bool  # whether the transfer has ended or is unknown; then the other fields are meaningless
     checksums: tuple[BlockChecksum, ...] = ()  # checksums of some of `blocks`, in their order
 
     @property

@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 
 _REPLACEMENT = "\ufffd"
 _MOST_WITHHELD = 64
-"""Maximum number of tokens whose text is withheld: more cannot be one character, which has at most four bytes."""
+"""Maximum number of tokens whose text is withheld: more are certainly not one character of at most four bytes."""
 _SETTLED_BY = 8
-"""Number of tokens after a cut: a character that the cut divides has at most four bytes, and a token at least one."""
+"""Minimum number of tokens after a cut of the window, more than the at most four tokens of a divided character."""
 
 
 def special_token_ids(tokenizer: Tokenizer) -> dict[str, int]:
@@ -81,7 +81,7 @@ class Detokenizer:
     def _settle(self) -> str:
         """Return the text of withheld bytes that form no characters, up to a position where the window may be cut.
 
-        Decoding an ever longer window with each token would take quadratic time.
+        So the window stays short: decoding an ever longer one with each token would take quadratic time.
         """
         whole = self._decode(self._window)
         for place in range(len(self._window) - _SETTLED_BY, len(self._window) - 2 * _SETTLED_BY, -1):
@@ -96,7 +96,7 @@ class Detokenizer:
         return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
 
     def _say(self, window: list[int]) -> str:
-        """Return the new text of a window, if it ends with a complete character, and move the window on."""
+        """Return the new text of a window and move the window on; do nothing while the last character is incomplete."""
         text = self._decode(window)
         if len(text) <= len(self._said) or text.endswith(_REPLACEMENT):
             return ""

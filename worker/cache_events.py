@@ -29,7 +29,7 @@ class CacheLog:
         return len(self._hashes)
 
     def __contains__(self, block_hash: object) -> bool:
-        """Return whether the hash is cached. Any thread."""
+        """Return whether the hash is cached. Any thread may call it."""
         return block_hash in self._hashes
 
     def record(self, changes: CacheChanges) -> list[cache_pb2.CacheEvents]:
@@ -82,7 +82,7 @@ class CacheEventPublisher:
                 link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
 
     def knows(self, block_hash: bytes) -> bool:
-        """Return whether the block was in the cache a moment ago. Any thread."""
+        """Return whether the block was in the cache a moment ago. Any thread may call it."""
         return block_hash in self._log
 
     def send_snapshot(self, link: RouterLink[session_pb2.ConnectResponse]) -> None:

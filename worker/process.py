@@ -45,7 +45,7 @@ class Worker(Protocol):
     def busy(self) -> bool: ...
     @property
     def turns(self) -> int | None:
-        """Return a counter that increases while the engine makes progress; None without an engine. Any thread."""
+        """Return a counter that increases while the engine makes progress; None without an engine. Thread-safe."""
 
     async def start(self, on_fault: Callable[[BaseException], None], on_role: Callable[[Epoch], None]) -> None:
         """Load and warm the engine; return when it can serve.

@@ -15,7 +15,7 @@ from enum import Enum
 
 MAX_SESSIONS = 16_384
 NAMED_POOLS = 4
-"""Maximum number of remembered block hashes, in multiples of the pool's blocks; the oldest turn's are dropped first."""
+"""Maximum number of remembered block hashes, in multiples of the pool's blocks. Those of the oldest turn go first."""
 MIN_PAUSE_S = 0.05  # an earlier arrival is a retry of the same turn
 INITIAL_PAUSE_S = 5.0  # expected pause before any is measured
 INITIAL_PATIENCE_S = 300.0  # how long a next turn is waited for, before MIN_PAUSES are measured
@@ -337,7 +337,7 @@ class Sessions:
         session.pauses += 1
 
     def _expect(self, keep: SessionRetention, due_s: float) -> None:
-        """Set when the next turn is expected; the cheaper its blocks are to restore, the later it counts as due."""
+        """Set when the next turn is expected: the cheaper the session's blocks are to restore, the later."""
         keep.wake_s = min(due_s, keep.lapse_s)
         keep.due_s = self.now + max(0.0, due_s - self.now) / self.price(keep.blocks)
         heapq.heappush(self.wakes, (keep.wake_s, next(self._numbers), keep))

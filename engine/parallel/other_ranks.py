@@ -37,8 +37,8 @@ class OtherRanks:
     """Ranks 1 and up, each a process connected by a socket. They stop on `close`, or when this process ends."""
 
     def __init__(self, start: RankStart) -> None:
-        # An anonymous file: whatever ends the processes leaves nothing. Never closed: a FileStore writes to its path
-        # until it is destroyed, and the number of a closed descriptor could already name another file.
+        # An anonymous file leaves nothing behind, however the processes end. It is never closed: a FileStore writes to
+        # its path until it is destroyed, and the number of a closed descriptor could already name another file.
         self._meeting_fd = os.memfd_create("baton-ranks")
         self._start = start
         self._processes: list[subprocess.Popen[bytes]] = []

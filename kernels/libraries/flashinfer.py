@@ -42,7 +42,7 @@ class FlashInferPrefill:
         self._planned = torch.cuda.Event() if kv.data.is_cuda else None
 
     def plan(self, prefills: PrefillChunks) -> PrefillChunks:
-        """Return `prefills` with the function that computes its last chunks. Earlier plans become invalid."""
+        """Plan the last chunks of `prefills`; return it with the function that computes them. Ends earlier plans."""
         if not prefills.by_library:
             return prefills
         chunks = prefills.chunks[-prefills.by_library :]
@@ -64,7 +64,7 @@ class FlashInferPrefill:
         return replace(prefills, planned=self._attend)
 
     def _attend(self, query: torch.Tensor, kv: KvLayer, scoring: Scoring, out: torch.Tensor) -> None:
-        self._wrapper.run(query, kv.data, q_scale=scoring.scale, out=out)  # the plan's own scale is 1
+        self._wrapper.run(query, kv.data, q_scale=scoring.scale, out=out)  # the plan was made with scale 1
 
     def _on_host(self, numbers: list[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int32, pin_memory=self._planned is not None)

@@ -118,7 +118,7 @@ def build_best(level: str, folder: Path = BUILT) -> Path:
 
 
 def knows(compiler: str, level: str) -> bool:
-    """Return whether the compiler accepts the level's flags. Those of AMX, for example, need GCC 11 or Clang 12."""
+    """Return whether the compiler accepts the level's flags. For example, flags of AMX need GCC 11 or Clang 12."""
     command = [compiler, *_flags(level), "-fsyntax-only", "-x", "c++", os.devnull]
     return subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False).returncode == 0
 

@@ -13,7 +13,7 @@ from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
 
 class LayerNorms(NamedTuple):
-    """Norm weights of a layer, `[hidden]`: for the inputs and the outputs (`_end`) of its two parts; None: no norm."""
+    """Norm weights of a layer, each `[hidden]`: of the inputs of its two parts, and of their outputs (`_end`)."""
 
     attention: torch.Tensor | None
     feed_forward: torch.Tensor | None

@@ -10,9 +10,9 @@ from baton.kernels.types import MIN_WEIGHT_SUM, SWIGLU_ALPHA, SWIGLU_LIMIT
 HEAD_DIM_MULTIPLE = 16  # head_dim and value_dim must be multiples of this, for vectors of every processor
 MAX_HEAD_DIM = 576
 MAX_HEADS = 256
-MAX_GROUP = 144  # most query heads of one KV head
+MAX_GROUP = 144  # maximum number of query heads per KV head
 PIECE_TOKENS = 256  # tokens of the smallest piece into which a context is split
-MOST_PIECES = 16  # most pieces of one context
+MOST_PIECES = 16  # maximum number of pieces of a context
 
 
 class PagesStruct(Structure):

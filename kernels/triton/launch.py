@@ -25,9 +25,9 @@ class KernelCall:
     stages: int = 1
     most_registers: int | None = None  # most registers per thread; None: ptxas decides
     overlaps: bool = False
-    """Whether the kernel may start before the previous one has finished (programmatic dependent launch). Before each of
-    its programs waits for the previous kernel, it reads only weights; so kernels finish in order. It lets the next
-    kernel start immediately, with the resources that its own programs leave free.
+    """Whether the kernel may start before the previous one has finished (programmatic dependent launch). Until a
+    program waits for the previous kernel, it reads only weights, so kernels finish in order. The kernel lets the next
+    one start immediately, with the resources that its own programs leave free.
     """
 
     def start(self) -> None:

@@ -148,7 +148,7 @@ def add_products(
     return sums
 
 
-LEAST_PART = 512  # fewest columns of a part into which inputs are split
+LEAST_PART = 512  # minimum number of columns of each part into which inputs are split
 SPELLED_COLUMNS = 1024
 
 

@@ -30,9 +30,9 @@ from baton.kernels.triton.pages import Turning, put_heads, turned
 from baton.kernels.types import DecodeRows, HeadNorms, KvLayer, Scoring
 
 PARTS_AT_ONCE = 32
-"""Number of parts that are combined in one pass. Further passes are a loop, so that one kernel serves any number."""
+"""Number of parts that are combined in one pass. A loop combines further ones, so that one kernel serves any number."""
 COMBINED_NUMBERS = 8192
-"""Most numbers that a program combines at a time, of some parts and heads: 64 registers per thread."""
+"""Maximum amount of numbers, of several parts and heads, that a program combines at a time: 64 registers per thread."""
 
 
 def paged_decode(

@@ -301,7 +301,7 @@ def draw_row(
     is_whole, size = tl.full([], 1, tl.int32), tl.full([], 0, tl.int32) + vocab
     kept, kept_places = kept + index * KEPT, kept_places + index * KEPT
     if ranked | (top_p < 1.0):
-        # Even if the complete vocabulary were just below this logit, its mass would be less than what top_p drops.
+        # A logit so low that even a complete vocabulary just below it would have less mass than top_p drops.
         low = highest + divisor * (tl.log((1.0 - top_p) * mass / vocab) - _MARGIN)
         if ranked:
             low = _reached_by(highests, parts, top_k, PARTS)

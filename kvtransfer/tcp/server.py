@@ -45,7 +45,7 @@ class TcpServer:
     """Server that sends blocks of `pool`, in host memory, to readers that know `pool_id` and the id of a transfer.
 
     Owns `listener`. Any thread may call it. A block that is released while it is sent may arrive with wrong content;
-    its reader learns of that when it closes the transfer.
+    the reader is told when it closes the transfer.
     """
 
     def __init__(

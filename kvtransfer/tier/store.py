@@ -21,7 +21,7 @@ from baton.kvtransfer.tier.staging import Staging
 
 logger = logging.getLogger(__name__)
 SEGMENTS = 64
-"""Number of segments that fit into `size_bytes`. An eviction removes one, so only a small fraction of the blocks."""
+"""Number of segments that fit into `size_bytes`. An eviction removes one, and so only a few of the blocks."""
 LEAST_BLOCKS = 8
 
 

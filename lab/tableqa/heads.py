@@ -76,7 +76,7 @@ def turn(rows: int, columns: int, generator: torch.Generator | None = None) -> t
 
 
 def balance(attention: torch.nn.Module) -> None:
-    """Scale the weights of queries and keys to equal size, logits unchanged, so that training changes both alike."""
+    """Scale weights of queries and keys to equal size, without changing logits, so that training changes both alike."""
     keys, queries = (
         attention.k_proj.weight.view(2, 2, PAIRS, HIDDEN),
         attention.q_proj.weight.view(2, 2, 2, PAIRS, HIDDEN),

@@ -26,7 +26,7 @@ class HeadParts:
 
     ONE = slice(0, 1)  # the same for all tokens
     TOKEN = slice(1, 65)  # MARKS of the token itself, then its code
-    BEFORE = (slice(65, 97), slice(97, 117), slice(117, 137))  # marks, and part of the code, of the three tokens before
+    BEFORE = (slice(65, 97), slice(97, 117), slice(117, 137))  # marks and shortened codes of the three tokens before
     NAME = slice(137, 183)
     ROW = slice(183, 207)  # whether a message began after the last row, then the code of that row
     NEXT = slice(207, 271)  # predicted next token, in the format of TOKEN

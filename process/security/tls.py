@@ -149,7 +149,7 @@ class TlsContexts(NamedTuple):
 
 
 class InternalStreams:
-    """Mutual TLS for TCP connections, with the current content of the files. Any thread."""
+    """Mutual TLS for TCP connections, with the current content of the files. Any thread may call it."""
 
     def __init__(self, tls: InternalTls) -> None:
         """Read the files. Raises: TlsError."""

@@ -46,8 +46,9 @@ INTERNAL_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *(option for option in SERVER_OPTIONS if option[0] not in dict(_INTERNAL_KEEPALIVE)),
     *_INTERNAL_KEEPALIVE,
 )
-"""Options of internal servers (links and transfers). A vanished peer is detected within 2 s during sends, a stopped
-one, or one whose connection another process keeps open, within 5 s. Links survive the lost connection.
+"""Options of internal servers (links and transfers). During sends, a vanished peer is detected within 2 s. A
+stopped peer, or one whose connection another process keeps open, is detected within 5 s. Links survive the lost
+connection.
 """
 
 INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 MOST_BLOCKS = 131_072  # maximum number of recorded blocks, about 30 MB
 END_BLOCKS = 2  # number of last blocks recorded per prompt: the conversation's next turn may change the last one
 MIDWAY = 4
-"""Assumed number of prompts that diverge behind a prefix without a record, since it ends inside longer prompts."""
+"""Assumed number of prompts that diverge behind an unrecorded prefix: such a prefix ends inside longer prompts."""
 
 
 class PrefixFanOut:

@@ -18,7 +18,7 @@ PRIOR_MS = 50.0
 rate badly.
 """
 UNSEEN_DECAY = 0.98
-"""Decay of the oldest measured worker's rate at each measurement of another worker. Without it, a worker that was
+"""Decay of the rate that was measured longest ago, at each measurement of another worker. Without it, a worker that was
 once measured as slow would get no prompts, and so no measurement to correct the rate.
 """
 LEAST_SPREAD = 0.2

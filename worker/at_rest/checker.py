@@ -91,7 +91,7 @@ class RestChecker:
             self._working = asyncio.create_task(self._compare_queued(), name="kv-at-rest")
 
     def take_sums(self, sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
-        """Process checksums that another thread computed, of cached blocks whose watches did not break. Any thread.
+        """Process checksums that the calling thread computed of cached blocks, whose watches must not have broken.
 
         Return the blocks that differ from their known checksums. The caller must not store them; they are compared
         again.

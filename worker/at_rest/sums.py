@@ -30,7 +30,7 @@ class KnownSums:
         self._sums.setdefault(name, checksum)
 
     def differs(self, name: bytes, checksum: int) -> bool:
-        """Return whether a block differs from its known checksum. Any thread."""
+        """Return whether a block differs from its known checksum. Any thread may call it."""
         return self._sums.get(name, checksum) != checksum
 
     def matches(self, name: bytes, checksum: int) -> bool:

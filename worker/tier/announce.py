@@ -18,7 +18,7 @@ MESSAGES_AT_ONCE = 8
 
 
 class OwnFiles(Protocol):
-    """Interface of the KV files that this worker writes, implemented by `TierStore`. Any thread."""
+    """Interface of the KV files that this worker writes, implemented by `TierStore`. Any thread may call it."""
 
     def own_slots(self) -> Mapping[int, int]: ...
     def own_names(self, number: int, first: int, count: int) -> bytes: ...

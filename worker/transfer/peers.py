@@ -214,8 +214,8 @@ class Peers:
             await self._thread.check(self._checksums, wanted)
 
     def distrust(self, peer: Peer) -> None:
-        """Record a corrupt block. If it was the first one compared since the pairing, do not use the transport for that
-        pool again.
+        """Record a corrupt block. If it was the first one compared since the pairing, do not use the transport for the
+        peer's pool again.
         """
         if peer.compare is not None:
             self._unfit[peer.pool_id, peer.transport.name] = "its copies differ from the source's blocks"

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NewType, TypeVar
 
 import torch
 
@@ -60,6 +60,9 @@ def read_arguments(doc: str | None, /, **flags: object) -> argparse.Namespace:
     return make_parser(doc, **flags).parse_args()
 
 
+Result = NewType("Result", dict[str, Any])
+"""Figures with their provenance, made by `make_result`."""
+
 ENGINE = ("engine", "kernels")
 SERVICE = ("router", "worker", "decode_worker", "prefill_worker", *ENGINE)
 """Folders whose code a benchmark of a service measures."""
@@ -82,26 +85,28 @@ def judge_rounds(text: str, outcomes: Iterable[bool]) -> Promise:
 
 def make_result(
     measures: Sequence[str], rounds: Sequence[Mapping[str, Any]], verdict: Promise | None, **more: object
-) -> dict[str, Any]:
+) -> Result:
     """Return a result with its provenance.
 
     `measures`: files and folders of the repository that contain the measured code. `rounds`: the figures of each round;
     documents show medians over them. `verdict`: None where nothing was promised. `more`: settings and summaries.
     """
     changed = output_of(["git", "-C", str(ROOT), "status", "--porcelain", "--", *measures])
-    return {
-        "commit": installed(()).commit,
-        "changed": None if changed is None else [line[3:] for line in changed.splitlines()],
-        "machine": describe_machine(),
-        "command": _command(),
-        "measures": list(measures),
-        "verdict": None if verdict is None else asdict(verdict),
-        **more,
-        "rounds": list(rounds),
-    }
+    return Result(
+        {
+            "commit": installed(()).commit,
+            "changed": None if changed is None else [line[3:] for line in changed.splitlines()],
+            "machine": describe_machine(),
+            "command": _command(),
+            "measures": list(measures),
+            "verdict": None if verdict is None else asdict(verdict),
+            **more,
+            "rounds": list(rounds),
+        }
+    )
 
 
-def write_result(path: Path | None, result: Mapping[str, Any]) -> None:
+def write_result(path: Path | None, result: Result) -> None:
     """Write a result as JSON; None writes nothing."""
     if path is not None:
         path.write_text(json.dumps(result, indent=2) + "\n")

@@ -265,7 +265,7 @@ def test_a_contest_is_told_as_json_and_drawn(
     by_batch = [each["bf16"] for each in report["rounds"]]
     assert [sorted(each) for each in by_batch] == [["1", "2"], ["1", "2"]]
     assert by_batch[0]["1"]["slow"]["prefill_s"] == 2.0
-    assert by_batch[1]["2"]["fastest peer"] == {"prefill_ratio": 2.0, "decode_ratio": 2.0}
+    assert by_batch[1]["2"]["fastest"] == {"prefill_ratio": 2.0, "decode_ratio": 2.0}
     assert (report["verdict"]["held"], report["verdict"]["missed"]) == (2, 0)
     assert "<svg" in picture.read_text()
 

@@ -29,7 +29,7 @@ from baton.lab.benchmarks.engine.speed import (
 from baton.lab.commands.bench_options import CurvesOptions
 from baton.lab.report.limits import Limits, decode_step_bytes, decode_step_flop, measure_limits, prefill_flop
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
-from baton.lab.report.result import ENGINE, Columns, make_result, table, write_pictures
+from baton.lab.report.result import ENGINE, Columns, Result, make_result, table, write_pictures
 from baton.lab.report.statistics import Line, fit_line
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
@@ -147,7 +147,7 @@ def run_curves(options: CurvesOptions) -> int:
 
 
 class CurvesReport(NamedTuple):
-    report: dict[str, Any]  # content of curves.json
+    report: Result  # content of curves.json
     growths: list[Growth]
 
 

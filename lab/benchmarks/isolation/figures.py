@@ -9,7 +9,7 @@ from typing import Any
 from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, PhaseLog
 from baton.lab.commands.bench_options import Variant
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import Columns, Promise, judge_rounds, make_result, table
+from baton.lab.report.result import Columns, Promise, Result, judge_rounds, make_result, table
 from baton.lab.report.statistics import MeanEstimate, mean_of_worst, percentile
 from baton.launch import CommandFailed
 
@@ -211,7 +211,7 @@ PROMISE = (
 )
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: Report) -> Result:
     """Return every round by variant and phase, and verdicts over all rounds: by the client's times, which count, and by
     the steps.
     """

@@ -34,7 +34,7 @@ from baton.lab.benchmarks.peers.process import (
 )
 from baton.lab.commands.bench_options import PeersOptions
 from baton.lab.report.picture import Axis, BarChart, Bars, draw_bars
-from baton.lab.report.result import ENGINE, Columns, judge_rounds, make_result, table
+from baton.lab.report.result import ENGINE, Columns, Result, judge_rounds, make_result, table
 from baton.lab.report.statistics import MeanEstimate, mean_ratio
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
@@ -142,13 +142,13 @@ def as_picture(rows: Sequence[PeerRow], title: str) -> str:
     return draw_bars(BarChart(title, Axis("Baton's speed over the peer's"), names, tuple(series), mark=1.0))
 
 
-FASTEST = "fastest peer"
+FASTEST = "fastest"
 PROMISE = "prefill and decode at least as fast as the fastest peer, with every precision and batch"
 
 
 def as_json(
     work: Mapping[str, Any], contestants: Sequence[Contestant], rows: Sequence[PeerRow], rounds: Rounds
-) -> dict[str, Any]:
+) -> Result:
     """Return all results. A round holds times and Baton's speed over each peer's, by precision, batch and engine."""
     count = max(map(len, rounds.values()), default=0)
     by_number = [_round(rounds, number) for number in range(count)]

@@ -9,7 +9,6 @@ import asyncio
 import json
 import statistics
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from baton.lab.benchmarks.router.decision import DecisionFigures, measure_decision
 from baton.lab.benchmarks.router.streams import (
@@ -32,7 +31,7 @@ from baton.lab.benchmarks.router.streams import (
 )
 from baton.lab.commands.bench_options import GatewayBenchOptions, RouterBenchOptions
 from baton.lab.harness.processes import tiny_model
-from baton.lab.report.result import Columns, make_result, table
+from baton.lab.report.result import Columns, Result, make_result, table
 
 DELAY_INTERVAL_MS = 5.0
 
@@ -51,7 +50,7 @@ class RouterReport:
     def added_ms(self) -> float:
         return self.delay.p50_ms - self.delay_floor.p50_ms
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Result:
         streams = {name: getattr(self, name) for name in ("streaming", "streaming_floor", "flood")}
         figures = {
             "decision_us_p50": self.decision.decision_p50_us,
@@ -180,7 +179,7 @@ async def _first_tokens(stack: StreamStack, requests: int, firsts: dict[str, lis
                 firsts[route.name].append(await batch(route))
 
 
-def as_json_object(ways: list[CallWay]) -> dict[str, Any]:
+def as_json_object(ways: list[CallWay]) -> Result:
     grpc = ways[0]
     medians = {
         way.name: {

@@ -184,6 +184,7 @@ class Objectives:
 
     first_token_at_s: float = math.inf  # monotonic time by which its first token should exist
     tbt_s: float = math.inf  # longest time between two of its tokens, in seconds
+    ttft_s: float = math.inf  # time from its arrival at the router to `first_token_at_s`, in seconds
 
 
 NO_OBJECTIVES = Objectives()

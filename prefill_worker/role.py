@@ -9,6 +9,7 @@ from baton.engine.runner.engine import Engine
 from baton.engine.runner.loop import EngineLoop, OutcomeHandler
 from baton.engine.runner.sharing import DeviceShare, PrefillThrottle
 from baton.engine.runner.thread_preparation import SpareCores, thread_preparation
+from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.kvtransfer.source import SourceTable
 from baton.prefill_worker.config import PrefillConfig
@@ -64,6 +65,7 @@ class PrefillRole(ServingRole):
             self._prepared.layout.block_tokens,
             config.chunk_tokens,
             max_sequences=0,
+            budget=StepBudget(),
             tail_tokens=config.tail_tokens if device.type == "cpu" else 0,
             whole_prompts=isinstance(self._prepared.config, EncoderConfig),
         )

@@ -76,7 +76,7 @@ class Engine:
             self.throttle.rest()
         if (sessions := self.scheduler.pool.order.sessions).wakes:
             sessions.advance(time.monotonic())
-        step = self._ahead or self._launch(self.scheduler.plan(), None)
+        step = self._ahead or self._launch(self.scheduler.plan(time.monotonic()), None)
         if step is None:
             return None
         self._ahead = self._launch(self.scheduler.plan_ahead(), step) if self._runner.launches_ahead else None

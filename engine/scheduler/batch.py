@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count, islice
+from itertools import chain, count
 from typing import NamedTuple
 
 from baton.engine.kv_cache.block_pool import BlockPool, OutOfBlocks
@@ -428,32 +428,32 @@ def headroom_blocks(sequences: int) -> int:
 
 
 def admitted(
-    waiting: Iterable[ScheduledSequence],
+    prompts: Iterable[ScheduledSequence],
     is_coming: Callable[[ScheduledSequence], bool],
     admit: Callable[[ScheduledSequence], bool],
 ) -> Iterator[ScheduledSequence]:
-    """Admit sequences from `waiting`, the oldest first: one per iteration of the result.
+    """Iterate over prompts in order; running ones as they are, others when they are admitted, on demand.
 
-    A prompt waits a few steps for a block that a running prompt will publish, rather than recompute it. Younger prompts
-    are admitted meanwhile, up to as many tokens as the prompt itself has. A prompt that does not fit ends the pass, so
-    nothing overtakes it.
+    A prompt waits a few steps for a block that a running prompt will publish, rather than recompute it. Later prompts
+    are admitted meanwhile, up to as many tokens as the prompt itself has. After a prompt that does not fit, no other is
+    admitted, so that none takes its blocks.
 
-    `admit` removes a sequence from `waiting`, or returns False without effect if it does not fit.
+    `admit` starts a sequence, or returns False without effect if it does not fit.
     """
     passed: list[ScheduledSequence] = []
-    left_tokens = math.inf  # tokens that may still overtake the skipped prompts
-    while left_tokens > 0 and len(passed) <= LOOKAHEAD:
-        each = next(islice(waiting, len(passed), None), None)
-        if each is None:
-            return
-        size_tokens = len(each.token_ids)
-        if is_coming(each):
-            passed.append(each)
-            left_tokens = min(left_tokens, size_tokens - each.overtaken_tokens)
-            continue
-        if not admit(each):
-            return
-        for other in passed:
-            other.overtaken_tokens += size_tokens
-        left_tokens -= size_tokens
-        yield each
+    left_tokens = math.inf  # tokens that may still be admitted before the skipped prompts
+    for each in prompts:
+        if each.table is not None:
+            yield each
+        elif left_tokens > 0 and len(passed) <= LOOKAHEAD:
+            size_tokens = len(each.token_ids)
+            if is_coming(each):
+                passed.append(each)
+                left_tokens = min(left_tokens, size_tokens - each.admitted_before)
+            elif admit(each):
+                for other in passed:
+                    other.admitted_before += size_tokens
+                left_tokens -= size_tokens
+                yield each
+            else:
+                left_tokens = 0

@@ -1,8 +1,8 @@
 """Number of prompt tokens that a step may compute next to running answers, learned from measured step times. Pure.
 
 A step with prompt tokens aims at 5 % (TARGET_SHARE) more time than it would take without them, however many prompts
-wait, and may take at most 10 % (PROMISED_SHARE) more. A configured target (`--tbt-slo-ms`) allows longer steps, up to
-that time; a stricter target than the 5 % changes nothing.
+wait, and may take at most 10 % (PROMISED_SHARE) more. An urgent prompt (prompt_order.py) may lengthen a step up to the
+TBT objective of its answers; an objective below the 5 % changes nothing.
 """
 
 import math
@@ -189,8 +189,11 @@ class PrefillTokenCost:
 
 PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fraction of it; tests check it
 TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
-TARGET_MARGIN = 0.95  # fraction of a configured target to plan for, since learned costs are wrong by some hundredths
+TARGET_MARGIN = 0.95  # fraction of a TBT objective to plan for, since learned costs are wrong by some hundredths
+TARGET_SIGMAS = 2.0  # standard deviations of a step time to plan below a TBT objective, which is a 99th percentile
+MAX_ALONE_S = 0.4  # longest step without answers: a prompt that arrives meanwhile waits for its end
 PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
+MIN_ALONE_TOKENS = 64  # minimum prompt tokens of a step without answers: fewer would cost more for each
 MIN_TOKENS = 1  # minimum prompt tokens of a step that has any, so that a prompt always advances
 TRUST_FACTOR = 2.0  # maximum ratio of a chunk to the largest one measured recently
 DECAY = 0.98  # decay per step of the largest chunk measured recently
@@ -208,14 +211,11 @@ class PromptRates(NamedTuple):
 class StepBudget:
     """Limit on the prompt tokens of the next step, so that the step meets a target time.
 
-    `target_s`: longest time of a step with prompt tokens; None: TARGET_SHARE longer than a step without. To measure the
-    latter, one step in PROBE_EVERY has no prompt tokens.
+    The target is TARGET_SHARE more than the time of a step without prompt tokens, or a given time. To measure steps
+    without prompt tokens, one step in PROBE_EVERY has none.
     """
 
-    def __init__(self, target_s: float | None = None) -> None:
-        if target_s is not None and target_s <= 0:
-            raise ValueError(f"target_s is {target_s} s; it must be positive")
-        self._target_s = target_s
+    def __init__(self) -> None:
         self._own = DecodeStepCost()
         self._token = PrefillTokenCost()
         self._unsettled: list[
@@ -245,10 +245,11 @@ class StepBudget:
             self._settle()
         self._unsettled.clear()
 
-    def prompt_tokens(self, answers: int, most: int, beside_s: float = 0.0) -> int:
+    def prompt_tokens(self, answers: int, most: int, beside_s: float = 0.0, target_s: float = 0.0) -> int:
         """Return the number of prompt tokens for the next step, at most `most`; 0 to measure its answers alone.
 
-        `beside_s`: time of the step's other work, such as drafting, which the target must cover too.
+        `beside_s`: time of the step's other work, such as drafting, which the target must cover too. `target_s`: time
+        that the step may take, if it is more than TARGET_SHARE allows.
         """
         measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
@@ -256,30 +257,42 @@ class StepBudget:
             return 0
         if self._own.in_doubt or not (measured or self._own.covers(answers)):
             return 0
-        allowed = min(self._affordable(own, beside_s), TRUST_FACTOR * self._largest)
+        allowed = min(self._affordable(own, beside_s, target_s), TRUST_FACTOR * self._largest)
         return min(most, max(MIN_TOKENS, int(allowed)))
 
-    def rates(self, most: int) -> PromptRates:
-        """Return the prefill rates of steps of at most `most` tokens, with as many answers as the last decode step."""
-        alone = self._alone_tokens / self._alone_s if self._alone_s > 0.0 else 0.0
-        return PromptRates(alone or None, self._beside_tokens_per_s(most))
+    def alone_tokens(self, most: int) -> int:
+        """Return the number of prompt tokens for a step without answers: at most `most`, and at least one block's worth
+        of arithmetic (MIN_ALONE_TOKENS), within MAX_ALONE_S.
+        """
+        alone = self._alone_tokens_per_s
+        return most if alone is None else min(most, max(MIN_ALONE_TOKENS, int(MAX_ALONE_S * alone)))
 
-    def _beside_tokens_per_s(self, most: int) -> float | None:
+    def rates(self, most: int, target_s: float = 0.0) -> PromptRates:
+        """Return the prefill rates of steps of at most `most` tokens, with as many answers as the last decode step.
+
+        `target_s`: see `prompt_tokens`.
+        """
+        return PromptRates(self._alone_tokens_per_s, self._beside_tokens_per_s(most, target_s))
+
+    @property
+    def _alone_tokens_per_s(self) -> float | None:
+        return self._alone_tokens / self._alone_s if self._alone_s > 0.0 else None
+
+    def _beside_tokens_per_s(self, most: int, target_s: float) -> float | None:
         own, cost = self._own.expected(self._answers), self._token.seconds
         if own is None or cost is None or not self._token.is_sure:
             return None
-        tokens = min(max(float(MIN_TOKENS), self._affordable(own)), max(MIN_TOKENS, most - self._answers))
+        affordable = self._affordable(own, target_s=target_s)
+        tokens = min(max(float(MIN_TOKENS), affordable), max(MIN_TOKENS, most - self._answers))
         share = (PROBE_EVERY - 1) / PROBE_EVERY
         return share * tokens / (own.least_s + share * tokens * cost)
 
-    def _affordable(self, own: TimeBounds, beside_s: float = 0.0) -> float:
+    def _affordable(self, own: TimeBounds, beside_s: float = 0.0, target_s: float = 0.0) -> float:
         cost = self._token.seconds
         if cost is None:
             return MIN_TOKENS
-        extra_s = TARGET_SHARE * own.least_s
-        if self._target_s is not None:
-            extra_s = max(extra_s, TARGET_MARGIN * self._target_s - own.most_s - beside_s)
-        return extra_s / cost
+        margin = min(TARGET_MARGIN, 1.0 - TARGET_SIGMAS * self._own.noise)
+        return max(TARGET_SHARE * own.least_s, margin * target_s - own.most_s - beside_s) / cost
 
     def _settle(self) -> None:
         """Fit the token cost to the steps since the last probe, now that both probes around them are measured."""

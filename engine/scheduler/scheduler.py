@@ -10,6 +10,7 @@ again but never sampled again. Progress is guaranteed: a request that does not f
 the oldest sequence always fits once every transfer has finished.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -37,6 +38,7 @@ from baton.engine.scheduler.batch import RunningBatch, Write, admitted, blocks_t
 from baton.engine.scheduler.beam_search import BeamGroups
 from baton.engine.scheduler.budget import PromptRates, StepBudget
 from baton.engine.scheduler.drafting import Drafting
+from baton.engine.scheduler.prompt_order import AssumedRates, PromptOrder, order_prompts
 from baton.engine.scheduler.sequences import (
     PlanBuilder,
     RequestFailed,
@@ -85,9 +87,10 @@ class Scheduler:
 
     A step always has one token of each running choice, even if it then exceeds the maximum.
 
-    `budget` limits the prompt tokens in steps with answers. KV of preempted sequences is swapped to `swap` if all of it
-    fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at most that
-    many tokens: earlier blocks are transferred meanwhile, and little is left to wait for.
+    `budget` limits the prompt tokens in steps with answers. If a prompt is urgent (prompt_order.py), such a step may
+    take as long as the strictest TBT objective of its answers allows, `tbt_s` at most. KV of preempted sequences is
+    swapped to `swap` if all of it fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several
+    steps computes at most that many tokens: earlier blocks are transferred meanwhile, and little is left to wait for.
     """
 
     def __init__(
@@ -101,11 +104,13 @@ class Scheduler:
         tail_tokens: int = 0,
         speculation: Speculation | None = None,
         whole_prompts: bool = False,
+        tbt_s: float = 0.0,
     ) -> None:
         """Start empty.
 
-        `whole_prompts`: compute each prompt in one step of any length and cache nothing of it, for a model whose tokens
-        attend to later ones.
+        `tbt_s`: longest step that an urgent prompt may cause, in seconds; 0: no prompt is urgent. `whole_prompts`:
+        compute each prompt in one step of any length and cache nothing of it, for a model whose tokens attend to later
+        ones.
         """
         self._whole_prompts = whole_prompts
         self.speculation = speculation
@@ -119,6 +124,7 @@ class Scheduler:
         self._tail_tokens = tail_tokens
         self._max_sequences = max_sequences
         self._budget = budget
+        self._tbt_s = tbt_s
 
     def add(self, request: Request, cache_root: bytes | None = None) -> None:
         """Queue a prompt to compute here. Raises: RequestTooLong, RequestRefused.
@@ -169,8 +175,8 @@ class Scheduler:
             self._append(sequence, token.token_id, token.end)
         return []
 
-    def plan(self) -> Plan | None:
-        """Plan the next step; None if there is nothing to compute now."""
+    def plan(self, now_s: float = 0.0) -> Plan | None:
+        """Plan the next step; None if there is nothing to compute now. `now_s`: monotonic time, for TTFT objectives."""
         draft = PlanBuilder()
         self._make_room(draft)
         answers = [sequence for sequence in self.batch.running if sequence.is_answer]
@@ -180,14 +186,18 @@ class Scheduler:
             for count in range(1, len(drafted) + 1):
                 draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
                 draft.guess(sequence, drafted[:count])
-        budget_tokens = self._prefill_budget(len(draft.chunks))
-        prompts = self._prompts(draft)
+        target_s = min((each.request.objectives.tbt_s for each in answers), default=math.inf)
+        target_s = min(target_s, self._tbt_s)
+        order = self._order(now_s, target_s if answers else None)
+        budget_tokens = self._prefill_budget(len(draft.chunks), target_s if order.urgent else 0.0)
+        prompts = self._prompts(order, draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
                 if draft.chunks:
                     break  # this prompt is the first of the next step
                 budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
+        order.overtaken(zip(draft.sequences, draft.chunks, strict=True))
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
@@ -256,8 +266,9 @@ class Scheduler:
 
     @property
     def prompt_rates(self) -> PromptRates:
-        """Measured prefill rates; both None without a budget."""
-        return PromptRates(None, None) if self._budget is None else self._budget.rates(self.max_step_tokens)
+        """Measured prefill rates, of urgent prompts beside answers; both None without a budget."""
+        budget = self._budget
+        return PromptRates(None, None) if budget is None else budget.rates(self.max_step_tokens, self._tbt_s)
 
     def stop_choice(self, request_id: int, choice: int) -> bool:
         """Stop one choice that has started. Returns whether it was still being generated."""
@@ -329,14 +340,29 @@ class Scheduler:
             return [()] * len(answers)
         return self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
 
-    def _prefill_budget(self, decode_tokens: int) -> int:
+    def _order(self, now_s: float, target_s: float | None) -> PromptOrder:
+        """Order all prompts. `target_s`: longest step with urgent prompts; None: no answers run."""
+        pending = [sequence for sequence in self.batch.running if sequence.is_prompt]
+        pending += self.batch.waiting
+        rates = AssumedRates()
+        if self._budget is not None and pending:
+            free = self._budget.rates(self.max_step_tokens)
+            full = free.alone_tokens_per_s
+            if target_s is not None:
+                full = self._budget.rates(self.max_step_tokens, target_s).beside_tokens_per_s
+            rates = AssumedRates(full or math.inf, free.beside_tokens_per_s or math.inf)
+        return order_prompts(pending, now_s, rates)
+
+    def _prefill_budget(self, decode_tokens: int, target_s: float) -> int:
+        """Return the maximum number of prompt tokens. `target_s`: longest step for an urgent prompt; 0: none is."""
         left = max(0, self.max_step_tokens - decode_tokens)
         if self._budget is None:
             return left
         if decode_tokens == 0:  # only answers whose KV is arriving would wait for the step
+            left = self._budget.alone_tokens(left)
             return max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
-        return self._budget.prompt_tokens(decode_tokens, left, drafting_s)
+        return self._budget.prompt_tokens(decode_tokens, left, drafting_s, target_s)
 
     def _make_room(self, draft: PlanBuilder) -> None:
         """Preempt the newest sequences until every running answer can grow by a token.
@@ -357,17 +383,15 @@ class Scheduler:
         may_lack = len(running) * pool.column_blocks > pool.available
         return may_lack and wanted_blocks(running, pool, self._block_tokens) > pool.available
 
-    def _prompts(self, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
-        """Iterate over sequences to compute in chunks; admit the next waiting one on demand if all of it fits."""
-        yield from [sequence for sequence in self.batch.running if sequence.is_prompt]
+    def _prompts(self, order: PromptOrder, draft: PlanBuilder) -> Iterator[ScheduledSequence]:
+        """Iterate over sequences to compute in chunks; admit a waiting one in its turn if all of it fits."""
 
         def admit(sequence: ScheduledSequence) -> bool:
             swaps = self.batch.admit(sequence, self._max_sequences)
             draft.swaps_in += swaps or ()
             return swaps is not None
 
-        if self.batch.waiting:
-            yield from admitted(self.batch.waiting, self.batch.is_coming, admit)
+        return admitted(order.prompts, self.batch.is_coming, admit)
 
     def _without_tail(self, prompt: ScheduledSequence, budget_tokens: int) -> int:
         """Return the maximum tokens of a prompt to compute: those before its tail, if the tail gets its own step."""

@@ -123,7 +123,8 @@ class ScheduledSequence:
     scored_tokens: int = 0  # prompt tokens after the first with reported log-probabilities
     readable_blocks: int = 0  # blocks of a `prefill_only` request reported as readable so far
     pooled: tuple[float, ...] = ()  # sum of the chunks' pooled vectors so far
-    overtaken_tokens: int = 0  # tokens of prompts admitted while it waited for a block
+    admitted_before: int = 0  # tokens of prompts admitted while it waited for a block
+    overtaken_tokens: int = 0  # tokens of younger prompts computed before it
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
 

@@ -191,10 +191,10 @@ def test_nobody_is_caught_up_with_where_drafts_do_not_pay() -> None:
 
 def test_prompts_have_what_drafting_leaves_of_the_target() -> None:
     def prompt_tokens(beside_s: float) -> int:
-        budget = StepBudget(target_s=0.040)
+        budget = StepBudget()
         for step in range(200):
             tokens = 0 if step % 4 == 0 else 100
             budget.observe(4, tokens, 0.010 + 0.0002 * tokens)
-        return budget.prompt_tokens(4, 512, beside_s)
+        return budget.prompt_tokens(4, 512, beside_s, target_s=0.040)
 
     assert prompt_tokens(0.0) > prompt_tokens(0.010) > prompt_tokens(0.020)

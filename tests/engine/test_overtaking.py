@@ -23,7 +23,8 @@ class Waiter:
     name: str
     size_tokens: int
     coming: bool = False
-    overtaken_tokens: int = 0
+    admitted_before: int = 0
+    table: None = None
 
     @property
     def token_ids(self) -> range:
@@ -45,7 +46,7 @@ class Line:
         return True
 
     def step(self) -> list[str]:
-        return [waiter.name for waiter in admitted(self.waiting, lambda waiter: waiter.coming, self.admit)]
+        return [waiter.name for waiter in admitted(list(self.waiting), lambda waiter: waiter.coming, self.admit)]
 
 
 def test_admission_lets_others_overtake_up_to_the_size_of_the_waiting_prompt() -> None:

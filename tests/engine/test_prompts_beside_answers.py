@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 import pytest
 
 from baton.engine.kv_cache.block_pool import BlockPool
-from baton.engine.request import Computed, Drawn, FirstToken, Plan, Request
+from baton.engine.request import NO_OBJECTIVES, Computed, Drawn, FirstToken, Plan, Request
 from baton.engine.sampling.params import SamplingParams
 from baton.engine.scheduler.budget import PROMISED_SHARE, TARGET_SHARE, StepBudget
 from baton.engine.scheduler.scheduler import Scheduler
+from tests.fixtures.objectives import URGENT
 
 STEPS, LEARNING, LEARNING_ANEW = 500, 200, 100
 NOISE = 0.05
@@ -60,7 +61,7 @@ class World:
         self.device = Device.drawn(draw)
         self.answers = draw.randrange(1, 17)
         self.target_s = None if slo is None else slo * (self.device.fixed_s + self.answers * self.device.row_s)
-        self.scheduler = Scheduler(BlockPool(4096), 512, MOST, 64, StepBudget(self.target_s))
+        self.scheduler = Scheduler(BlockPool(4096), 512, MOST, 64, StepBudget(), tbt_s=self.target_s or 0.0)
         self.requests = 0
         self.change_at, self.change = draw.randrange(STEPS), draw.choice([1.0, 2.0, 0.5])
 
@@ -95,7 +96,8 @@ class World:
     def _add(self, prompt_tokens: int, max_tokens: int) -> None:
         self.requests += 1
         params = SamplingParams(max_tokens=max_tokens)
-        self.scheduler.add(Request(self.requests, (1,) * prompt_tokens, params, ()))
+        objectives = URGENT if self.target_s else NO_OBJECTIVES
+        self.scheduler.add(Request(self.requests, (1,) * prompt_tokens, params, (), objectives=objectives))
 
     def _land(self) -> None:
         """The answers whose prompts were computed elsewhere, which run to the end."""

@@ -22,6 +22,7 @@ from baton.engine.scheduler.budget import StepBudget
 from baton.engine.scheduler.scheduler import LANDING_DIVISOR, Scheduler
 from baton.engine.scheduler.sequences import PromptComputed, RequestFailed, SchedulerOutcome, TokenMade
 from baton.text.block_hash import HashChain, root_hash
+from tests.fixtures.objectives import URGENT
 
 ROOT = root_hash(b"model", "float32")
 BLOCK = 4
@@ -33,8 +34,8 @@ def make() -> Iterator[Maker]:
     made: list[Scheduler] = []
 
     def maker(blocks: int = 16, step_tokens: int = 8, sequences: int = 4, target_s: float | None = None) -> Scheduler:
-        budget = None if target_s is None else StepBudget(target_s)
-        made.append(Scheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, budget))
+        budget = None if target_s is None else StepBudget()
+        made.append(Scheduler(BlockPool(blocks), BLOCK, step_tokens, sequences, budget, tbt_s=target_s or 0.0))
         return made[-1]
 
     yield maker
@@ -98,11 +99,11 @@ def test_an_answer_has_its_tokens_in_order_and_ends(make: Maker) -> None:
 
 def test_a_prompt_shrinks_to_what_answers_can_wait_for(make: Maker) -> None:
     scheduler = make(blocks=512, step_tokens=100, target_s=0.040)
-    scheduler.add(request(1, 90, max_tokens=100))
-    scheduler.add(request(2, 90, max_tokens=100, first=1000))
+    scheduler.add(replace(request(1, 90, max_tokens=100), objectives=URGENT))
+    scheduler.add(replace(request(2, 90, max_tokens=100, first=1000), objectives=URGENT))
     sizes: list[int] = []
     for number in range(3, 80):
-        scheduler.add(request(number, 90, max_tokens=1, first=1000 * number))
+        scheduler.add(replace(request(number, 90, max_tokens=1, first=1000 * number), objectives=URGENT))
         plan, _ = step(scheduler)
         sizes.append(plan.prompt_tokens)
         scheduler.observe(plan, 0.010 + 0.001 * plan.prompt_tokens)

@@ -6,7 +6,9 @@ from itertools import pairwise
 import pytest
 
 from baton.engine.scheduler.budget import (
+    MAX_ALONE_S,
     MAX_EXTRA_SHARE,
+    MIN_ALONE_TOKENS,
     MIN_PRIOR_TOKENS,
     MIN_TOKENS,
     PRIOR_ERROR,
@@ -21,19 +23,21 @@ from baton.engine.scheduler.budget import (
 OWN_S, TOKEN_S = 0.020, 0.0001  # ten tokens are the share that is aimed at
 
 
-def learned(budget: StepBudget, steps: int = 400, own_s: float = OWN_S, token_s: float = TOKEN_S) -> StepBudget:
+def learned(
+    budget: StepBudget, steps: int = 400, own_s: float = OWN_S, token_s: float = TOKEN_S, target_s: float = 0.0
+) -> StepBudget:
     """After steps of four answers with as many prompt tokens as it allows, and a little noise."""
     draw = random.Random(0)
     for _ in range(steps):
-        tokens = budget.prompt_tokens(4, most=512)
+        tokens = budget.prompt_tokens(4, most=512, target_s=target_s)
         budget.observe(4, tokens, (own_s + token_s * tokens) * draw.uniform(0.99, 1.01))
     return budget
 
 
-def allowed(budget: StepBudget, answers: int = 4, most: int = 512) -> int:
+def allowed(budget: StepBudget, answers: int = 4, most: int = 512, target_s: float = 0.0) -> int:
     """In the next step that is not measured."""
     budget.observe(4, 0, OWN_S)
-    return budget.prompt_tokens(answers, most)
+    return budget.prompt_tokens(answers, most, target_s=target_s)
 
 
 def test_prompts_take_their_share_of_a_step() -> None:
@@ -41,11 +45,12 @@ def test_prompts_take_their_share_of_a_step() -> None:
 
 
 def test_budget_with_a_target_gives_prompts_what_answers_leave_of_it() -> None:
-    assert allowed(learned(StepBudget(0.050))) == pytest.approx((0.050 - OWN_S) / TOKEN_S, rel=0.15)
+    budget = learned(StepBudget(), target_s=0.050)
+    assert allowed(budget, target_s=0.050) == pytest.approx((0.050 - OWN_S) / TOKEN_S, rel=0.15)
 
 
 def test_a_target_below_what_answers_take_leaves_the_share() -> None:
-    assert allowed(learned(StepBudget(0.001))) == allowed(learned(StepBudget()))
+    assert allowed(learned(StepBudget()), target_s=0.001) == allowed(learned(StepBudget()))
 
 
 def test_a_prompt_goes_on_by_a_token_where_even_that_is_too_much() -> None:
@@ -90,9 +95,9 @@ def test_steps_before_an_odd_measurement_change_no_cost() -> None:
 
 
 def test_budget_grows_chunks_step_by_step() -> None:
-    budget, largest = StepBudget(1.0), 0
+    budget, largest = StepBudget(), 0
     for _ in range(100):
-        tokens = budget.prompt_tokens(1, most=512)
+        tokens = budget.prompt_tokens(1, most=512, target_s=1.0)
         assert tokens <= max(MIN_TOKENS, 2 * largest)
         largest = max(largest, tokens)
         budget.observe(1, tokens, 0.001 + 0.0001 * tokens)
@@ -144,9 +149,19 @@ def test_what_it_would_compute_beside_answers_is_told_once_it_is_known() -> None
     assert told == pytest.approx(10 * (PROBE_EVERY - 1) / PROBE_EVERY / (1.04 * OWN_S), rel=0.2)
 
 
-def test_a_target_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be positive"):
-        StepBudget(0.0)
+def test_rate_of_urgent_prompts_is_that_of_steps_as_long_as_the_target() -> None:
+    budget = learned(StepBudget(), target_s=0.050)
+    free, urgent = (budget.rates(512, target_s).beside_tokens_per_s for target_s in (0.0, 0.050))
+    assert free is not None and urgent is not None and 8 * free < urgent < 300 / 0.050
+
+
+def test_step_without_answers_is_short_enough_for_a_prompt_that_arrives_meanwhile() -> None:
+    budget = StepBudget()
+    assert budget.alone_tokens(512) == 512, "nothing is known"
+    budget.observe(0, 512, 1.0)
+    assert budget.alone_tokens(512) == pytest.approx(512 * MAX_ALONE_S, abs=1)
+    budget.observe(0, 512, 100.0)
+    assert budget.alone_tokens(512) == MIN_ALONE_TOKENS
 
 
 def test_token_cost_is_the_slope_and_its_error_on_the_safe_side() -> None:
@@ -191,18 +206,18 @@ def test_cost_is_sure_after_so_many_steps_of_late() -> None:
 
 
 def test_drafting_takes_its_time_from_the_target() -> None:
-    budget = learned(StepBudget(0.050))
+    budget = learned(StepBudget(), target_s=0.050)
     budget.observe(4, 0, OWN_S)
-    alone, beside = (budget.prompt_tokens(4, 512, beside_s) for beside_s in (0.0, 0.010))
+    alone, beside = (budget.prompt_tokens(4, 512, beside_s, target_s=0.050) for beside_s in (0.0, 0.010))
     assert alone - beside == pytest.approx(0.010 / TOKEN_S, rel=0.15)
 
 
 def test_chunk_is_at_most_twice_the_largest_of_late() -> None:
-    budget = learned(StepBudget(10.0), steps=60)
+    budget = learned(StepBudget(), steps=60, target_s=10.0)
     for _ in range(PROBE_EVERY):
         budget.observe(4, 0, OWN_S)
     budget._largest = 7.0
-    assert budget.prompt_tokens(4, most=512) == 14
+    assert budget.prompt_tokens(4, most=512, target_s=10.0) == 14
     budget.observe(0, 512, 0.1)
     assert budget._largest == pytest.approx(51.2), "a tenth of a chunk without answers"
     budget.observe(4, 3, OWN_S)

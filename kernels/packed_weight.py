@@ -76,7 +76,7 @@ class PackedWeight:
 class PackedGated:
     """Packed gated feed-forward layer: SwiGLU (arXiv:2002.05202) or similar."""
 
-    gate_up: PackedWeight  # computes all gates, then the factors that they are applied to
+    gate_up: PackedWeight  # weight that computes all gates, followed by all factors of these gates
     down: PackedWeight
     gate: Gate
 
@@ -142,7 +142,7 @@ FP4_ZERO = 12  # native/formats.h reads an E2M1 code as twice its value plus thi
 def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
     """Pack E2M1 codes, uint8 `[outputs, inputs]`, in groups like those of pack_int4().
 
-    scales: float16 `[outputs, groups]`, half of the factors that the codes' values are multiplied by.
+    scales: float16 `[outputs, groups]`, half of each group's scale, since kernels read a code as twice its value.
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)

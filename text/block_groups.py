@@ -61,7 +61,7 @@ class BlockGroups:
     def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[BlockLink]:
         """Yield the links of one column in order of groups.
 
-        Blocks of whole groups form a chain; the last of them is the parent of those of windowed groups.
+        Blocks of whole groups form a chain; its last block is the parent of the blocks of windowed groups.
         """
         parent = None if parent_hash is None else self.name(parent_hash, self.whole - 1)
         for group in range(self.count):

@@ -55,7 +55,7 @@ def layer_places(config: ModelConfig) -> tuple[LayerPlace, ...]:
 
 
 def _layers_of_a_group(whole: int, windowed: int) -> int | None:
-    """Return the layers per group that give the fewest groups with little padding; None if these are too many."""
+    """Return the layers per group that give the fewest groups with little padding; None if that is too many groups."""
     best: tuple[int, int] | None = None  # number of groups, layers per group
     for layers in range(1, max(whole, windowed) + 1):
         groups = -(-whole // layers) + -(-windowed // layers)

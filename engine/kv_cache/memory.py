@@ -1,4 +1,4 @@
-"""Default size of the KV pool: on a GPU, the memory left by the largest step, which is computed to measure it."""
+"""Default size of the KV pool: on a GPU, the memory that is left after a trial of the largest step."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack

@@ -85,7 +85,7 @@ class KvSizing:
 
     @property
     def concurrency(self) -> float:
-        """Number of concurrent requests of maximum length; windows of all but one have released what they can."""
+        """Number of concurrent requests of maximum length; all but one have released what is before their windows."""
         if self.blocks < self.request_blocks:
             return self.blocks / self.request_blocks
         return 1 + (self.blocks - self.request_blocks) / self.answer_blocks

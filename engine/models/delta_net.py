@@ -97,7 +97,7 @@ class DeltaNet:
 
 
 def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
-    """Return where all layers read and write states in a step; store token counts after it in the written blocks.
+    """Return where a step's layers read and write states; store the token counts after the step in the written blocks.
 
     A block whose token count is not the expected one has a BROKEN state. `state_numbers`: offset of the token count.
     """
@@ -158,5 +158,5 @@ def _chunk_runs(
             position += length
         first += len(chunk.block_ids)
     block_ids = torch.cat([chunk.block_ids for chunk in prefills.chunks])
-    before, own, *others = to_device(columns, block_ids.device)  # not torch.tensor: it waits for running kernels
+    before, own, *others = to_device(columns, block_ids.device)  # torch.tensor would wait for running kernels
     return block_ids[before], block_ids[own], *others

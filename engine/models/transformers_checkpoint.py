@@ -70,7 +70,7 @@ def load_whole(kind: Any, folder: Path, dtype: torch.dtype, attention: str, opti
 
 
 def _check_size(kind: Any, folder: Path) -> None:
-    """Compare the files with the parameters that transformers would allocate for config.json. Raises: ModelError."""
+    """Compare the size of the files with that of transformers' parameters for config.json. Raises: ModelError."""
     with torch.device("meta"):
         implied = kind.from_config(read_transformers_config(folder)).num_parameters()
     shapes = (tensor.shape for path in weight_files(folder) for tensor in read_safetensors_header(path).values())

@@ -244,7 +244,7 @@ class LLM:
         return self._engine.reader.read([prompt])[0]
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:
-        """Check a prompt and parameters for `finished`. Raises: ValueError."""
+        """Check a prompt and its parameters before `finished` queues them. Raises: ValueError."""
         self._engine.check(prompt, params)
 
     def _adapter(self, lora: LoRARequest | None) -> ChosenAdapter:

@@ -80,7 +80,7 @@ def pooled_request(request_id: int, prompt: Prompt, pooling: Pooling, adapter: i
 
 
 def vectors_of(outcomes: Sequence[SchedulerOutcome], waiting: dict[int, Prompt]) -> list[tuple[int, Vector]]:
-    """Return the vectors that a step completed, with request ids; remove these from `waiting`. Raises: NotFinite."""
+    """Return a step's completed vectors with request ids; remove the requests from `waiting`. Raises: NotFinite."""
     made = []
     for outcome in outcomes:
         if isinstance(outcome, RequestFailed):

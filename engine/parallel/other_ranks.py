@@ -97,7 +97,7 @@ class OtherRanks:
     def whole(self, results: Callable[[], Made]) -> Made:
         """Return the results of a step after checking that no rank was lost. Raises: RankLost.
 
-        Only GPUs need it: there, `abort` completes collectives without the lost rank's part and without an error.
+        The check is for GPUs, where `abort` completes collectives without the lost rank's part and without an error.
         """
         made = results()
         if self._is_one_lost:

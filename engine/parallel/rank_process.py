@@ -103,7 +103,7 @@ class RankRunner(Protocol):
 
 
 def carry_out(connection: socket.socket, runner: RankRunner, plan: Plan) -> None:
-    """Execute a plan. If it has no chunks, so that no sum waits for this rank, send MOVED. Raises: wire.Closed."""
+    """Execute a plan. Send MOVED if it has no chunks, and so no sum that waits for this rank. Raises: wire.Closed."""
     runner.follow(plan)
     if not plan.chunks:
         runner.settle()
@@ -232,7 +232,7 @@ class RankProcess:
         wire.send(self._connection, wire.READY, b"")
 
     def _storage(self, pool: RankPool, part_bytes: int) -> torch.Tensor:
-        """Return this rank's part of the pool, initially zeros. Of shared memory, only this part is mapped."""
+        """Return this rank's part of the pool, initially zeros. If memory is shared, only this part is mapped."""
         device = self._model.device
         if pool.part_handle is not None and self._open_part is not None:
             return self._open_part(pool.part_handle, device)[:part_bytes]

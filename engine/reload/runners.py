@@ -19,7 +19,7 @@ class RunnersByWeights:
     """Runners, one per set of weights: a `runner.WeightSets`. Not thread-safe, like the runners."""
 
     def __init__(self, first: Runner) -> None:
-        self._first = first  # the engine keeps this runner: when its weights are removed, it gets other ones
+        self._first = first  # the engine refers to this runner: if its weights are removed, it gets other weights
         self._runners: dict[int, Runner] = {STARTED: first}
         self._latest = STARTED
         first.weights = self

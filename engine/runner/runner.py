@@ -87,7 +87,7 @@ def warm_up_plans(block_tokens: int, longest: int, compiles: bool, groups: int =
         }:  # shortest and longest context: attention splits the first into one part, the second into the most
             if tokens <= end <= longest:
                 yield Plan((_drawing_chunk(0, tokens, end, block_tokens, groups),))
-    for end in {2, longest - longest % block_tokens}:  # two answers without and with a prompt
+    for end in {2, longest - longest % block_tokens}:  # two answers, first alone, then with a prompt
         answers = tuple(_drawing_chunk(number, 1, end - number, block_tokens, groups) for number in range(2))
         yield Plan(answers)
         yield Plan((*answers, _drawing_chunk(2, 2, 2, block_tokens, groups)))

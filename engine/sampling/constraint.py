@@ -111,7 +111,7 @@ class Grammar:
 
 
 def only_token(room: MaskBuffer) -> int | None:
-    """Return the only token of a mask whose tokens are all in one word, or None if there are several."""
+    """Return the only token of a mask with one non-zero 32-bit word, or None if that word has several tokens."""
     place = int(room.words.argmax())
     word = int(room.words[place])
     return 32 * place + word.bit_length() - 1 if word.bit_count() == 1 else None

@@ -126,7 +126,7 @@ def _work(masks: SimpleQueue[Mask | None], engines: Set[int]) -> None:
 
 
 def _end(masks: SimpleQueue[Mask | None], threads: Sequence[threading.Thread]) -> None:
-    """Drop queued masks, and wait for the threads: the process would crash if one were in the library at its exit."""
+    """Drop queued masks, and wait for the threads: an exit while a thread is in the library crashes the process."""
     with contextlib.suppress(Empty):
         while True:
             masks.get_nowait()

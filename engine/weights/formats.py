@@ -36,7 +36,7 @@ CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # formats t
 
 @dataclass(frozen=True, slots=True)
 class PackedFormat:
-    """Quantisation of a checkpoint, as far as tensor shapes do not show it."""
+    """Properties of a checkpoint's quantisation that tensor shapes do not show."""
 
     format: WeightFormat
     zeros_less_one: bool = False  # older GPTQ files store zero points minus one

@@ -294,7 +294,7 @@ class CheckpointWeights:
             return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
-            # Add per word, like GPTQModel: when it subtracted 1 from a zero point of 0, it borrowed from the next one.
+            # Add 1 to all zero points of a word in one sum: GPTQModel subtracted in this way, borrows included.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous()

@@ -38,7 +38,7 @@ class BlockFp8Weight:
     """Weight `numbers[out, in] * scales[out // block[0], in // block[1]]`."""
 
     numbers: torch.Tensor  # float8_e4m3fn [out, in]
-    scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs], the last ones possibly shorter
+    scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs]; the last blocks may be smaller
     block: tuple[int, int]  # numbers of outputs and inputs of a block
     bias: torch.Tensor | None = None
 

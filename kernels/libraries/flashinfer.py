@@ -42,7 +42,7 @@ class FlashInferPrefill:
         self._planned = torch.cuda.Event() if kv.data.is_cuda else None
 
     def plan(self, prefills: PrefillChunks) -> PrefillChunks:
-        """Plan the last chunks of `prefills`; return it with the function that computes them. Ends earlier plans."""
+        """Return `prefills` with a function that computes attention of its last chunks. Invalidates earlier plans."""
         if not prefills.by_library:
             return prefills
         chunks = prefills.chunks[-prefills.by_library :]

@@ -75,7 +75,7 @@ def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr,
 
 @triton.jit
 def e2m1(codes):
-    """Convert E2M1 codes to float32: shifted to their positions in float16, they are 2**-14 times the number."""
+    """Convert E2M1 codes to float32: their bits, shifted to the positions of float16, mean 2**-14 times the number."""
     bits = codes.to(tl.int16)
     halves = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.int16).to(tl.float16, bitcast=True)
     return halves.to(tl.float32) * 16384.0

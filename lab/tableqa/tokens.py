@@ -1,8 +1,8 @@
 """The tokenizer of the demo model.
 
 A word has the same tokens everywhere, so that a model can copy it from a table into JSON token by token. Therefore
-spaces and punctuation are separate tokens, except the bars of tables, what is between words in JSON, and the spaces
-before a few small words.
+spaces and punctuation are separate tokens, except the bars of tables, the characters between words in JSON, and the
+spaces before a few small words.
 """
 
 import random

@@ -99,7 +99,7 @@ def backward(model: LlamaForCausalLM, batch: TrainBatch) -> tuple[float, float]:
 
 
 def advance(progress: TrainProgress, share_done: float) -> bool:
-    """Advance to the next stage if the accuracy suffices, to the last one late in training; return whether it did."""
+    """Go to the next stage if the accuracy suffices, or to the last one late in training; return whether it changed."""
     last = len(STAGES) - 1
     if progress.accuracy > STAGE_PASSED and progress.stage < last:
         progress.stage += 1

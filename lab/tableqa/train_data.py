@@ -222,7 +222,7 @@ def fact_dialogue(rng: random.Random, questions: int) -> list[DialoguePart]:
 
 
 def dialogue(rng: random.Random, rows: int, questions: int) -> list[DialoguePart]:
-    """Generate a dialogue: a quarter are about the server, the others about a table of `rows` people."""
+    """Generate a dialogue: one in four is about the server, the others are about a table of `rows` people."""
     if rng.random() < 0.25:
         return fact_dialogue(rng, questions)
     persons = people(rng, rows)

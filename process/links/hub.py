@@ -29,7 +29,7 @@ Message = TypeVar("Message", bound=LinkMessage)
 
 
 class Outbox(Generic[Message]):
-    """Queue of the messages that one connection must send. Of reports (`put_latest`) it keeps only the newest."""
+    """Queue of the messages that one connection must send. It keeps only the newest report (`put_latest`)."""
 
     def __init__(self) -> None:
         self._messages: deque[Message] = deque()

@@ -58,8 +58,8 @@ class LoopLag:
             self._timer = None
 
     def between(self, began_s: float, ended_s: float) -> Delay:
-        """Return the measured delay between two moments. An interval between two checks that is only partly within them
-        counts in proportion.
+        """Return the measured delay between two moments. If only a part of the time between two checks is within these
+        moments, it counts in proportion.
         """
         busy_s = queued_s = 0.0
         for look in reversed(self._looks):

@@ -67,7 +67,7 @@ NOWHERE = Held("", 0)
 
 @dataclass(frozen=True, slots=True)
 class CacheLook:
-    """Snapshot of the router's view of the computing worker's cache, taken when it placed a prompt."""
+    """Snapshot of the router's view of the computing worker's cache, taken when the router placed a prompt."""
 
     hit_blocks: int
     follows: bool  # whether the worker's changes are applied to the router's view

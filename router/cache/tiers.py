@@ -35,7 +35,7 @@ class TierPiece(NamedTuple):
 class TierChanges:
     """Changes of a worker's files in one of its messages. `sequence`: number of the message, from 1.
 
-    `removed` segments are applied before `stored` pieces.
+    The segments in `removed` are removed before the pieces in `stored` are added.
     """
 
     sequence: int
@@ -258,9 +258,10 @@ class TierDirectories:
             del self.directories[follower.directory_id]
 
     def behind(self, block_hashes: Sequence[bytes], hit_blocks: Mapping[str, int]) -> dict[str, int]:
-        """Return, by worker, how many of a prompt's blocks it can load from files right behind those of its KV pool.
+        """Return, by worker, how many of a prompt's blocks it can load from files, directly after its `hit_blocks`.
 
-        `hit_blocks`: by worker, the prompt's blocks in its KV pool. Workers that can load no blocks are left out.
+        `hit_blocks`: by worker, number of the prompt's first blocks in its KV pool. Workers that can load no blocks are
+        left out.
         """
         asked: dict[bytes, list[str]] = {}
         for worker in hit_blocks:

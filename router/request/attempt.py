@@ -44,7 +44,7 @@ class Tries:
     def after(self, reason: FailureReason, fresh_tokens: int, died: bool) -> "Tries":
         """Return the counts after one more failure.
 
-        `fresh_tokens`: new tokens before it; `died`: a worker process is gone.
+        `fresh_tokens`: number of new tokens before the failure; `died`: a worker process is gone.
         """
         progress = fresh_tokens >= PROGRESS_TOKENS
         return Tries(

@@ -404,7 +404,7 @@ class RequestState:
         return self.answer.done or (part is not self.request and self.answer.has_finished(part.first_choice))
 
     def _fresh_tokens(self, attempt: Attempt) -> int:
-        """Return the number of tokens released since the attempt began, for the choice with most of them."""
+        """Return the largest number of tokens that any choice has released since the attempt began."""
         released = (self.stream.released(choice) for choice in attempt.part.choices)
         return max(now - before for now, before in zip(released, attempt.before, strict=True))
 

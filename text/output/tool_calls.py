@@ -213,7 +213,7 @@ class CallsOrForm:
     """Parser for an answer that consists of calls if it begins with one, else of text, in which tags are kept."""
 
     def __init__(self, parser: ToolParser, begins: Sequence[str]) -> None:
-        """Wrap `parser`. `begins`: tags with which calls begin; empty if it distinguishes calls from text itself."""
+        """Wrap `parser`. `begins`: tags with which calls begin; empty if `parser` itself tells calls from text."""
         self._parser = parser
         self._begins = begins
         self._held = ""  # beginning that may still be calls or structured output

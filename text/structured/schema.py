@@ -361,7 +361,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Return all lists of distinct values; if too many, only those in the given order; None if these are too many."""
+    """Return all lists of distinct values; if too many, only those in the given order; None if still too many."""
     counts = range(least, min(len(values), len(values) if most is None else most) + 1)
     for made, number in ((permutations, math.perm), (combinations, math.comb)):
         if sum(number(len(values), count) for count in counts) <= MOST_LISTS:

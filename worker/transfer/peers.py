@@ -1,4 +1,4 @@
-"""Peers: workers that this one reads KV from. It pairs with each once, over the fastest transport that works."""
+"""Peers: workers from which this worker reads KV, after pairing once over the fastest transport that works."""
 
 import asyncio
 import logging

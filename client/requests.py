@@ -52,6 +52,8 @@ class GenerateOptions(TypedDict, total=False):
     model: str  # name of the model or of an adapter; default: the model
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower runs earlier if requests wait; -100 to 100
+    ttft_slo_ms: float  # TTFT objective in milliseconds; default: the API key's or the service's
+    tbt_slo_ms: float  # objective of the time between tokens, in milliseconds; the same default
     cache_salt: str  # prompts share cached blocks only with an equal salt
     session_id: str  # id of the conversation; its KV is kept longer than that of other prompts
     keep_for_s: float  # time for which KV is kept for the next turn; 0 to 86400
@@ -87,7 +89,10 @@ class VectorOptions(TypedDict, total=False):
 
 STRUCTURED = ("json_schema", "json_object", "regex", "grammar", "choice")
 SAMPLING_TOKEN_IDS = ("stop_token_ids", "allowed_token_ids")
-REQUEST_SCALARS = ("model", "request_id", "cache_salt", "priority", "session_id", "keep_for_s", "done")
+REQUEST_SCALARS = (
+    *("model", "request_id", "cache_salt", "priority", "ttft_slo_ms", "tbt_slo_ms"),
+    *("session_id", "keep_for_s", "done"),
+)
 EARLY_STOPPING = {
     False: baton_pb2.EARLY_STOPPING_UNSPECIFIED,
     True: baton_pb2.EARLY_STOPPING_FULL,

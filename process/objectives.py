@@ -8,11 +8,27 @@ LEAST_SLO_MS, MOST_SLO_MS = 1.0, 86_400_000.0
 
 
 @dataclass(frozen=True, slots=True)
+class RequestedObjectives:
+    """Objectives that a request sets, in milliseconds; None: not set."""
+
+    ttft_slo_ms: float | None = None
+    tbt_slo_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LatencyObjectives:
     """Objectives in milliseconds; infinite: none."""
 
     ttft_ms: float = math.inf  # time from the arrival of a request to its first token
     tbt_ms: float = math.inf  # longest time between two tokens of an answer
 
+    def replaced_by(self, requested: RequestedObjectives) -> "LatencyObjectives":
+        """Return the requested objectives, and those of this object where none is set."""
+        ttft_ms, tbt_ms = requested.ttft_slo_ms, requested.tbt_slo_ms
+        return LatencyObjectives(
+            self.ttft_ms if ttft_ms is None else ttft_ms, self.tbt_ms if tbt_ms is None else tbt_ms
+        )
+
 
 NO_LATENCY_OBJECTIVES = LatencyObjectives()
+NONE_REQUESTED = RequestedObjectives()

@@ -36,7 +36,7 @@ FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_TOOL_CALLS: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "text", "token_ids", "sampling", "cache_salt", "echo", "priority", "session_id", "keep_for_s", "done")
+    __slots__ = ("request_id", "model", "text", "token_ids", "sampling", "cache_salt", "echo", "priority", "session_id", "keep_for_s", "done", "ttft_slo_ms", "tbt_slo_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -48,6 +48,8 @@ class GenerateRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KEEP_FOR_S_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     text: str
@@ -59,7 +61,9 @@ class GenerateRequest(_message.Message):
     session_id: str
     keep_for_s: float
     done: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., echo: bool = ..., priority: _Optional[int] = ..., session_id: _Optional[str] = ..., keep_for_s: _Optional[float] = ..., done: bool = ...) -> None: ...
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., echo: bool = ..., priority: _Optional[int] = ..., session_id: _Optional[str] = ..., keep_for_s: _Optional[float] = ..., done: bool = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "delta", "finished", "prompt")
@@ -74,7 +78,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., delta: _Optional[_Union[Delta, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., prompt: _Optional[_Union[PromptPart, _Mapping]] = ...) -> None: ...
 
 class ChatRequest(_message.Message):
-    __slots__ = ("request_id", "model", "messages", "sampling", "cache_salt", "priority", "session_id", "keep_for_s", "done", "tools", "tool_choice", "parallel_tool_calls", "parts", "enable_thinking", "reasoning_effort", "thinking_budget", "include_reasoning", "chat_template_kwargs", "add_generation_prompt")
+    __slots__ = ("request_id", "model", "messages", "sampling", "cache_salt", "priority", "session_id", "keep_for_s", "done", "tools", "tool_choice", "parallel_tool_calls", "parts", "enable_thinking", "reasoning_effort", "thinking_budget", "include_reasoning", "chat_template_kwargs", "add_generation_prompt", "ttft_slo_ms", "tbt_slo_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +98,8 @@ class ChatRequest(_message.Message):
     INCLUDE_REASONING_FIELD_NUMBER: _ClassVar[int]
     CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _ClassVar[int]
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
@@ -113,7 +119,9 @@ class ChatRequest(_message.Message):
     include_reasoning: bool
     chat_template_kwargs: str
     add_generation_prompt: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., session_id: _Optional[str] = ..., keep_for_s: _Optional[float] = ..., done: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., parts: bool = ..., enable_thinking: bool = ..., reasoning_effort: _Optional[str] = ..., thinking_budget: _Optional[int] = ..., include_reasoning: bool = ..., chat_template_kwargs: _Optional[str] = ..., add_generation_prompt: bool = ...) -> None: ...
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., session_id: _Optional[str] = ..., keep_for_s: _Optional[float] = ..., done: bool = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tool_choice: _Optional[_Union[ToolChoice, _Mapping]] = ..., parallel_tool_calls: bool = ..., parts: bool = ..., enable_thinking: bool = ..., reasoning_effort: _Optional[str] = ..., thinking_budget: _Optional[int] = ..., include_reasoning: bool = ..., chat_template_kwargs: _Optional[str] = ..., add_generation_prompt: bool = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
 
 class Tool(_message.Message):
     __slots__ = ("function",)

@@ -528,7 +528,7 @@ class Dispatcher:
         if request.pooling is None:
             served.check_answers()
         valid = validate(request, served.defaults, served.vocab_size, max_context, drawn)
-        valid = replace(valid, objectives=self._limits.objectives)
+        valid = replace(valid, objectives=self._limits.objectives.replaced_by(request.objectives))
         return await served.prepare(valid, chosen.adapter, allowed_tokens)
 
     def _summary(self, prepared: PreparedRequest, record: RequestRecord) -> Summary:

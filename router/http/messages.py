@@ -148,6 +148,8 @@ class RequestFields(CallFields):
     session_id: str | None = Field(None, description="conversation whose KV is kept; default: the header x-session-id")
     keep_for_s: float | None = Field(None, description="seconds for which KV is kept for the next turn")
     done: bool | None = Field(None, description="true: this is the session's last turn, and its KV is evicted first")
+    ttft_slo_ms: float | None = Field(None, description="TTFT objective; default: the API key's or the service's")
+    tbt_slo_ms: float | None = Field(None, description="TBT objective; default: the API key's or the service's")
 
 
 class SamplingFields(Body):

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from starlette.datastructures import Headers
 
 from baton.process.foreign_text import identifier_fault
+from baton.process.objectives import RequestedObjectives
 from baton.process.telemetry.trace_context import TraceContext, parse_traceparent
 from baton.router.http.anthropic.bodies import MessagesRequest, PromptFields
 from baton.router.http.chat_body import logprobs_count
@@ -300,6 +301,7 @@ def _request(
         cache_salt=message.cache_salt or "",
         echo=echo,
         priority=message.priority or 0,
+        objectives=RequestedObjectives(message.ttft_slo_ms, message.tbt_slo_ms),
         session=call.session,
         session_id=session,
         keep_for_s=kept_for_s(message, bool(session)),

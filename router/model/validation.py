@@ -11,6 +11,7 @@ from typing import Any
 
 from baton.process.errors import InvalidArgument
 from baton.process.foreign_text import MAX_ID_CHARACTERS, identifier_fault
+from baton.process.objectives import LEAST_SLO_MS, MOST_SLO_MS
 from baton.router.model.defaults import GenerationDefaults
 from baton.router.types.request import (
     MAX_SESSION_CHARACTERS,
@@ -222,7 +223,7 @@ def check_long_prompt(field: str, token_ids: Sequence[int], vocab_size: int) -> 
 
 
 def _check_fields(request: GenerationRequest) -> None:
-    """Check salt, ids, sessions, priority and max_tokens. Raises: InvalidArgument."""
+    """Check salt, ids, sessions, priority, objectives and max_tokens. Raises: InvalidArgument."""
     if len(request.cache_salt) > MAX_SALT_CHARACTERS:
         raise InvalidArgument("cache_salt", f"at most {MAX_SALT_CHARACTERS} characters, not {len(request.cache_salt)}")
     for field, text, characters in (
@@ -234,6 +235,10 @@ def _check_fields(request: GenerationRequest) -> None:
             raise InvalidArgument(field, fault)
     if not -MOST_PRIORITY <= request.priority <= MOST_PRIORITY:
         raise InvalidArgument("priority", f"must be from {-MOST_PRIORITY} to {MOST_PRIORITY}, not {request.priority}")
+    for name in ("ttft_slo_ms", "tbt_slo_ms"):
+        slo_ms = getattr(request.objectives, name)
+        if slo_ms is not None and not LEAST_SLO_MS <= slo_ms <= MOST_SLO_MS:  # rejects NaN, too
+            raise InvalidArgument(name, f"must be from {LEAST_SLO_MS:.0f} to {MOST_SLO_MS:.0f} ms, not {slo_ms:g}")
     if request.sampling.max_tokens is not None and request.sampling.max_tokens < 1:
         raise InvalidArgument("sampling.max_tokens", "must be at least 1")
 

@@ -20,7 +20,10 @@ _CALLS = {
     baton_pb2.CALLS_NONE: ToolChoice.NONE,
     baton_pb2.CALLS_REQUIRED: ToolChoice.REQUIRED,
 }
-_PLAIN = ("messages", "request_id", "model", "sampling", "cache_salt", "priority", "session_id", "keep_for_s", "done")
+_PLAIN = (
+    *("messages", "request_id", "model", "sampling", "cache_salt", "priority", "ttft_slo_ms", "tbt_slo_ms"),
+    *("session_id", "keep_for_s", "done"),
+)
 """Fields of a ChatRequest that require no parser of the answer and no template option."""
 
 

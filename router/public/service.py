@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from baton.process.errors import Aborted, BatonError, InvalidArgument
+from baton.process.objectives import RequestedObjectives
 from baton.process.telemetry.trace_context import current_trace
 from baton.protos import baton_pb2
 from baton.router.dispatcher import Dispatcher
@@ -71,6 +72,13 @@ _BEAM_STOPS = {
 Response = baton_pb2.GenerateResponse | baton_pb2.ChatResponse | baton_pb2.ResumeResponse
 
 
+def _objectives(message: baton_pb2.GenerateRequest | baton_pb2.ChatRequest) -> RequestedObjectives:
+    return RequestedObjectives(
+        message.ttft_slo_ms if message.HasField("ttft_slo_ms") else None,
+        message.tbt_slo_ms if message.HasField("tbt_slo_ms") else None,
+    )
+
+
 def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
     prompt: Prompt | None = None
     match message.WhichOneof("prompt"):
@@ -87,6 +95,7 @@ def generate_request(message: baton_pb2.GenerateRequest) -> GenerationRequest:
         cache_salt=message.cache_salt,
         echo=message.echo,
         priority=message.priority,
+        objectives=_objectives(message),
         session_id=message.session_id,
         keep_for_s=message.keep_for_s if message.HasField("keep_for_s") else None,
         done=message.done,
@@ -113,6 +122,7 @@ def chat_request(message: baton_pb2.ChatRequest) -> GenerationRequest:
         sampling=_sampling(message.sampling),
         cache_salt=message.cache_salt,
         priority=message.priority,
+        objectives=_objectives(message),
         session_id=message.session_id,
         keep_for_s=message.keep_for_s if message.HasField("keep_for_s") else None,
         done=message.done,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, NamedTuple
 
-from baton.process.objectives import NO_LATENCY_OBJECTIVES, LatencyObjectives
+from baton.process.objectives import NO_LATENCY_OBJECTIVES, NONE_REQUESTED, LatencyObjectives, RequestedObjectives
 from baton.process.security.api_keys import UNLIMITED, KeyLimits
 from baton.router.types.events import SequenceEnd
 from baton.router.types.session import KeptSession
@@ -130,6 +130,7 @@ class GenerationRequest:
     cache_salt: str = ""
     echo: bool = False
     priority: int = 0  # pending requests with a lower value are served earlier
+    objectives: RequestedObjectives = NONE_REQUESTED
     session: str = ""  # name of a session whose requests prefer the same workers; empty: none
     session_id: str = ""  # name of a session whose KV is kept between requests; empty: none
     keep_for_s: float | None = None  # time for which KV is kept after this turn; None: until the next turn is overdue

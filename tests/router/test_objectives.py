@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from baton.protos import session_pb2
+from baton.protos import baton_pb2, session_pb2
 from tests.router.conftest import Stack, encode, text_of
 from tests.router.test_router_failures import begun
 
@@ -16,6 +16,21 @@ async def test_objectives_of_service_reach_both_workers(stack: Stack) -> None:
     await stack.generate(max_tokens=2)
     for command in (await stack.prefill.received("prefill"), await stack.decode.received("start")):
         assert 0 < command.first_token_in_ms <= 30_000 and command.tbt_slo_ms == 40
+
+
+@SERVICE
+async def test_objectives_of_request_replace_those_of_service(stack: Stack) -> None:
+    sampling = baton_pb2.SamplingParams(max_tokens=2)
+    asked = baton_pb2.GenerateRequest(text="hello", sampling=sampling, ttft_slo_ms=60_000.0)
+    chat = baton_pb2.ChatRequest(sampling=sampling, tbt_slo_ms=20.0)
+    chat.messages.add(role="user", content="hi")
+    await stack.ready()
+    for call in (stack.stub.Generate(asked, timeout=10), stack.stub.Chat(chat, timeout=10)):
+        async for _ in call:
+            pass
+    generated, answered = await stack.decode.received("start"), await stack.decode.received("start", 2)
+    assert 30_000 < generated.first_token_in_ms <= 60_000 and generated.tbt_slo_ms == 40
+    assert answered.first_token_in_ms <= 30_000 and answered.tbt_slo_ms == 20
 
 
 @SERVICE

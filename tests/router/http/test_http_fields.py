@@ -133,6 +133,13 @@ async def test_a_template_that_reads_an_option_gets_it(gateway: Gateway) -> None
     assert error["param"] == "tools"
 
 
+async def test_workers_get_the_objectives_of_a_body(gateway: Gateway) -> None:
+    for path in ROUTES:
+        await gateway.post(path, **ASKED[path], ttft_slo_ms=3_600_000, tbt_slo_ms=12.0)
+        asked = gateway.prefill
+        assert 3_000_000 < asked.first_token_in_ms <= 3_600_000 and asked.tbt_slo_ms == 12
+
+
 SESSIONS: list[tuple[dict[str, Any], tuple[str, float | None, bool]]] = [
     ({}, ("header", None, False)),
     ({"session_id": "body", "keep_for_s": 7.5, "done": True}, ("body", 7.5, True)),

@@ -56,12 +56,15 @@ TEXT_ROWS: Rows = [
     ({"logit_bias": {"5": 1e9}}, "logit_bias[5]"),
     ({"logprobs": 21}, "logprobs"),
     ({"priority": 1000}, "priority"),
+    ({"ttft_slo_ms": 1e9}, "ttft_slo_ms"),
+    ({"tbt_slo_ms": "fast"}, "tbt_slo_ms"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
     ({"model": 5}, "model"),
     ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
 ]
 CHAT_ROWS: Rows = [
+    ({"tbt_slo_ms": 0}, "tbt_slo_ms"),
     ({"service_tier": "priority"}, "service_tier"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "alloy", "format": "wav"}}, "audio"),
@@ -158,6 +161,7 @@ RESPONSES_ROWS: Rows = [
     ({"metadata": {"a": "x" * 513}}, "metadata.a"),
 ]  # fmt: skip
 ANTHROPIC_ROWS: Rows = [
+    ({"tbt_slo_ms": 0}, "tbt_slo_ms"),
     ({"messages": [{"role": "assistant", "content": "I"}]}, "messages[0].role"),
     ({"messages": [{"role": "system", "content": "I"}]}, "messages[0].role"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
@@ -174,6 +178,7 @@ ANTHROPIC_ROWS: Rows = [
     ({"metadata": {"user_id": '{"session_id": "' + "x" * 300 + '"}'}}, "metadata.user_id"),
 ]
 OLLAMA_ROWS: Rows = [
+    ({"tbt_slo_ms": 0}, "tbt_slo_ms"),
     ({"options": {"temperature": -1.0}}, "options.temperature"),
     ({"options": {"temperature": "x"}}, "options.temperature"),
     ({"options": {"num_predict": 0}}, "options.num_predict"),

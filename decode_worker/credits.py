@@ -102,8 +102,9 @@ class CreditLoan(Generic[Router]):
 class CreditLoans(Generic[Router]):
     """Queue of routers that ask for more than their share. One router borrows at a time, in order of arrival.
 
-    A loan ends when the request was placed or cancelled, at the latest after TURN_S. After a loan that reached TURN_S,
-    nothing is lent for TURN_S, so a request that never fits reduces other routers' shares at most half of the time.
+    A loan ends when the router has placed or cancelled the request, at the latest after TURN_S. After a loan that
+    reached TURN_S, nothing is lent for TURN_S, so a request that never fits reduces other routers' shares at most half
+    of the time.
     """
 
     def __init__(self) -> None:

@@ -191,7 +191,7 @@ class StepGaps:
         )
 
     def _step_parts(self, key: ChoiceKey, step: StepRecord, is_last: bool) -> Iterator[CausePart | float]:
-        """Yield the parts of a step's time by cause. A float is the usual part, in seconds."""
+        """Yield the parts of a step's time: one CausePart per cause, and the usual part as a float, in seconds."""
         absence = self._absence(key, step)
         if absence is not None:
             usual_s = min(self._usual.middle().computing_s, step.interval_s) if is_last else 0.0

@@ -195,7 +195,7 @@ class Request:
     """Prompt and sampling parameters. `request_id` is unique within one scheduler.
 
     With `answered_tokens`, it continues one choice that another worker began, and samples the tokens which that worker
-    would have. Answered tokens count in `max_tokens` and `min_tokens`; offsets start after them.
+    would have sampled. Answered tokens count in `max_tokens` and `min_tokens`; offsets start after them.
     """
 
     request_id: int

@@ -20,9 +20,9 @@ from baton.kernels.types import (
 def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: torch.Tensor) -> None:
     """Write key and value of token `i` to slot `slots[i]` of the pool. Nothing else of the pool changes.
 
-    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` in the pool's dtype, or any float dtype if it
-    is quantised (see types.py); value is None if values are prefixes of keys; slots: int64 `[tokens]`, distinct, each
-    in `[0, blocks * block_tokens)`, or negative for padding, which is not written.
+    kv: one layer of the pool; key, value: `[tokens, kv_heads, head_dim]` in the pool's dtype, or any float dtype if the
+    pool is quantised (see types.py); value is None if values are prefixes of keys; slots: int64 `[tokens]`, distinct,
+    each in `[0, blocks * block_tokens)`, or negative for padding, which is not written.
     """
     if (value is None) != (kv.value_prefix is not None):
         kinds = "keys and values" if value is None else "keys, of which values are prefixes"

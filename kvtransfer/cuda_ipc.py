@@ -339,7 +339,7 @@ def cuda_ipc_transport(
 ) -> Transport:
     """Create a transport that copies into each of our `parts` on the part's device.
 
-    Raises: PeerUnreachable; memory of the peer that was opened before is closed again.
+    Raises: PeerUnreachable, after closing all memory of the peer that was already opened.
     """
     with ExitStack() as undo:
         transports: list[Transport] = []

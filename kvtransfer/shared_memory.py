@@ -205,7 +205,7 @@ class HostMemory:
         self._pool = pool.numpy()
 
     def copy(self, spans: Sequence[Span]) -> None:
-        """Copy spans. Raises: PeerUnreachable (closed)."""
+        """Copy spans. Raises: PeerUnreachable after `close`."""
         source = self._peer.array
         for span in spans:
             np.copyto(

@@ -230,7 +230,7 @@ class MappedTransport:
         self._slices = plan_slices(source, own, own_parts)
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copy blocks. Raises: BlockOutOfRange, before anything is copied; PeerUnreachable (closed); CopyBroken."""
+        """Copy blocks. Raises: BlockOutOfRange, before anything is copied; PeerUnreachable if closed; CopyBroken."""
         spans = list(plan_spans(pairs, self._slices, self._source, self._own))
         self._memory.copy(spans)
         return sum(span.rows * span.width for span in spans)

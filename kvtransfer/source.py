@@ -166,7 +166,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return CloseVerdict(valid, None if transfer is None else transfer.owner)
 
     def confirm(self, transfer_id: bytes) -> CloseVerdict[Owner]:
-        """Return the verdict for a reader that reads on: `valid` if none of the readable blocks has been released."""
+        """Return the verdict for a reader that continues: `valid` if none of the readable blocks has been released."""
         transfer = self._transfers.get(transfer_id)
         owner = None if transfer is None else transfer.owner
         return CloseVerdict(owner is not None, owner)

@@ -103,7 +103,7 @@ def make_batch(
 ) -> Batch:
     """Build the batch of a plan's chunks.
 
-    `by_library`: returns whether a library computes a long chunk's attention; these come last. `groups`: number
+    `by_library`: returns whether a library computes a long chunk's attention; such chunks come last. `groups`: number
     of layer groups, each with its own blocks. Raises ValueError for a chunk without tokens or with too short a table.
     """
     for chunk in chunks:

@@ -33,7 +33,7 @@ class DeltaNet:
     eps: float
 
     def __call__(self, projected: torch.Tensor, kv: KvPages, runs: StateRuns) -> torch.Tensor:
-        """Compute `[tokens, value_size]`. projected: per token queries, keys, values, gates, betas, decays."""
+        """Compute `[tokens, value_size]`. projected: each token's queries, keys, values, gates, betas, decays."""
         sizes, tokens = self.sizes, len(projected)
         mixed, gate, beta, decay = self._split(projected)
         matrices, inputs = self._states(kv)

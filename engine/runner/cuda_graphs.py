@@ -48,9 +48,9 @@ class Recorder(Protocol):
 class GraphRecorder:
     """Recorder of CUDA graphs, which share working memory because one is replayed at a time.
 
-    Kernels keep the priority of the stream on which they are recorded: that of decode steps in every worker role, since
-    the role may change. One stream records all graphs, since PyTorch keeps a memory pool and a cuBLAS workspace for
-    each stream.
+    Kernels keep the priority of the stream on which they are recorded, which is the decode steps' priority in every
+    worker role, since the role may change. One stream records all graphs, since PyTorch keeps a memory pool and a
+    cuBLAS workspace for each stream.
     """
 
     def __init__(self) -> None:

@@ -92,8 +92,8 @@ class MaskThreads:
     They start with this object and inherit the priority of its creator. If an engine's thread started them later, they
     might inherit an idle priority, which they could not leave. They sleep until the first mask is requested.
 
-    Masks start in order of arrival. Submitting one wakes a sleeping thread unless a thread is already waking up: the
-    masks of a step, submitted together, wake one thread, and masks behind a slow one start when another is submitted.
+    Masks start in order of arrival. Submitting a mask wakes a sleeping thread unless one is already waking up. So the
+    masks of a step, submitted together, wake one thread; masks behind a slow one start when another mask is submitted.
     """
 
     def __init__(self, count: int) -> None:

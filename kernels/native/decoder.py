@@ -75,7 +75,7 @@ class NativeDecoder:
         runs: StateRuns | None,
         meanwhile: Callable[[], None],
     ) -> torch.Tensor:
-        """Compute the last layer's output, float32 `[rows, hidden]`, over the pool of the last call of `takes`.
+        """Compute the last layer's output, float32 `[rows, hidden]`, over the pool last passed to `takes`.
 
         Also stores KV of all rows in the pool. cos, sin: float32 `[tables, rows, angles]`, see `rotary`. runs: rows for
         layers with a recurrent state; None without such layers. meanwhile: called once, just before the native call. No

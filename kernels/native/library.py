@@ -128,7 +128,7 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """Return how many threads share a native operation of the calling thread: PyTorch's number plus the borrowed.
+    """Return how many threads share a native operation of the calling thread: PyTorch's and the borrowed ones.
 
     The thread pool is in kernels/native/threads.cpp.
     """

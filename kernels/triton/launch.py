@@ -184,7 +184,7 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
 def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quantised: bool) -> Tile:
     """Return the tile of prefill attention for a chunk of `rows` rows, each of which is one head of one token.
 
-    itemsize: bytes of the compute dtype; quantised: whether keys are quantised: such keys are widened in registers,
+    itemsize: bytes of the compute dtype; quantised: whether keys are quantised. Such keys are widened in registers,
     so that only half as many fit next to the sums.
     """
     tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]

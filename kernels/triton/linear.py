@@ -323,7 +323,7 @@ def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> 
     """Compute kernels/experts.py's operation. Each program computes some outputs for some pairs of one expert.
 
     The grid has the largest possible number of tiles, so that a CUDA graph serves every choice of experts. A program
-    finds its expert from the number of pairs of each.
+    finds its expert from the number of pairs of each expert.
     """
     x = x.contiguous()
     output = x.new_empty(len(pairs.order), weight.outputs)

@@ -364,7 +364,7 @@ def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.const
 
 @triton.jit
 def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl.constexpr):
-    """Return the mass of tokens above the threshold, the number of tokens at the threshold, and the weight of each."""
+    """Return the mass of tokens above the threshold, the number of tokens at the threshold, and the weight of one."""
     mass, ties = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, size, BLOCK):

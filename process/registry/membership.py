@@ -166,7 +166,7 @@ class _Polling(ABC):
 
 
 class Registration(_Polling):
-    """Announcement of one worker, renewed until closed. While Redis is not reachable, every period retries.
+    """Announcement of one worker, renewed until closed. While Redis is not reachable, it is retried every period.
 
     An epoch from a clock that went back looks like that of an earlier process. An epoch of the registry replaces it if
     no other process has this worker's name; the name of a dead process is free after `ttl_s`. `on_fenced` is called

@@ -96,8 +96,8 @@ def free_port(taken: Collection[int] = ()) -> int:
 def free_ports(count: int, taken: Collection[int] = ()) -> tuple[int, ...]:
     """Return distinct ports of loopback that are free now and not in `taken`, below the range of outgoing connections.
 
-    A port that the kernel chooses may be used by a connection before its owner binds it. `taken`: ports assigned to
-    processes that have not bound them yet. Raises: RedisServerError.
+    Kernel-chosen ports are avoided: a connection may use such a port before its owner binds it. `taken`: ports assigned
+    to processes that have not bound them yet. Raises: RedisServerError.
     """
     found: list[int] = []
     for port in random.sample(_PORTS, _PORT_TRIES):

@@ -148,8 +148,8 @@ class TierRestorer:
     async def restore(self, hashes: Sequence[bytes]) -> Restored:
         """Load the blocks of `hashes` that the pool lacks and that the prompt could reuse.
 
-        A load begins only after the queued prompts have begun: they would evict blocks that were loaded earlier. Every
-        wait has a bound except that for this worker's engine, which the prompt needs anyway. Raises no errors of its
+        A load begins only after the queued prompts have begun, since these would evict the loaded blocks. Every wait
+        has a bound except that for this worker's engine, which the prompt needs anyway. Raises no errors of its
         own; may be cancelled.
         """
         began, landed = time.monotonic(), NOTHING_LOADED

@@ -83,7 +83,7 @@ class DecodeRole(ServingRole):
             StepBudget(),
             SwapSpace(swap_slots(config, self._prepared)),
             speculation=_speculation(config, drafter, not runner.replays_steps),
-            tbt_s=0.0 if config.tbt_slo_ms is None else config.tbt_slo_ms / 1e3,
+            tbt_s=0.0 if config.strict_tbt else config.tbt_slo_ms / 1e3,
         )
         device, warm = self._prepared.options.device, self._host.used
         ready = thread_preparation(config.cores, device, runner, priority=DECODE_PRIORITY, warm=warm, then=warm_drafts)

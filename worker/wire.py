@@ -160,9 +160,10 @@ def objectives_of(
     """Return the latency objectives of a command that arrived at `arrived_s`, in monotonic seconds. `tbt_s`: the
     worker's TBT objective, for a command without one.
     """
-    has_first = command.HasField("first_token_in_ms")
-    first_token_at_s = arrived_s + command.first_token_in_ms / 1e3 if has_first else math.inf
-    return Objectives(first_token_at_s, command.tbt_slo_ms / 1e3 if command.tbt_slo_ms else tbt_s)
+    own_tbt_s = command.tbt_slo_ms / 1e3 if command.tbt_slo_ms else tbt_s
+    if not (command.HasField("first_token_in_ms") and command.ttft_slo_ms):
+        return Objectives(tbt_s=own_tbt_s)
+    return Objectives(arrived_s + command.first_token_in_ms / 1e3, own_tbt_s, command.ttft_slo_ms / 1e3)
 
 
 def session_turn(kept: kept_session_pb2.KeptSession) -> SessionTurn:

@@ -191,8 +191,13 @@ def _attempt_fields(tag: Tag, request: PreparedRequest) -> dict[str, Any]:
         "kept_session": kept_session_message(request.kept_session),
         "pooling": pooling_message(request.pooling),
         "first_token_in_ms": tag.first_token_in_ms,
-        "tbt_slo_ms": 0 if math.isinf(request.objectives.tbt_ms) else round(request.objectives.tbt_ms),
+        "tbt_slo_ms": _whole_ms(request.objectives.tbt_ms),
+        "ttft_slo_ms": _whole_ms(request.objectives.ttft_ms),
     }
+
+
+def _whole_ms(objective_ms: float) -> int:
+    return 0 if math.isinf(objective_ms) else round(objective_ms)
 
 
 def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_pb2.Fetch | None:

@@ -281,10 +281,10 @@ def _without_busy(
 ) -> Decision:
     """Return the decision, changed to a decode worker that computes the prompt if the prefill workers are too busy."""
     weighing, chosen_ms = policy.weighing, expected_ttft_ms(request, computing.worker)
-    if policy.no_prefill_worker is not _LOCAL or weighing.local_limit_ms(chosen_ms) is None:
+    if policy.no_prefill_worker is not _LOCAL or weighing.local_limit_ms(chosen_ms, request.first_token_in_ms) is None:
         return decision
     soonest_ms = _soonest_ms(request, computing.workers)
-    limit_ms = weighing.local_limit_ms(soonest_ms)
+    limit_ms = weighing.local_limit_ms(soonest_ms, request.first_token_in_ms)
     if limit_ms is None:
         return decision
     itself = _weigh_decode(request, with_credit, None, weighing)

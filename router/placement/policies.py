@@ -20,6 +20,8 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 REUSE_PREMIUM, SHARED_REUSE_PREMIUM = 40.0, 4.0
 MAX_AFFINITY_MS = 10_000.0
 RECENT_LOAD_WEIGHT = 0.2
+AIM_SHARE = 0.5
+"""Part of the time left for a first token beyond which its TTFT objective counts as at risk: waits vary."""
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """A decode worker computes a prompt, although that slows its answers down, if twice its TTFT plus 1 s is less than the
 TTFT of the best prefill worker.
@@ -52,10 +54,11 @@ class Policy(ABC):
         """
         return self.prefill_costs(request, workers)
 
-    def local_limit_ms(self, prefill_ms: float) -> float | None:
+    def local_limit_ms(self, prefill_ms: float, first_token_in_ms: float) -> float | None:
         """Return the TTFT below which a decode worker computes the prompt itself; None: it never does.
 
-        `prefill_ms`: TTFT of the best prefill worker, which the limit never exceeds.
+        `prefill_ms`: TTFT of the best prefill worker, which the limit never exceeds. `first_token_in_ms`: time left for
+        the first token by the request's TTFT objective.
         """
         return None
 
@@ -147,13 +150,18 @@ class CacheAware(Policy):
         """Return the costs of an answer of the charged length, and of the prompt if decode workers compute it."""
         if prefill is not None:
             return _remote_costs(request, workers, prefill)
-        paces = [1e3 / prompt_tokens_per_s(worker) for worker in workers]
+        paces = [1e3 / prompt_tokens_per_s(worker, request.tbt_slo_ms) for worker in workers]
         prompt = _prompt_costs(request, workers, paces, [worker.pending_prompt_tokens for worker in workers])
         answers = [request.charged_answer_tokens * token_gap_ms(request, worker) for worker in workers]
         return Costs(list(map(add, prompt.totals, answers)), {**prompt.terms, "answer_ms": answers})
 
-    def local_limit_ms(self, prefill_ms: float) -> float | None:
+    def local_limit_ms(self, prefill_ms: float, first_token_in_ms: float) -> float | None:
+        """See Policy.local_limit_ms. If the objective is at risk on prefill workers, a decode worker that can meet it
+        need only be faster; otherwise it must be much faster, since its answers pay for the prompt.
+        """
         limit_ms = (prefill_ms - BUSY_MS) / BUSY_FACTOR
+        if prefill_ms > AIM_SHARE * first_token_in_ms:
+            limit_ms = max(limit_ms, min(prefill_ms, first_token_in_ms))
         return limit_ms if limit_ms > 0 else None
 
 

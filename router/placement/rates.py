@@ -4,6 +4,7 @@ Each measurement reduces the weight of all earlier measurements by a tenth. A wo
 is assumed to be as fast as the others.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -224,9 +225,9 @@ def _is_close(one: float | None, other: float | None) -> bool:
     return abs(one - other) <= NEWS * max(one, other)
 
 
-CAUTION = 0.1
-"""Fraction of a decode worker's prompt rate that is assumed while answers run, until the worker reports that rate. It
-is low to avoid overload.
+CAUTION, MOST_ASSUMED = 0.1, 0.5
+"""Fractions of a decode worker's prompt rate: what is assumed at least, and at most, while answers run, until the
+worker reports that rate. In between, it is half of the time that the answers' tokens leave of a TBT objective.
 """
 
 
@@ -283,13 +284,18 @@ def known_tokens(request: PlacementRequest, worker: WorkerView) -> int:
     return hit_tokens + request.block_tokens * loading(request, worker).blocks if worker.tier_blocks else hit_tokens
 
 
-def prompt_tokens_per_s(worker: WorkerView) -> float:
-    """Return the worker's present prompt rate; a decode worker's is lower while answers run."""
+def prompt_tokens_per_s(worker: WorkerView, tbt_slo_ms: float = math.inf) -> float:
+    """Return the worker's present prompt rate; a decode worker's is lower while answers run.
+
+    `tbt_slo_ms`: TBT objective of the answers; infinite: none.
+    """
     rates = worker.rates
     if worker.role is _PREFILL or not has_answers(worker):
         return rates.prefill_tokens_per_s
-    beside = rates.beside_tokens_per_s
-    return CAUTION * rates.prefill_tokens_per_s if beside is None else beside
+    if rates.beside_tokens_per_s is not None:
+        return rates.beside_tokens_per_s
+    share = CAUTION if tbt_slo_ms == math.inf else max(CAUTION, MOST_ASSUMED * (1.0 - rates.token_gap_ms / tbt_slo_ms))
+    return share * rates.prefill_tokens_per_s
 
 
 def has_answers(worker: WorkerView) -> bool:
@@ -308,7 +314,8 @@ def expected_here(request: PlacementRequest, worker: WorkerView) -> Expected:
     if worker.role is _PREFILL:
         before_tokens, per_token_ms = worker.tokens_in_flight, 1e3 / worker.rates.prefill_tokens_per_s
     else:
-        before_tokens, per_token_ms = worker.pending_prompt_tokens, 1e3 / prompt_tokens_per_s(worker)
+        before_tokens = worker.pending_prompt_tokens
+        per_token_ms = 1e3 / prompt_tokens_per_s(worker, request.tbt_slo_ms)
     wait_ms = before_tokens * per_token_ms
     load_ms = exposed_load_ms(loaded, worker, wait_ms) if loaded.blocks else 0.0
     return Expected(wait_ms, own_tokens * per_token_ms, load_ms)

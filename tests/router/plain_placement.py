@@ -1,10 +1,12 @@
 """What `router.placement.place` decides with `cache_aware`, written down without regard to speed."""
 
+import math
 from collections.abc import Sequence
 
 from baton.process.registry.worker_record import WorkerRole
 from baton.router.placement.decide import LocalPrefill, NoPrefillWorker, NoRoom, PlacementPolicy
 from baton.router.placement.policies import (
+    AIM_SHARE,
     BUSY_FACTOR,
     BUSY_MS,
     MAX_AFFINITY_MS,
@@ -13,7 +15,7 @@ from baton.router.placement.policies import (
     SHARED_REUSE_PREMIUM,
     home_of,
 )
-from baton.router.placement.rates import CAUTION, expected_here, token_gap_ms
+from baton.router.placement.rates import CAUTION, MOST_ASSUMED, expected_here, token_gap_ms
 from baton.router.types.placement import PlacementRequest, WorkerView
 from baton.text.kv_loading import FIXED_S
 from tests.router.random_clusters import has_model
@@ -59,6 +61,8 @@ def chosen(request: PlacementRequest, workers: Sequence[WorkerView], policy: Pla
     if hit_tokens and request.prompt_tokens - hit_tokens <= policy.local_prefill_tokens and is_in_time:
         return None, answering.endpoint, LocalPrefill.SHORT_SUFFIX, None
     limit_ms = (soonest_ms - BUSY_MS) / BUSY_FACTOR
+    if soonest_ms > AIM_SHARE * request.first_token_in_ms:
+        limit_ms = max(limit_ms, min(soonest_ms, request.first_token_in_ms))
     itself = _cheapest(request, free, _answer_costs(request, free, None))
     if is_local and limit_ms > 0 and itself is not None and expected_here(request, itself).ttft_ms < limit_ms:
         return None, itself.endpoint, LocalPrefill.PREFILL_WORKERS_BUSY, None
@@ -71,12 +75,15 @@ def is_idle(worker: WorkerView) -> bool:
     return slots + worker.tokens_in_flight + worker.pending_prompt_tokens == 0
 
 
-def prompt_rate(worker: WorkerView) -> float:
+def prompt_rate(worker: WorkerView, request: PlacementRequest) -> float:
     """Prompt tokens per second."""
     rates = worker.rates
     if worker.role is WorkerRole.PREFILL or is_idle(worker):
         return rates.prefill_tokens_per_s
-    return CAUTION * rates.prefill_tokens_per_s if rates.beside_tokens_per_s is None else rates.beside_tokens_per_s
+    if rates.beside_tokens_per_s is not None:
+        return rates.beside_tokens_per_s
+    left = 0.0 if request.tbt_slo_ms == math.inf else 1.0 - rates.token_gap_ms / request.tbt_slo_ms
+    return max(CAUTION, MOST_ASSUMED * left) * rates.prefill_tokens_per_s
 
 
 def _source(
@@ -170,7 +177,7 @@ def _prompt_costs(request: PlacementRequest, workers: Sequence[WorkerView]) -> l
     longest_ms = MAX_AFFINITY_MS + min(expected_here(request, worker).wait_ms for worker in workers)
     costs = []
     for worker, home in zip(workers, _homes(request, workers), strict=True):
-        pace, hit_tokens = 1e3 / prompt_rate(worker), had_tokens(request, worker)
+        pace, hit_tokens = 1e3 / prompt_rate(worker, request), had_tokens(request, worker)
         is_prefill = worker.role is WorkerRole.PREFILL
         waiting = worker.tokens_in_flight if is_prefill else worker.pending_prompt_tokens
         cost = (

@@ -1,5 +1,6 @@
 """Requests and workers of few kinds, so that ties, exhausted credit, short suffixes and set-aside pairs come up."""
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -64,6 +65,8 @@ def random_request(chance: Random) -> PlacementRequest:
         preferred_decode=pick([None, None, some[0]]),
         prefix=pick([b"", b"one", b"two"]),
         session=pick([None, None, "one", "two"]),
+        first_token_in_ms=pick([math.inf, 2000.0, 20_000.0, -5.0]),
+        tbt_slo_ms=pick([math.inf, 50.0, 10.0]),
     )
 
 

@@ -1,5 +1,6 @@
 """What a placement's costs are made of, in milliseconds, and which worker is taken where costs just differ."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -21,7 +22,15 @@ from baton.router.placement.policies import (
     cheapest,
     home_of,
 )
-from baton.router.placement.rates import CAUTION, DecayingLine, Ratio, expected_here, prompt_tokens_per_s, token_gap_ms
+from baton.router.placement.rates import (
+    CAUTION,
+    MOST_ASSUMED,
+    DecayingLine,
+    Ratio,
+    expected_here,
+    prompt_tokens_per_s,
+    token_gap_ms,
+)
 from baton.router.types.placement import PlacementRequest, WorkerRates, WorkerView
 from baton.router.types.worker import PoolBlocks, WorkerReport
 from tests.fixtures.router_defaults import make_policy
@@ -106,8 +115,21 @@ def test_any_work_of_a_decode_worker_slows_its_prompts(state: str) -> None:
 
 
 def test_local_prefill_needs_a_wait_and_half_of_what_is_above_it() -> None:
-    assert AWARE.local_limit_ms(BUSY_MS) is None
-    assert AWARE.local_limit_ms(BUSY_MS + 100.0) == 100.0 / BUSY_FACTOR
+    assert AWARE.local_limit_ms(BUSY_MS, math.inf) is None
+    assert AWARE.local_limit_ms(BUSY_MS + 100.0, math.inf) == 100.0 / BUSY_FACTOR
+
+
+def test_local_limit_rises_where_prefill_workers_put_an_objective_at_risk() -> None:
+    assert AWARE.local_limit_ms(900.0, 2000.0) is None, "less than half of the time that is left"
+    assert AWARE.local_limit_ms(1500.0, 2000.0) == 1500.0
+    assert AWARE.local_limit_ms(3000.0, 2000.0) == 2000.0, "a decode worker that would be late computes nothing"
+    assert AWARE.local_limit_ms(BUSY_MS + 100.0, -1.0) == 100.0 / BUSY_FACTOR, "it is late already"
+
+
+def test_unmeasured_rate_beside_answers_is_assumed_from_their_objective() -> None:
+    busy = replace(D0, used_slots=1, rates=replace(RATES, token_gap_ms=20.0))
+    assert prompt_tokens_per_s(busy, 50.0) == pytest.approx(MOST_ASSUMED * 0.6 * 1000.0)
+    assert prompt_tokens_per_s(busy, 21.0) == CAUTION * 1000.0
 
 
 def test_loading_hides_behind_the_wait_for_earlier_prompts() -> None:

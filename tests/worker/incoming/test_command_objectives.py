@@ -15,9 +15,9 @@ ARRIVED_S, TBT_S = 100.0, 0.05
 @pytest.mark.parametrize(
     ("fields", "objectives"),
     [
-        ({"first_token_in_ms": 1500, "tbt_slo_ms": 30}, Objectives(101.5, 0.03)),
-        ({"first_token_in_ms": -500}, Objectives(99.5, TBT_S)),
-        ({"first_token_in_ms": 0}, Objectives(ARRIVED_S, TBT_S)),
+        ({"first_token_in_ms": 1500, "tbt_slo_ms": 30, "ttft_slo_ms": 2000}, Objectives(101.5, 0.03, 2.0)),
+        ({"first_token_in_ms": -500, "ttft_slo_ms": 2000}, Objectives(99.5, TBT_S, 2.0)),
+        ({"first_token_in_ms": 0, "ttft_slo_ms": 2000}, Objectives(ARRIVED_S, TBT_S, 2.0)),
         ({}, Objectives(math.inf, TBT_S)),
     ],
 )

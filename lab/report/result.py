@@ -70,17 +70,18 @@ SERVICE = ("router", "worker", "decode_worker", "prefill_worker", *ENGINE)
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Promise that a benchmark checks, and the number of rounds, or cases, that kept and missed it."""
+    """Promise that a benchmark checks, and the number of rounds, or of something else, that kept and missed it."""
 
     text: str
     held: int
     missed: int
+    of: str = "rounds"
 
 
-def judge_rounds(text: str, outcomes: Iterable[bool]) -> Promise:
+def judge_rounds(text: str, outcomes: Iterable[bool], of: str = "rounds") -> Promise:
     """Count the rounds that kept a promise. `outcomes`: for each round whether it did."""
     kept = list(outcomes)
-    return Promise(text, sum(kept), len(kept) - sum(kept))
+    return Promise(text, sum(kept), len(kept) - sum(kept), of)
 
 
 def make_result(

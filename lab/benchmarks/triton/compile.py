@@ -400,7 +400,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = [row for of_arch in found for row in of_arch]
     print(f"{len(rows)} kernels, {sum(row.seconds for row in rows):.0f} s of compiling", flush=True)
     bad = [row for row in rows if row.spilled_bytes and row.kernel != MAY_SPILL]
-    verdict = judge_rounds(f"no kernel spills, except {MAY_SPILL}", (row not in bad for row in rows))
+    verdict = judge_rounds(f"no kernel spills, except {MAY_SPILL}", (row not in bad for row in rows), "kernels")
     kernels = {"kernels": [asdict(row) for row in rows]}
     write_result(options.json, make_result(["kernels/triton"], [kernels], verdict, triton=triton.__version__))
     for row in bad:

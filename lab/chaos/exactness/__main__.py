@@ -130,7 +130,7 @@ def main() -> None:
             write_tiny_checkpoint(model)
         outcomes = [each for dtype in given.dtypes for each in measure(model, dtype, asked, given.seed)]
     print(table(outcomes, COLUMNS))
-    verdict = judge_rounds("no answer of a course differs", (each.differing == 0 for each in outcomes))
+    verdict = judge_rounds("no answer of a course differs", (each.differing == 0 for each in outcomes), "courses")
     rounds = [{f"{each.course}, {each.dtype}": asdict(each) for each in outcomes}]
     write_result(given.json, make_result(SERVICE, rounds, verdict, seed=given.seed))
     if differing := sum(each.differing for each in outcomes):

@@ -8,6 +8,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from baton.launch import CommandFailed
+from baton.process.objectives import NONE_REQUESTED, RequestedObjectives
 from baton.process.private_files import FILE_MODE, write_private
 from baton.process.security.api_keys import (
     ApiKey,
@@ -93,10 +94,12 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.write(content)
 
 
-def append_key(file: Path, name: str, limits: KeyLimits, is_admin: bool) -> str:
+def append_key(
+    file: Path, name: str, limits: KeyLimits, is_admin: bool, objectives: RequestedObjectives = NONE_REQUESTED
+) -> str:
     """Append a new key's hash to a file atomically and return the key. Raises: CommandFailed."""
     secret = new_secret()
-    key = ApiKey(name, digest_of(secret), limits, is_admin)
+    key = ApiKey(name, digest_of(secret), limits, is_admin, objectives)
     try:
         before = file.read_text(encoding="utf-8") if file.exists() else ""
         KeyRing((*parse_key_file(before), *parse_key_file(key.line)))

@@ -9,10 +9,17 @@ LEAST_SLO_MS, MOST_SLO_MS = 1.0, 86_400_000.0
 
 @dataclass(frozen=True, slots=True)
 class RequestedObjectives:
-    """Objectives that a request sets, in milliseconds; None: not set."""
+    """Objectives that an API key or a request sets, in milliseconds; None: not set."""
 
     ttft_slo_ms: float | None = None
     tbt_slo_ms: float | None = None
+
+    def or_else(self, others: "RequestedObjectives") -> "RequestedObjectives":
+        """Return these objectives, and those of `others` where none is set."""
+        return RequestedObjectives(
+            others.ttft_slo_ms if self.ttft_slo_ms is None else self.ttft_slo_ms,
+            others.tbt_slo_ms if self.tbt_slo_ms is None else self.tbt_slo_ms,
+        )
 
 
 @dataclass(frozen=True, slots=True)

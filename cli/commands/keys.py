@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from baton.process.objectives import LEAST_SLO_MS, MOST_SLO_MS, RequestedObjectives
+
 app = typer.Typer(help="Create API keys with limits.", no_args_is_help=True)
 
 
@@ -26,6 +28,14 @@ def new(
         int | None, typer.Option(min=1, help="Maximum in-flight requests; each prompt of a list counts.")
     ] = None,
     max_context_tokens: Annotated[int | None, typer.Option(min=2, help="Maximum tokens of prompt plus answer.")] = None,
+    ttft_slo_ms: Annotated[
+        float | None,
+        typer.Option(min=LEAST_SLO_MS, max=MOST_SLO_MS, help="TTFT objective of the key's requests, in milliseconds."),
+    ] = None,
+    tbt_slo_ms: Annotated[
+        float | None,
+        typer.Option(min=LEAST_SLO_MS, max=MOST_SLO_MS, help="TBT objective of the key's requests, in milliseconds."),
+    ] = None,
 ) -> None:
     """Create a key, print it once, and append its hash to the file that `baton up --api-keys` reads.
 
@@ -36,7 +46,7 @@ def new(
     from baton.process.security.api_keys import KeyLimits
 
     limits = KeyLimits(requests_per_minute, tokens_per_minute, concurrency, max_context_tokens)
-    secret = append_key(file, name, limits, admin)
+    secret = append_key(file, name, limits, admin, RequestedObjectives(ttft_slo_ms, tbt_slo_ms))
     typer.echo(f"{file} has the hash of the key. The key itself is shown only here:", err=True)
     typer.echo(secret)
 

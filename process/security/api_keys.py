@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from baton.process.objectives import LEAST_SLO_MS, MOST_SLO_MS, NONE_REQUESTED, RequestedObjectives
 from baton.process.security.changing_files import ChangingFiles
 
 KEY_PREFIX = "baton-"
@@ -40,16 +41,20 @@ class KeyLimits:
 
 UNLIMITED = KeyLimits()
 _LIMITS = tuple(field.name for field in fields(KeyLimits))
+_OBJECTIVES = tuple(field.name for field in fields(RequestedObjectives))
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """API key without its secret. `is_admin`: may also see the requests of all other keys."""
+    """API key without its secret. `is_admin`: may also see the requests of all other keys. `objectives`: of requests
+    without their own.
+    """
 
     name: str
     sha256: bytes
     limits: KeyLimits = UNLIMITED
     is_admin: bool = False
+    objectives: RequestedObjectives = NONE_REQUESTED
 
     @property
     def key_salt(self) -> bytes:
@@ -62,7 +67,8 @@ class ApiKey:
     def line(self) -> str:
         """Return the key's line in a key file, without line end."""
         entry: dict[str, Any] = {"name": self.name, "sha256": self.sha256.hex()}
-        entry |= {name: value for name in _LIMITS if (value := getattr(self.limits, name)) is not None}
+        for names, values in ((_LIMITS, self.limits), (_OBJECTIVES, self.objectives)):
+            entry |= {name: value for name in names if (value := getattr(values, name)) is not None}
         if self.is_admin:
             entry["admin"] = True
         return json.dumps(entry)
@@ -134,8 +140,9 @@ def _parse_line(line: str, where: str) -> ApiKey:
 
 
 def _key(entry: Mapping[str, Any], where: str) -> ApiKey:
-    if entry.keys() - {"name", "sha256", "admin", *_LIMITS}:
-        raise KeyFormatError(f"{where}: unknown field; the fields are name, sha256, admin, {', '.join(_LIMITS)}")
+    optional = (*_LIMITS, *_OBJECTIVES)
+    if entry.keys() - {"name", "sha256", "admin", *optional}:
+        raise KeyFormatError(f"{where}: unknown field; the fields are name, sha256, admin, {', '.join(optional)}")
     name, digest, is_admin = entry.get("name"), entry.get("sha256"), entry.get("admin", False)
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise KeyFormatError(f"{where}: name must have 1 to 64 letters, digits, dots, dashes and underscores")
@@ -147,7 +154,11 @@ def _key(entry: Mapping[str, Any], where: str) -> ApiKey:
     for limit, value in limits.items():
         if type(value) is not int or value < 1:
             raise KeyFormatError(f"{where}: {limit} must be a whole number, at least 1")
-    return ApiKey(name, bytes.fromhex(digest), KeyLimits(**limits), is_admin)
+    objectives = {name: entry[name] for name in _OBJECTIVES if entry.get(name) is not None}
+    for objective, value in objectives.items():
+        if type(value) not in (int, float) or not LEAST_SLO_MS <= value <= MOST_SLO_MS:
+            raise KeyFormatError(f"{where}: {objective} must be a number from {LEAST_SLO_MS:.0f} to {MOST_SLO_MS:.0f}")
+    return ApiKey(name, bytes.fromhex(digest), KeyLimits(**limits), is_admin, RequestedObjectives(**objectives))
 
 
 POLL_S = 1.0

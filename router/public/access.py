@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from baton.process.errors import PermissionDenied, Unauthenticated
+from baton.process.objectives import NONE_REQUESTED, RequestedObjectives
 from baton.process.security.api_keys import UNLIMITED, KeyLimits, KeyRing
 from baton.router.request.resume import ResumeRequest
 from baton.router.types.request import GenerationRequest
@@ -58,10 +59,14 @@ class Caller:
     tenant: str = ""
     limits: KeyLimits = UNLIMITED
     key_salt: bytes = b""  # salt of block hashes; empty: cached prompts are shared with other callers
+    objectives: RequestedObjectives = NONE_REQUESTED  # latency objectives of the key
 
     def asks(self, request: GenerationRequest) -> GenerationRequest:
-        """Return a copy of the request with this caller's tenant, limits and salt."""
-        return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.key_salt)
+        """Return a copy of the request with this caller's tenant, limits and salt, and its objectives where the request
+        sets none.
+        """
+        objectives = request.objectives.or_else(self.objectives)
+        return replace(request, tenant=self.tenant, limits=self.limits, key_salt=self.key_salt, objectives=objectives)
 
     def resumes(self, asked: ResumeRequest) -> ResumeRequest:
         """Return a copy of the resume request with this caller's tenant, limits and salt."""
@@ -101,7 +106,7 @@ class Access:
             raise Unauthenticated("the API key is unknown", "INVALID_API_KEY")
         if need is Need.ADMIN and not key.is_admin:
             raise PermissionDenied("this call requires an admin API key", "NOT_ADMIN")
-        return Caller(key.name, key.limits, key.key_salt)
+        return Caller(key.name, key.limits, key.key_salt, key.objectives)
 
     def authorise(self, method: str, metadata: Metadata) -> Caller:
         """Identify the caller of a gRPC method; the health service needs no key. Raises: Unauthenticated."""

@@ -11,6 +11,7 @@ from baton.cli.__main__ import app
 from baton.cli.connection import credentials
 from baton.cli.keys import FILES, append_key, make_certificates
 from baton.launch import CommandFailed
+from baton.process.objectives import RequestedObjectives
 from baton.process.security.api_keys import UNLIMITED, KeyLimits, KeyRing, parse_key_file
 from tests.fixtures.service_layout import layout, plan
 
@@ -23,14 +24,16 @@ def test_keys_new_prints_key_and_stores_its_hash(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     done = CliRunner().invoke(
         app,
-        ["keys", "new", "alice", "--file", str(file), "--concurrency", "3", "--max-context-tokens", "99", "--admin"],
-    )
+        ["keys", "new", "alice", "--file", str(file), "--concurrency", "3", "--max-context-tokens", "99", "--admin",
+         "--ttft-slo-ms", "900"],
+    )  # fmt: skip
     assert done.exit_code == 0, done.output
     secret = done.stdout.strip()
     assert secret.startswith("baton-") and secret not in file.read_text() and secret not in done.stderr
     key = KeyRing(parse_key_file(file.read_text())).find(secret)
     assert key is not None and (key.name, key.is_admin) == ("alice", True)
     assert key.limits == KeyLimits(concurrency=3, max_context_tokens=99)
+    assert key.objectives == RequestedObjectives(ttft_slo_ms=900)
     assert mode(file) == 0o600
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from baton.process.objectives import RequestedObjectives
 from baton.process.security.api_keys import (
     ApiKey,
     KeyFormatError,
@@ -24,7 +25,11 @@ def key(name: str, secret: str) -> ApiKey:
 
 def test_a_line_comes_back_as_it_was_written() -> None:
     limits = KeyLimits(requests_per_minute=60, tokens_per_minute=9000, concurrency=4, max_context_tokens=512)
-    for written in (ApiKey("alice", b"a" * 32, limits, is_admin=True), ApiKey("b.o-b_1", b"b" * 32)):
+    objectives = RequestedObjectives(ttft_slo_ms=900.5, tbt_slo_ms=20)
+    for written in (
+        ApiKey("alice", b"a" * 32, limits, is_admin=True, objectives=objectives),
+        ApiKey("b.o-b_1", b"b" * 32),
+    ):
         assert parse_key_file(f"# keys\n\n{written.line}\n") == (written,)
 
 
@@ -75,6 +80,9 @@ def test_salts_differ_by_key_and_by_name_and_are_no_hash_of_the_file() -> None:
         {"name": "a", "sha256": HASH, "concurrency": 0},
         {"name": "a", "sha256": HASH, "concurrency": True},
         {"name": "a", "sha256": HASH, "tokens_per_minute": "9"},
+        {"name": "a", "sha256": HASH, "ttft_slo_ms": 0.5},
+        {"name": "a", "sha256": HASH, "tbt_slo_ms": True},
+        {"name": "a", "sha256": HASH, "tbt_slo_ms": float("nan")},
         {"name": "a", "sha256": HASH, "admin": "SECRET"},
         ["SECRET"],
     ],

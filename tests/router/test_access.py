@@ -6,6 +6,7 @@ import pytest
 
 from baton.process.config import ConfigError, read_config
 from baton.process.errors import PermissionDenied, Unauthenticated
+from baton.process.objectives import LatencyObjectives, RequestedObjectives
 from baton.process.security.api_keys import ApiKey, KeyLimits, KeyRing, digest_of
 from baton.router.config import RouterConfig, is_loopback, too_open, warnings
 from baton.router.process import address_of
@@ -27,6 +28,15 @@ def test_a_key_makes_its_caller() -> None:
     assert caller == Caller("user", USER.limits, USER.key_salt)
     request = caller.asks(GenerationRequest(Operation.CHAT, None, tenant="forged", key_salt=b"forged"))
     assert (request.tenant, request.limits, request.key_salt) == ("user", USER.limits, USER.key_salt)
+
+
+def test_objectives_of_request_precede_those_of_its_key() -> None:
+    hurried = ApiKey("hurried", digest_of("k"), objectives=RequestedObjectives(ttft_slo_ms=500.0, tbt_slo_ms=20.0))
+    caller = Access(lambda: KeyRing((hurried,))).caller(Need.KEY, shown("k"))
+    asked = GenerationRequest(Operation.CHAT, None, objectives=RequestedObjectives(tbt_slo_ms=30.0))
+    requested = caller.asks(asked).objectives
+    assert requested == RequestedObjectives(ttft_slo_ms=500.0, tbt_slo_ms=30.0)
+    assert LatencyObjectives(2000.0, 50.0).replaced_by(requested) == LatencyObjectives(500.0, 30.0)
 
 
 def test_anthropics_clients_have_a_header_of_their_own() -> None:

@@ -12,13 +12,14 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
+from baton.process.objectives import RequestedObjectives
 from baton.process.security.api_keys import ApiKey, KeyLimits, digest_of
 from baton.protos import admin_pb2, baton_pb2
 from tests.router.conftest import READY_S, Stack, tokens_of
 
 LIMITED = ApiKey("limited", digest_of("baton-limited"), KeyLimits(requests_per_minute=2, max_context_tokens=24))
 SINGLE = ApiKey("single", digest_of("baton-single"), KeyLimits(concurrency=1))
-ONE = ApiKey("one", digest_of("baton-one"))
+ONE = ApiKey("one", digest_of("baton-one"), objectives=RequestedObjectives(tbt_slo_ms=21.0))
 OTHER = ApiKey("other", digest_of("baton-other"))
 ADMIN = ApiKey("admin", digest_of("baton-admin"), is_admin=True)
 SERVICE = baton_pb2.DESCRIPTOR.services_by_name["BatonService"]
@@ -90,6 +91,13 @@ async def test_admin_port_of_a_router_with_keys_asks_for_an_admin_key(guarded: S
         codes.append(await call.code())
     unknown, denied = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
     assert codes == [unknown, unknown, denied, grpc.StatusCode.OK]
+
+
+async def test_objectives_of_a_key_reach_workers_with_its_requests_alone(guarded: Stack) -> None:
+    for key in ("baton-one", "baton-other"):
+        await ask(guarded, key, max_tokens=2)
+    starts = [await guarded.decode.received("start", count) for count in (1, 2)]
+    assert [start.tbt_slo_ms for start in starts] == [21, 50]
 
 
 async def test_with_a_key_reflection_is_off(guarded: Stack) -> None:

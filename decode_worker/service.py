@@ -216,7 +216,7 @@ class DecodeService(SessionService[Answer]):
                 self._attempt(answer, messages, partial(self._translate, answer, outcome, step, messages))
         if messages.drafts is not None:
             messages.drafts.write()
-        for answer in tuple(messages.touched.values()):  # sent before further tokens of these answers
+        for answer in tuple(messages.touched.values()):  # first steps precede further tokens
             self._attempt(answer, messages, partial(self._send_beginnings, answer, step))
         self._send_outputs(messages, step)
         for answer in messages.touched.values():

@@ -41,7 +41,7 @@ from baton.kernels.arithmetic import arithmetic
 from baton.kernels.types import QUANTISED
 
 ENCODER_TOKENS = 1 << 20  # maximum tokens of an encoder's pool
-INT8_ROW_BYTES = 8  # per output of the head: its scale, and the sum of its integers
+INT8_ROW_BYTES = 8  # bytes per output of the head: its scale, and the sum of its integers
 Loaded = TypeVar("Loaded")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -98,7 +98,7 @@ class PreparedModel:
     total_blocks: int
     max_model_len: int  # maximum tokens of prompt and answer together
     weight_format: WeightFormat
-    weight_bytes: int  # size in memory
+    weight_bytes: int  # size of the weights in memory
     looked_up_bytes: int  # part of weight_bytes: an untied embedding, of which a step reads few rows
     checkpoint: bytes  # 32-byte digest, see model_fingerprint
     kv_description: str  # layout and arithmetic of KV, equal for pools that exchange blocks

@@ -39,7 +39,7 @@ class ProcessQueue:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._files: dict[str, int] = {}  # open statistics by thread
+        self._files: dict[str, int] = {}  # file descriptor of each thread's statistics, by thread
         self._waits_ns = self._read_ns()
         self._looked_s, self._due_s = now_s(), 0.0
         self._share = 0.0

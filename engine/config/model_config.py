@@ -30,7 +30,7 @@ class ModelConfig:
     num_layers: int
     num_heads: int
     num_kv_heads: int  # KV heads in the pool
-    head_dim: int  # numbers of a key, and of a value in the pool
+    head_dim: int  # size of a key, and of a value, in the pool
     max_positions: int
     eos_token_ids: frozenset[int]
 

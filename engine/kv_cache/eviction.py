@@ -23,7 +23,7 @@ class Evictions:
 
 
 HALF_LIFE_BLOCKS = 2048  # after this many prefetched blocks, older counts weigh half
-MIN_BLOCKS = 256  # used or evicted prefetched blocks before prefetching may be reduced
+MIN_BLOCKS = 256  # minimum number of used or evicted prefetched blocks before prefetching may be reduced
 MIN_USED_SHARE = 0.5  # below this share of used prefetched blocks, only few sessions are prefetched
 RETRY_EVERY = 8  # one in this many sessions is prefetched while prefetching is reduced
 

@@ -23,7 +23,7 @@ MIN_PAUSES = 8  # measured pauses before their distribution is used
 MIN_PATIENCE_RATIO = 4.0  # a next turn is waited for at least this multiple of its expected pause
 PATIENCE_QUANTILE = 0.95  # a next turn is waited for up to this quantile of all pauses
 PAUSE_EWMA_WEIGHT = 0.3  # weight of the newest pause in a session's mean
-DECAY = 0.999  # factor of a pause's count, per later pause of any session
+DECAY = 0.999  # factor by which each later pause, of any session, reduces the weight of a pause
 DOUBLE_COST_BLOCKS = 2048
 """Depth in blocks at which computing a block costs twice as much as the first: attention reads all before it."""
 

@@ -89,7 +89,7 @@ def _check_against_itself(model: TransformersModel) -> None:
     layout = kv_layout(config, model.dtype, BLOCK_TOKENS)
     lengths = [sum(of_sequence) for of_sequence in zip(*CHUNKS, strict=True)]
     blocks = [-(-length // BLOCK_TOKENS) for length in lengths]
-    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # NaNs
+    storage = torch.full((sum(blocks) * layout.block_bytes,), 0xFF, dtype=torch.uint8, device=model.device)  # NaN
     kv = layout.view(storage, sum(blocks))
     tables = [list(range(blocks[0])), list(range(blocks[0], sum(blocks)))]
     token_ids = [[(5 + 7 * index) % config.vocab_size for index in range(length)] for length in lengths]

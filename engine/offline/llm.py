@@ -240,7 +240,7 @@ class LLM:
         return self._engine.sizing
 
     def read(self, prompt: PromptType) -> Prompt:
-        """Convert a prompt for `finished`. Raises: ValueError."""
+        """Convert a prompt before `finished` queues it. Raises: ValueError."""
         return self._engine.reader.read([prompt])[0]
 
     def check(self, prompt: Prompt, params: SamplingParams) -> None:

@@ -95,7 +95,7 @@ def _summed(layer: Layer, collectives: Collectives) -> Layer:
 
 
 def _with_scaled_inputs(feed_forward: FeedForward, collectives: Collectives) -> FeedForward:
-    """Wrap down projections by `_scaled`. Routers are not sharded: each token has the same experts on every rank."""
+    """Apply `_scaled` to down projections. Routers are not sharded: each token has the same experts on every rank."""
     if isinstance(feed_forward, Gated):
         return replace(feed_forward, down=_scaled(feed_forward.down, collectives))
     if isinstance(feed_forward, GatedExpert):

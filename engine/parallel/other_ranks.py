@@ -48,7 +48,7 @@ class OtherRanks:
         """Function that releases threads of the leader which wait for a lost rank."""
 
     def load(self, load_own: Callable[[Path], Made]) -> Made:
-        """Load all ranks' parts in parallel. `load_own`: loads the leader's; gets the path of the ranks' meeting file.
+        """Load all ranks' parts in parallel. `load_own`: loads the leader's part, given the path of the common file.
 
         Raises: ModelError with a rank's message, RankLost.
         """

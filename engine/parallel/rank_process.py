@@ -167,7 +167,7 @@ class RankProcess:
                 raise RankLost(f"rank {self._shard.rank} got command {frame.kind}, which it does not expect now")
 
     def _add_adapter(self, asked: AdapterToAdd) -> None:
-        """Add an adapter. A failure also takes a number, so that adapters have equal numbers on all ranks."""
+        """Add an adapter. A failure also uses up a number, so that adapters have equal numbers on all ranks."""
         try:
             read = read_named(asked.name, Path(asked.folder))
             if read.digest != asked.digest:
@@ -187,7 +187,7 @@ class RankProcess:
             self._reading = self._reader.submit(_load_part, start, self._model.collectives, self._model.device)
 
     def _add_weights(self, runner: Runner, number: int) -> None:
-        """Add the weights that were read. A failure also takes a number, as for adapters."""
+        """Add the weights that were read. A failure also uses up a number, as for adapters."""
         self._adapters.skip()
         self._weights = self._weights or RunnersByWeights(runner)
         reading, self._reading = self._reading, None

@@ -21,7 +21,7 @@ class RankOptions:
     """Options of the other ranks' processes, and the location of their parts of the pool."""
 
     storage_fd: int | None = None  # descriptor of shared memory that has all ranks' parts, in order
-    part_handles: tuple[str, ...] = ()  # one handle per rank; without descriptor and handles, ranks allocate
+    part_handles: tuple[str, ...] = ()  # one handle per rank; without descriptor and handles, ranks allocate memory
     entry: str = "baton.engine.parallel.rank_process"  # module that the process runs
     nice: int = 0  # niceness of the processes
 
@@ -40,7 +40,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class RankStart(Order):
-    """Command to load a rank's part of the model; a descriptor of the file by which ranks find each other follows."""
+    """Command to load a rank's part of the model. After it, the descriptor of the ranks' common file is sent."""
 
     folder: str
     device: str  # the leader's device; rank r uses the r-th device after it

@@ -23,7 +23,7 @@ class SlowDown:
     """
 
     def __init__(self) -> None:
-        self._best_s: dict[int, float] = {}  # by bit length of the number of rows
+        self._best_s: dict[int, float] = {}  # best step time, by bit length of the number of rows
         self._mean = 1.0
         self._steps = 0
 

@@ -53,7 +53,7 @@ class EngineLoad:
     unfilled_slots: int  # token slots without KV in blocks of running sequences
     cache_query_tokens: int  # tokens looked up in the prefix cache since the start
     cache_hit_tokens: int  # tokens found in the prefix cache since the start
-    preemptions: int  # since the start
+    preemptions: int  # number since the start
     rates: PromptRates
     speculated: Speculated
     sessions: SessionCounts

@@ -54,7 +54,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PrefillChoice:
-    """Chunk shapes that a library computes faster than our kernel. `planner`: FlashInfer's; None: PyTorch is used."""
+    """Chunk shapes that a library computes faster than our kernel. `planner`: FlashInfer's; None: use PyTorch."""
 
     by_library: frozenset[ChunkShape] = frozenset()
     planner: FlashInferPrefill | None = None

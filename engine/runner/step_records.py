@@ -19,14 +19,14 @@ CONTENDED_STEPS = 32  # steps after contention for which the waits of other thre
 class StepTimeBreakdown(NamedTuple):
     """Time from the end of the previous step to the end of this one, in seconds by cause."""
 
-    computing_s: float  # computing, and everything not listed below
-    idle_s: float = 0.0  # without anything to run
+    computing_s: float  # computation, and everything not listed below
+    idle_s: float = 0.0  # time without anything to run
     moving_s: float = 0.0  # copies and swaps of blocks that the host waited for
-    masks_s: float = 0.0  # waiting for masks of structured output
+    masks_s: float = 0.0  # wait for masks of structured output
     collecting_s: float = 0.0  # garbage collection
-    queued_s: float = 0.0  # waiting for a core
-    locked_s: float = 0.0  # off the core while other threads of the process ran
-    stopped_s: float = 0.0  # off the core while nothing of the process ran
+    queued_s: float = 0.0  # wait for a core
+    locked_s: float = 0.0  # time off the core while other threads of the process ran
+    stopped_s: float = 0.0  # time off the core while no thread of the process ran
 
 
 class PromptPart(NamedTuple):
@@ -127,7 +127,7 @@ class DoneStep(NamedTuple):
     results: Sequence[ChunkResult]
     moving_s: float = 0.0
     masks_s: float = 0.0
-    device_s: float = 0.0  # off the core, waiting for the device
+    device_s: float = 0.0  # time off the core, waiting for the device
 
 
 class Meter(Protocol):
@@ -156,7 +156,7 @@ class StepRecorder:
         interval_s = timing.ended - (timing.started - idle_s if self._ended is None else self._ended)
         self._before, self._ended, self._number = now, timing.ended, self._number + 1
         answers, contexts, prompts = [], [], []
-        drafted: dict[tuple[int, int], int] = {}  # tokens by request id and choice
+        drafted: dict[tuple[int, int], int] = {}  # number of drafted tokens, by request id and choice
         for chunk in step.plan.chunks:
             if chunk.is_draft:
                 key = chunk.request_id, chunk.samples[0].choice
@@ -212,9 +212,9 @@ def _spent(interval_s: float, idle_s: float, step: DoneStep, times: ThreadTimes)
 class LoopDelay(NamedTuple):
     """Seconds for which the event loop's process was busy with other work than sending the delivered outcomes."""
 
-    running_s: float = 0.0  # on a core: the event loop's thread
+    running_s: float = 0.0  # time of the event loop's thread on a core
     collecting_s: float = 0.0
-    queued_s: float = 0.0  # waiting for a core: the event loop's thread and, under contention, other threads
+    queued_s: float = 0.0  # wait for a core, of the event loop's thread and, under contention, of other threads
 
 
 class HandOver:

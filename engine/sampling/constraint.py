@@ -215,7 +215,7 @@ class GrammarState:
         return room.allowed
 
     def _stand(self, answer_tokens: int, drafted: Sequence[int]) -> "LLMatcher":
-        """Move the matcher to the position after `answer_tokens` of the answer and `drafted`. Raises: GrammarFailed."""
+        """Move the matcher behind the answer's first `answer_tokens` tokens and `drafted`. Raises: GrammarFailed."""
         matcher = self._matcher = self._matcher or self._grammar.matcher()
         wanted = [*self._answer[self._taken : answer_tokens], *drafted]
         alike = 0

@@ -54,7 +54,7 @@ class SamplingParams(SamplingNumbers):
     # The following fields are read in every step.
     greedy: bool = field(init=False, repr=False, compare=False)
     takes_any_token: bool = field(init=False, repr=False, compare=False)  # whether sampling uses the unchanged logits
-    filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # only temperature, top-k and top-p
+    filters_by_rank_alone: bool = field(init=False, repr=False, compare=False)  # whether only top-k and top-p filter
     first_draws: int = field(init=False, repr=False, compare=False)  # number of tokens sampled after the prompt
     is_narrow: bool = field(init=False, repr=False, compare=False)  # whether filters process only the top k tokens
 

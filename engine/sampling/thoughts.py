@@ -50,7 +50,7 @@ class ThoughtConstraint(Constraint):
         self._vocab_size = vocab_size
         self._any = Mask.of(_bits(vocab_size, slice(vocab_size)))
         self._only: dict[int, Mask] = {}
-        self._either: Mask | None = None  # first token of the structured answer or of a thought
+        self._either: Mask | None = None  # mask of the first token of the structured answer or of a thought
         self._ended: dict[int, int] = {}  # by choice: number of tokens before the answer
         self._searched: dict[int, int] = {}  # by choice: position before which no closing marker begins
 

@@ -231,7 +231,7 @@ def _safetensor_bytes(tensor: TensorShape, format: WeightFormat, number_bytes: i
         return 0
     if kind == "scales":
         return tensor.numbers * 2
-    if kind.endswith("_blocks"):  # MXFP4 codes, one byte for two
+    if kind.endswith("_blocks"):  # MXFP4: two codes per byte
         return tensor.numbers
     if kind.endswith("_scales"):
         return tensor.numbers * GROUP_BYTES

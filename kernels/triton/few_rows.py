@@ -69,7 +69,7 @@ def fused_call(
     outputs, read = output.shape[1], weight_arguments(weight, device)
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
     is_one = block_rows == 1
-    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # half: sums of several rows need registers too
+    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # half for several rows: their sums need registers
     block_inputs = min(few.inputs, power_of_two(inputs), numbers // block_rows)
     block_outputs = max(1, numbers // block_inputs // (1 if gate is None else 2))
     arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {

@@ -176,7 +176,7 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
     """Return the tile of decode attention. group: query heads per KV head; itemsize: bytes of the compute dtype."""
     tile = FLOAT32_DECODE if itemsize == 4 else PAGED_DECODE[device.row]
     rows = max(tile.rows, power_of_two(group))
-    wide = head_dim > 128  # the tables are for at most 128
+    wide = head_dim > 128  # the tables are for head_dim of at most 128
     tokens, stages = (max(16, tile.tokens // 2), 2) if wide else (tile.tokens, tile.stages)
     return Tile(rows, tokens, 8 if rows > 32 or head_dim > 256 else tile.warps, stages, tile.filling)
 

@@ -53,7 +53,7 @@ def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -
     """Return the number of inputs in a tile: at most one group of codes, unless matrix instructions need more."""
     most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied from registers, which fit only 16
     if isinstance(weight, torch.Tensor):
-        return most // 2 if dtype != torch.float32 else most  # half: a number takes two bytes
+        return most // 2 if dtype != torch.float32 else most  # half as many: a number takes two bytes
     if not weight.has_codes:
         return most
     group = weight.inputs // weight.scales.shape[1]

@@ -387,7 +387,7 @@ def _combined(
         places = rows[:, None] * splits + (begin + parts_now)[None, :]
         highest_now = tl.load(highest + places, mask=there, other=float("-inf"), cache_modifier=".cg")
         sums = tl.load(total + places, mask=there, other=0.0, cache_modifier=".cg")
-        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # or NaN, which must reach the result
+        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # also for NaN: it must reach the result
         more = tl.maximum(most, tl.max(highest_now, 1))
         kept = tl.where(written, tl.exp2(highest_now - more[:, None]), 0.0)
         inside = there[:, :, None] & (dims < VALUE_DIM)[None, None, :]

@@ -317,7 +317,7 @@ def draw_row(
             row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, False, BLOCK, PIVOTS
         )
         mass, _, _ = _above(row, kept, is_whole, size, threshold - 1, highest, divisor, BLOCK)
-    skipped = tl.full([], 0, tl.int32)  # number of tokens at the threshold that are left out, the lowest ids
+    skipped = tl.full([], 0, tl.int32)  # number of tokens at the threshold that are left out, those with the lowest ids
     if top_p < 1.0:
         goal = top_p * mass
         threshold = _threshold(

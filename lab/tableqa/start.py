@@ -24,7 +24,7 @@ from baton.lab.tableqa.heads import HEAD, ONE, Heads, balance, turn
 class HeadParts:
     """Slices of a token's vector."""
 
-    ONE = slice(0, 1)  # the same for all tokens
+    ONE = slice(0, 1)  # constant, the same for all tokens
     TOKEN = slice(1, 65)  # MARKS of the token itself, then its code
     BEFORE = (slice(65, 97), slice(97, 117), slice(117, 137))  # marks and shortened codes of the three tokens before
     NAME = slice(137, 183)

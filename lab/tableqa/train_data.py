@@ -233,7 +233,7 @@ def dialogue(rng: random.Random, rows: int, questions: int) -> list[DialoguePart
 
 
 def said(role: str, text: str) -> DialoguePart:
-    """Write another role's message as the chat template does."""
+    """Write the message of a role other than the assistant, as the chat template does."""
     return DialoguePart(f"<|im_start|>{role}\n{text}<|im_end|>\n", 0.0)
 
 

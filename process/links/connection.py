@@ -71,7 +71,7 @@ async def serve_connection(
     outbox = link.outbox
     if outbox is None:
         raise RuntimeError("the link has no outbox although it has just connected")
-    reader = asyncio.create_task(_read(link, outbox, commands, on_command))  # runs when this function awaits
+    reader = asyncio.create_task(_read(link, outbox, commands, on_command))  # starts at the next await
     try:
         _acknowledge(link, greeting.received if resumed else 0)
         first = welcome(resumed, link.channel.last_received)
@@ -83,7 +83,7 @@ async def serve_connection(
         if reader.done():
             reader.result()  # raises an error of the reader
     finally:
-        hub.disconnect(link, outbox)  # before any await, where a second cancellation could skip it
+        hub.disconnect(link, outbox)  # called before any await, since a second cancellation could skip it there
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 

@@ -41,7 +41,7 @@ class WorkerRecord:
     endpoint: str  # host:port of the internal server
     epoch: int | None = None  # of two processes with one worker_id, the one with the higher epoch is live
     fingerprint: str | None = None  # hex; only workers with equal fingerprints pair
-    release: str = ""  # empty: older than release 0.2.0
+    release: str = ""  # release of the worker; empty: older than 0.2.0
     protocol: int = 0  # newest supported protocol; 0: older than release 0.2.0
     oldest_protocol: int = 0
 

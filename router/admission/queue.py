@@ -49,7 +49,7 @@ process was stopped.
 RETRY_LEAST_S, RETRY_MOST_S = 0.1, 60.0
 RETRY_AFTER_S = 1.0
 """Seconds after which clients should retry if no better estimate is known."""
-_KEPT = 0.98  # weight of earlier service times relative to the newest one, per completion
+_KEPT = 0.98  # factor by which each completion reduces the weight of earlier service times
 
 
 class WaitEstimate:

@@ -107,7 +107,7 @@ class RateLedger:
     """Measured rates of all workers. Workers are named by endpoint."""
 
     def __init__(self) -> None:
-        self._prefill: dict[str, Ratio] = {}  # tokens / ms by worker; the last entry was measured last
+        self._prefill: dict[str, Ratio] = {}  # tokens per ms, by worker; the last entry is the newest measurement
         self._gaps: dict[str, DecayingLine] = {}  # by worker: line of token gap in ms over tokens in flight
         self._steps: dict[str, _Steps] = {}
         self._reported_prefill: dict[str, _ReportedPrefill] = {}

@@ -87,7 +87,7 @@ def thoughts_of(template: str, ending: str) -> Callable[[], ThoughtParser] | Non
 
 
 class OutputParser:
-    """Parser of an answer: reasoning first, then text and calls. Each of the two parsers may be None."""
+    """Parser of an answer: one parser for reasoning, then one for text and calls. Each of them may be None."""
 
     def __init__(self, thoughts: ThoughtParser | None, tools: ToolParser | None, shows_thoughts: bool = True) -> None:
         self._thoughts = thoughts

@@ -72,8 +72,8 @@ class Pull:
     blocks: int  # number of leading blocks of the destination that have KV now
     bytes: int
     copy_ms: float
-    exposed_ms: float  # from the first token's sampling, or from the Open call if later, to the validation
-    late_ms: float  # from the first token's sampling to the Open call, if the request waited for blocks
+    exposed_ms: float  # time from the first token's sampling, or the Open call if later, to the validation
+    late_ms: float  # time from the first token's sampling to the Open call, if the request waited for blocks
     transport: str
 
 

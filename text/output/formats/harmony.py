@@ -17,7 +17,7 @@ from baton.text.output.pieces import Schemas
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = frozenset({START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN})
-HEADER_CHARACTERS = 400  # maximum length of a message's header; longer text is not one
+HEADER_CHARACTERS = 400  # maximum length of a message's header; longer text is no header
 PARAGRAPH = "\n\n"
 _FIRST = (START, CHANNEL, "to=", MESSAGE)  # possible beginnings of a header
 _ENDS = (END, CALL, RETURN, START, CHANNEL)

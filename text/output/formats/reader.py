@@ -34,7 +34,7 @@ class FormatReader(ABC):
         self._held = ""  # text not parsed yet
         self._raw = ""  # parsed text of a call that was not sent yet
         self._space = ""  # white space after text, dropped if a call follows
-        self._behind_call = False  # whether a call was the last piece: white space is dropped
+        self._behind_call = False  # whether the last piece was a call, after which white space is dropped
         self._pieces: list[OutputPiece] = []
         self._state: Callable[[], bool] = self._text
         self._object = ObjectEnd()

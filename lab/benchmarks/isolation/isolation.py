@@ -10,8 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
 
 from baton.lab.benchmarks.isolation.figures import (
     EngineTime,
@@ -28,9 +26,9 @@ from baton.lab.benchmarks.isolation.load import LoadPhase, PhaseLoad, run_phase
 from baton.lab.benchmarks.serve.load import Target
 from baton.lab.benchmarks.serve.targets import DEFAULT_VOCAB_SIZE, make_target
 from baton.lab.commands.bench_options import IsolationOptions, Variant
-from baton.lab.harness.processes import HOST, Program, RunningCluster, RunningProgram, our_program, ports_of
+from baton.lab.harness.processes import HOST, RunningCluster, RunningProgram, our_program, ports_of
+from baton.lab.harness.vllm import is_healthy, vllm_server
 from baton.launch import CommandFailed
-from baton.launch.devices import write_cores
 from baton.launch.model_source import ModelSource, find_model
 from baton.launch.paths import ROOT
 from baton.launch.process_plan import PREFILL_NICE
@@ -38,6 +36,7 @@ from baton.process.affinity import pin_process
 from baton.process.registry.redis_server import free_port, free_ports
 
 START_TIMEOUT_S, VLLM_START_TIMEOUT_S, FLOOR_START_TIMEOUT_S = 180.0, 600.0, 120.0
+KV_GIB = 1  # vLLM's KV cache, the maximum of `baton up`
 CHUNK_ROWS = 512  # tokens of a prefill step, the default of `baton up`
 
 
@@ -212,9 +211,11 @@ class _Bench:
         if python is None:
             raise CommandFailed("--variants vllm needs --vllm-python")
         log = self._scratch / f"{name}.log"
-        program = vllm_server(python, self._source.folder, longest, self._cores, port, log)
+        # No prefix cache: prompts are unique.
+        flags = ("--max-model-len", str(longest), "--dtype", "bfloat16", "--no-enable-prefix-caching")
+        program = vllm_server(python, self._source.folder, flags, KV_GIB, self._cores, port, log)
         async with RunningProgram(program) as running:
-            await running.wait_until(lambda: vllm_serves(port), VLLM_START_TIMEOUT_S)
+            await running.wait_until(lambda: is_healthy(port), VLLM_START_TIMEOUT_S)
             target = make_target(f"http://127.0.0.1:{port}/v1", self._source.folder.name, "", START_TIMEOUT_S, None)
             try:
                 yield Serving(target, None, None)
@@ -224,32 +225,3 @@ class _Bench:
 
 async def _exists(path: Path) -> bool:
     return await asyncio.to_thread(path.exists)
-
-
-KV_GIB = "1"  # the maximum of `baton up`
-PROBE_TIMEOUT_S = 1.0
-
-
-def vllm_server(python: Path, model: Path, max_model_len: int, cores: Sequence[int], port: int, log: Path) -> Program:
-    """Return the vLLM server: one thread per core, bfloat16, no prefix cache (prompts are unique), other defaults."""
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--host", HOST, "--port", str(port), "--max-model-len", str(max_model_len)]
-    command += ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--served-model-name", model.name]
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": write_cores(cores),
-        "VLLM_CPU_KVCACHE_SPACE": KV_GIB,
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "HF_HUB_OFFLINE": "1",
-    }
-    return Program("vLLM", tuple(command), tuple(cores), log, environment)
-
-
-async def vllm_serves(port: int) -> bool:
-    def serves() -> bool:
-        try:
-            with urlopen(f"http://{HOST}:{port}/health", timeout=PROBE_TIMEOUT_S) as response:
-                return int(response.status) == 200
-        except (URLError, OSError):
-            return False
-
-    return await asyncio.to_thread(serves)

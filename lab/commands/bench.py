@@ -7,6 +7,7 @@ from baton.lab.commands.bench_options import (
     CurvesOptions,
     EngineBenchOptions,
     GatewayBenchOptions,
+    GoodputOptions,
     IsolationOptions,
     PeersOptions,
     RouteOptions,
@@ -69,6 +70,17 @@ def isolation(options: IsolationOptions) -> None:
 
 
 @flags_of
+def goodput(options: GoodputOptions) -> None:
+    """Measure which share of requests meets a TTFT and a TBT objective at each rate, for Baton and its peers in turn.
+
+    Starts and stops the servers itself, except those of --target. Needs a machine with nothing else to do.
+    """
+    from baton.lab.benchmarks.goodput.goodput import run_goodput_bench
+
+    raise typer.Exit(run_goodput_bench(options))
+
+
+@flags_of
 def route(options: RouteOptions) -> None:
     """Replay a trace through the router's placement with simulated workers: hits, balance, time to first token.
 
@@ -117,5 +129,5 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Measure this machine and Baton on it. Only `serve` needs a running server.",
 )
-for command in (curves, peers, serve, isolation, route, gateway, router, engine):
+for command in (curves, peers, serve, goodput, isolation, route, gateway, router, engine):
     app.command()(command)

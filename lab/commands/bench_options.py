@@ -209,6 +209,117 @@ class IsolationOptions:
         return shlex.split(self.up_flags)
 
 
+@dataclass(frozen=True, kw_only=True)
+class GoodputOptions:
+    model: ModelFolder = None
+    dtype: Annotated[Literal["float32", "bfloat16"], typer.Option(help="Compute dtype of Baton and vLLM.")] = "float32"
+    rates: Annotated[str, typer.Option(help="Requests per second, such as 0.3,0.6; each is an open loop.")] = (
+        "0.3,0.6,0.9,1.2"
+    )
+    seconds: Annotated[float, typer.Option(min=1, help="Time in which requests arrive, for each rate.")] = 60.0
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests for each rate, instead of --seconds.")
+    ] = None
+    drain: Annotated[
+        float, typer.Option(min=0, help="Longest wait after the last arrival, in seconds; later answers are missed.")
+    ] = 60.0
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; in each, the systems take turns at each rate.")] = 3
+    saturation: Annotated[
+        int, typer.Option(min=0, help="Requests in flight in the closed loop that measures tokens/s; 0: no such loop.")
+    ] = 16
+    mix: Annotated[
+        str, typer.Option(help="Shares and lengths of requests, SHARE*INPUT/OUTPUT, separated by commas.")
+    ] = "0.75*96-256/64-160,0.25*512-768/16-48"
+    trace: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="Requests of a Mooncake (.jsonl) or Azure (.csv) trace."),
+    ] = None
+    max_prompt: Annotated[int, typer.Option(min=1, help="Prompts of a trace are cut to this number of tokens.")] = 2048
+    max_answer: Annotated[int, typer.Option(min=1, help="Answers of a trace are cut to this number of tokens.")] = 256
+    long_prompt: Annotated[
+        int, typer.Option(min=1, help="Fewest tokens of a prompt whose TTFT is reported among the long ones.")
+    ] = 512
+    ttft_slo_ms: Annotated[float, typer.Option(min=0.1, help="TTFT objective of a good request.")] = 2000.0
+    tbt_slo_ms: Annotated[
+        float, typer.Option(min=0.1, help="Objective of the 99th percentile of a request's gaps between tokens.")
+    ] = 50.0
+    baton: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:FLAGS", help="Another Baton to measure, with flags of `baton up`; may be repeated."),
+    ] = None
+    vllm_python: Annotated[
+        Path | None, typer.Option(help="Python of an environment with vLLM for CPUs; default: that of --peers-folder.")
+    ] = None
+    vllm_chunks: Annotated[
+        str, typer.Option(help="Values of vLLM's --max-num-batched-tokens to measure in addition, such as 128,512.")
+    ] = ""
+    vllm_seqs: Annotated[str, typer.Option(help="Values of vLLM's --max-num-seqs, combined with --vllm-chunks.")] = ""
+    vllm_flags: Annotated[str, typer.Option(help="More flags of vLLM's server, as one text.")] = ""
+    vllm_kv_gib: Annotated[int, typer.Option(min=1, help="vLLM's KV cache, in GiB.")] = 4
+    peers_folder: Annotated[Path, typer.Option(help="Folder of the peers' environments.")] = Path(
+        "~/.cache/baton/peers"
+    )
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=URL",
+            help="Running server to measure: grpc://host:port of a Baton, or the URL before /completions of a peer.",
+        ),
+    ] = None
+    systems: Annotated[
+        str, typer.Option(help="Names of the systems to measure, separated by commas; default: all.")
+    ] = ""
+    seed: Annotated[int, typer.Option(help="Seed of lengths, prompts and arrivals.")] = 0
+    pictures: Annotated[Path | None, typer.Option(help="Folder for three charts (SVG).")] = None
+    json: Annotated[Path | None, typer.Option(help="File for all rounds and the verdict.")] = None
+
+    @property
+    def rate_values(self) -> tuple[float, ...]:
+        """Rates in ascending order. Raises: typer.BadParameter."""
+        try:
+            rates = sorted({float(part) for part in self.rates.split(",")})
+        except ValueError as error:
+            raise typer.BadParameter(f"{self.rates!r} is not a list such as 0.3,0.6", param_hint="--rates") from error
+        if not all(0 < rate < float("inf") for rate in rates):
+            raise typer.BadParameter("rates are above 0 and finite", param_hint="--rates")
+        return tuple(rates)
+
+    @property
+    def baton_variants(self) -> dict[str, str]:
+        """Flags of `baton up` by name. Raises: typer.BadParameter."""
+        more = [_named(text, ":", "--baton") for text in self.baton or ()]
+        return {str(Variant.SPLIT): "", str(Variant.COLOCATED): "--colocated", **dict(more)}
+
+    @property
+    def running_targets(self) -> dict[str, str]:
+        """URLs by name. Raises: typer.BadParameter."""
+        return dict(_named(text, "=", "--target") for text in self.target or ())
+
+    @property
+    def vllm_interpreter(self) -> Path:
+        return self.vllm_python or self.peers_folder.expanduser().absolute() / "vllm" / "bin" / "python"
+
+    @property
+    def vllm_chunk_sizes(self) -> tuple[int, ...]:
+        return read_sizes(self.vllm_chunks, "--vllm-chunks") if self.vllm_chunks else ()
+
+    @property
+    def vllm_seq_counts(self) -> tuple[int, ...]:
+        return read_sizes(self.vllm_seqs, "--vllm-seqs") if self.vllm_seqs else ()
+
+    @property
+    def chosen_systems(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.systems.split(",") if name.strip())
+
+
+def _named(text: str, separator: str, flag: str) -> tuple[str, str]:
+    """Split NAME and value. Raises: typer.BadParameter."""
+    name, found, value = text.partition(separator)
+    if not found or not name.strip():
+        raise typer.BadParameter(f"{text!r} is not NAME{separator}VALUE", param_hint=flag)
+    return name.strip(), value.strip()
+
+
 class FilesSeen(StrEnum):
     NONE = auto()
     KNOWN = auto()

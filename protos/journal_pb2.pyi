@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JournalRecord(_message.Message):
-    __slots__ = ("version", "router_id", "places", "request_id", "operation", "model", "fingerprint", "adapter_digest", "token_ids", "sampling", "cache_root", "stop", "n", "tells_logprobs", "echo", "echo_text", "priority", "session", "stream", "kept_session", "versions")
+    __slots__ = ("version", "router_id", "places", "request_id", "operation", "model", "fingerprint", "adapter_digest", "token_ids", "sampling", "cache_root", "stop", "n", "tells_logprobs", "echo", "echo_text", "priority", "session", "stream", "kept_session", "versions", "ttft_slo_ms", "tbt_slo_ms")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,8 @@ class JournalRecord(_message.Message):
     STREAM_FIELD_NUMBER: _ClassVar[int]
     KEPT_SESSION_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SLO_MS_FIELD_NUMBER: _ClassVar[int]
     version: int
     router_id: bytes
     places: _containers.RepeatedCompositeFieldContainer[JournalPlace]
@@ -52,7 +54,9 @@ class JournalRecord(_message.Message):
     stream: int
     kept_session: _kept_session_pb2.KeptSession
     versions: _versions_pb2.Versions
-    def __init__(self, version: _Optional[int] = ..., router_id: _Optional[bytes] = ..., places: _Optional[_Iterable[_Union[JournalPlace, _Mapping]]] = ..., request_id: _Optional[str] = ..., operation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., stop: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., tells_logprobs: bool = ..., echo: bool = ..., echo_text: _Optional[str] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ..., stream: _Optional[int] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ...) -> None: ...
+    ttft_slo_ms: float
+    tbt_slo_ms: float
+    def __init__(self, version: _Optional[int] = ..., router_id: _Optional[bytes] = ..., places: _Optional[_Iterable[_Union[JournalPlace, _Mapping]]] = ..., request_id: _Optional[str] = ..., operation: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., adapter_digest: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.Sampling, _Mapping]] = ..., cache_root: _Optional[bytes] = ..., stop: _Optional[_Iterable[str]] = ..., n: _Optional[int] = ..., tells_logprobs: bool = ..., echo: bool = ..., echo_text: _Optional[str] = ..., priority: _Optional[int] = ..., session: _Optional[str] = ..., stream: _Optional[int] = ..., kept_session: _Optional[_Union[_kept_session_pb2.KeptSession, _Mapping]] = ..., versions: _Optional[_Union[_versions_pb2.Versions, _Mapping]] = ..., ttft_slo_ms: _Optional[float] = ..., tbt_slo_ms: _Optional[float] = ...) -> None: ...
 
 class JournalPlace(_message.Message):
     __slots__ = ("endpoint", "attempt_id", "first_choice", "choices", "answered_tokens")

@@ -11,12 +11,14 @@ import asyncio
 import hashlib
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from baton.process.objectives import LEAST_SLO_MS, MOST_SLO_MS, LatencyObjectives
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.redis_routers import JournalChange
 from baton.process.registry.worker_record import WEIGHTS, is_weights
@@ -81,6 +83,8 @@ _BOUNDS = Bounds(
     {
         "JournalRecord.token_ids": numbers(1 << 24),
         "JournalRecord.echo_text": text(1 << 20),
+        "JournalRecord.ttft_slo_ms": number(LEAST_SLO_MS, MOST_SLO_MS),
+        "JournalRecord.tbt_slo_ms": number(LEAST_SLO_MS, MOST_SLO_MS),
         "JournalPlace.attempt_id": anything,
         "Sampling.seed": anything,
         "Sampling.logit_bias": mapping(MAX_BIASES, anything, number(BIASES.least, BIASES.most)),
@@ -417,6 +421,8 @@ def to_bytes(record: Record) -> bytes:
         ),
         stream=record.stream,
         versions=link_wire.versions_message(OWN),
+        ttft_slo_ms=_finite(request.objectives.ttft_ms),
+        tbt_slo_ms=_finite(request.objectives.tbt_ms),
     ).SerializeToString() + field(_TOKEN_IDS, request.packed_tokens)
 
 
@@ -469,7 +475,15 @@ def _request(record: journal_pb2.JournalRecord, tenant: str, block_tokens: int) 
         block_tokens=block_tokens,
         echo_text=record.echo_text,
         adapter=_adapter(record),
+        objectives=LatencyObjectives(
+            record.ttft_slo_ms if record.HasField("ttft_slo_ms") else math.inf,
+            record.tbt_slo_ms if record.HasField("tbt_slo_ms") else math.inf,
+        ),
     )
+
+
+def _finite(slo_ms: float) -> float | None:
+    return None if math.isinf(slo_ms) else slo_ms
 
 
 def _adapter(record: journal_pb2.JournalRecord) -> Adapter | None:

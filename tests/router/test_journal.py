@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baton.process.objectives import NO_LATENCY_OBJECTIVES, LatencyObjectives
 from baton.process.registry.redis_registry import RegistryUnavailable
 from baton.process.registry.redis_routers import JournalChange
 from baton.protos import journal_pb2, versions_pb2
@@ -100,7 +101,9 @@ PLACES = st.builds(
 @given(sampled=SAMPLINGS, places=st.lists(PLACES, max_size=3), adapted=st.booleans())
 def test_a_record_read_is_the_one_written(sampled: Sampling, places: list[AttemptLocation], adapted: bool) -> None:
     adapter = Adapter("tiny", "digest") if adapted else None
-    written = Record(ROUTER, 7, request(sampled, adapter=adapter), "tiny", tuple(places))
+    objectives = LatencyObjectives(900.5, 20.0) if adapted else NO_LATENCY_OBJECTIVES
+    prepared = replace(request(sampled, adapter=adapter), objectives=objectives)
+    written = Record(ROUTER, 7, prepared, "tiny", tuple(places))
     assert journal_wire.from_bytes(journal_wire.to_bytes(written), "somebody", BLOCK_TOKENS) == written
 
 

@@ -3,7 +3,7 @@
 A Start command waits for blocks; then its KV is pulled while the prefill worker still computes. After the copy is
 confirmed, the sequences join the running batch, and every step sends each router one message with the tokens of all
 its sequences. If Start names no prefill worker, the prompt is computed here in chunks, and the first tokens (or the
-embedding, which completes the request) are sent as a prefill worker sends them. Another router may adopt an open
+embedding, which completes the request) are sent as a prefill worker would send them. Another router may adopt an open
 request, or a finished one within a grace period.
 """
 

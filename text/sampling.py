@@ -1,7 +1,7 @@
 """Names, defaults and ranges of numeric sampling parameters, and limits of the others.
 
 A new number needs a line in `SamplingNumbers`, a field in both protos, in the HTTP message, in the client's options and
-in the command's flags; the sampler gives it its meaning. Everything between them iterates over `NUMBERS`.
+in the command's flags; the sampler applies it. All code between these places iterates over `NUMBERS`.
 """
 
 import enum

@@ -213,7 +213,7 @@ class RankProcess:
             model.logits_together(hidden)
 
     def _measure(self, step: StepToMeasure) -> None:
-        """Compute the step to measure without its logits, which the leader requests by LOGITS."""
+        """Compute the step whose memory is measured, without its logits, which the leader requests by LOGITS."""
         layout = kv_layout(self._model.config, KV_DTYPES[step.kv_dtype], step.block_tokens)
         plan = largest_plan(LargestStep(step.tokens, step.sequences), layout, step.longest)
         self._trial = StepTrial(self._model, layout, plan, self._meter(self._model.device))

@@ -76,7 +76,7 @@ def copies_of(layout: KvLayout, degree: int) -> int:
 
 
 def shard_layout(layout: KvLayout, degree: int) -> KvLayout:
-    """Return the layout of one rank's pool: as many blocks, each with the rank's heads and part of a state.
+    """Return the layout of one rank's pool: the same number of blocks, each with this rank's heads and part of a state.
 
     KV that all heads share is complete on every rank. Raises: ModelError if a state cannot be divided.
     """

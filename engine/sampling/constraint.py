@@ -118,7 +118,7 @@ def only_token(room: MaskBuffer) -> int | None:
 
 
 def _add_ends(room: MaskBuffer, ends: Words | None) -> int:
-    """Add the tokens `ends` to a mask; return its number of non-empty words. Raises: GrammarFailed if all are empty."""
+    """Add the tokens `ends` to a mask; return its number of non-zero 32-bit words. Raises: GrammarFailed if it is 0."""
     if ends is not None:
         numpy.bitwise_or(room.words, ends, out=room.words)
     taken_words = int(numpy.count_nonzero(room.words))

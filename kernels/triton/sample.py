@@ -6,8 +6,8 @@ samples. In a row without filters it rereads only the part that contains the sam
 Both filters, top_k and top_p, are thresholds on logits, for which the sums of the parts give lower bounds. Tokens above
 the bound are copied first, unless they are too many, as in a flat distribution. To find a threshold, each pass over the
 tokens tries PIVOTS values; the next pass searches between the two values that enclose the threshold, or between the
-smallest and largest logit there. Logits are compared as integers of the same order, so that the search ends, and is
-exact.
+smallest and largest logit in this interval. Logits are compared as integers of the same order, so that the search ends,
+and is exact.
 """
 
 import torch

@@ -46,8 +46,8 @@ _OBJECTIVES = tuple(field.name for field in fields(RequestedObjectives))
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """API key without its secret. `is_admin`: may also see the requests of all other keys. `objectives`: of requests
-    without their own.
+    """API key without its secret. `is_admin`: may also see the requests of all other keys. `objectives`: latency
+    objectives of requests that have none of their own.
     """
 
     name: str

@@ -142,8 +142,8 @@ class JournalEntry:
 
 @dataclass(slots=True)
 class JournalCounts:
-    """Record changes since the start, by outcome. `dropped`: too many were pending; `failed`: the store did not answer;
-    `too_large`: larger than MAX_RECORD_BYTES.
+    """Numbers of changes of records since the start, by outcome. `dropped`: too many were pending; `failed`: the store
+    did not answer; `too_large`: the record was larger than MAX_RECORD_BYTES.
     """
 
     written: int = 0

@@ -64,7 +64,7 @@ def _reason(error: BaseException) -> str:
 def reads(
     refusal: type[FileRefused], name: str = ""
 ) -> Callable[[Callable[Concatenate[Path, Parameters], Result]], Callable[Concatenate[Path, Parameters], Result]]:
-    """Return a decorator that applies `reading` to a function of a folder. `name`: file that errors name."""
+    """Return a decorator that applies `reading` to a function of a folder. `name`: file to show in errors."""
 
     def decorated(function: Callable[Concatenate[Path, Parameters], Result]) -> Any:
         @wraps(function)

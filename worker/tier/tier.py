@@ -76,7 +76,7 @@ class KvTier:
         self.restorer.attach(engine)
 
     def offer(self, names: tuple[bytes, ...]) -> None:
-        """Queue for writing the blocks that have entered the prefix cache."""
+        """Queue the blocks that have entered the prefix cache, so that they are written."""
         for writer in self._writers:
             writer.offer(names)
 

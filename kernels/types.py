@@ -232,7 +232,7 @@ class PrefillChunks:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """KV locations of a step's tokens and their contexts in one group of layers."""
+    """Locations of the KV of a step's tokens, and of the KV of their contexts, in one group of layers."""
 
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
     decode: DecodeRows | None  # the step's leading tokens, each of which is the only one of its sequence

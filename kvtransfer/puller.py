@@ -49,7 +49,7 @@ class PullThread:
         return await self._run(lambda: _timed_copy(transport, transfer_id, pairs))
 
     async def check(self, own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
-        """Compare checksums of blocks of this pool with `wanted`, whose `logical` is the block's index in this pool.
+        """Compare checksums of blocks of this pool with `wanted`, in which `logical` is a block's index in this pool.
 
         Raises: ChecksumDiffers.
         """

@@ -344,7 +344,7 @@ def _packed_int4(weight: Int4Weight, backend: MatmulBackend) -> Linear:
 
 
 def _packed_fp4(weight: Fp4Weight, backend: MatmulBackend) -> Linear:
-    """Pack an FP4 weight; leave it to PyTorch if half a scale is no float16 number, unless its group is all zero."""
+    """Pack an FP4 weight; leave it to PyTorch if a halved scale, except of a group of zeros, is inexact in float16."""
     is_zero = ((weight.codes & 7).unflatten(1, (weight.exponents.shape[1], -1)) == 0).all(-1)
     scales = weight.scales.masked_fill(is_zero, 1.0).float() / 2
     halves = scales.half()

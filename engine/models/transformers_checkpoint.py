@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 4
 CHUNKS = ((1, 3), (2, 1), (5, 2), (1, 1), (3, 4))  # per step: number of tokens of the first and of the second sequence
-MOST_IMPLIED = 2  # maximum ratio of the parameters that config.json implies to the stored ones
+MOST_IMPLIED = 2  # maximum number of parameters that config.json implies, as a multiple of the stored ones
 MOST_EXACT, MOST_ROUNDED = 0.01, 0.2  # maximum relative error: of any token in float32, mean in shorter dtypes
 
 

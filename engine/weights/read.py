@@ -239,7 +239,7 @@ class CheckpointWeights:
         return CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
 
     def _rows(self, parts: Sequence[int], cut: Cut | None) -> Sequence[slice]:
-        """Return this rank's rows of a module with projections of `parts` rows; empty for all rows."""
+        """Return this rank's rows of a module with projections of `parts` rows; an empty result means all rows."""
         if cut is Cut.VOCABULARY:
             own = self._shard.vocabulary(sum(parts))
             return [slice(own.start, own.stop)]

@@ -14,7 +14,7 @@ MOST_PLACES = 1024  # most memory ranges of a system call: IOV_MAX of Linux
 PIECE_BYTES = 4 << 20
 PIECE_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 2.0  # ends the wait if a firewall drops all packets
-RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # bytes of a system call with TLS, which moves several records
+RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # maximum bytes per system call with TLS, several records
 KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # together detect in about 5 s that the peer's host is gone
 
 Secure = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]

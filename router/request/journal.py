@@ -350,8 +350,8 @@ class Streams:
     def open(
         self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float
     ) -> Iterator[JournalEntry | None]:
-        """Open a stream for the duration of the context, and yield its journal entry, if any. A newer stream of the
-        request expires `life`; None: the stream cannot be resumed.
+        """Open a stream for the duration of the context, and yield its journal entry, if any. `life`: timeout that
+        a newer stream of the request lets expire; None: the stream cannot be resumed.
         """
         if life is None:
             yield None

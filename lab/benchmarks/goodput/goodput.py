@@ -21,13 +21,13 @@ from baton.lab.benchmarks.goodput.figures import (
     mean_output_tokens,
     saturated_tokens_per_s,
 )
-from baton.lab.benchmarks.goodput.report import GoodputReport, as_result, as_table, figure_text
+from baton.lab.benchmarks.goodput.report import GoodputReport, as_result, as_table, figure_text, pictures_of
 from baton.lab.benchmarks.goodput.systems import Launch, SystemUnderTest, systems_of, usable_cores, vocab_size_of
 from baton.lab.benchmarks.goodput.workload import Workload, mix_workload, read_mix, trace_workload
 from baton.lab.benchmarks.placement.traces import read_trace
 from baton.lab.benchmarks.serve.load import Answer, Job, LoadRun, ServiceLoad, Target, TargetFailed
 from baton.lab.commands.bench_options import GoodputOptions
-from baton.lab.report.result import write_result
+from baton.lab.report.result import write_pictures, write_result
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
@@ -45,6 +45,7 @@ def run_goodput_bench(options: GoodputOptions) -> int:
         workload = make_workload(options, vocab_size_of(source.folder))
         report = asyncio.run(GoodputBench(options, source.name, systems, workload).run())
     print(as_table(report))
+    write_pictures(options.pictures, pictures_of(report))
     return 1 if report.failures else 0
 
 

@@ -1,12 +1,16 @@
-"""Report of `baton bench goodput` as table and JSON. Pure."""
+"""Report of `baton bench goodput` as table, result and charts, with the verdict on each Baton. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from baton.lab.benchmarks.goodput.figures import GoodputFigures, LatencyObjectives, medians
-from baton.lab.report.result import SERVICE, Columns, Result, make_result, table
+from baton.lab.benchmarks.goodput.verdict import Contest, Finding, judge_contest
+from baton.lab.commands.bench_options import Variant
+from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
+from baton.lab.report.result import SERVICE, Columns, Promise, Result, make_result, table
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,10 @@ class GoodputReport:
     errors: Mapping[str, Sequence[str]]  # first errors of requests
     failures: Mapping[str, str]  # reason why a system was left out
 
+    @property
+    def round_count(self) -> int:
+        return max((len(each) for rounds in self.rounds.values() for each in rounds.values()), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class RateRow:
@@ -36,6 +44,56 @@ class RateRow:
     rate: float
     system: str
     rounds: Sequence[GoodputFigures]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPromise:
+    """Promise judged on medians over rounds, and the number of rounds that keep and miss it alone."""
+
+    finding: Finding
+    held: int
+    missed: int
+
+
+def judge_report(report: GoodputReport) -> dict[str, list[JudgedPromise]]:
+    """Judge each Baton against all peers; empty without a peer."""
+    judged = {}
+    for name in report.batons if len(report.batons) < len(report.settings) else ():
+        single = [judge_contest(_contest(report, name, partial(_nth, number))) for number in range(report.round_count)]
+        judged[name] = [
+            JudgedPromise(finding, *(sum(each.holds is kept for each in rounds) for kept in (True, False)))
+            for finding, *rounds in zip(judge_contest(_contest(report, name, _median_of)), *single, strict=True)
+        ]
+    return judged
+
+
+def _contest(report: GoodputReport, baton: str, pick: Callable[[Sequence[Any]], Any]) -> Contest:
+    """Return the contest of one Baton against all peers. `pick`: chooses from the rounds; None where there is none."""
+    figures = {
+        name: {rate: picked for rate, rounds in by_rate.items() if (picked := pick(rounds)) is not None}
+        for name, by_rate in report.rounds.items()
+    }
+    tokens_per_s = {name: picked for name, rounds in report.saturated.items() if (picked := pick(rounds)) is not None}
+    peers = [name for name in report.settings if name not in report.batons]
+    return Contest(
+        ours=figures[baton],
+        peers={name: figures[name] for name in peers},
+        our_tokens_per_s=tokens_per_s.get(baton),
+        peer_tokens_per_s={name: tokens_per_s[name] for name in peers if name in tokens_per_s},
+        tokens_per_request=report.tokens_per_request,
+        reference=str(Variant.VLLM) if Variant.VLLM in peers else peers[0],
+    )
+
+
+def _nth(number: int, rounds: Sequence[Any]) -> Any:
+    return rounds[number] if number < len(rounds) else None
+
+
+def _median_of(rounds: Sequence[Any]) -> Any:
+    """Return the median of rounds of figures or numbers; None without rounds."""
+    if not rounds:
+        return None
+    return medians(rounds) if isinstance(rounds[0], GoodputFigures) else median(rounds)
 
 
 def as_table(report: GoodputReport) -> str:
@@ -55,23 +113,31 @@ def as_table(report: GoodputReport) -> str:
             lines.append(f"{name}: {median(rounds):.1f}{worst} output tokens/s with {in_flight} requests in flight")
     lines += [f"{name} failed: {reason}" for name, reason in report.failures.items()]
     lines += [f"{name}: {error}" for name, errors in report.errors.items() for error in errors]
-    count = max((len(each) for rounds in report.rounds.values() for each in rounds.values()), default=0)
     lines.append(
-        f"{report.model} in {report.dtype}, {report.load}; {count} rounds of {report.duration} for each rate: medians, "
-        "with the worst round in parentheses; times in ms"
+        f"{report.model} in {report.dtype}, {report.load}; {report.round_count} rounds of {report.duration} a rate: "
+        "medians, with the worst round in parentheses; times in ms"
     )
     objectives = report.objectives
     lines.append(f"good: TTFT at most {objectives.ttft_ms:g} ms, p99 of its own TBT at most {objectives.tbt_ms:g} ms")
+    for name, judged in judge_report(report).items():
+        lines += [f"{name}: {_promise_text(each)}" for each in judged]
     return "\n".join(lines)
+
+
+def _promise_text(judged: JudgedPromise) -> str:
+    finding = judged.finding
+    word = {True: "held", False: "missed", None: "open"}[finding.holds]
+    return f"{word} ({judged.held} rounds held, {judged.missed} missed): {finding.promise}: {finding.detail}"
 
 
 def as_result(report: GoodputReport) -> Result:
     """Return every round and the medians, with their provenance."""
-    count = max((len(each) for rounds in report.rounds.values() for each in rounds.values()), default=0)
+    judged = judge_report(report)
+    headline = judged[report.batons[0]][0] if judged else None
     return make_result(
         SERVICE,
-        [_round(report, number) for number in range(count)],
-        None,
+        [_round(report, number) for number in range(report.round_count)],
+        None if headline is None else Promise(headline.finding.promise, headline.held, headline.missed),
         model=report.model,
         dtype=report.dtype,
         objectives=asdict(report.objectives),
@@ -86,6 +152,7 @@ def as_result(report: GoodputReport) -> Result:
             name: {f"{rate:g}": asdict(medians(rounds)) for rate, rounds in by_rate.items()}
             for name, by_rate in report.rounds.items()
         },
+        findings={name: [asdict(each) for each in promises] for name, promises in judged.items()},
         errors={name: list(errors) for name, errors in report.errors.items()},
         failures=dict(report.failures),
     )
@@ -100,6 +167,52 @@ def _round(report: GoodputReport, number: int) -> dict[str, Any]:
         }
         for name, by_rate in report.rounds.items()
     }
+
+
+def pictures_of(report: GoodputReport) -> dict[str, str]:
+    """Draw share of good requests, TTFT against TBT, and time to the answer, by name; charts without a point are left
+    out.
+    """
+    objectives = report.objectives
+    both = f"TTFT of {objectives.ttft_ms:g} ms and TBT of {objectives.tbt_ms:g} ms"
+    rate = Axis("requests per second")
+    share_ticks = tuple(tenth / 10 for tenth in range(0, 11, 2))
+    charts = {
+        "share": LineChart(
+            f"Requests that meet {both}",
+            rate,
+            Axis("share of requests", ticks=share_ticks),
+            _curves(report, lambda rate, each: (rate, each.share_good)),
+        ),
+        "ttft-tbt": LineChart(
+            "TTFT against TBT at each rate: nearer to the lower left corner is better in both",
+            Axis("TTFT p90, ms", is_log=True),
+            Axis("TBT p99, ms", is_log=True),
+            _curves(report, lambda _, each: _both(each.ttft_p90, each.itl_p99)),
+        ),
+        "answer": LineChart(
+            "Time to the complete answer",
+            rate,
+            Axis("p50, seconds"),
+            _curves(report, lambda rate, each: None if each.e2el_p50 is None else (rate, each.e2el_p50 / 1e3)),
+        ),
+    }
+    return {name: draw_lines(chart) for name, chart in charts.items() if any(each.points for each in chart.curves)}
+
+
+def _both(x: float | None, y: float | None) -> tuple[float, float] | None:
+    return None if x is None or y is None else (x, y)
+
+
+def _curves(
+    report: GoodputReport, point: Callable[[float, GoodputFigures], tuple[float, float] | None]
+) -> tuple[DrawnCurve, ...]:
+    """Return a curve of medians for each system, in order of rate."""
+    curves = []
+    for name, by_rate in report.rounds.items():
+        points = [point(rate, medians(rounds)) for rate, rounds in sorted(by_rate.items()) if rounds]
+        curves.append(DrawnCurve(name, tuple(each for each in points if each is not None)))
+    return tuple(each for each in curves if each.points)
 
 
 def figure_text(figures: GoodputFigures) -> str:

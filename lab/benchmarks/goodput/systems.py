@@ -15,14 +15,14 @@ from pathlib import Path
 
 from baton.lab.benchmarks.serve.load import Target, TargetFailed
 from baton.lab.benchmarks.serve.targets import make_target
-from baton.lab.commands.bench_options import GoodputOptions
+from baton.lab.commands.bench_options import GoodputOptions, Variant
 from baton.lab.harness.processes import HOST, RunningCluster, RunningProgram, our_program, ports_of
 from baton.lab.harness.vllm import is_healthy, vllm_server
 from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_port, free_ports
 
 START_TIMEOUT_S, VLLM_START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 900.0, 3600.0
-VLLM = "vllm"  # vLLM as it comes, the reference of ratios
+VLLM = str(Variant.VLLM)  # name of vLLM as it comes
 VLLM_MAX_SEQS = 128  # vLLM's default on a CPU; a step's token budget may not be below it
 
 

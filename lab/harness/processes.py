@@ -1,6 +1,7 @@
 """Processes that benchmarks start, pin to cores, wait for and stop."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -52,7 +53,10 @@ def our_program(
 
 
 class RunningProgram:
-    """Context manager that starts a process. On exit, it sends SIGTERM, and SIGKILL after GRACE_S."""
+    """Context manager that starts a process. On exit, it sends SIGTERM, and after the end, or GRACE_S, kills the group.
+
+    A server that is stopped while it starts may leave children, such as vLLM's engine.
+    """
 
     def __init__(self, program: Program) -> None:
         self._program = program
@@ -77,9 +81,9 @@ class RunningProgram:
         if self._child is None or self._ended is None or self._log is None:
             return
         self._child.send(signal.SIGTERM)
-        _, running = await asyncio.wait([self._ended], timeout=GRACE_S)
-        if running:
-            self._child.send(signal.SIGKILL)
+        await asyncio.wait([self._ended], timeout=GRACE_S)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._child.pid, signal.SIGKILL)
         await self._ended
         self._log.close()
 

@@ -266,6 +266,14 @@ class GoodputOptions:
             help="Running server to measure: grpc://host:port of a Baton, or the URL before /completions of a peer.",
         ),
     ] = None
+    server: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:COMMAND",
+            help="Another peer to start: a command of an OpenAI server with GET /health. {port} and {model} "
+            "in it stand for the port to listen on and the model's folder.",
+        ),
+    ] = None
     systems: Annotated[
         str, typer.Option(help="Names of the systems to measure, separated by commas; default: all.")
     ] = ""
@@ -289,6 +297,11 @@ class GoodputOptions:
         """Flags of `baton up` by name. Raises: typer.BadParameter."""
         more = [_named(text, ":", "--baton") for text in self.baton or ()]
         return {str(Variant.SPLIT): "", str(Variant.COLOCATED): "--colocated", **dict(more)}
+
+    @property
+    def server_commands(self) -> dict[str, str]:
+        """Commands by name. Raises: typer.BadParameter."""
+        return dict(_named(text, ":", "--server") for text in self.server or ())
 
     @property
     def running_targets(self) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """vLLM's OpenAI server on CPUs, from an environment of its own."""
 
 import asyncio
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.error import URLError
@@ -19,6 +20,7 @@ def vllm_server(
     command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--host", HOST, "--port", str(port), "--served-model-name", model.name, *flags]
     environment = {
+        **os.environ,
         "VLLM_CPU_OMP_THREADS_BIND": write_cores(cores),
         "VLLM_CPU_KVCACHE_SPACE": str(kv_gib),
         "VLLM_LOGGING_LEVEL": "WARNING",

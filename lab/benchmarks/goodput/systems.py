@@ -1,4 +1,4 @@
-"""Systems under test of `baton bench goodput`: Baton and vLLM at several settings, started here, and running servers.
+"""Systems under test of `baton bench goodput`: Baton, vLLM and other servers, each at several settings.
 
 Each is loaded through OpenAI's completions over HTTP by the same client, with prompts as token ids.
 """
@@ -16,12 +16,12 @@ from pathlib import Path
 from baton.lab.benchmarks.serve.load import Target, TargetFailed
 from baton.lab.benchmarks.serve.targets import make_target
 from baton.lab.commands.bench_options import GoodputOptions, Variant
-from baton.lab.harness.processes import HOST, RunningCluster, RunningProgram, our_program, ports_of
+from baton.lab.harness.processes import HOST, Program, RunningCluster, RunningProgram, our_program, ports_of
 from baton.lab.harness.vllm import is_healthy, vllm_server
 from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_port, free_ports
 
-START_TIMEOUT_S, VLLM_START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 900.0, 3600.0
+START_TIMEOUT_S, PEER_START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 1800.0, 3600.0
 VLLM = str(Variant.VLLM)  # name of vLLM as it comes
 VLLM_MAX_SEQS = 128  # vLLM's default on a CPU; a step's token budget may not be below it
 
@@ -68,6 +68,10 @@ def systems_of(options: GoodputOptions, launch: Launch) -> list[SystemUnderTest]
             shown = f"vLLM {shlex.join(flags)}".strip()
             serving = partial(_vllm, name, python, flags, options.vllm_kv_gib, launch)
             found.append(SystemUnderTest(name, False, shown, serving))
+    found += [
+        SystemUnderTest(name, False, command, partial(_server, name, command, launch))
+        for name, command in options.server_commands.items()
+    ]
     found += [
         SystemUnderTest(name, url.startswith("grpc://"), url, partial(_reached, url))
         for name, url in options.running_targets.items()
@@ -122,14 +126,26 @@ async def _baton(name: str, flags: Sequence[str], launch: Launch) -> AsyncIterat
 
 
 @asynccontextmanager
-async def _vllm(name: str, python: Path, flags: Sequence[str], kv_gib: int, launch: Launch) -> AsyncIterator[Target]:
-    port, log = free_port(), launch.logs / f"{name}.log"
-    all_flags = ("--dtype", launch.dtype, *flags)
-    program = vllm_server(python, launch.model, all_flags, kv_gib, launch.cores, port, log)
+async def _peer(program: Program, port: int) -> AsyncIterator[Target]:
     async with RunningProgram(program) as running:
-        await running.wait_until(lambda: is_healthy(port), VLLM_START_TIMEOUT_S)
+        await running.wait_until(lambda: is_healthy(port), PEER_START_TIMEOUT_S)
         async with _reached(f"http://{HOST}:{port}/v1") as target:
             yield target
+
+
+def _vllm(
+    name: str, python: Path, flags: Sequence[str], kv_gib: int, launch: Launch
+) -> AbstractAsyncContextManager[Target]:
+    port, log = free_port(), launch.logs / f"{name}.log"
+    all_flags = ("--dtype", launch.dtype, *flags)
+    return _peer(vllm_server(python, launch.model, all_flags, kv_gib, launch.cores, port, log), port)
+
+
+def _server(name: str, command: str, launch: Launch) -> AbstractAsyncContextManager[Target]:
+    """Start any server of OpenAI's API. `command`: with {port} and {model} for their values."""
+    port = free_port()
+    parts = (part.replace("{port}", str(port)).replace("{model}", str(launch.model)) for part in shlex.split(command))
+    return _peer(Program(name, tuple(parts), launch.cores, launch.logs / f"{name}.log", dict(os.environ)), port)
 
 
 @asynccontextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shlex
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -20,6 +22,19 @@ from tests.fixtures.fake_openai import FakeOpenAI, fake_openai
 
 WAIT_S = 20.0
 WARM_UP = 6
+SERVER = """
+import asyncio, os, sys
+from pathlib import Path
+from tests.fixtures.fake_openai import FakeOpenAI
+
+async def main():
+    fake = FakeOpenAI()
+    (Path(sys.argv[2]) / str(os.getpid())).touch()
+    async with await asyncio.start_server(fake.serve, "127.0.0.1", int(sys.argv[1])) as server:
+        await server.serve_forever()
+
+asyncio.run(main())
+"""
 
 
 def options(**flags: Any) -> GoodputOptions:
@@ -77,6 +92,16 @@ async def test_requests_without_a_complete_answer_are_missed(behaviour: str, err
     (figures,) = report.rounds["one"][200.0]
     assert (figures.requests, figures.answered, figures.share_good) == (8, 0, 0.0)
     assert error in report.errors["one"][0]
+
+
+async def test_server_of_a_command_runs_only_during_its_turns(tmp_path: Path) -> None:
+    command = f"{sys.executable} -c {shlex.quote(SERVER)} {{port}} {shlex.quote(str(tmp_path))}"
+    report = await measured(options(server=[f"own: {command}"], systems="own", rounds=2), tmp_path)
+    assert report.failures == {}
+    assert [figures.answered for figures in report.rounds["own"][200.0]] == [8, 8]
+    pids = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert len(pids) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 async def test_failed_system_is_left_out_and_named(tmp_path: Path) -> None:

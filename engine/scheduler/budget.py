@@ -189,7 +189,7 @@ class PrefillTokenCost:
 
 PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fraction of it; tests check it
 TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
-TARGET_MARGIN = 0.95  # fraction of a TBT objective to plan for, since learned costs are wrong by some hundredths
+TARGET_MARGIN = 0.88  # fraction of a TBT objective to plan for; the rest is for errors of costs, and for the host
 TARGET_SIGMAS = 2.0  # standard deviations of a step time to plan below a TBT objective, which is a 99th percentile
 MAX_ALONE_S = 0.4  # longest step without answers: a prompt that arrives meanwhile waits for its end
 PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
@@ -249,7 +249,7 @@ class StepBudget:
         """Return the number of prompt tokens for the next step, at most `most`; 0 to measure its answers alone.
 
         `beside_s`: time of the step's other work, such as drafting, which the target must cover too. `target_s`: time
-        that the step may take, if it is more than TARGET_SHARE allows.
+        that the step may take, if it is more than TARGET_SHARE allows; doubled until a step of answers alone meets it.
         """
         measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
@@ -292,6 +292,8 @@ class StepBudget:
         if cost is None:
             return MIN_TOKENS
         margin = min(TARGET_MARGIN, 1.0 - TARGET_SIGMAS * self._own.noise)
+        while 0.0 < target_s < own.least_s:  # missed without prompts too: answers are bound by its next multiple
+            target_s *= 2.0
         return max(TARGET_SHARE * own.least_s, margin * target_s - own.most_s - beside_s) / cost
 
     def _settle(self) -> None:

@@ -18,7 +18,7 @@ from baton.engine.request import Chunk
 from baton.engine.scheduler.sequences import ScheduledSequence
 
 MARGIN_SHARE = 0.15  # part of the TTFT objective kept for errors of rates, hand-over and host
-AIM_SHARE = 0.5  # part of the TTFT objective that is planned for; the rest is for prompts that arrive later
+AIM_SHARE = 0.25  # part of the TTFT objective that is planned for; the rest is for prompts that arrive later
 PATIENCE = 4.0
 MIN_TTFT_S = 0.01  # shortest objective whose multiples are considered
 MIN_PATIENCE_TOKENS = 256  # length that a shorter prompt counts as in PATIENCE, so that short ones are not reordered

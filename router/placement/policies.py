@@ -20,7 +20,7 @@ from baton.router.types.placement import PlacementRequest, WorkerView
 REUSE_PREMIUM, SHARED_REUSE_PREMIUM = 40.0, 4.0
 MAX_AFFINITY_MS = 10_000.0
 RECENT_LOAD_WEIGHT = 0.2
-AIM_SHARE = 0.5
+AIM_SHARE = 0.25
 """Part of the time left for a first token beyond which its TTFT objective counts as at risk: waits vary."""
 BUSY_FACTOR, BUSY_MS = 2.0, 1_000.0
 """A decode worker computes a prompt, although that slows its answers down, if twice its TTFT plus 1 s is less than the

@@ -14,6 +14,7 @@ from baton.engine.scheduler.budget import (
     PRIOR_ERROR,
     PROBE_EVERY,
     SAFETY_SIGMAS,
+    TARGET_MARGIN,
     TARGET_SHARE,
     PrefillTokenCost,
     PromptRates,
@@ -46,11 +47,16 @@ def test_prompts_take_their_share_of_a_step() -> None:
 
 def test_budget_with_a_target_gives_prompts_what_answers_leave_of_it() -> None:
     budget = learned(StepBudget(), target_s=0.050)
-    assert allowed(budget, target_s=0.050) == pytest.approx((0.050 - OWN_S) / TOKEN_S, rel=0.15)
+    assert allowed(budget, target_s=0.050) == pytest.approx((TARGET_MARGIN * 0.050 - OWN_S) / TOKEN_S, rel=0.05)
 
 
-def test_a_target_below_what_answers_take_leaves_the_share() -> None:
-    assert allowed(learned(StepBudget()), target_s=0.001) == allowed(learned(StepBudget()))
+def test_a_target_below_what_answers_take_is_doubled_until_they_meet_it() -> None:
+    budget, double = (learned(StepBudget(), target_s=target_s) for target_s in (0.8 * OWN_S, 1.6 * OWN_S))
+    assert (
+        allowed(budget, target_s=0.8 * OWN_S)
+        == allowed(double, target_s=1.6 * OWN_S)
+        > 2 * TARGET_SHARE * OWN_S / TOKEN_S
+    )
 
 
 def test_a_prompt_goes_on_by_a_token_where_even_that_is_too_much() -> None:

@@ -120,7 +120,7 @@ def test_local_prefill_needs_a_wait_and_half_of_what_is_above_it() -> None:
 
 
 def test_local_limit_rises_where_prefill_workers_put_an_objective_at_risk() -> None:
-    assert AWARE.local_limit_ms(900.0, 2000.0) is None, "less than half of the time that is left"
+    assert AWARE.local_limit_ms(450.0, 2000.0) is None, "less than a quarter of the time that is left"
     assert AWARE.local_limit_ms(1500.0, 2000.0) == 1500.0
     assert AWARE.local_limit_ms(3000.0, 2000.0) == 2000.0, "a decode worker that would be late computes nothing"
     assert AWARE.local_limit_ms(BUSY_MS + 100.0, -1.0) == 100.0 / BUSY_FACTOR, "it is late already"

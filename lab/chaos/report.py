@@ -14,8 +14,10 @@ from baton.lab.chaos.history import StreamHistory
 from baton.lab.chaos.run import ChaosOutcome
 from baton.lab.chaos.watch import BOUND_BYTES, BOUND_ROUTER_BYTES, LEAST_S, WARM_UP_S, Look
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
+from baton.lab.report.result import SERVICE, judge_rounds, make_result, write_result
 from baton.lab.report.statistics import percentile
 
+PROMISE = "no token is lost, repeated, reordered or wrong, no stream hangs or fails, and every kind of fault is proven"
 POINTS = 160  # number of points of a memory curve
 
 
@@ -130,7 +132,9 @@ def summary(outcome: ChaosOutcome) -> dict[str, Any]:
 def write(outcome: ChaosOutcome, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     facts = summary(outcome)
-    (folder / "report.json").write_text(json.dumps(facts, indent=1) + "\n")
+    write_result(
+        folder / "report.json", make_result(SERVICE, [facts], judge_rounds(PROMISE, [outcome.is_good], "runs"))
+    )
     lines = (json.dumps(_stream_text(each, outcome.began_s)) for each in outcome.histories)
     (folder / "streams.jsonl").write_text("".join(f"{line}\n" for line in lines))
     (folder / "report.md").write_text(markdown(facts))

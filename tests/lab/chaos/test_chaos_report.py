@@ -34,7 +34,9 @@ def outcome() -> ChaosOutcome:
 
 def test_a_report_has_its_figures_and_pictures(tmp_path: Path) -> None:
     write(outcome(), tmp_path)
-    report = json.loads((tmp_path / "report.json").read_text())
+    result = json.loads((tmp_path / "report.json").read_text())
+    assert (result["verdict"]["held"], result["verdict"]["missed"]) == (1, 0)
+    (report,) = result["rounds"]
     assert report["good"]
     assert (report["streams"], report["faults"], report["streams_of_several_attempts"]) == (1, 1, 1)
     assert report["gaps_s"]["killed"]["p50"] == 3.0

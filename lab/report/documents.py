@@ -12,13 +12,13 @@ the section stand machine, date, rounds and command of each result.
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from baton.cli.installed import output_of
 from baton.launch.paths import ROOT
 
 MOST_COMMITS = 30  # commits to the measured code after which a result is outdated
@@ -29,7 +29,6 @@ RESULTS, SECTIONS = ROOT / "lab" / "benchmarks" / "results", ROOT / "lab" / "rep
 SECTION = re.compile(r"(<!-- figures: (\S+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 CITATION = re.compile(r"\{\{(\w[\w.-]*) (.+?)(?: (,?\.\d[f%])( s)?)?\}\}")
 REQUIRED = ("commit", "changed", "machine", "command", "measures", "verdict", "rounds")
-GIT_S = 60.0
 
 Results = Callable[[str], Mapping[str, Any] | None]
 """Function that returns a result by name, None if it does not exist."""
@@ -86,7 +85,8 @@ def _origin(name: str, result: Mapping[str, Any], document: Path) -> str:
     machine, count = result["machine"], len(result["rounds"])
     link = os.path.relpath(RESULTS / f"{name}.json", document.parent)
     old = f" **More than {MOST_COMMITS} commits old; to be measured again.**" if name in OUTDATED else ""
-    described = f"{machine['date']}, {machine['cpu']}, medians of {count} rounds, commit {result['commit'][:8]}"
+    rounds = "one round" if count == 1 else f"medians of {count} rounds"
+    described = f"{machine['date']}, {machine['cpu']}, {rounds}, commit {result['commit'][:8]}"
     return f"\n[{name}]({link}): {described}: `{result['command']}`.{old}\n"
 
 
@@ -121,9 +121,10 @@ def faults_of(result: Mapping[str, Any]) -> list[str]:
 
 def commits_since(commit: str, measures: Sequence[str]) -> int | None:
     """Return the number of commits to the measured code; None if the history does not contain the commit."""
-    command = ["git", "-C", str(ROOT), "rev-list", "--count", f"{commit}..HEAD", "--", *measures]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S)
-    return int(done.stdout) if done.returncode == 0 else None
+    if output_of(["git", "-C", str(ROOT), "merge-base", "--is-ancestor", commit, "HEAD"]) is None:
+        return None
+    counted = output_of(["git", "-C", str(ROOT), "rev-list", "--count", f"{commit}..HEAD", "--", *measures])
+    return None if counted is None else int(counted)
 
 
 def main() -> int:

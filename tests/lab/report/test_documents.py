@@ -94,6 +94,10 @@ def test_row_of_a_missing_result_is_left_out() -> None:
     assert shown("| a | b |\n| c | {{x a/ms .1f}} |", None) == "", "a head without rows"
 
 
+def test_commit_outside_the_history_has_no_age() -> None:
+    assert commits_since("0" * 40, ["engine"]) is None
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [

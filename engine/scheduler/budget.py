@@ -189,8 +189,9 @@ class PrefillTokenCost:
 
 PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fraction of it; tests check it
 TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
-TARGET_MARGIN = 0.88  # fraction of a TBT objective to plan for; the rest is for errors of costs, and for the host
-TARGET_SIGMAS = 2.0  # standard deviations of a step time to plan below a TBT objective, which is a 99th percentile
+FIRST_AIM, LEAST_AIM, MOST_AIM = 0.85, 0.5, 0.97  # planned fractions of a TBT objective: initial, and bounds
+AIM_STEP = 0.02  # change of that fraction after a step that took longer than the objective
+MISSED_SHARE = 0.01  # fraction of steps that may: a TBT objective is a 99th percentile
 MAX_ALONE_S = 0.4  # longest step without answers: a prompt that arrives meanwhile waits for its end
 PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
 MIN_ALONE_TOKENS = 64  # minimum prompt tokens of a step without answers: fewer would cost more for each
@@ -224,6 +225,8 @@ class StepBudget:
         self._largest = 0.0  # largest recent chunk, in tokens
         self._answers = 0  # number of answers in the last decode step
         self._alone_tokens = self._alone_s = 0.0
+        self._aim = FIRST_AIM  # planned fraction of a TBT objective, so that MISSED_SHARE of the steps miss it
+        self._target_s = 0.0  # TBT objective of the step that was planned last; 0: it had only the free part
 
     def observe(self, answers: int, prompt_tokens: int, seconds: float) -> None:
         """Record the time of a step."""
@@ -235,6 +238,7 @@ class StepBudget:
             return
         self._answers = answers
         if prompt_tokens:
+            self._learn_aim(seconds)
             self._unsettled.append((answers, prompt_tokens, seconds))
             self._largest = max(DECAY * self._largest, prompt_tokens)
             return
@@ -253,6 +257,7 @@ class StepBudget:
         """
         measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
+        self._target_s = 0.0 if own is None else _reachable(target_s, own)
         if own is None or len(self._unsettled) >= PROBE_EVERY - 1:
             return 0
         if self._own.in_doubt or not (measured or self._own.covers(answers)):
@@ -291,10 +296,14 @@ class StepBudget:
         cost = self._token.seconds
         if cost is None:
             return MIN_TOKENS
-        margin = min(TARGET_MARGIN, 1.0 - TARGET_SIGMAS * self._own.noise)
-        while 0.0 < target_s < own.least_s:  # missed without prompts too: answers are bound by its next multiple
-            target_s *= 2.0
-        return max(TARGET_SHARE * own.least_s, margin * target_s - own.most_s - beside_s) / cost
+        target_s = _reachable(target_s, own)
+        return max(TARGET_SHARE * own.least_s, self._aim * target_s - own.most_s - beside_s) / cost
+
+    def _learn_aim(self, seconds: float) -> None:
+        """Follow the quantile of step times: a miss lowers the aim as much as 99 steps in time raise it."""
+        if self._target_s:
+            change = -AIM_STEP if seconds > self._target_s else AIM_STEP * MISSED_SHARE
+            self._aim = min(MOST_AIM, max(LEAST_AIM, self._aim + change))
 
     def _settle(self) -> None:
         """Fit the token cost to the steps since the last probe, now that both probes around them are measured."""
@@ -304,3 +313,10 @@ class StepBudget:
                 # All these steps share one error of `own`, which does not average out.
                 error = math.sqrt(self._own.noise**2 + (PROBE_EVERY - 1) * own.error**2)
                 self._token.observe(tokens, seconds - own.seconds, own.seconds, error)
+
+
+def _reachable(target_s: float, own: TimeBounds) -> float:
+    """Return the objective, doubled until a step of answers alone meets it: prompts are not why it is missed."""
+    while 0.0 < target_s < own.least_s:
+        target_s *= 2.0
+    return target_s

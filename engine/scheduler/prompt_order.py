@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from baton.engine.request import Chunk
 from baton.engine.scheduler.sequences import ScheduledSequence
 
-MARGIN_SHARE = 0.15  # part of the TTFT objective kept for errors of rates, hand-over and host
+MARGIN_SHARE = 0.05  # part of the TTFT objective kept for errors of rates, hand-over and host
 AIM_SHARE = 0.25  # part of the TTFT objective that is planned for; the rest is for prompts that arrive later
 PATIENCE = 4.0
 MIN_TTFT_S = 0.01  # shortest objective whose multiples are considered

@@ -14,7 +14,6 @@ from baton.engine.scheduler.budget import (
     PRIOR_ERROR,
     PROBE_EVERY,
     SAFETY_SIGMAS,
-    TARGET_MARGIN,
     TARGET_SHARE,
     PrefillTokenCost,
     PromptRates,
@@ -47,7 +46,7 @@ def test_prompts_take_their_share_of_a_step() -> None:
 
 def test_budget_with_a_target_gives_prompts_what_answers_leave_of_it() -> None:
     budget = learned(StepBudget(), target_s=0.050)
-    assert allowed(budget, target_s=0.050) == pytest.approx((TARGET_MARGIN * 0.050 - OWN_S) / TOKEN_S, rel=0.05)
+    assert allowed(budget, target_s=0.050) == pytest.approx((0.95 * 0.050 - OWN_S) / TOKEN_S, rel=0.1)
 
 
 def test_a_target_below_what_answers_take_is_doubled_until_they_meet_it() -> None:
@@ -209,6 +208,16 @@ def test_cost_is_sure_after_so_many_steps_of_late() -> None:
         cost.observe(10, 0.010, own_s=0.100, error=0.01)
         steps += 1
     assert steps == 18, "each step makes those before count a hundredth less: 17 are worth 15.7"
+
+
+def test_few_steps_of_urgent_prompts_miss_the_objective_on_a_noisy_machine() -> None:
+    budget, draw, missed = StepBudget(), random.Random(3), 0
+    for number in range(6000):
+        tokens = budget.prompt_tokens(4, most=512, target_s=0.050)
+        seconds = (OWN_S + TOKEN_S * tokens) * draw.gauss(1.0, 0.08)
+        budget.observe(4, tokens, seconds)
+        missed += number > 1000 and seconds > 0.050
+    assert missed <= 0.02 * 5000
 
 
 def test_drafting_takes_its_time_from_the_target() -> None:

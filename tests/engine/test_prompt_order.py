@@ -107,7 +107,7 @@ def test_short_prompt_goes_before_a_long_one_that_has_time() -> None:
 
 def test_short_prompt_waits_for_a_long_one_that_has_no_time() -> None:
     clock = alone()
-    long, short = clock.add(600, ttft_s=1.5), clock.add(100)
+    long, short = clock.add(600, ttft_s=1.35), clock.add(100)
     assert clock.run(long, short) == [long, short]
     assert clock.met == 2
 

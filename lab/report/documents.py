@@ -57,7 +57,7 @@ def cite(result: Mapping[str, Any], path: str, form: str, in_seconds: bool) -> s
     values = [value for each in result["rounds"] if (value := _at(each, path)) is not None]
     if not values or not all(isinstance(value, int | float) for value in values):
         raise WrongCitation(f"{path}: no round has this number")
-    return format(median(values) / (1e3 if in_seconds else 1), form or "").replace(",", " ")
+    return format(median(values) / (1e3 if in_seconds else 1), form or "").replace(",", " ").replace("%", " %")
 
 
 def _at(figures: Any, path: str) -> Any:

@@ -74,6 +74,7 @@ def test_citation_is_the_median_of_all_rounds() -> None:
     assert shown("{{x a/ms .0f}} ms").startswith("2000 ms\n")
     assert shown("{{x a/ms .1f s}} s").startswith("2.0 s\n")
     assert shown("{{x a/ms ,.0f}}").startswith("2 000\n")
+    assert shown("{{x a/ms .0%}}").startswith("200000 %\n")
 
 
 def test_one_of_several_rounds_cannot_be_cited() -> None:

@@ -93,21 +93,20 @@ inline void quantise_group(const float* x, int64_t inputs, uint32_t* to) {
 
 // Converted inputs: `[tile][word][row]`, or for tile registers `[tile][word / TILE_WORDS][row][TILE_WORDS]`;
 // zero-padded. They are in memory of the thread, so a thread may have only one `Inputs` at a time.
+template <Words kind>
 class Inputs {
    public:
     const Tiles tiles;
     const int64_t words;  // number of words of a row
 
-    Inputs(const float* x, int64_t rows, int64_t inputs, Words kind, int64_t padded_inputs, int64_t group_inputs,
-           int threads)
+    Inputs(const float* x, int64_t rows, int64_t inputs, int64_t padded_inputs, int64_t group_inputs, int threads)
         : tiles(rows, kind),
           words(kind == Words::groups  ? inputs / group_inputs * (GROUP_HEAD_WORDS + group_inputs / 4)
                 : kind == Words::tiled ? (padded_inputs / 2 + TILE_WORDS - 1) / TILE_WORDS * TILE_WORDS
-                                       : padded_inputs / inputs_of(kind)),
+                                       : padded_inputs / WORD_INPUTS),
           x_(x),
           inputs_(inputs),
-          group_inputs_(group_inputs),
-          kind_(kind) {
+          group_inputs_(group_inputs) {
         if (kind == Words::bytes) scales_.resize(rows);
         if (rows == 1 && kind == Words::floats && words == inputs) {
             packed_ = reinterpret_cast<const uint32_t*>(x);
@@ -130,9 +129,8 @@ class Inputs {
         uint32_t words[LINE_WORDS];
     };
 
-    static int64_t inputs_of(Words kind) {
-        return kind == Words::pairs || kind == Words::tiled ? 2 : kind == Words::bytes ? 4 : 1;
-    }
+    static constexpr int64_t WORD_INPUTS =
+        kind == Words::pairs || kind == Words::tiled ? 2 : kind == Words::bytes ? 4 : 1;
 
     void pack_tiled(int64_t tile, uint32_t* packed) const {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
@@ -145,13 +143,13 @@ class Inputs {
     void pack(int64_t tile, uint32_t* packed) {
         const int64_t first = tiles.first_row(tile), rows = tiles.rows(tile);
         uint32_t* to = packed + first * words;
-        const uint32_t* grouped = kind_ == Words::groups ? quantise_groups(first, rows, to) : nullptr;
+        const uint32_t* grouped = kind == Words::groups ? quantise_groups(first, rows, to) : nullptr;
         if (grouped == to) return;
         float inverse[MOST_ROWS] = {};
-        for (int64_t row = 0; row < rows && kind_ == Words::bytes; ++row)
+        for (int64_t row = 0; row < rows && kind == Words::bytes; ++row)
             inverse[row] = 1 / (scales_[first + row] = scale_of(x_ + (first + row) * inputs_, inputs_));
+        Floats lanes[LANES] = {};
         for (int64_t word = 0; word < words; word += LANES) {
-            Floats lanes[LANES] = {};
             for (int64_t row = 0; row < rows; ++row)
                 lanes[row] = as_floats(grouped ? load_bits(grouped + row * words + word) : converted(first + row, word, inverse[row]));
             const int64_t count = std::min<int64_t>(LANES, words - word);
@@ -179,27 +177,26 @@ class Inputs {
 
     // Return the converted words [word, word + LANES) of a row.
     Ints converted(int64_t row, int64_t word, float inverse) const {
-        const int64_t width = inputs_of(kind_), first = word * width;
+        const int64_t first = word * WORD_INPUTS, count = inputs_ - first;
         const float* from = x_ + row * inputs_ + first;
-        float padded[LANES * 4] = {};
-        if (first + LANES * width > inputs_) {
-            std::copy_n(from, std::max<int64_t>(inputs_ - first, 0), padded);
-            from = padded;
-        }
-        switch (kind_) {
-            case Words::floats: return load_bits(from);
-            case Words::rounded: return rounded_bits(load(from));
+        if (count >= LANES * WORD_INPUTS) return words_of(from, inverse);
+        float padded[LANES * WORD_INPUTS] = {};
+        std::copy_n(from, std::max<int64_t>(count, 0), padded);
+        return words_of(padded, inverse);
+    }
+
+    // Convert LANES * WORD_INPUTS inputs.
+    static Ints words_of(const float* from, float inverse) {
+        if constexpr (kind == Words::rounded) return rounded_bits(load(from));
+        if constexpr (kind == Words::bytes) return to_bytes(from, inverse);
 #if defined(BATON_BF16_PRODUCTS)
-            case Words::pairs:
-            case Words::tiled: return to_words(load(from), load(from + LANES));
+        if constexpr (WORD_INPUTS == 2) return to_words(load(from), load(from + LANES));
 #endif
-            default: return to_bytes(from, inverse);
-        }
+        return load_bits(from);
     }
 
     const float* const x_;
     const int64_t inputs_, group_inputs_;
-    const Words kind_;
     const uint32_t* packed_;
     std::vector<float> scales_;
 };

@@ -59,7 +59,7 @@ class Product {
           is_gated_(gate != Gate::none),
           threads_(threads),
           steps_((weight.inputs + STEP_INPUTS - 1) / STEP_INPUTS),
-          inputs_(x, rows, weight.inputs, kind, steps_ * STEP_INPUTS, weight.group_inputs, threads),
+          inputs_(x, rows, weight.inputs, steps_ * STEP_INPUTS, weight.group_inputs, threads),
           tiles_(inputs_.tiles),
           strips_((weight.outputs + STRIP - 1) / STRIP / (is_gated_ ? 2 : 1)) {}
 
@@ -264,7 +264,7 @@ class Product {
     const bool is_gated_;
     const int threads_;
     const int64_t steps_;
-    const Inputs inputs_;
+    const Inputs<kind> inputs_;
     const Tiles& tiles_;
     const int64_t strips_;  // number of strips of outputs; with gates the weight has twice as many
 };

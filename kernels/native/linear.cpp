@@ -86,6 +86,7 @@ class Product {
     };
     static constexpr int STEP_INPUTS = Format::PARTS * Format::WORD_INPUTS;
     static constexpr bool IS_TILED = kind == Words::tiled;
+    static constexpr bool PACES = !IS_TILED && !Format::IS_GROUPED;
     static constexpr bool UNFOLDS = Format::PARTS > 1 && !Format::IS_GROUPED;
 
     // Multiply a single tile by all strips, several strips together. In grouped formats the strips of only one panel
@@ -201,11 +202,16 @@ class Product {
         for (int64_t tile = part.first_tile; tile < part.end_tile; ++tile) {
             const int64_t rows = tiles_.rows(tile), asked = (tile - part.first_tile) * own_steps * asks_bytes;
             const uint32_t* x = inputs_.tile(tile) + part.begin / unit_steps() * unit_words() * rows;
-            // A single tile prefetches the rest of its panel. Of several tiles the first ones prefetch the next
-            // stretch, one cache line at a time.
+            // A single tile prefetches the rest of its panel. Several tiles prefetch the next stretch: in equal parts
+            // and at an even pace, so that memory is never waited for, or the first tiles a line per step.
+            const char* const upcoming = reinterpret_cast<const char*>(next);
             Ahead ahead = ahead_of(column, Format::IS_GROUPED ? GROUPS_AHEAD_BYTES : AHEAD_BYTES);
-            if (tiles > 1) ahead = {reinterpret_cast<const char*>(next) + std::min(asked, stretch_bytes), asks_bytes};
-            if (asked >= stretch_bytes) ahead = {reinterpret_cast<const char*>(x), 0};
+            if (tiles > 1 && PACES) {
+                const int64_t done_steps = (tile - part.first_tile) * part.steps / tiles;
+                ahead = {upcoming + done_steps * PANEL * 4, PANEL * 4, own_steps / part.steps * tiles};
+            } else if (tiles > 1) {
+                ahead = asked < stretch_bytes ? Ahead{upcoming + asked, asks_bytes} : Ahead{reinterpret_cast<const char*>(x), 0};
+            }
             if constexpr (Format::IS_GROUPED) {
                 const GroupedStrip strip = grouped_strip(part.strip, part.begin);
                 MULTIPLY_GROUPS<Format>[rows - 1](x, groups_of(&strip, part.steps, is_first, ahead), sums);

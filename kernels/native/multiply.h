@@ -1,6 +1,8 @@
 // Innermost loop of a product: a few rows are multiplied by a strip of outputs, with all sums in registers.
 #pragma once
 
+#include <algorithm>
+
 #include "formats.h"
 
 namespace baton {
@@ -19,10 +21,12 @@ ALWAYS_INLINE void for_parts(const Use& use) {
     call(use, std::make_integer_sequence<int, Format::PARTS>());
 }
 
-// Memory to prefetch: each step of a product requests two lines from `from`, then advances by `stride` bytes.
+// Memory to prefetch: a product requests the lines at `from` and advances by `stride` bytes, once per `every` steps.
+// Products of groups and in tile registers do so in each step.
 struct Ahead {
     const char* from;
     int64_t stride;
+    int64_t every = 1;
 };
 
 // Multiply `rows` rows by a strip; add to totals or overwrite them. x: [steps * PARTS][rows]; weight: steps are
@@ -48,10 +52,10 @@ void multiply(const uint32_t* x, const void* weight, int64_t steps, void* total,
         x += rows;
     };
     const auto use_all = [&](const Format& first, const Format& second, auto... n) { (use(first, second, n), ...); };
-    for (int64_t step = 0; step < steps; ++step, column += stride, ahead.from += ahead.stride) {
-        __builtin_prefetch(ahead.from, 0, 2);
-        __builtin_prefetch(ahead.from + LINE_BYTES, 0, 2);
-        for_parts<Format>([&](auto... n) { use_all(Format(column), Format(column + LANES), n...); });
+    for (int64_t step = 0; step < steps; ahead.from += ahead.stride) {
+        for (int64_t byte = 0; byte < STRIP * 4; byte += LINE_BYTES) __builtin_prefetch(ahead.from + byte, 0, 2);
+        for (const int64_t end = std::min(steps, step + ahead.every); step < end; ++step, column += stride)
+            for_parts<Format>([&](auto... n) { use_all(Format(column), Format(column + LANES), n...); });
     }
 #pragma GCC unroll 14
     for (int r = 0; r < rows; ++r) held[2 * r] = sums[r][0], held[2 * r + 1] = sums[r][1];

@@ -257,7 +257,7 @@ class StepBudget:
         """
         measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
-        self._target_s = 0.0 if own is None else _reachable(target_s, own)
+        self._target_s = 0.0 if own is None else reachable(target_s, own.least_s)
         if own is None or len(self._unsettled) >= PROBE_EVERY - 1:
             return 0
         if self._own.in_doubt or not (measured or self._own.covers(answers)):
@@ -296,7 +296,7 @@ class StepBudget:
         cost = self._token.seconds
         if cost is None:
             return MIN_TOKENS
-        target_s = _reachable(target_s, own)
+        target_s = reachable(target_s, own.least_s)
         return max(TARGET_SHARE * own.least_s, self._aim * target_s - own.most_s - beside_s) / cost
 
     def _learn_aim(self, seconds: float) -> None:
@@ -315,8 +315,8 @@ class StepBudget:
                 self._token.observe(tokens, seconds - own.seconds, own.seconds, error)
 
 
-def _reachable(target_s: float, own: TimeBounds) -> float:
+def reachable(target_s: float, own_s: float) -> float:
     """Return the objective, doubled until a step of answers alone meets it: prompts are not why it is missed."""
-    while 0.0 < target_s < own.least_s:
+    while 0.0 < target_s < own_s:
         target_s *= 2.0
     return target_s

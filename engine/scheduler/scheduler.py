@@ -88,9 +88,9 @@ class Scheduler:
     A step always has one token of each running choice, even if it then exceeds the maximum.
 
     `budget` limits the prompt tokens in steps with answers. If a prompt is urgent (prompt_order.py), such a step may
-    take as long as the strictest TBT objective of its answers allows, `tbt_s` at most. KV of preempted sequences is
-    swapped to `swap` if all of it fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several
-    steps computes at most that many tokens: earlier blocks are transferred meanwhile, and little is left to wait for.
+    take as long as the strictest TBT objective of its answers allows. KV of preempted sequences is swapped to `swap` if
+    all of it fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at
+    most that many tokens: earlier blocks are transferred meanwhile, and little is left to wait for.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Scheduler:
     ) -> None:
         """Start empty.
 
-        `tbt_s`: longest step that an urgent prompt may cause, in seconds; 0: no prompt is urgent. `whole_prompts`:
+        `tbt_s`: TBT objective of answers without their own, in seconds; 0: no prompt is urgent. `whole_prompts`:
         compute each prompt in one step of any length and cache nothing of it, for a model whose tokens attend to later
         ones.
         """
@@ -187,7 +187,8 @@ class Scheduler:
                 draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
                 draft.guess(sequence, drafted[:count])
         target_s = min((each.request.objectives.tbt_s for each in answers), default=math.inf)
-        target_s = min(target_s, self._tbt_s)
+        if self._tbt_s == 0.0 or target_s == math.inf:
+            target_s = self._tbt_s
         order = self._order(now_s, target_s if answers else None)
         budget_tokens = self._prefill_budget(len(draft.chunks), target_s if order.urgent else 0.0)
         prompts = self._prompts(order, draft)

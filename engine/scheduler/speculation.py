@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
-from baton.engine.scheduler.budget import PROMISED_SHARE
+from baton.engine.scheduler.budget import PROMISED_SHARE, reachable
 from baton.engine.scheduler.drafts import AnswerSoFar, CostlyDrafter, Drafter
 from baton.engine.scheduler.ended_answers import SharedLookup
 from baton.engine.scheduler.estimator import OnlineEstimator
@@ -239,7 +239,8 @@ class Speculation:
         room_s = max(CATCH_UP_SHARE * (self._cost.expected_s(answers) or 0.0), least_s)
         if self._target_s is None:
             return room_s
-        return min(room_s, self._target_s - self.drafting_s - (self._expected_s(answers, drafted) or 0.0))
+        target_s = reachable(self._target_s, self._cost.expected_s(answers) or 0.0)
+        return min(room_s, target_s - self.drafting_s - (self._expected_s(answers, drafted) or 0.0))
 
     def _chosen(
         self,
@@ -308,7 +309,7 @@ class Speculation:
     def _longest_s(self, own_s: float, all_draft: bool) -> float:
         """Return the maximum time of a step with drafts: answers without drafts must not wait much longer."""
         if self._target_s is not None:
-            return self._target_s
+            return reachable(self._target_s, own_s)
         return math.inf if all_draft else (1.0 + PROMISED_SHARE) * own_s
 
 

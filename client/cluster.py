@@ -311,7 +311,7 @@ class AdapterStatus:
     """A LoRA adapter of a cluster."""
 
     name: str
-    digest: str  # digest of what it computes, hexadecimal
+    digest: str  # digest of its weights and of the settings that affect results, hexadecimal
     path: str  # folder as workers see it; empty for adapters from the workers' command line
     started: bool  # True for an adapter from the workers' command line, which is never unloaded
     retired: bool  # unloaded or replaced, but still used by running requests

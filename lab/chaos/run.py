@@ -95,7 +95,7 @@ class ChaosOutcome:
     missing: str = ""  # processes that did not serve again after the faults
     tier: Counter[str] = field(default_factory=Counter)  # counters of KV files, by metric
     tier_off: Counter[str] = field(default_factory=Counter)  # number of turn-offs of `reads` and of `writes`
-    chosen: Counter[str] = field(default_factory=Counter)  # number of tokens in undisturbed answers, by judge
+    chosen: Counter[str] = field(default_factory=Counter)  # checked tokens of undisturbed answers, by what checked them
     close: Counter[str] = field(default_factory=Counter)  # number of tokens in `chosen` with another token within 1e-4
 
     @property

@@ -16,7 +16,7 @@ MIN_THROUGHPUT_RATIO, MAX_E2EL_RATIO = 1.1, 0.6
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Figures to judge, of one round or medians: one Baton, and all settings of peers by name."""
+    """Figures of one setting of Baton, to be judged against those of all peers, by name: of one round, or medians."""
 
     ours: Mapping[float, GoodputFigures]  # by rate
     peers: Mapping[str, Mapping[float, GoodputFigures]]

@@ -70,7 +70,7 @@ class Guard:
         stall_s: float,
         refused: Callable[[str, BatonError], None],
     ) -> None:
-        """Wrap `app`. `sites`: rules if no API keys are configured. `refused`: called with path and error of a rejected
+        """Wrap `app`. `sites`: rules for Host and Origin headers, for a router without API keys. `refused`: called with path and error of a rejected
         call.
         """
         self._app = app

@@ -350,7 +350,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
         ]
         if not 0 < len(chosen) <= MOST_LISTS:
             raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced with this many properties")
-        # With maxProperties, an answer has exactly the names of one of these sets; otherwise, at least those of one set.
+        # With maxProperties, an answer has exactly the names of one of these sets; else at least those of one.
         made["anyOf"] = [
             {"required": [name for name in (*made["properties"], *required) if name in names]}
             | ({"properties": dict.fromkeys(optional - names, False)} if most != math.inf else {})

@@ -70,8 +70,8 @@ class Guard:
         stall_s: float,
         refused: Callable[[str, BatonError], None],
     ) -> None:
-        """Wrap `app`. `sites`: rules for Host and Origin headers, for a router without API keys. `refused`: called with path and error of a rejected
-        call.
+        """Wrap `app`. `sites`: rules for Host and Origin headers, for a router without API keys. `refused`: called with
+        path and error of a rejected call.
         """
         self._app = app
         self._access = access

@@ -203,7 +203,9 @@ class RunningBatch:
 
     def wait(self, sequence: ScheduledSequence) -> None:
         self.waiting.add(sequence)
-        self.pool.touch_columns(sequence.reusable_hashes(self._block_tokens))  # others are evicted before these
+        # Touched blocks are evicted after others.
+        known = self.pool.touch_columns(sequence.reusable_hashes(self._block_tokens))
+        sequence.known_tokens = known * self._block_tokens
         self.requests.setdefault(sequence.request.request_id, {})[sequence.arrival_key.choice] = sequence
 
     def reserve(self, sequence: ScheduledSequence, columns: int, first_live: int) -> bool:

@@ -6,6 +6,7 @@ TBT objective of its answers; an objective below the 5 % changes nothing.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -239,7 +240,8 @@ class StepBudget:
         self._answers = answers
         if prompt_tokens:
             self._learn_aim(seconds)
-            self._unsettled.append((answers, prompt_tokens, seconds))
+            if len(self._unsettled) < PROBE_EVERY:
+                self._unsettled.append((answers, prompt_tokens, seconds))
             self._largest = max(DECAY * self._largest, prompt_tokens)
             return
         change = self._own.observe(answers, seconds)
@@ -253,17 +255,24 @@ class StepBudget:
         """Return the number of prompt tokens for the next step, at most `most`; 0 to measure its answers alone.
 
         `beside_s`: time of the step's other work, such as drafting, which the target must cover too. `target_s`: time
-        that the step may take, if it is more than TARGET_SHARE allows; doubled until a step of answers alone meets it.
+        that the step may take, from `goal_s`, if it is more than TARGET_SHARE allows.
         """
         measured = not self._unsettled  # the last decode step had no prompt tokens
         own = self._own.expected(answers)
-        self._target_s = 0.0 if own is None else reachable(target_s, own.least_s)
+        self._target_s = 0.0
         if own is None or len(self._unsettled) >= PROBE_EVERY - 1:
             return 0
         if self._own.in_doubt or not (measured or self._own.covers(answers)):
             return 0
-        allowed = min(self._affordable(own, beside_s, target_s), TRUST_FACTOR * self._largest)
-        return min(most, max(MIN_TOKENS, int(allowed)))
+        affordable = self._affordable(own, beside_s, target_s)
+        if affordable > max(MIN_TOKENS, self._affordable(own)):
+            self._target_s = target_s - beside_s
+        return min(most, max(MIN_TOKENS, int(min(affordable, TRUST_FACTOR * self._largest))))
+
+    def goal_s(self, answers: int, objectives_s: Iterable[float]) -> float:
+        """Return the strictest TBT objective of a step's answers; one that they miss without prompts is doubled."""
+        own = self._own.expected(answers)
+        return min((reachable(each, 0.0 if own is None else own.least_s) for each in objectives_s), default=0.0)
 
     def alone_tokens(self, most: int) -> int:
         """Return the number of prompt tokens for a step without answers: at most `most`, and at least one block's worth
@@ -287,7 +296,7 @@ class StepBudget:
         own, cost = self._own.expected(self._answers), self._token.seconds
         if own is None or cost is None or not self._token.is_sure:
             return None
-        affordable = self._affordable(own, target_s=target_s)
+        affordable = self._affordable(own, target_s=reachable(target_s, own.least_s))
         tokens = min(max(float(MIN_TOKENS), affordable), max(MIN_TOKENS, most - self._answers))
         share = (PROBE_EVERY - 1) / PROBE_EVERY
         return share * tokens / (own.least_s + share * tokens * cost)
@@ -296,7 +305,6 @@ class StepBudget:
         cost = self._token.seconds
         if cost is None:
             return MIN_TOKENS
-        target_s = reachable(target_s, own.least_s)
         return max(TARGET_SHARE * own.least_s, self._aim * target_s - own.most_s - beside_s) / cost
 
     def _learn_aim(self, seconds: float) -> None:

@@ -4,8 +4,8 @@ The order serves as many objectives as possible (Moore and Hodgson, 1968: by due
 before it is given up). Of the prompts that can be on time, the shortest is computed first if all that are due earlier
 stay on time. Prompts that cannot be on time follow by arrival, and so do those without an objective.
 
-A late prompt has a second objective, twice as long as the first, then a third. Once the last one that it cannot meet
-has passed, it may become urgent again, so that it does not wait in the free part of steps forever. No prompt starves:
+A late prompt has further objectives, each twice as long as the one before. Once the last one that it cannot meet has
+passed, it may become urgent again, so that it does not wait in the free part of steps forever. No prompt starves:
 one that younger prompts have overtaken by PATIENCE times its own length is computed before all others.
 """
 
@@ -38,8 +38,10 @@ class PromptOrder:
     urgent: bool  # whether one would miss its aim with the free part of steps alone
 
     def overtaken(self, chunks: Iterable[tuple[ScheduledSequence, Chunk]]) -> None:
-        """Count the tokens of a step against the older prompts that it does not compute."""
+        """Count a step's prompt tokens against the older prompts that it does not compute. `chunks`: of prompts."""
         computed = [(sequence, len(chunk.token_ids)) for sequence, chunk in chunks]
+        if not computed:
+            return
         chosen = {id(sequence) for sequence, _ in computed}
         for waiting in self.prompts:
             if id(waiting) not in chosen:
@@ -47,8 +49,13 @@ class PromptOrder:
                 waiting.overtaken_tokens += sum(younger)
 
 
-def order_prompts(pending: Sequence[ScheduledSequence], now_s: float, rates: AssumedRates) -> PromptOrder:
-    """Order prompts, given by arrival with running ones first; without objectives, keep that order."""
+def order_prompts(
+    pending: Sequence[ScheduledSequence], now_s: float, rates: AssumedRates, free_places: int
+) -> PromptOrder:
+    """Order prompts, given by arrival with running ones first; without objectives, keep that order.
+
+    `free_places`: batch slots that are free. A prompt that needs more waits for answers to end, and is not urgent.
+    """
     if all(each.request.objectives.first_token_at_s == math.inf for each in pending):
         return PromptOrder(pending, False)
     first: list[ScheduledSequence] = []
@@ -57,11 +64,13 @@ def order_prompts(pending: Sequence[ScheduledSequence], now_s: float, rates: Ass
     for each in sorted(pending, key=lambda each: each.arrival_key):
         of_class = first if each.made_tokens or _is_starving(each) else dated
         (late if of_class is dated and _due_s(each) == math.inf else of_class).append(each)
-    began_s = now_s + sum(each.uncomputed_tokens for each in first) / rates.full
+    first.sort(key=lambda each: (not each.made_tokens, each.arrival_key))  # a preempted beam may hold the others' slots
+    began_s = now_s + sum(each.pending_tokens for each in first) / rates.full
     on_time, missed = _on_time(dated, began_s, rates.full)
     late = sorted([*late, *missed], key=lambda each: each.arrival_key)
     prompts = [*first, *_shortest_first(on_time, began_s, rates.full), *late]
-    return PromptOrder(prompts, _is_urgent(prompts, {id(each) for each in late}, now_s, rates))
+    able = [each for each in prompts if each.table is not None or each.places <= free_places]
+    return PromptOrder(prompts, _is_urgent(able, {id(each) for each in late}, now_s, rates))
 
 
 def _is_starving(prompt: ScheduledSequence) -> bool:
@@ -86,8 +95,8 @@ def _on_time(
     total_tokens = 0
     for number, each in enumerate(sorted(prompts, key=lambda each: (_due_s(each), each.arrival_key))):
         kept[number] = each
-        total_tokens += each.uncomputed_tokens
-        heappush(largest, (-each.uncomputed_tokens, number, each))
+        total_tokens += each.pending_tokens
+        heappush(largest, (-each.pending_tokens, number, each))
         if began_s + total_tokens / tokens_per_s > _due_s(each):
             tokens, given_up, prompt = heappop(largest)
             total_tokens += tokens
@@ -102,8 +111,8 @@ def _shortest_first(
     """Move the shortest prompt to the front if those due before it stay on time. `prompts`: by due time."""
     best, spare_s, end_s = 0, math.inf, began_s
     for number, each in enumerate(prompts):
-        own_s = each.uncomputed_tokens / tokens_per_s
-        if own_s <= spare_s and each.uncomputed_tokens < prompts[best].uncomputed_tokens:
+        own_s = each.pending_tokens / tokens_per_s
+        if own_s <= spare_s and each.pending_tokens < prompts[best].pending_tokens:
             best = number
         end_s += own_s
         spare_s = min(spare_s, _due_s(each) - end_s)
@@ -116,8 +125,8 @@ def _is_urgent(prompts: Iterable[ScheduledSequence], late: set[int], now_s: floa
     """
     free_s = full_s = now_s
     for each in prompts:
-        free_s += each.uncomputed_tokens / rates.free
-        full_s += each.uncomputed_tokens / rates.full
+        free_s += each.pending_tokens / rates.free
+        full_s += each.pending_tokens / rates.full
         objectives = each.request.objectives
         if objectives.first_token_at_s == math.inf:
             continue

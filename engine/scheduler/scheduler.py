@@ -13,6 +13,7 @@ the oldest sequence always fits once every transfer has finished.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from baton.engine.kv_cache.block_pool import BlockError, BlockPool
 from baton.engine.kv_cache.swap_space import SwapSpace
@@ -79,6 +80,7 @@ def plan_one_ahead(batch: RunningBatch, block_tokens: int) -> PlanBuilder | None
     return draft
 
 
+MAX_ORDERED = 256  # waiting prompts whose objectives are compared: ordering more would take longer than short steps
 LANDING_DIVISOR = 8  # divisor of a step's prompt tokens while KV of an answer is being received
 
 
@@ -186,19 +188,18 @@ class Scheduler:
             for count in range(1, len(drafted) + 1):
                 draft.copies += sequence.held().grow(sequence.computed_tokens + count, self._block_tokens)
                 draft.guess(sequence, drafted[:count])
-        target_s = min((each.request.objectives.tbt_s for each in answers), default=math.inf)
-        if self._tbt_s == 0.0 or target_s == math.inf:
-            target_s = self._tbt_s
+        target_s = self._goal_s(answers, len(draft.chunks))
         order = self._order(now_s, target_s if answers else None)
+        before_prompts = len(draft.chunks)
         budget_tokens = self._prefill_budget(len(draft.chunks), target_s if order.urgent else 0.0)
         prompts = self._prompts(order, draft)
         while budget_tokens > 0 and (prompt := next(prompts, None)) is not None:
             if self._whole_prompts and prompt.uncomputed_tokens > budget_tokens:
                 if draft.chunks:
-                    break  # this prompt is the first of the next step
+                    break  # it needs a step of its own
                 budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
-        order.overtaken(zip(draft.sequences, draft.chunks, strict=True))
+        order.overtaken(zip(draft.sequences[before_prompts:], draft.chunks[before_prompts:], strict=True))
         return self._begin(draft)
 
     def plan_ahead(self) -> Plan | None:
@@ -341,10 +342,17 @@ class Scheduler:
             return [()] * len(answers)
         return self._drafting.drafts(answers, min(self.max_step_tokens, self._max_sequences))
 
+    def _goal_s(self, answers: Sequence[ScheduledSequence], rows: int) -> float:
+        """Return the longest step of these answers that an urgent prompt may cause; 0: none. `rows`: with drafts."""
+        if self._budget is None or not self._tbt_s:
+            return 0.0
+        objectives = {each.request.objectives.tbt_s for each in answers}
+        return self._budget.goal_s(rows, {self._tbt_s if each == math.inf else each for each in objectives})
+
     def _order(self, now_s: float, target_s: float | None) -> PromptOrder:
-        """Order all prompts. `target_s`: longest step with urgent prompts; None: no answers run."""
+        """Order the prompts. `target_s`: longest step with urgent prompts; None: no answers run."""
         pending = [sequence for sequence in self.batch.running if sequence.is_prompt]
-        pending += self.batch.waiting
+        pending += islice(self.batch.waiting, MAX_ORDERED)
         rates = AssumedRates()
         if self._budget is not None and pending:
             free = self._budget.rates(self.max_step_tokens)
@@ -352,7 +360,7 @@ class Scheduler:
             if target_s is not None:
                 full = self._budget.rates(self.max_step_tokens, target_s).beside_tokens_per_s
             rates = AssumedRates(full or math.inf, free.beside_tokens_per_s or math.inf)
-        return order_prompts(pending, now_s, rates)
+        return order_prompts(pending, now_s, rates, self._max_sequences - self.batch.used_slots)
 
     def _prefill_budget(self, decode_tokens: int, target_s: float) -> int:
         """Return the maximum number of prompt tokens. `target_s`: longest step for an urgent prompt; 0: none is."""
@@ -360,8 +368,8 @@ class Scheduler:
         if self._budget is None:
             return left
         if decode_tokens == 0:  # only answers whose KV is arriving would wait for the step
-            left = self._budget.alone_tokens(left)
-            return max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
+            most = max(1, left // LANDING_DIVISOR) if self.batch.reserved else left
+            return min(most, self._budget.alone_tokens(left))
         drafting_s = 0.0 if self.speculation is None else self.speculation.drafting_s
         return self._budget.prompt_tokens(decode_tokens, left, drafting_s, target_s)
 

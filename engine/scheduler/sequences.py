@@ -125,12 +125,20 @@ class ScheduledSequence:
     pooled: tuple[float, ...] = ()  # sum of the chunks' pooled vectors so far
     admitted_before: int = 0  # tokens of prompts admitted while it waited for a block
     overtaken_tokens: int = 0  # tokens of younger prompts computed before it
+    known_tokens: int = 0  # leading tokens that were cached when it began to wait
     drafts: SequenceDrafts = field(default_factory=SequenceDrafts)
     session: Session | None = None
 
     @property
     def uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.computed_tokens
+
+    @property
+    def pending_tokens(self) -> int:
+        """Tokens to compute, without those that are probably cached or swapped out while it waits."""
+        if self.table is not None:
+            return self.uncomputed_tokens
+        return len(self.token_ids) - max(self.known_tokens, self.swapped.tokens if self.swapped is not None else 0)
 
     @property
     def made_tokens(self) -> int:

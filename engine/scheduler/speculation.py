@@ -308,9 +308,9 @@ class Speculation:
 
     def _longest_s(self, own_s: float, all_draft: bool) -> float:
         """Return the maximum time of a step with drafts: answers without drafts must not wait much longer."""
-        if self._target_s is not None:
-            return reachable(self._target_s, own_s)
-        return math.inf if all_draft else (1.0 + PROMISED_SHARE) * own_s
+        if not all_draft:
+            return (1.0 + PROMISED_SHARE) * own_s
+        return math.inf if self._target_s is None else reachable(self._target_s, own_s)
 
 
 def drafting_s(positions: Sequence[int], drafter: CostlyDrafter | None) -> list[float]:

@@ -294,7 +294,8 @@ def prompt_tokens_per_s(worker: WorkerView, tbt_slo_ms: float = math.inf) -> flo
         return rates.prefill_tokens_per_s
     if rates.beside_tokens_per_s is not None:
         return rates.beside_tokens_per_s
-    share = CAUTION if tbt_slo_ms == math.inf else max(CAUTION, MOST_ASSUMED * (1.0 - rates.token_gap_ms / tbt_slo_ms))
+    gap_ms = rates.token_gap_ms + rates.token_gap_ms_per_token * worker.tokens_in_flight
+    share = CAUTION if tbt_slo_ms == math.inf else max(CAUTION, MOST_ASSUMED * (1.0 - gap_ms / tbt_slo_ms))
     return share * rates.prefill_tokens_per_s
 
 

@@ -50,12 +50,9 @@ def test_budget_with_a_target_gives_prompts_what_answers_leave_of_it() -> None:
 
 
 def test_a_target_below_what_answers_take_is_doubled_until_they_meet_it() -> None:
-    budget, double = (learned(StepBudget(), target_s=target_s) for target_s in (0.8 * OWN_S, 1.6 * OWN_S))
-    assert (
-        allowed(budget, target_s=0.8 * OWN_S)
-        == allowed(double, target_s=1.6 * OWN_S)
-        > 2 * TARGET_SHARE * OWN_S / TOKEN_S
-    )
+    budget = learned(StepBudget())
+    assert budget.goal_s(4, [0.8 * OWN_S, 5 * OWN_S]) == pytest.approx(1.6 * OWN_S)
+    assert budget.goal_s(4, [0.1 * OWN_S, 1.3 * OWN_S]) == pytest.approx(1.3 * OWN_S), "each is doubled by itself"
 
 
 def test_a_prompt_goes_on_by_a_token_where_even_that_is_too_much() -> None:

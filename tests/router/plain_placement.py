@@ -82,7 +82,8 @@ def prompt_rate(worker: WorkerView, request: PlacementRequest) -> float:
         return rates.prefill_tokens_per_s
     if rates.beside_tokens_per_s is not None:
         return rates.beside_tokens_per_s
-    left = 0.0 if request.tbt_slo_ms == math.inf else 1.0 - rates.token_gap_ms / request.tbt_slo_ms
+    gap_ms = rates.token_gap_ms + rates.token_gap_ms_per_token * worker.tokens_in_flight
+    left = 0.0 if request.tbt_slo_ms == math.inf else 1.0 - gap_ms / request.tbt_slo_ms
     return max(CAUTION, MOST_ASSUMED * left) * rates.prefill_tokens_per_s
 
 

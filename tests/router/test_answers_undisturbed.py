@@ -32,8 +32,8 @@ def placed(*workers: WorkerView, request: PlacementRequest = REQUEST, local_toke
 def first_token_ms(request: PlacementRequest, worker: WorkerView) -> float:
     """From what is before the prompt, and what of it is neither cached there nor loaded from files."""
     before = worker.tokens_in_flight if worker.role is WorkerRole.PREFILL else worker.pending_prompt_tokens
-    wait_ms = 1e3 * before / prompt_rate(worker)
-    compute_ms = 1e3 * (request.prompt_tokens - had_tokens(request, worker)) / prompt_rate(worker)
+    wait_ms = 1e3 * before / prompt_rate(worker, request)
+    compute_ms = 1e3 * (request.prompt_tokens - had_tokens(request, worker)) / prompt_rate(worker, request)
     return wait_ms + compute_ms + exposed_load_ms(request, worker, wait_ms)
 
 

@@ -25,6 +25,7 @@ STOP_S = 30.0
 IDLE_S = 15.0  # generous for busy machines; `baton chaos cancels` measures how soon pages are free
 POLL_S = 0.05
 SILENCE_S = "10"  # after which a router takes a worker for lost; a busy machine may delay messages by seconds
+TTFT_SLO_MS = "86400000"  # on a busy machine, a shorter one would let decode workers compute prompts
 KV_MEMORY = "32MiB"  # instead of the default 256 MiB, which takes longer to write at start
 FIRST_PORT, PORTS = 12_000, 4_000  # range of each xdist worker, below the ports that `baton up` chooses
 
@@ -270,8 +271,8 @@ def make_stack(
 
 def _patient(router_flags: Sequence[str]) -> list[str]:
     """Add a long --session-silence-s unless one is given: workers of a busy machine may be slow to answer."""
-    told = "--session-silence-s" in router_flags
-    return [*router_flags, *([] if told else ["--session-silence-s", SILENCE_S])]
+    defaults = {"--session-silence-s": SILENCE_S, "--ttft-slo-ms": TTFT_SLO_MS}
+    return [*router_flags, *(part for flag in defaults.keys() - set(router_flags) for part in (flag, defaults[flag]))]
 
 
 def make_router(folder: Path, stack: Stack, workers: Sequence[str], router_flags: Sequence[str] = ()) -> Stack:

@@ -270,7 +270,7 @@ def make_stack(
 
 
 def _patient(router_flags: Sequence[str]) -> list[str]:
-    """Add a long --session-silence-s unless one is given: workers of a busy machine may be slow to answer."""
+    """Add settings for a busy machine, whose workers may be slow to answer, unless they are given."""
     defaults = {"--session-silence-s": SILENCE_S, "--ttft-slo-ms": TTFT_SLO_MS}
     return [*router_flags, *(part for flag in defaults.keys() - set(router_flags) for part in (flag, defaults[flag]))]
 

@@ -39,7 +39,7 @@ def run(cluster: ClusterShape, asked: Sequence[SizingCall], seed: int = 0) -> li
 def test_a_lone_call_takes_its_steps_and_a_few_messages() -> None:
     [answered] = run(PAIR, calls([0.0]))
     assert (answered.error, answered.tokens) == ("", 8)
-    assert 0.4 < answered.ttft_s < 0.4 + 0.02
+    assert 0.4 < answered.ttft_s < 0.4 + 0.03
     assert answered.gaps_s[1:] == [pytest.approx(STEP_S, abs=1e-3)] * 6
     assert STEP_S < answered.gaps_s[0] < STEP_S + 0.02, "the hand-over lies in the first gap"
 
@@ -69,7 +69,7 @@ def test_a_shared_prefix_is_computed_once() -> None:
 def test_processes_of_their_own_give_the_same_figures_each_time_and_name_what_failed() -> None:
     targets = SizingTargets(ttft_ms=500.0, tbt_ms=50.0)
     done: list[None] = []
-    trial = Trial(PAIR, CURVES, OVERHEADS, tuple(calls([0.0, 0.01])), targets, seed=1)
+    trial = Trial(PAIR, CURVES, OVERHEADS, tuple(calls([0.0, 0.01], prompt_tokens=300)), targets, seed=1)
     broken = Trial(PAIR, {}, OVERHEADS, trial.calls, targets, seed=1)
     with crew(1, lambda: done.append(None)) as simulations:
         first, second = simulations.run([trial, trial])

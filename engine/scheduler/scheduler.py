@@ -92,7 +92,7 @@ class Scheduler:
     `budget` limits the prompt tokens in steps with answers. If a prompt is urgent (prompt_order.py), such a step may
     take as long as the strictest TBT objective of its answers allows. KV of preempted sequences is swapped to `swap` if
     all of it fits. If `tail_tokens` is not 0, the last step of a `prefill_only` prompt of several steps computes at
-    most that many tokens: earlier blocks are transferred meanwhile, and little is left to wait for.
+    most that many tokens: earlier blocks are transferred in that time, and little is left to wait for.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class Scheduler:
 
     @property
     def prompt_rates(self) -> PromptRates:
-        """Measured prefill rates, of urgent prompts beside answers; both None without a budget."""
+        """Prefill rates without answers, and of urgent prompts next to answers; both None without a budget."""
         budget = self._budget
         return PromptRates(None, None) if budget is None else budget.rates(self.max_step_tokens, self._tbt_s)
 

@@ -136,7 +136,7 @@ def table(rows: Sequence[Row], columns: Columns[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shown(Generic[Record]):
-    """How the records of a benchmark are printed and kept."""
+    """Columns of a benchmark's table, and the form in which its result keeps the records."""
 
     columns: Columns[Record]
     name: Callable[[Record], str]  # key of a record in the JSON result

@@ -1,4 +1,4 @@
-"""Which prompt is computed next, by TTFT objectives, and when answers make room for it, on a virtual clock."""
+"""Order of prompts by TTFT objectives, and steps that an urgent prompt lengthens, on a virtual clock."""
 
 import random
 from dataclasses import dataclass, field

@@ -13,17 +13,10 @@ from typing import Any
 
 from baton.lab.benchmarks.serve.load import Job, LoadOutcome, LoadRun
 from baton.lab.report.statistics import percentile
+from baton.process.objectives import LatencyObjectives
 
 ERRORS_SHOWN = 3
 WARM_SHARE = 0.25  # part of a saturation round before its tokens count
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyObjectives:
-    """Longest TTFT, and longest 99th percentile of a request's gaps between tokens."""
-
-    ttft_ms: float
-    tbt_ms: float
 
 
 @dataclass(frozen=True, slots=True)

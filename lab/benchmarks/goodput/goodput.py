@@ -15,7 +15,6 @@ from pathlib import Path
 
 from baton.lab.benchmarks.goodput.figures import (
     GoodputFigures,
-    LatencyObjectives,
     figures_of,
     first_errors,
     mean_output_tokens,
@@ -31,6 +30,7 @@ from baton.lab.report.result import write_pictures, write_result
 from baton.launch import CommandFailed
 from baton.launch.model_source import find_model
 from baton.launch.paths import ROOT
+from baton.process.objectives import LatencyObjectives
 
 WARM_UP_REQUESTS, WARM_UP_IN_FLIGHT, WARM_UP_S = 6, 2, 300.0
 UNANSWERED = "unanswered at the end"

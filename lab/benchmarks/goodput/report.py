@@ -6,11 +6,12 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from baton.lab.benchmarks.goodput.figures import GoodputFigures, LatencyObjectives, medians
+from baton.lab.benchmarks.goodput.figures import GoodputFigures, medians
 from baton.lab.benchmarks.goodput.verdict import Contest, Finding, judge_contest
 from baton.lab.commands.bench_options import Variant
 from baton.lab.report.picture import Axis, DrawnCurve, LineChart, draw_lines
 from baton.lab.report.result import SERVICE, Columns, Promise, Result, make_result, table
+from baton.process.objectives import LatencyObjectives
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from baton.lab.benchmarks.goodput.figures import GoodputFigures, LatencyObjectives
+from baton.lab.benchmarks.goodput.figures import GoodputFigures
 from baton.lab.benchmarks.goodput.report import GoodputReport, as_result, as_table, judge_report, pictures_of
 from baton.lab.benchmarks.goodput.verdict import Contest, Finding, dominates, judge_contest
+from baton.process.objectives import LatencyObjectives
 
 PLAIN = GoodputFigures(
     requests=10, answered=10, share_good=1.0, share_ttft=1.0, share_tbt=1.0, ttft_p50=500.0, ttft_p90=900.0,

@@ -24,8 +24,9 @@ def test_every_phase_of_one_round_has_its_figures(tmp_path: Path) -> None:
     patient = {**os.environ, "BATON_SESSION_SILENCE_S": SILENCE_S}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=REPOSITORY, env=patient)
     assert done.returncode == 0, done.stderr
-    split = json.loads(done.stdout)["variants"]["1p1d"]
-    phases = {name: phase["median"] for name, phase in split["phases"].items()}
+    result = json.loads(done.stdout)
+    [only_round] = result["rounds"]
+    phases = only_round["1p1d"]
     assert list(phases) == ["quiet", "paced", "saturated", "floor"]
     for figures in phases.values():
         assert figures["tbt"]["max"] >= figures["tbt"]["p99"] >= figures["tbt"]["p50"] > 0
@@ -33,5 +34,5 @@ def test_every_phase_of_one_round_has_its_figures(tmp_path: Path) -> None:
         assert figures["answer_tokens_per_s"] > 0
     assert phases["saturated"]["prompts_per_s"] > 0
     assert phases["quiet"]["prompt_ttft"] is None
-    assert split["verdicts"]["client"]["floor_ratio"] > 0
+    assert result["verdicts"]["1p1d"]["client"]["floor_ratio"] > 0
     assert picture.read_text().startswith("<svg")

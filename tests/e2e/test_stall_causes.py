@@ -37,11 +37,12 @@ def stalling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     folder = tmp_path_factory.mktemp("stalling")
     model = make_checkpoint(folder / "tiny", "llama", seed=11, max_position_embeddings=POSITIONS)
     core = str(min(os.sched_getaffinity(0)))
-    # With so high a target, steps take whole prompts even if a stop or a busy core has made prompts look expensive.
-    flags = ["--cores", core, "--tbt-slo-ms", "100000", "--chunk-tokens", "2048", "--kv-memory", FULL_POOL]
+    # With so high a TBT, steps take whole urgent prompts even if a stop or a busy core has made prompts look expensive.
+    objectives = ["--ttft-slo-ms", "2000", "--tbt-slo-ms", "100000"]
+    flags = ["--cores", core, "--chunk-tokens", "2048", "--kv-memory", FULL_POOL]
     flags += ["--swap-memory", "0"]
     router = ["--local-prefill-tokens", "100000", "--cores", str(max(os.sched_getaffinity(0)))]
-    router += ["--stall-min-ms", "8"]  # a fast core computes LONG_PROMPT in less than the default of 20 ms
+    router += [*objectives, "--stall-min-ms", "8"]  # a fast core computes LONG_PROMPT in less than the default of 20 ms
     stack = make_stack(folder, model, prefill=0, with_redis=False, worker_flags=flags, router_flags=router)
     command = stack.processes["decode-0"].command
     command[command.index("baton.decode_worker")] = "tests.fixtures.stalling_worker"

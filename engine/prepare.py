@@ -163,11 +163,11 @@ class PreparedModel:
         ranks: RankOptions | None = None,
         decode_rows: int = 0,
     ) -> Runner:
-        """Load the weights and create the pool in `storage` (uint8, [storage_bytes], on the options' device).
+        """Load the weights, and create the KV pool in `storage` (uint8, [storage_bytes], on the options' device).
 
-        `host_slots`: blocks of host memory for swapping, allocated at the first swap. With several ranks, each has an
-        equal part of the pool, [rank][block], and of each slot; `ranks`: options of the others. `decode_rows`: maximum
-        number of sequences of a decode step; on a GPU, the warm-up records CUDA graphs up to it.
+        `storage` has the pool of all ranks in equal parts, [rank][block]; so has each of the `host_slots` slots of host
+        memory for swapped blocks, which are allocated at the first swap. `ranks`: options of the other ranks.
+        `decode_rows`: maximum number of sequences of a decode step; on a GPU, the warm-up records CUDA graphs up to it.
 
         Raises: ModelError, RankLost.
         """

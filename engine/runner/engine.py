@@ -1,5 +1,6 @@
 """Engine step: the scheduler plans, the runner computes; on a GPU the next step is planned before this one finishes."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -69,6 +70,7 @@ class Engine:
         self.done: DoneStep | None = None
         """The step whose outcomes `step` returned last."""
         self._free_since = 0.0  # time at which the device finished the previous step
+        self._ended_s = math.inf  # time at which the previous step finished; infinite: there was nothing to compute
 
     def step(self) -> Sequence[SchedulerOutcome] | None:
         """Complete the oldest step in flight and return its outcomes; do nothing and return None if nothing can run."""
@@ -78,6 +80,7 @@ class Engine:
             sessions.advance(time.monotonic())
         step = self._ahead or self._launch(self.scheduler.plan(time.monotonic()), None)
         if step is None:
+            self._ended_s = math.inf
             return None
         self._ahead = self._launch(self.scheduler.plan_ahead(), step) if self._runner.launches_ahead else None
         self.done = done = _finished(step)
@@ -92,10 +95,11 @@ class Engine:
         return StepInFlight(plan, self._runner.launch(plan, after and after.launched))
 
     def _observe(self, plan: Plan) -> None:
-        """Record the time of a finished step, counted from the moment when the device finished the step before."""
+        """Record how long a step took on the device, and how long its answers waited for their next token."""
         now = time.monotonic()
         seconds, self._free_since = now - self._free_since, now
-        self.scheduler.observe(plan, seconds)
+        period_s, self._ended_s = max(seconds, now - self._ended_s), now
+        self.scheduler.observe(plan, seconds, period_s)
         if not plan.prompt_tokens:
             self.slow_down.observe(plan.tokens, seconds)
         if self.throttle is not None:

@@ -6,6 +6,7 @@ TBT objective of its answers; an objective below the 5 % changes nothing.
 """
 
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -190,9 +191,9 @@ class PrefillTokenCost:
 
 PROMISED_SHARE = 0.10  # maximum time that prompt tokens add to a step, as a fraction of it; tests check it
 TARGET_SHARE = PROMISED_SHARE / 2  # planned fraction: keeps the promise if a token costs up to twice the learned cost
-FIRST_AIM, LEAST_AIM, MOST_AIM = 0.85, 0.5, 0.97  # planned fractions of a TBT objective: initial, and bounds
+FIRST_AIM, LEAST_AIM, MOST_AIM = 0.85, 0.7, 0.97  # planned fractions of a TBT objective: initial, and bounds
 AIM_STEP = 0.02  # change of that fraction after a step that took longer than the objective
-MISSED_SHARE = 0.01  # fraction of steps that may: a TBT objective is a 99th percentile
+MISSED_SHARE = 0.001  # fraction of steps that may: an answer of 100 tokens meets a p99 objective if no step misses
 MAX_ALONE_S = 0.4  # longest step without answers: a prompt that arrives during it waits for its end
 PROBE_EVERY = 8  # one in this many steps has no prompt tokens, to measure the time of its answers alone
 MIN_ALONE_TOKENS = 64  # minimum prompt tokens of a step without answers: fewer would cost more for each
@@ -229,8 +230,8 @@ class StepBudget:
         self._aim = FIRST_AIM  # planned fraction of a TBT objective, so that MISSED_SHARE of the steps miss it
         self._target_s = 0.0  # TBT objective of the step that was planned last; 0: it had only the free part
 
-    def observe(self, answers: int, prompt_tokens: int, seconds: float) -> None:
-        """Record the time of a step."""
+    def observe(self, answers: int, prompt_tokens: int, seconds: float, period_s: float = 0.0) -> None:
+        """Record the time of a step, and the time since the end of the previous one (0: unknown)."""
         if answers == 0:
             self._alone_tokens = ALONE_DECAY * self._alone_tokens + prompt_tokens
             self._alone_s = ALONE_DECAY * self._alone_s + seconds
@@ -239,7 +240,7 @@ class StepBudget:
             return
         self._answers = answers
         if prompt_tokens:
-            self._learn_aim(seconds)
+            self._learn_aim(max(seconds, period_s))
             if len(self._unsettled) < PROBE_EVERY:
                 self._unsettled.append((answers, prompt_tokens, seconds))
             self._largest = max(DECAY * self._largest, prompt_tokens)
@@ -281,6 +282,17 @@ class StepBudget:
         alone = self._alone_tokens_per_s
         return most if alone is None else min(most, max(MIN_ALONE_TOKENS, int(MAX_ALONE_S * alone)))
 
+    def after_completed(self, computed: int, tbt_s: float) -> int:
+        """Return how many more tokens may follow the `computed` ones of a step without answers that completes a prompt.
+
+        Its first token waits for them: for at most `tbt_s`, the TBT objective, unless the step would be too small
+        (MIN_ALONE_TOKENS). Without an objective (0), any number may follow.
+        """
+        alone = self._alone_tokens_per_s
+        if alone is None or not tbt_s:
+            return sys.maxsize
+        return max(MIN_ALONE_TOKENS - computed, int(tbt_s * alone), 0)
+
     def rates(self, most: int, target_s: float = 0.0) -> PromptRates:
         """Return the prefill rates of steps of at most `most` tokens, with as many answers as the last decode step.
 
@@ -308,7 +320,7 @@ class StepBudget:
         return max(TARGET_SHARE * own.least_s, self._aim * target_s - own.most_s - beside_s) / cost
 
     def _learn_aim(self, seconds: float) -> None:
-        """Follow the quantile of step times: a miss lowers the aim as much as 99 steps in time raise it."""
+        """Follow the quantile of step times: a miss lowers the aim as much as 1 000 steps in time raise it."""
         if self._target_s:
             change = -AIM_STEP if seconds > self._target_s else AIM_STEP * MISSED_SHARE
             self._aim = min(MOST_AIM, max(LEAST_AIM, self._aim + change))

@@ -199,6 +199,9 @@ class Scheduler:
                     break  # it needs a step of its own
                 budget_tokens = prompt.uncomputed_tokens
             budget_tokens -= draft.compute(prompt, self._without_tail(prompt, budget_tokens))
+            if self._budget is not None and not answers and draft.chunks[-1].end == len(prompt.token_ids):
+                computed = sum(len(chunk.token_ids) for chunk in draft.chunks)
+                budget_tokens = min(budget_tokens, self._budget.after_completed(computed, self._tbt_s))
         order.overtaken(zip(draft.sequences[before_prompts:], draft.chunks[before_prompts:], strict=True))
         return self._begin(draft)
 
@@ -257,11 +260,14 @@ class Scheduler:
             return outcomes
         return outcomes + self._take(sequence, result)
 
-    def observe(self, plan: Plan, duration_s: float) -> None:
-        """Record the time of a step, from which the next ones are sized; steps that swap blocks are ignored."""
+    def observe(self, plan: Plan, duration_s: float, period_s: float = 0.0) -> None:
+        """Record the time of a step, from which the next ones are sized; steps that swap blocks are ignored.
+
+        `period_s`: time since the end of the previous step, which includes planning and handing out tokens; 0: unknown.
+        """
         if self._budget is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in):
             prompt_tokens = plan.prompt_tokens
-            self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s)
+            self._budget.observe(plan.tokens - prompt_tokens, prompt_tokens, duration_s, period_s)
         if self.speculation is not None and plan.chunks and not (plan.swaps_out or plan.swaps_in or plan.prompt_tokens):
             has_drafts = any(chunk.is_draft for chunk in plan.chunks)
             self.speculation.observe(len(plan.chunks), duration_s, has_drafts)

@@ -8,7 +8,7 @@ import pytest
 from baton.engine.kv_cache.block_pool import BlockPool
 from baton.engine.request import NO_OBJECTIVES, Computed, Drawn, FirstToken, Objectives, Plan, Request
 from baton.engine.sampling.params import SamplingParams
-from baton.engine.scheduler.budget import PROMISED_SHARE, StepBudget
+from baton.engine.scheduler.budget import MIN_ALONE_TOKENS, PROMISED_SHARE, StepBudget
 from baton.engine.scheduler.prompt_order import MIN_PATIENCE_TOKENS, PATIENCE
 from baton.engine.scheduler.scheduler import Scheduler
 from baton.engine.scheduler.sequences import PromptComputed
@@ -103,6 +103,20 @@ def test_short_prompt_goes_before_a_long_one_that_has_time() -> None:
     long, short = clock.add(600), clock.add(100)
     assert clock.run(long, short) == [short, long]
     assert clock.met == 2
+
+
+def test_first_token_of_a_completed_prompt_waits_for_few_tokens_of_others() -> None:
+    clock = alone()
+    clock.add(120)
+    clock.add(600)
+    assert clock.step()[0].prompt_tokens == 120 + TBT_S / TOKEN_S
+
+
+def test_step_that_completes_a_very_short_prompt_is_not_too_small() -> None:
+    clock = alone()
+    clock.add(10)
+    clock.add(600)
+    assert clock.step()[0].prompt_tokens == MIN_ALONE_TOKENS
 
 
 def test_short_prompt_waits_for_a_long_one_that_has_no_time() -> None:

@@ -6,6 +6,8 @@ from itertools import pairwise
 import pytest
 
 from baton.engine.scheduler.budget import (
+    AIM_STEP,
+    FIRST_AIM,
     MAX_ALONE_S,
     MAX_EXTRA_SHARE,
     MIN_ALONE_TOKENS,
@@ -46,7 +48,14 @@ def test_prompts_take_their_share_of_a_step() -> None:
 
 def test_budget_with_a_target_gives_prompts_what_answers_leave_of_it() -> None:
     budget = learned(StepBudget(), target_s=0.050)
-    assert allowed(budget, target_s=0.050) == pytest.approx((0.95 * 0.050 - OWN_S) / TOKEN_S, rel=0.1)
+    assert allowed(budget, target_s=0.050) == pytest.approx((FIRST_AIM * 0.050 - OWN_S) / TOKEN_S, rel=0.1)
+
+
+def test_budget_leaves_more_of_a_target_once_answers_waited_longer_than_it() -> None:
+    budget = learned(StepBudget(), target_s=0.050)
+    before = allowed(budget, target_s=0.050)
+    budget.observe(4, before, OWN_S + TOKEN_S * before, period_s=0.051)
+    assert allowed(budget, target_s=0.050) == pytest.approx(before - AIM_STEP * 0.050 / TOKEN_S, abs=1)
 
 
 def test_a_target_below_what_answers_take_is_doubled_until_they_meet_it() -> None:

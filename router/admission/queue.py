@@ -201,6 +201,7 @@ class Ticket:
     block_hashes: Sequence[bytes]
     request_class: RequestClass
     on_settled: Callable[[Admitted | BatonError], None]
+    submitted_s: float
     overtaken_tokens: int = 0  # tokens of later requests that were served before it
     outcome: Admitted | BatonError | None = None
     patience: asyncio.TimerHandle | None = None  # timer that ends the wait of a pending attempt
@@ -471,7 +472,7 @@ class AdmissionQueue:
             views = self._cluster.snapshot(block_hashes, request.turn)
         if len(self._queue) >= self._limits.max_waiting:
             self._make_place(request_class)
-        ticket = Ticket(attempt_id, request, block_hashes, request_class, on_settled)
+        ticket = Ticket(attempt_id, request, block_hashes, request_class, on_settled, self._clock())
         entry = self._queue.add(ticket, request_class.tenant, request_class.priority, tokens)
         self._pump(ticket, views)
         if ticket.outcome is None:
@@ -562,7 +563,9 @@ class AdmissionQueue:
         If nothing fits on the shortlist, all workers are considered.
         """
         request, hashes = ticket.request, ticket.block_hashes
-        views = self._cluster.snapshot(hashes, request.turn) if views is None else views
+        if views is None:  # it has waited
+            request = request.after(self._clock() - ticket.submitted_s)
+            views = self._cluster.snapshot(hashes, request.turn)
         outcome = decide(request, views, self._policy)
         if isinstance(outcome, NoRoom) and len(views) < self._cluster.available:
             views = self._cluster.snapshot(hashes)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from baton.process.registry.worker_record import WorkerRole
@@ -109,6 +109,12 @@ class PlacementRequest:
         write(self, "charged_blocks", charged_blocks(*charge))
         write(self, "longest_blocks", self.groups.blocks(-(-(prompt_tokens + self.max_tokens) // block_tokens)))
         write(self, "reusable_blocks", (prompt_tokens - 1) // block_tokens)
+
+    def after(self, waited_s: float) -> "PlacementRequest":
+        """Return the request with as much less time for its first token."""
+        if self.first_token_in_ms == math.inf:
+            return self
+        return replace(self, first_token_in_ms=self.first_token_in_ms - 1e3 * waited_s)
 
     def charged_on(self, worker: WorkerView) -> int:
         """Return the blocks of credit that the request needs on a worker: at most as many as the worker has."""

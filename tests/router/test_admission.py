@@ -22,6 +22,7 @@ from baton.router.admission.queue import (
     charged_tokens,
 )
 from baton.router.placement.decide import NoPrefillWorker, PlacementPolicy
+from baton.router.placement.policies import CacheAware
 from baton.router.types.placement import PlacementRequest
 from baton.versions import UNANNOUNCED, Versions
 from tests.fixtures.loop_clock import put_forward
@@ -325,6 +326,21 @@ async def test_bug_in_the_queue_is_reported() -> None:
     assert [type(error) for error in room.faults] == [ZeroDivisionError]
 
 
+async def test_time_in_the_queue_counts_against_the_ttft_objective(monkeypatch: pytest.MonkeyPatch) -> None:
+    left_ms: list[float] = []
+
+    def local_limit_ms(policy: CacheAware, prefill_ms: float, first_token_in_ms: float) -> None:
+        left_ms.append(first_token_in_ms)
+
+    monkeypatch.setattr(CacheAware, "local_limit_ms", local_limit_ms)
+    room = Room(slots=1, policy=make_policy(NoPrefillWorker.LOCAL))
+    room.ask(1)
+    room.ask(2, request=replace(REQUEST, first_token_in_ms=2000.0))
+    room.now += 0.5
+    room.free(1)
+    assert room.placed == [1, 2] and left_ms[-1] == 1500.0
+
+
 def test_request_is_charged_what_is_not_cached_and_an_answer_for_each_choice() -> None:
     request = PlacementRequest(fingerprint=b"f", block_tokens=4, prompt_tokens=100, max_tokens=7, choices=3)
     assert charged_tokens(request, cached_tokens=40) == 60 + 3 * 7
@@ -333,7 +349,9 @@ def test_request_is_charged_what_is_not_cached_and_an_answer_for_each_choice() -
 def waiting(*requests: PlacementRequest) -> tuple[AdmissionPass, list[Entry[Ticket]]]:
     """In the order of their arrival, of one caller, 10 tokens each."""
     queue: FairQueue[Ticket] = FairQueue()
-    tickets = (Ticket(number, each, (), RequestClass(), lambda outcome: None) for number, each in enumerate(requests))
+    tickets = (
+        Ticket(number, each, (), RequestClass(), lambda outcome: None, 0.0) for number, each in enumerate(requests)
+    )
     entries = [queue.add(ticket, "", 0, 10) for ticket in tickets]
     return AdmissionPass(queue), entries
 

@@ -19,6 +19,7 @@ OUTLIER_RATIO = 1.25  # measured over expected time; one outlier is a disturbanc
 CLOSE_RATIO = 1.1  # maximum ratio of upper to lower bound at which both are as good as a measurement
 INITIAL_NOISE = 0.05  # assumed standard deviation, as a fraction of the step time
 MIN_NOISE = 0.01
+P99_SIGMAS = 2.33  # standard deviations from the mean to the 99th percentile of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,11 @@ class DecodeStepCost:
         """Return whether this batch size, or both a smaller and a larger one, was measured recently."""
         measured = self._measured.estimates
         return answers in measured or (bool(measured) and min(measured) < answers < max(measured))
+
+    def long_s(self, answers: int) -> float:
+        """Return the 99th percentile of the time of a step; 0 before the first measurement."""
+        expected = self.expected(answers)
+        return 0.0 if expected is None else expected.least_s * (1.0 + P99_SIGMAS * self.noise)
 
     def observe(self, answers: int, seconds: float) -> float:
         self._measured.advance()
@@ -272,8 +278,8 @@ class StepBudget:
 
     def goal_s(self, answers: int, objectives_s: Iterable[float]) -> float:
         """Return the strictest TBT objective of a step's answers; one that they miss without prompts is doubled."""
-        own = self._own.expected(answers)
-        return min((reachable(each, 0.0 if own is None else own.least_s) for each in objectives_s), default=0.0)
+        own_s = self._own.long_s(answers)
+        return min((reachable(each, own_s) for each in objectives_s), default=0.0)
 
     def alone_tokens(self, most: int) -> int:
         """Return the number of prompt tokens for a step without answers: at most `most`, and at least one block's worth
@@ -308,7 +314,7 @@ class StepBudget:
         own, cost = self._own.expected(self._answers), self._token.seconds
         if own is None or cost is None or not self._token.is_sure:
             return None
-        affordable = self._affordable(own, target_s=reachable(target_s, own.least_s))
+        affordable = self._affordable(own, target_s=reachable(target_s, self._own.long_s(self._answers)))
         tokens = min(max(float(MIN_TOKENS), affordable), max(MIN_TOKENS, most - self._answers))
         share = (PROBE_EVERY - 1) / PROBE_EVERY
         return share * tokens / (own.least_s + share * tokens * cost)
@@ -336,7 +342,7 @@ class StepBudget:
 
 
 def reachable(target_s: float, own_s: float) -> float:
-    """Return the objective, doubled until a step of answers alone meets it: prompts are not why it is missed."""
+    """Return the objective, doubled until `own_s`, the time of long steps without prompts, meets it."""
     while 0.0 < target_s < own_s:
         target_s *= 2.0
     return target_s

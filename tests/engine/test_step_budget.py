@@ -64,6 +64,14 @@ def test_a_target_below_what_answers_take_is_doubled_until_they_meet_it() -> Non
     assert budget.goal_s(4, [0.1 * OWN_S, 1.3 * OWN_S]) == pytest.approx(1.3 * OWN_S), "each is doubled by itself"
 
 
+def test_a_target_that_one_step_in_a_hundred_misses_without_prompts_is_doubled() -> None:
+    budget, draw = StepBudget(), random.Random(1)
+    for _ in range(400):
+        budget.observe(4, 0, OWN_S * draw.gauss(1.0, 0.08))
+    assert budget.goal_s(4, [1.1 * OWN_S]) == pytest.approx(2.2 * OWN_S)
+    assert budget.goal_s(4, [1.3 * OWN_S]) == pytest.approx(1.3 * OWN_S)
+
+
 def test_a_prompt_goes_on_by_a_token_where_even_that_is_too_much() -> None:
     assert allowed(learned(StepBudget(), token_s=0.010)) == MIN_TOKENS
 

@@ -35,7 +35,7 @@ def round_ms(value: float) -> float:
 
 
 def round_milliseconds(fields: Mapping[str, object]) -> dict[str, object]:
-    """Return the fields; those in milliseconds, whose names end with `_ms`, are rounded."""
+    """Return the fields with rounded milliseconds: the values of fields whose names end with `_ms`."""
     return {
         name: round_ms(value) if name.endswith("_ms") and isinstance(value, float) else value
         for name, value in fields.items()
@@ -49,7 +49,7 @@ class AnswerOutput(Protocol):
 
 
 class TextOutput:
-    """Text output: a single choice is printed as it arrives; of several, each is printed once it is complete."""
+    """Text output. A single choice is printed while it arrives; of several choices, each is printed when complete."""
 
     def __init__(self, choices: int, output: TextIO | None = None, errors: TextIO | None = None) -> None:
         self._output = output or sys.stdout
@@ -275,7 +275,7 @@ class Conversation:
             self._ask([*self.messages, Message("user", line)])
 
     def _ask(self, messages: list[Message]) -> None:
-        """Ask a question. Keep the received text of a cancelled answer, but nothing of a failed one."""
+        """Ask a question. Keep its answer, or the received text of a cancelled answer, but nothing of a failed one."""
         output = TextOutput(choices=1)
         try:
             is_answered = (

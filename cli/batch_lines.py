@@ -38,7 +38,7 @@ class BatchRequest:
 
 
 def read_lines(content: bytes) -> list[BatchRequest]:
-    """Return a request per non-empty line: with a `fault` if it is invalid, named `line-N` if it has no unique id."""
+    """Return a request per non-empty line. An invalid one has a `fault`; one without a unique id is named `line-N`."""
     texts = enumerate(content.removeprefix(_BOM).split(b"\n"), start=1)
     read = [(number, *_read(text, number)) for number, text in texts if text.strip()]
     given = {custom_id for _, custom_id, _ in read if custom_id is not None}
@@ -62,7 +62,7 @@ def _line_names(number: int) -> Iterator[str]:
 
 
 def _read(text: bytes, number: int) -> tuple[str | None, BatchRequest]:
-    """Return the `custom_id` in a line, None without one, and its request."""
+    """Return the `custom_id` of a line (None if it has none) and the request of the line."""
     try:
         line = from_json(text)
     except ValueError as error:

@@ -72,7 +72,7 @@ class Ready:
     params: "SamplingParams"
     model: str
     lora: "LoRARequest | None"
-    parser: MakeParser | None = None  # separates reasoning and tool calls of a chat answer; None without them
+    parser: MakeParser | None = None  # separates reasoning and tool calls from a chat's text; None: all is text
 
     def answer(self, text: str, reason: str | None) -> dict[str, Any]:
         """Return a chat's message and finish reason."""
@@ -259,7 +259,7 @@ def sampling_params(asked: RequestedSampling) -> "SamplingParams":
 
 
 def _json(body: Mapping[str, Any]) -> bytes:
-    return to_json(body, inf_nan_mode="constants")  # keeps NaN and Infinity: as null, they would count as absent
+    return to_json(body, inf_nan_mode="constants")  # keeps NaN and Infinity, since null would count as an absent field
 
 
 def _with_prompt(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -281,7 +281,7 @@ def _prompted(message: EmbeddingRequest, pooler: Pooler) -> list[AskedPrompt]:
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Convert the errors of an invalid request. Raises: LineRefused."""
+    """Convert errors of an invalid request, raised in the block. Raises: LineRefused."""
     try:
         yield
     except Problem as problem:

@@ -47,9 +47,10 @@ def credentials() -> Credentials:
 
 
 def admin_key(target: str) -> str | None:
-    """Return the key for an admin port: from the cluster secret, else the user's API key, else None.
+    """Return the key for an admin port: one derived from the cluster secret, else the user's API key, else None.
 
-    None also for a service that this user started, whose token the client finds itself. Raises: ConfigError.
+    For a service that this user started, the API key is not used: the client finds the service's admin token itself.
+    Raises: ConfigError.
     """
     secret = read_config(SecretConfig, []).cluster_secret
     port = target.rpartition(":")[2]
@@ -72,7 +73,7 @@ _HTTP_SIGNS = ("http1.x server", "missing selected ALPN property")
 
 
 def for_people(error: BatonClientError, target: str, begun: bool = False) -> BatonClientError:
-    """Return the error with advice; unchanged if the server explained it. `begun`: a part of the answer has arrived."""
+    """Return the error with advice, or unchanged if the server gave a reason. `begun`: part of the answer arrived."""
     # Servers give every UNAVAILABLE a reason: without a reason, no server answered.
     if isinstance(error, Unavailable) and error.reason is None:
         return Unavailable(_unreachable(error.message, target, begun), error.details)
@@ -141,7 +142,7 @@ def _unreachable(message: str, target: str, begun: bool) -> str:
 
 
 def _grpc_port_advice(target: str) -> str:
-    """Return advice for a user who gave a local service's HTTP address `target`: its gRPC address, else the default."""
+    """Return advice for a user who gave the HTTP address `target`: the gRPC address of this service, if it is local."""
     for record in running_services(RUNTIME):
         for grpc_target, http_target in zip(record.targets, record.http_targets, strict=True):
             if http_target == target:

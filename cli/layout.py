@@ -13,7 +13,7 @@ from rich.text import Text
 GAP = "  "
 UNKNOWN = "-"
 Row = TypeVar("Row")
-_UNBOUNDED = 10_000  # columns of an unlimited terminal
+_UNBOUNDED = 10_000  # terminal width in columns at which no table is cut
 _UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|%)(?!\w))")
 
 
@@ -28,7 +28,7 @@ class Column(Generic[Row]):
 
 
 def fitting_table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[str] | None:
-    """Return a header and a line per row, with as many columns as fit; None if not even those of rank 0 do."""
+    """Return a header and a line per row, with as many columns as fit; None if those of rank 0 do not fit."""
     for rank in range(max(column.rank for column in columns), -1, -1):
         lines = table([column for column in columns if column.rank <= rank], rows)
         if all(len(line) <= width for line in lines):
@@ -37,7 +37,7 @@ def fitting_table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: in
 
 
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row]) -> list[str]:
-    """Return a header and a line per row, as wide as they need."""
+    """Return a header and a line per row, as wide as their content."""
     drawn = Table(box=None, pad_edge=False, padding=(0, len(GAP), 0, 0), header_style="")
     for column in columns:
         drawn.add_column(column.header, justify="right" if column.is_number else "left", no_wrap=True)

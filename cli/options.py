@@ -38,7 +38,7 @@ TARGET_VARIABLE = f"{VARIABLES_PREFIX}_TARGET"
 
 
 class TokenIdList(tuple[int, ...]):
-    """Token ids of one option. Not a tuple, because typer takes a tuple for several arguments."""
+    """Token ids of one option. Not a plain tuple, which typer would take for several arguments."""
 
 
 def read_token_ids(text: str) -> TokenIdList:
@@ -89,9 +89,9 @@ def option_of(config: type[Settings], name: str, *declarations: str, note: str =
 
 
 def of_field(config: type[Settings], name: str, *declarations: str, **given: Any) -> Any:
-    """Return a field for an options class, with option, type and default of a configuration's field.
+    """Return a dataclass field for an options class, with option, type and default of a configuration's field.
 
-    `default` and `kind` replace the field's default and type. Amounts of memory are None unless given.
+    `default` and `kind` replace the field's default and type. The default of an amount of memory is None.
     """
     info = config.fields[name]
     is_size = _is_byte_size(info.annotation)
@@ -109,7 +109,7 @@ def _is_byte_size(annotation: Any) -> bool:
 def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
     """Return a command with one flag per field of the dataclass that is the only parameter of `command`.
 
-    PANELS of the dataclass, a mapping from the first field of each group to a title, groups the flags in `--help`.
+    `PANELS` of the dataclass maps the first field of each group to the group's title in `--help`.
     """
     options = next(iter(get_type_hints(command).values()))
     hints = get_type_hints(options, include_extras=True)
@@ -129,7 +129,7 @@ def flags_of(command: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def _in_panel(hint: Any, panel: str | None) -> Any:
-    """Return a copy of an option that `--help` lists below the title `panel`; other commands use the original."""
+    """Return a copy of an option, which `--help` lists below `panel`. Other commands use the original option."""
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint, typer.Option())
     copies = [copy(mark) for mark in marks]
     for mark in copies:
@@ -195,7 +195,7 @@ KV_MEMORY_NOTE = "Default here: a share of the machine's memory."
 
 
 def admin_target_of(target: str) -> str:
-    """Return each target's admin address: the recorded one of a service on this machine, else the target's next port.
+    """Return each target's admin address: the recorded one of a service on this machine, else the target's port + 1.
 
     `host:50051` -> `host:50052`.
     """

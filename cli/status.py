@@ -30,7 +30,7 @@ Content = TypeVar("Content")
 
 
 def _of_load(read: Callable[[Load], object]) -> Callable[[WorkerStatus], str]:
-    """Return a function for a table's cells that gives UNKNOWN for workers that have not reported or are lost."""
+    """Return a function that formats a worker's load in a table cell: UNKNOWN if the worker is lost or silent."""
 
     def cell(worker: WorkerStatus) -> str:
         return UNKNOWN if worker.load is None or not worker.connected else str(read(worker.load))
@@ -114,7 +114,7 @@ def latency_line(status: ClusterStatus) -> str:
 
 
 def requests_line(status: ClusterStatus) -> str:
-    """Return the numbers of requests since the router's start by outcome, with reasons if they were not answered."""
+    """Return the number of requests by outcome since the router started, with reasons for unanswered ones."""
     totals, by_outcome = status.requests, dict[str, list[EndedRequests]]()
     for each in totals.ended:
         by_outcome.setdefault(each.outcome, []).append(each)
@@ -127,7 +127,7 @@ def requests_line(status: ClusterStatus) -> str:
 
 
 def table_lines(workers: Sequence[WorkerStatus], width: int) -> list[str]:
-    """Return the workers' table with the columns that fit; if rank 0 does not, each name is above its row."""
+    """Return the table of workers with the columns that fit. If even rank 0 is too wide, names are above the rows."""
     return fitting_table(COLUMNS, workers, width) or names_above(COLUMNS[1:], workers, list(map(name_of, workers)))
 
 
@@ -172,7 +172,7 @@ def departure_lines(status: ClusterStatus) -> list[str]:
 
 
 def arithmetic_lines(status: ClusterStatus) -> list[str]:
-    """List the groups of workers that compute equal bits; nothing if all workers do."""
+    """List groups of workers whose results are bit-identical; nothing if there is only one group."""
     groups: dict[str, list[str]] = {}
     for worker in status.workers:
         if worker.connected and worker.arithmetic:
@@ -196,7 +196,7 @@ def link_lines(status: ClusterStatus) -> list[str]:
 
 
 def cache_lines(status: ClusterStatus) -> list[str]:
-    """List the router's view of each prefix cache, with the share of prompts whose hits it predicted."""
+    """List the router's view of each prefix cache, with the share of prompts whose hits were predicted correctly."""
     lines = []
     for worker in status.workers:
         view = worker.cache_view
@@ -254,7 +254,7 @@ def _knowledge(view: CacheView) -> str:
 
 
 def show_status(admin_target: str, as_json: bool) -> int:
-    """Print the status; return 0 if the router is ready, 3 if it answers but is not. Raises: CommandFailed."""
+    """Print the status; return 0 if the router is ready, 3 if it answers but is not ready. Raises: CommandFailed."""
     with admin_client(admin_target) as admin:
         status = admin.status()
     if as_json:
@@ -303,7 +303,7 @@ def watch_status(admin_target: str, as_json: bool) -> int:
 def frames(
     snapshot: Callable[[], Content], target: str, clock: Callable[[], float], sleep: Callable[[float], None]
 ) -> Iterator[WatchFrame[Content]]:
-    """Yield a frame every PERIOD_S for ever, also while the router does not answer."""
+    """Yield a frame every PERIOD_S seconds without end, also while the router does not answer."""
     content: Content | None = None
     lost_s: float | None = None
     notice, notice_ends_s = "", 0.0

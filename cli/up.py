@@ -183,7 +183,7 @@ CHECK_TIMEOUT_S = 300.0
 
 
 def check_sizes(layout: ServiceLayout) -> None:
-    """Check that model and machine have the memory that the options ask for. Raises: CommandFailed with a remedy."""
+    """Check that the machine has the memory for the model and the options. Raises: CommandFailed with a remedy."""
     workers, machine = layout.prefill + layout.decode, layout.machine
     pools, kv_bytes = f"--kv-memory for {workers} workers", layout.worker["kv_memory"] or 0
     host = {
@@ -284,7 +284,7 @@ def _record_run(layout: ServiceLayout, specs: Sequence[ProcessSpec], runtime: Pa
 
 
 def _router_ports(options: UpOptions) -> tuple[RouterPorts, ...]:
-    """Choose the ports of each router: consecutive ones after the first router's, or free ones if it has port 0."""
+    """Choose the ports of each router: consecutive ports after the first router's, or free ports if --port is 0."""
     port, more = options.port or free_port(), options.routers - 1
     admin = free_port({port}) if options.admin_port == 0 else options.admin_port or port + 1
     if options.port == 0:
@@ -357,7 +357,7 @@ class _Up:
             self._say(f"cannot write an admin token to ~/.cache/baton: {error}; `status` needs an admin API key")
 
     async def _until_ended(self, supervisor: Supervisor) -> None:
-        """Wait for a signal. Raises: ServiceFailed, NotReady."""
+        """Announce that the service is ready, and wait for a signal. Raises: ServiceFailed, NotReady."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         ended = asyncio.create_task(self._ended.wait())

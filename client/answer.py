@@ -1,7 +1,8 @@
-"""Check of the events of an answer against the protocol, and their assembly. Pure.
+"""Check of an answer's events against the protocol, and assembly of the complete answer. Pure.
 
-The protocol: one Started; then parts of the prompt, if any, contiguous from 0; deltas with contiguous offsets from 0
-per choice; one Finished per choice and nothing of that choice after it; usage and timings with the last Finished only.
+The protocol requires this order: one Started; parts of the prompt, if any, with contiguous offsets from 0; deltas with
+contiguous offsets from 0 per choice; one Finished per choice, as the choice's last event. Only the last Finished of the
+answer has usage and timings.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Continuity:
         self._choices = choices
         self.started: Started | None = None
         self.prompt_tokens = 0  # received tokens of the echoed prompt
-        self.received: dict[int, ReceivedTokens] = {}  # what was received, by index of the choice
+        self.received: dict[int, ReceivedTokens] = {}  # received tokens by index of the choice
 
     def accept(self, event: Event) -> None:
         match event:

@@ -1,4 +1,4 @@
-"""Channels of the asyncio client. Same interface as sync_transport.py."""
+"""Channels of the asyncio client, with the interface of sync_transport.py."""
 
 import asyncio
 from collections.abc import Callable

@@ -18,9 +18,9 @@ DEFAULT_ADMIN_TARGET = "127.0.0.1:50052"
 MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-# The ping interval stays above 10 s, the server's minimum. Pings detect a hanging router, whose streams are then
-# resumed at another one. `min_reconnect_backoff` is the timeout of a connection attempt, 4 s. Refused connections are
-# retried soon, so that the client's retries find a server that has just started.
+# The ping interval must exceed 10 s, the server's minimum. Pings detect a hanging router; the client then resumes its
+# streams at another router. `min_reconnect_backoff` is the timeout of a connection attempt, 4 s. Refused connections
+# are retried soon, so that the client's retries find a server that has just started.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -33,9 +33,9 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
 
-# A name with the addresses of several routers, such as a headless Service of Kubernetes: calls are balanced over the
-# routers whose health check succeeds; a draining router fails it but finishes its streams. A lost connection resolves
-# the name again, at most once per second (gRPC's default is 30 s).
+# Options for a name with several routers' addresses, such as a headless Service of Kubernetes. Calls are balanced over
+# the routers whose health check succeeds. A draining router fails the check but finishes its streams. After a lost
+# connection, the name is resolved again, at most once per second (gRPC's default is 30 s).
 _BY_NAME: tuple[tuple[str, str | int], ...] = (
     (
         "grpc.service_config",
@@ -66,8 +66,8 @@ def targets_of(target: str | Sequence[str]) -> tuple[str, ...]:
 class Security:
     """Credentials of a client.
 
-    `tls`: True trusts gRPC's default certificate authorities; a path, those in that PEM file; False: no TLS. Without
-    TLS, hosts on the path can read the key.
+    `tls`: True: trust gRPC's default certificate authorities; a path: trust those in this PEM file; False: no TLS.
+    Without TLS, the API key can be read on the network.
     """
 
     api_key: str | None = field(default=None, repr=False)
@@ -94,8 +94,8 @@ OPEN = Security()
 class AdminSecurity(Security):
     """Credentials of an admin port.
 
-    Without a key, each call sends the token file of a service that the same user started on the same machine. It is
-    read at each call, so the service may start after the client.
+    Without a key, each call sends the token of a service that the same user started on the same machine. The token file
+    is read at each call, so the service may start after the client.
     """
 
     target: str = ""
@@ -126,7 +126,7 @@ def local_admin_token(target: str) -> str | None:
 
 
 class RouterChoice:
-    """Choice of the current router among several; moves to the next one when the current one becomes unavailable."""
+    """Choice of the current router among several. If the current router becomes unavailable, the next one is chosen."""
 
     def __init__(
         self, target: str | Sequence[str], retry: RetryPolicy, timeout_s: float | None, security: Security = OPEN
@@ -147,7 +147,7 @@ class RouterChoice:
         return self._timeout_s if timeout_s is None else timeout_s
 
     def leave(self, current: int, error: BatonClientError) -> None:
-        """Move all calls to the next router if `current` is unavailable. Only the first such call has an effect."""
+        """Move all calls to the next router if `current` is unavailable. Later calls for the same router do nothing."""
         with self._lock:
             if isinstance(error, Unavailable | Cancelled) and self.current == current:
                 self.current = (current + 1) % len(self.targets)

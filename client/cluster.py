@@ -35,8 +35,8 @@ class Link:
 class Load:
     """State of a worker in its newest report to this router."""
 
-    limit_blocks: int  # maximum number of blocks that this router may commit there
-    limit_slots: int  # maximum number of sequences that this router may run there
+    limit_blocks: int  # maximum number of the worker's blocks that this router may commit
+    limit_slots: int  # maximum number of sequences that this router may run on the worker
     pages: PageCounts
     waiting_requests: int
     running_sequences: int
@@ -56,8 +56,8 @@ class Load:
 class CacheView:
     """A router's view of a worker's prefix cache, and its accuracy."""
 
-    follows: bool  # built from the worker's events; otherwise guessed from the prompts sent there
-    exact: bool  # the view's checksum equals that in the worker's newest report
+    follows: bool  # True: built from the worker's events; False: guessed from the prompts sent to it
+    exact: bool  # whether the view's checksum equals the checksum in the worker's newest report
     blocks: int  # known blocks of the worker
     sequence: int  # sequence number of the newest applied events
     resyncs: int  # snapshots requested after missing or wrong events
@@ -72,7 +72,7 @@ class CacheView:
 class TierView:
     """A router's view of a worker's KV files."""
 
-    follows: bool  # built from the worker's events
+    follows: bool  # whether the view is built from the worker's events
     folder_blocks: int  # known blocks in its own files
     directory_blocks: int  # distinct blocks in the files of all workers of its directory
     directory_id: str  # hexadecimal; workers with the same id read each other's files
@@ -116,7 +116,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PlannerStatus:
-    """State of the role planner. Pressure of a role: its load over the highest load within the SLOs."""
+    """State of the role planner. Pressure of a role: its load divided by the highest load that meets the SLOs."""
 
     mode: str  # propose or act
     prefill_pressure: float

@@ -59,7 +59,7 @@ def value_from(kind: type[Value], message: Message, **given: Any) -> Value:
 
 @cache
 def _readers(kind: type["DataclassInstance"], descriptor: Descriptor) -> Mapping[str, Callable[[Any], Any]]:
-    """Return the function that reads each field of a dataclass; fields that the message lacks keep their default."""
+    """Return a reader for each field of a dataclass, by name. Fields that the message lacks get no reader."""
     hints, paths, known = get_type_hints(kind), _PATHS.get(kind, {}), descriptor.fields_by_name
     readers = dict[str, Callable[[Any], Any]]()
     for name, hint in hints.items():

@@ -2,10 +2,10 @@
 
 BatonClientError
 ├── InvalidRequest      the request can never succeed; names the field
-├── ModelNotFound       the model is not served there
+├── ModelNotFound       the server does not serve the model
 ├── NotAllowed          missing, unknown or insufficient API key
 ├── Busy                overloaded or over a limit; with the time to retry
-├── Unavailable         no server, no workers, or a router that is gone
+├── Unavailable         no server answers, no worker is available, or the router stopped
 ├── DeadlineExceeded    timeout_s or the server's own limit passed
 ├── Cancelled           the server, or closing the client, cancelled the call
 └── ServerError         fault of the server
@@ -79,7 +79,7 @@ class NotAllowed(BatonClientError):
 class _Retryable(BatonClientError):
     @property
     def retry_after_s(self) -> float | None:
-        """Return the wait before a retry that the server asks for."""
+        """Return the seconds that the server asks to wait before a retry; None if it names no time."""
         return self.details.retry_after_s
 
 
@@ -108,7 +108,7 @@ class ServerError(BatonClientError):
 
     @property
     def request_id(self) -> str | None:
-        """The id to look for in the server's logs."""
+        """Return the id under which the server logs the request; None if the server sent none."""
         return self.details.request_id
 
 
@@ -144,7 +144,7 @@ def error_from_status(code: grpc.StatusCode, message: str | None, trailing: Meta
 
 
 def read_details(trailing: Metadata) -> ErrorDetails:
-    """Return the details. Details that do not parse are ignored, since the code suffices."""
+    """Return the details of a gRPC error. Details that do not parse are ignored, since the status code suffices."""
     found: dict[str, Any] = {}
     for key, value in trailing:
         if key == DETAILS_KEY and isinstance(value, bytes):

@@ -16,7 +16,7 @@ from baton.protos import baton_pb2
 
 
 class GenerateOptions(TypedDict, total=False):
-    """Keyword arguments of `generate` and `complete`, and with ChatOptions of `chat` and `complete_chat`."""
+    """Keyword arguments of `generate`, `complete`, `chat` and `complete_chat`."""
 
     max_tokens: int  # per choice, at least 1
     temperature: float  # 0 is greedy
@@ -33,7 +33,7 @@ class GenerateOptions(TypedDict, total=False):
     presence_penalty: float  # applies to tokens in the answer; in [-2, 2], 0 has no effect
     frequency_penalty: float  # applies per occurrence in the answer; in [-2, 2], 0 has no effect
     logit_bias: Mapping[int, float]  # added to the logits, by token id; each in [-100, 100]
-    min_tokens: int  # per choice; nothing ends an answer earlier
+    min_tokens: int  # minimum tokens per choice; no stop condition ends an answer earlier
     allowed_token_ids: Sequence[int]  # only these tokens are generated
     bad_words: Sequence[str | Sequence[int]]  # never generated; strings or sequences of token ids
     logprobs: int  # report log-probabilities, and this number of likeliest alternatives; 0 to 20
@@ -53,7 +53,7 @@ class GenerateOptions(TypedDict, total=False):
     request_id: str  # appears in the server's traces and logs
     priority: int  # lower runs earlier if requests wait; -100 to 100
     ttft_slo_ms: float  # TTFT objective in milliseconds; default: the API key's or the service's
-    tbt_slo_ms: float  # objective of the time between tokens, in milliseconds; the same default
+    tbt_slo_ms: float  # TBT objective in milliseconds; default: the API key's or the service's
     cache_salt: str  # prompts share cached blocks only with an equal salt
     session_id: str  # id of the conversation; its KV is kept longer than that of other prompts
     keep_for_s: float  # time for which KV is kept for the next turn; 0 to 86400
@@ -68,10 +68,10 @@ class ChatOptions(GenerateOptions, total=False):
 
     tools: Sequence[Tool | Mapping[str, Any]]  # functions that the model may call; mappings in OpenAI's format
     tool_choice: str  # "auto", "none", "required", or the name of the function to call
-    parallel_tool_calls: bool  # False: at most one call
-    parts: bool  # separate events for reasoning and calls; implied by tools and by thinking_budget
-    enable_thinking: bool  # value of this variable, in chat templates that have it
-    reasoning_effort: str  # a value of the model's chat template
+    parallel_tool_calls: bool  # False: the answer has at most one call
+    parts: bool  # True: separate events for reasoning and tool calls; always with tools or thinking_budget
+    enable_thinking: bool  # whether the model reasons first, if the chat template has this variable
+    reasoning_effort: str  # reasoning effort, in the words of the model's chat template
     thinking_budget: int  # maximum of reasoning tokens
     include_reasoning: bool  # False: reasoning is generated but not sent
     chat_template_kwargs: Mapping[str, Any]  # variables for the model's template
@@ -135,7 +135,7 @@ def chat_request(messages: Sequence[Message | Mapping[str, Any]], options: ChatO
 
 
 def in_parts(request: baton_pb2.ChatRequest) -> bool:
-    """Return whether reasoning and calls are separate events."""
+    """Return whether the request asks for separate events for reasoning and tool calls."""
     return request.parts or bool(request.tools) or request.HasField("thinking_budget")
 
 

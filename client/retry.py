@@ -77,10 +77,11 @@ _PASSING = (None, "DRAINING", "NOT_READY")
 
 
 class Recovery:
-    """A streamed answer that survives failures. `method` and `message`: the next call.
+    """Streamed answer that survives failures. `method` and `message`: method and request of the next gRPC call.
 
-    Before its first event a call is repeated. Afterwards the stream is resumed behind the received tokens, at the same
-    or another router of the cluster. A router that does not know the stream gets the request too.
+    A call that fails before its first event is repeated. A later failure is followed by a call that resumes the stream
+    after the received tokens, at the same or another router of the cluster. If the router does not know the stream, the
+    next call contains the request too.
     """
 
     def __init__(self, method: str, request: Request, policy: RetryPolicy, timeout_s: float | None, now: float) -> None:
@@ -92,7 +93,7 @@ class Recovery:
         self._continuity = Continuity(choices(request))
         self._moved = True  # an event arrived since the last failure
         self._breaks = 0  # failures since the last event
-        # Resuming must send the request again: its options say how to split the answer, and servers do not keep them.
+        # Each call that resumes a chat in parts contains the request: servers do not keep the options for splitting.
         self._with_request = isinstance(request, baton_pb2.ChatRequest) and in_parts(request)
 
     def remaining_s(self, now: float) -> float | None:

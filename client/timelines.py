@@ -13,8 +13,8 @@ class TimelineStep:
     ended_us: int
     answers: int
     context_tokens: int
-    prompts: Mapping[int, int]  # by request number on this worker: computed prompt tokens
-    answer_requests: tuple[int, ...]  # request numbers on this worker
+    prompts: Mapping[int, int]  # computed prompt tokens by request number on this worker
+    answer_requests: tuple[int, ...]  # numbers of the requests on this worker that generate in the step
     moved_blocks: int
     held_blocks: int
     waiting: int
@@ -90,7 +90,7 @@ class ProcessTimeline:
     role: str  # "router", "prefill" or "decode"
     endpoint: str
     error_us: int  # maximum error of its times
-    failure: str  # why there is no timeline
+    failure: str  # reason why the timeline is missing
     total_blocks: int = 0
     requests: tuple[RoutedRequest, ...] = ()
     steps: tuple[TimelineStep, ...] = ()

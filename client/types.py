@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 class FinishReason(StrEnum):
     STOP = "stop"  # an end-of-sequence token, a stop token id or a stop text
     LENGTH = "length"  # max_tokens or the end of the context
-    TOOL_CALLS = "tool_calls"  # a stop, after an answer that calls functions
+    TOOL_CALLS = "tool_calls"  # as STOP, but the answer calls functions
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class PromptPart:
     """Tokens of the prompt from `offset` on, for `echo` or `prompt_logprobs`. Parts precede the first Delta.
 
     With `echo`, `text` of the first part is the complete prompt. `logprobs` is parallel to `token_ids`, and None unless
-    the request asks for it. If it does, the prompt's first token, which has no log-probability, is a part of its own.
+    the request asks for it. The prompt's first token has no log-probability: with `logprobs`, it is a separate part.
     """
 
     offset: int
@@ -181,9 +181,9 @@ class Message:
     role: str  # "system", "user", "assistant", "tool", or another role of the model's template
     content: str
     name: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()  # calls of an assistant's turn
-    tool_call_id: str = ""  # id of the answered call, for a turn of a tool
-    reasoning: str = ""  # reasoning of an assistant's turn
+    tool_calls: tuple[ToolCall, ...] = ()  # tool calls in an assistant message
+    tool_call_id: str = ""  # id of the call that a tool message answers
+    reasoning: str = ""  # reasoning in an assistant message
 
 
 @dataclass(frozen=True, slots=True)

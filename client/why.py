@@ -29,7 +29,7 @@ class CacheAutopsy:
     attempt: int  # number of the attempt, counted from 1
     block_tokens: int
     runs: tuple[BlockRun, ...]
-    known_s: float  # length of the time before the placement in which all evictions are known
+    known_s: float  # seconds before the placement during which all evictions are known
     expected_blocks: int  # cached blocks predicted by the placement
 
 
@@ -46,7 +46,7 @@ class ColocatedPrefill:
     prompt_tokens: int  # prompt tokens not cached on the worker
     answers: int  # sequences running on the worker
     answers_gap_ms: float  # expected time between tokens of these sequences
-    checked_requests: int  # colocated requests used to check the prediction, of similar length if any
+    checked_requests: int  # number of colocated requests, if possible of similar length, that check the prediction
     median_error: float  # error of the checked predictions, relative to the measured time
     median_ratio: float  # median of measured over predicted time of the checked requests
     checked_tokens: int  # median prompt_tokens of the checked requests

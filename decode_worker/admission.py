@@ -27,7 +27,7 @@ class PartialPrefixes:
         return sum(map(len, self._ending.values()))
 
     def add(self, last_block: bytes, task: "asyncio.Task[None]") -> None:
-        """Register a prompt until `task` has finished; a done callback added to `task` before must release its blocks.
+        """Register a prompt until `task` has finished. An earlier done callback of `task` must release the blocks.
 
         `last_block`: hash of the prompt's last block; empty for a prompt that is not cached.
         """
@@ -52,7 +52,7 @@ class PartialPrefixes:
 class Admission:
     """Queue of requests that wait for KV blocks of the decode engine, in order of arrival.
 
-    A caller that is cancelled must abort the request on the engine, which may just have accepted it.
+    A cancelled caller must abort the request on the engine, because the engine may have accepted it already.
     """
 
     def __init__(self, loop: EngineLoop) -> None:
@@ -71,7 +71,7 @@ class Admission:
         """
         self.waiting += 1
         if self._turn.locked():
-            self._loop.touch(request.block_hashes)  # so that earlier requests do not evict its cached blocks
+            self._loop.touch(request.block_hashes)  # so that earlier requests do not evict this request's cached blocks
         try:
             async with self._turn:
                 while True:

@@ -116,7 +116,7 @@ class Answer(OpenRequest):
         return first_step
 
     def take_landed(self, timing: StepTiming) -> session_pb2.Landed | None:
-        """Return the message with the timings of a pull at the first call after the pull; None at other calls."""
+        """Return a message with the timings of a pull at the first call after the pull; later calls return None."""
         received_kv, self.received_kv = self.received_kv, None
         if received_kv is None:
             return None

@@ -1,7 +1,7 @@
 """Speculative decoding per answer and step: drafted tokens, accepted tokens, and saved time. Does no I/O.
 
-Each accepted token saves its answer one step; drafts lengthen the step for every answer. Both times come from measured
-steps (engine/scheduler/speculation.py).
+Each accepted token saves its answer one step, but drafts lengthen the step for all answers. Saved and added times come
+from measured steps (engine/scheduler/speculation.py).
 """
 
 from dataclasses import dataclass

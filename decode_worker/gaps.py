@@ -106,7 +106,7 @@ class UsualStep:
 
 def _fitted(steps: Sequence[_StepParts]) -> _Prices:
     rows = numpy.array([[1.0, each.answers, each.context_tokens] for each in steps])
-    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # equal scales: columns that grow together then share the cost
+    means = numpy.maximum(rows.mean(axis=0), 1e-9)  # scales that let columns that grow together share the cost
     seconds = numpy.array([each.computing_s for each in steps])
     _, per_answer, per_token = (numpy.linalg.lstsq(rows / means, seconds, rcond=1e-6)[0] / means).tolist()
     return _Prices(per_answer, per_token)
@@ -135,7 +135,7 @@ class StepGaps:
         self._history = history
         self._names = names
         self._usual = UsualStep()
-        # Gap of the answers that were affected equally by all steps since their previous token, by that token's step.
+        # Gap of all answers that no step delayed differently from others, by the step of their previous token.
         self._shared: dict[int, Gap] = {}
 
     def begin(self, step: StepRecord) -> None:
@@ -163,7 +163,7 @@ class StepGaps:
                 if isinstance(part, float):
                     usual_s += part
                     continue
-                if part.cause is StallCause.PREEMPTION:  # all preemptions name the cause of the first one
+                if part.cause is StallCause.PREEMPTION:  # all name the request that caused the first one
                     preemptor = preemptor or part.request_id
                     part = part._replace(request_id=preemptor)
                 causes.append(part)
@@ -211,7 +211,7 @@ class StepGaps:
         yield from self._excess(step, usual, computing_s - usual_s)
 
     def _excess(self, step: StepRecord, usual: _StepParts, excess_s: float) -> Iterator[CausePart]:
-        """Yield the compute time that a step took in addition to a usual step, by cause."""
+        """Yield the compute time by which a step exceeded a usual step, by cause."""
         if step.drafts:
             drafts_s = min(step.prices.longer_s, excess_s)
             excess_s -= drafts_s
@@ -251,7 +251,7 @@ class StepGaps:
 
 
 def _is_of_its_own(key: ChoiceKey, step: StepRecord) -> bool:
-    """Return whether the step may have delayed this choice differently from others."""
+    """Return whether the step may have delayed this choice differently from other choices."""
     return bool(
         step.late
         or step.preempted

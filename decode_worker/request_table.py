@@ -40,7 +40,7 @@ class AnswerTable(RequestTable[Answer]):
     def move_ended(self, old: AttemptKey, new: AttemptKey, now: float) -> RetainedOutputs | None:
         retained = self.ended.take(old, now)
         if retained is not None:
-            self.ended.keep(new, retained, now)  # the adopting router may die as well
+            self.ended.keep(new, retained, now)  # stays adoptable, because the adopting router may die, too
         return retained
 
 

@@ -57,7 +57,7 @@ class RetainedOutputs:
 
 @dataclass(frozen=True, slots=True)
 class RetainedBounds:
-    """Maximum number of retained finished answers, and of their tokens together."""
+    """Maximum number of retained finished answers, and maximum sum of their tokens."""
 
     answers: int
     tokens: int

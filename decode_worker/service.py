@@ -193,7 +193,7 @@ class DecodeService(SessionService[Answer]):
         answer.times.cached_tokens = cached_tokens
         answer.times.transfer = TransferTime(began_s, validated_s, command.prefill_endpoint, pull.bytes, pull.transport)
         answer.land(ReceivedKv(pull, cached_tokens, validated=validated_s), request.params)
-        if answer.adopted:  # the adopting router has received the first tokens
+        if answer.adopted:  # the adopting router gets the first tokens here, not with later outputs
             answer.first_tokens.clear()
             self._adoptions.send_again(answer.link, answer.attempt_id, answer.retained)
         if not answer.running_choices:
@@ -216,7 +216,7 @@ class DecodeService(SessionService[Answer]):
                 self._attempt(answer, messages, partial(self._translate, answer, outcome, step, messages))
         if messages.drafts is not None:
             messages.drafts.write()
-        for answer in tuple(messages.touched.values()):  # first steps precede further tokens
+        for answer in tuple(messages.touched.values()):  # messages about first steps precede later tokens
             self._attempt(answer, messages, partial(self._send_beginnings, answer, step))
         self._send_outputs(messages, step)
         for answer in messages.touched.values():
@@ -289,7 +289,7 @@ class DecodeService(SessionService[Answer]):
 
     def _free(self, answer: Answer) -> None:
         self._loop.abort(answer.request_id, answer.confirmed_blocks)
-        self._admission.room_may_have_grown()  # no release is missed: the engine executes the abort before later calls
+        self._admission.room_may_have_grown()  # a waiting request asks the engine again, after the abort above
 
     def _end(self, answer: Answer) -> None:
         """Remove a complete answer from the open ones, and retain its tokens in case another router adopts it."""

@@ -65,8 +65,8 @@ class ElasticWorker(ServedWorker):
         return self._switching or super().busy
 
     def begin_drain(self) -> None:
-        """Drain because the process ends. A change of role is cancelled if its old role still drains; otherwise it
-        completes first.
+        """Drain because the process will end. A change of role is cancelled while the old role still drains. After
+        that, the change completes first.
         """
         self._ending = True
         if not self._switching and self._change is not None:

@@ -9,7 +9,7 @@ from baton.kernels.native.library import native_library
 
 
 def arithmetic(device: torch.device, ranks: int = 1) -> str:
-    """Return the name of this process's arithmetic. `ranks`: number of devices like `device` that compute together.
+    """Return the name of this process's arithmetic. `ranks`: number of tensor-parallel devices, all like `device`.
 
     Two CPU processes with equal names compute bitwise equal rows of a model; with different names they may round
     differently. The name includes the instruction level, a digest of the kernels' sources and compiler flags, and

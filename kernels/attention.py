@@ -30,10 +30,10 @@ def paged_decode(
     `[sequences, heads, head_dim]`; kv: one layer of the pool, in query's dtype or quantised, with the KV of the
     complete context. The blocks of sequence s, in order of position, are `block_ids[block_starts[s] : block_starts[s +
     1]]` of `rows`: exactly `ceil(context_tokens[s] / block_tokens)` blocks, at least one. Softmax is in float32. No
-    sequence's result depends on the other sequences.
+    sequence's result depends on other sequences.
 
     A sequence with `context_tokens` 0 is padding: it has no blocks, and its result is zero. `block_ids` may have unused
-    entries at the end; then kernels divide the work as if every context had `usual_tokens` tokens.
+    entries at the end. In this case kernels divide the work as if every context had `usual_tokens` tokens.
     """
     _check_decode(query, kv, rows, scoring)
     if out is not None and uses_triton(query):
@@ -70,8 +70,8 @@ def rotated_decode(
 ) -> torch.Tensor:
     """Rotate and store `qkv` (see `rotate_and_store`), then compute `paged_decode`.
 
-    `slots`: slot of each sequence's last token; negative for padding rows. On a GPU this is one kernel if `angle_rows`
-    is given.
+    `slots`: slot of each sequence's last token; negative for padding rows. On a GPU, one kernel does all of this if
+    `angle_rows` is not None.
     """
     if angle_rows is None or not uses_triton(qkv):
         return paged_decode(rotate_and_store(qkv, cos, sin, norms, kv, slots, angle_rows), kv, rows, scoring)
@@ -86,7 +86,7 @@ def paged_prefill(
 ) -> torch.Tensor:
     """Compute causal attention at positions `[start, start + tokens)`; returns `[tokens, heads, value_dim]`.
 
-    query: `[tokens, heads, head_dim]`; kv: one layer of the pool, of the same dtype or quantised, with the KV of
+    query: `[tokens, heads, head_dim]`; kv: one layer of the pool, in query's dtype or quantised, with the KV of
     positions `[0, start + tokens)`; block_ids: int64 `[ceil((start + tokens) / block_tokens)]`, blocks in order of
     position. Softmax is in float32.
     """
@@ -101,8 +101,8 @@ def paged_prefills(
 ) -> None:
     """Compute `paged_prefill` of several chunks, whose rows follow one another in `query` and in the contiguous `out`.
 
-    On a GPU one kernel computes all chunks; but if `library_takes` holds, a library computes the last
-    `prefills.by_library` ones.
+    On a GPU one kernel computes all chunks, except the last `prefills.by_library` chunks if `library_takes` holds: a
+    library computes those.
     """
     first, chunks = prefills.chunks[0].rows.start, prefills.chunks
     attend = paged_prefill

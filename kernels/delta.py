@@ -1,7 +1,8 @@
 """Gated delta nets (arXiv:2412.06464): layers with a recurrent state per sequence instead of keys and values.
 
-A state is stored in the pool, in the block of the last token that it covers. A run is some consecutive rows of one
-sequence: it starts from the state in one block and writes the state after the run to another block, possibly the same.
+A state is stored in the pool, in the block of the last token that it covers. A run is consecutive rows of one
+sequence. It starts from the state in a source block and writes the new state to a destination block, which may be the
+same block.
 """
 
 import torch
@@ -15,8 +16,8 @@ def causal_convolution(x: torch.Tensor, weight: torch.Tensor, states: torch.Tens
     """Compute SiLU of a weighted sum of each channel's last `kernel` inputs; returns a tensor like `x`.
 
     x: `[tokens, channels]`; weight: `[channels, kernel]` in the dtype of `x`, the weight of the current input last;
-    states: float32 `[blocks, kernel, channels]`, the last inputs of each channel, newest last; writes the states of
-    `runs`. The sum is rounded to the dtype of `x` once, before or after SiLU.
+    states: float32 `[blocks, kernel, channels]`, the last inputs of each channel, newest last. Writes the new state of
+    each of `runs`. Results are rounded to the dtype of `x` once, either before or after SiLU.
     """
     check_shape("x", x, None, None)
     check_shape("weight", weight, x.shape[1], None)
@@ -38,11 +39,12 @@ def gated_delta_rule(
 ) -> torch.Tensor:
     """Compute, token by token, `S = e^decay S; S += key (beta (value - key S)); out = query S`.
 
-    Returns all `out`: float32 like `value`. Arguments have any float dtype. First, `decay` becomes `rate
-    softplus(decay + bias)`, `beta` its sigmoid, query and key get length 1, and query is divided by the root of
-    key_dim. query, key: `[tokens, key_heads, key_dim]`; value: `[tokens, value_heads, value_dim]`, whose
-    head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`; states: the
-    matrices `S`, float32 `[blocks, value_heads, key_dim, value_dim]`; writes the states of `runs`.
+    Returns `out` of all tokens: float32, of the shape of `value`. Arguments have any float dtype. First, `decay` is
+    replaced by `rate softplus(decay + bias)` and `beta` by its sigmoid; query and key are scaled to length 1, and query
+    is divided by the root of key_dim. query, key: `[tokens, key_heads, key_dim]`; value: `[tokens, value_heads,
+    value_dim]`, whose head h uses key head `h // (value_heads / key_heads)`; decay, beta: `[tokens, value_heads]`;
+    states: the matrices `S`, float32 `[blocks, value_heads, key_dim, value_dim]`. Writes the new state of each of
+    `runs`.
     """
     tokens, heads, value_dim = value.shape
     check_shape("key", key, tokens, None, None)

@@ -35,7 +35,7 @@ def pick(reference: Operation, tensor: torch.Tensor, fits: bool = True) -> Opera
 
 
 def uses_triton(tensor: torch.Tensor) -> bool:
-    """Return whether Triton computes with this tensor: it is on a GPU, or a test uses Triton's interpreter."""
+    """Return whether Triton kernels compute on this tensor: on a GPU, or if a test uses Triton's interpreter."""
     return tensor.is_cuda or _INTERPRETED.get()
 
 

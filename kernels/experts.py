@@ -17,7 +17,7 @@ from baton.kernels.types import (
 
 
 def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Tensor | None) -> ExpertChoice:
-    """Choose the experts with the highest gate values for each row; returns them and their weights.
+    """Choose for each row the experts with the highest gate values; returns the experts and their weights.
 
     numbers: float32 `[rows, experts]`, logits of the layer's router; correction: float32 `[experts]`, see `Routing`.
     Ties are broken arbitrarily.
@@ -31,10 +31,11 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
-    """Multiply the row of each pair, a row and one of its experts, by the expert's weight; returns `[pairs, outputs]`.
+    """Multiply each row by the weight of each of its experts; returns `[pairs, outputs]`.
 
-    x: `[rows, inputs]`, float32, bfloat16 or float16; the result has the same dtype. The number of pairs is a multiple
-    of the number of rows. Sums are in float32, and scaled afterwards. Weights of experts without rows are not read.
+    A pair is a row and one of its experts. x: `[rows, inputs]`, float32, bfloat16 or float16; the result has the same
+    dtype. The number of pairs is a multiple of the number of rows. Products are summed in float32, and then scaled.
+    Weights of experts without rows are not read.
     """
     check_shape("x", x, None, weight.inputs)
     check_index("order", pairs.order)

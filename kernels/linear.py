@@ -20,7 +20,7 @@ GATHERED = (Stored.FLOAT32, Stored.BFLOAT16, Stored.ROUNDING)  # formats that ke
 def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     """Multiply x, float32 `[rows, inputs]`, by `weight`; returns a new float32 `[rows, outputs]`.
 
-    No row's result depends on other rows. If a row has a non-finite value, no number of its result is finite.
+    No row's result depends on other rows. If a row of x has a non-finite value, its result has no finite number.
     """
     check_shape("x", x, None, weight.inputs)
     check_dtype("x", x, torch.float32)
@@ -73,12 +73,12 @@ def fused_linear(
     out: torch.Tensor | None = None,
     adds: bool = False,
 ) -> torch.Tensor:
-    """Compute norm, product, bias, gate and sum in one kernel, if `takes_fused` holds; returns a new tensor, or `out`.
+    """Compute norm, product, bias, gate and sum in one kernel; returns `out`, or a new tensor. Requires `takes_fused`.
 
-    x: `[rows, inputs]`; weight: `[outputs, inputs]` in x's dtype, or with 8 bits; bias: `[outputs]`. norm: `[inputs]`,
+    x: `[rows, inputs]`; weight: `[outputs, inputs]` in x's dtype, or 8-bit; bias: `[outputs]`. norm: `[inputs]`,
     applied to the rows before the product, by `rms_norm`. gate: applied to the product, by `gate_mul`. out: contiguous
     `[rows, outputs]`, or `[rows, outputs / 2]` with a gate. adds: whether the result is added to `out`
-    instead of replacing it. Every step rounds like the separate operation.
+    instead of replacing it. Every step is rounded like a separate operation.
     """
     outputs, inputs = weight.shape if isinstance(weight, torch.Tensor) else (weight.outputs, weight.inputs)
     check_shape("x", x, None, inputs)

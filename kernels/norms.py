@@ -11,8 +11,8 @@ from baton.kernels.types import Gate, check_angles, check_dtype, check_norm, che
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Compute `x / sqrt(mean(x^2) + eps) * weight` over the last dimension; returns a new tensor like `x`.
 
-    x: `[..., size]`; weight: `[size]`, of the same dtype or float32. The quotient is computed in float32, and rounded
-    to the dtype of `weight` before it is multiplied, as in Hugging Face transformers; this matters for bfloat16.
+    x: `[..., size]`; weight: `[size]`, in the dtype of `x` or float32. The quotient is computed in float32 and rounded
+    to the dtype of `weight` before the multiplication, as in Hugging Face transformers. This matters for bfloat16.
     """
     check_norm("weight", weight, x)
     return pick(reference.rms_norm, x, computes(x))(x, weight, eps)

@@ -3,9 +3,9 @@
 bfloat16 weights take half the memory of float32, without loss if the checkpoint has bfloat16. int8 weights have a scale
 per output; each input row is quantised to 8 bits with a scale per row (W8A8, as in arXiv:2211.10438). int4 weights are
 codes of 0 to 15 in groups of inputs, with weight = (code - zero) * scale. Their inputs are quantised to 8 bits (W4A8)
-with a scale per row and group, as in llama.cpp's Q8_0: with one scale for the complete row, a single large input would
-make all others inexact. A scale per group costs only one more multiplication per group and output. fp4 weights are E2M1
-codes in such groups; a table converts these codes to integers.
+with a scale per row and group, as in llama.cpp's Q8_0. With one scale for the complete row, a single large input would
+make all other inputs inexact. A scale per group costs only one more multiplication per group and output. fp4 weights
+are E2M1 codes in such groups; a table converts these codes to integers.
 """
 
 import enum
@@ -20,13 +20,13 @@ MOST_GROUP_INPUTS = 256
 
 
 class Stored(enum.IntEnum):
-    """Format of a packed weight, and of the inputs that multiply it. Sums are float32, or exact for integers."""
+    """Format of a packed weight, and rounding of its inputs. Products are summed in float32, or exactly as integers."""
 
     FLOAT32 = 0
     BFLOAT16 = 1  # inputs are not rounded
     ROUNDING = 2  # weight is bfloat16; inputs are rounded to bfloat16
     INT8 = 3  # inputs are rounded to integers of -127 to 127 times a scale per row
-    INT4 = 4  # inputs are rounded to integers times a scale per row and group of the weight
+    INT4 = 4  # inputs are rounded to integers times a scale per row and group of inputs
     FP4 = 5  # inputs are rounded as for INT4
 
 
@@ -51,9 +51,9 @@ DTYPES = {
 class PackedWeight:
     """Weight in panels of 32 outputs, for the CPU kernels. `data`: `[panels, ceil(inputs / n), 32, n]`, zero-padded.
 
-    n = SIDE_BY_SIDE[stored] numbers of an output are adjacent. In GROUPED formats two codes share a byte: `data` is
-    `[panels, inputs / 8, 32, 4]`, with the first four of eight codes in the low nibbles, so that a shift and a mask
-    yield two words of bytes, each for four consecutive inputs.
+    n = SIDE_BY_SIDE[stored] is the number of adjacent numbers of one output. In GROUPED formats two codes share a byte:
+    `data` is `[panels, inputs / 8, 32, 4]`, with the first four of eight codes in the low nibbles. A shift and a mask
+    then yield two words of four bytes, each with the codes of four consecutive inputs.
     """
 
     data: torch.Tensor
@@ -89,8 +89,8 @@ class PackedExperts:
     routing: Routing
     correction: torch.Tensor | None  # float32 [experts], see `Routing.corrected`
     experts: tuple[PackedGated, ...]
-    shared: PackedGated | None  # expert whose output is added to that of every row
-    shared_gate: PackedWeight | None  # weight that computes the gate's logit of `shared`; None: no gate
+    shared: PackedGated | None  # expert that computes every row, in addition to the chosen ones
+    shared_gate: PackedWeight | None  # weight that computes the logit of the gate of `shared`; None: no gate
 
 
 def pack(weight: torch.Tensor, stored: Stored, bias: torch.Tensor | None) -> PackedWeight:
@@ -136,13 +136,13 @@ def pack_int4(
     return _pack_codes(codes, scales, zeros, bias, Stored.INT4)
 
 
-FP4_ZERO = 12  # native/formats.h reads an E2M1 code as twice its value plus this
+FP4_ZERO = 12  # added by native/formats.h, which reads an E2M1 code as twice its value plus FP4_ZERO
 
 
 def pack_fp4(codes: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None) -> PackedWeight:
     """Pack E2M1 codes, uint8 `[outputs, inputs]`, in groups like those of pack_int4().
 
-    scales: float16 `[outputs, groups]`, half of each group's scale, since kernels read a code as twice its value.
+    scales: float16 `[outputs, groups]`, halves of the groups' scales, since kernels read a code as twice its value.
     """
     check_dtype("codes", codes, torch.uint8)
     check_dtype("scales", scales, torch.float16)

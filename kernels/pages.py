@@ -53,8 +53,8 @@ def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) 
 def gather_blocks(blocks: torch.Tensor, block_ids: torch.Tensor, out: torch.Tensor) -> None:
     """Copy block `block_ids[i]` to `out[i]`.
 
-    blocks: uint8 `[blocks, rows, row_bytes]` with contiguous rows: the complete block as one row, or one row per layer
-    and kind (keys, values), possibly of only some heads. out: uint8 `[copies, rows, row_bytes]`, contiguous rows;
+    blocks: uint8 `[blocks, rows, row_bytes]` with contiguous rows. A block is one row, or one row per layer and kind
+    (keys, values); such rows may contain only some heads. out: uint8 `[copies, rows, row_bytes]`, contiguous rows;
     block_ids: int64 `[copies]`, each in `[0, blocks)`.
     """
     _check(blocks, block_ids, out)
@@ -98,7 +98,7 @@ def rotate_and_store(
     May overwrite `qkv`. qkv: contiguous `[tokens, heads + 2 * kv_heads, head_dim]`: queries, keys, values; norms:
     applied to queries and keys before the rotation; cos, sin: `[angles, at most head_dim / 2]` in the dtype of `qkv`,
     see `rotary`; rows: int64 `[tokens]`, the row of cos and sin for each token; None: row i is for token i; kv, slots:
-    see `store_kv`; for a negative slot only the query is computed.
+    see `store_kv`. For a token with a negative slot, only the query is computed.
     """
     check_rotation(qkv, cos, sin, norms, kv, slots, rows)
     if rows is not None:

@@ -69,7 +69,7 @@ def store_kv(kv: KvLayer, key: torch.Tensor, value: torch.Tensor | None, slots: 
         real = slots >= 0
         key, value, slots = key[real], None if value is None else value[real], slots[real]
     blocks, offsets = slots // kv.block_tokens, slots % kv.block_tokens
-    # If a slice is between two index tensors, PyTorch puts their dimension first: the assigned shape is
+    # PyTorch puts the dimension of index tensors first if a slice is between them, so the assigned shape is
     # [tokens, kv_heads, head_dim].
     for part, numbers in enumerate((key,) if value is None else (key, value)):
         if kv.scales is not None:
@@ -101,7 +101,7 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight) -> torch.Tensor:
     stored = unpacked(weight)
     if weight.stored is Stored.INT8 and weight.scales is not None:
         integers, scales = _bytes(x)
-        # Sums of integers are exact in float64. Rows of `x` with a non-finite value are replaced by NaN below.
+        # Sums of integers are exact in float64. Results of rows with a non-finite value are replaced by NaN below.
         out = (integers.double() @ stored.double().T).float() * weight.scales[: weight.outputs] * scales
         out = out.masked_fill(~x.isfinite().all(1, keepdim=True), torch.nan)
     elif weight.stored in GROUPED:
@@ -120,7 +120,7 @@ def head_linear(x: torch.Tensor, weight: PackedWeight, heads: int) -> torch.Tens
 
 
 def _bytes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise along the last dimension: return integers of -127 to 127, and scales whose last dimension is 1."""
+    """Quantise along the last dimension; return integers of -127 to 127, and scales with a last dimension of size 1."""
     scales = (x.abs().amax(-1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (x / scales).round().clamp(-127, 127), scales
 
@@ -138,7 +138,10 @@ def choose_experts(numbers: torch.Tensor, routing: Routing, correction: torch.Te
 
 
 def sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Return the sigmoid, computed as softmax of x and 0. PyTorch's own rounds the last elements differently."""
+    """Return the sigmoid, computed as softmax of x and 0.
+
+    PyTorch's own sigmoid rounds the last elements of a tensor differently from the others.
+    """
     return torch.stack((x, torch.zeros_like(x)), dim=-1).softmax(-1)[..., 0]
 
 
@@ -239,7 +242,7 @@ def scatter_blocks(source: torch.Tensor, blocks: torch.Tensor, block_ids: torch.
 
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
     among = masked_rows(logits, range(len(logits)), allowed) if allowed else logits
-    # A number minus itself is 0 if it is finite, else NaN. This is several times faster than isfinite().
+    # A finite number minus itself is 0; otherwise the difference is NaN. This is several times faster than isfinite().
     return RowStatistics(among.argmax(-1), logits.logsumexp(-1), (logits - logits).sum(-1) == 0)
 
 
@@ -291,11 +294,11 @@ def _sample(row: torch.Tensor, temperature: float, top_k: float, top_p: float, u
         weights[ascending[dropped]] = 0
     shares = weights.cumsum(0)
     found = torch.searchsorted(shares, uniform * shares[-1:], right=True)[0]
-    return found.minimum(weights.nonzero()[-1, 0])  # `uniform * total` may round to the total
+    return found.minimum(weights.nonzero()[-1, 0])  # the product may round up to the total
 
 
 def copy_blocks(kv: KvPages, sources: torch.Tensor, destinations: torch.Tensor) -> None:
-    # index_select() instead of indexing, which older PyTorch lacks for 8-bit floats
+    # Use index_select(), since older PyTorch cannot index 8-bit floats.
     for part in (kv.data, kv.scales):
         if part is not None:
             part[destinations] = part.index_select(0, sources)
@@ -313,7 +316,7 @@ def paged_prefill(
         for part in (KEYS, VALUES)
     )
     asking = torch.arange(start, end, device=query.device)[:, None]
-    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0: the query's own token
+    distance = torch.arange(first, end, device=query.device)[None, :] - asking  # 0: the key is the query's token
     visible = distance <= 0
     if scoring.window is not None:
         visible &= distance > -scoring.window
@@ -333,7 +336,7 @@ def paged_prefill(
 
 
 def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Scoring) -> torch.Tensor:
-    """Compute attention for each used block, then combine the blocks of each sequence, so that nothing is padded."""
+    """Compute attention of each used block, then combine the results per sequence. This needs no padding."""
     sequences, heads, head_dim = query.shape
     kv_heads, block_tokens = kv.kv_heads, kv.block_tokens
     context_tokens, first = rows.context_tokens, int(rows.block_starts[0])
@@ -346,7 +349,8 @@ def paged_decode(query: torch.Tensor, kv: KvLayer, rows: DecodeRows, scoring: Sc
     if scoring.window is not None:
         visible &= distance > -scoring.window
 
-    # [used_blocks, kv_heads, block_tokens, head_dim]. Read separately: matmul would copy slices of one tensor again.
+    # [used_blocks, kv_heads, block_tokens, head_dim]. Keys and values are read into two tensors, because matmul would
+    # copy slices of a common tensor again.
     keys, values = read(kv, KEYS, block_ids, query.dtype), read(kv, VALUES, block_ids, query.dtype)
     tails = block_starts[1:][context_tokens > 0] - 1  # unused slots of last blocks may contain NaN, and 0 * NaN is NaN
     values[tails] = values[tails].masked_fill(~visible[tails].transpose(-1, -2), 0)
@@ -378,7 +382,7 @@ def read(kv: KvLayer, part: int, block_ids: torch.Tensor, dtype: torch.dtype) ->
 
 
 def soft_capped(scores: torch.Tensor, softcap: float | None) -> torch.Tensor:
-    """Map scores to `(-softcap, softcap)`, with the same signs and order; None: return them unchanged."""
+    """Map scores to `(-softcap, softcap)`, with the same signs and order. `softcap` None: return scores unchanged."""
     return scores if softcap is None else softcap * torch.tanh(scores / softcap)
 
 
@@ -450,7 +454,7 @@ def gated_delta_rule(
 
 
 def _weighted(inputs: Sequence[torch.Tensor], weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum of `inputs`, added in the same order for any number of rows."""
+    """Return the weighted sum of `inputs`. The order of additions does not depend on the number of rows."""
     total = inputs[0] * weights[0]
     for each, weight in zip(inputs[1:], weights[1:], strict=True):
         total = total + each * weight
@@ -465,7 +469,7 @@ def _delta_piece(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the delta rule for all tokens of `[heads, tokens, ...]` together, and the state after them.
+    """Compute the delta rule for all tokens of `[heads, tokens, ...]` together; return results and the new state.
 
     Solves a triangular system (arXiv:2412.06464, section 3.3).
     """
@@ -487,7 +491,7 @@ def _of_length_one(x: torch.Tensor) -> torch.Tensor:
 
 
 def _begun(states: torch.Tensor, runs: StateRuns, some: slice) -> torch.Tensor:
-    """Return a copy of the states from which the runs `some` start."""
+    """Return the initial states of the runs `some`, as a copy."""
     shape = (-1, *[1] * (states.dim() - 1))
     begins = runs.begins[some].view(shape)
     stored = states.index_select(0, runs.sources[some])

@@ -14,8 +14,8 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
     """Return rows of `logits` with forbidden tokens at -inf, as a new contiguous float32 `[len(places), vocab]`.
 
     logits: float32 `[rows, vocab]`; places: indices of the wanted rows in any order, possibly repeated; allowed: one
-    mask per place: contiguous uint8 `[any]` on the CPU with one bit per token, the least significant first; tokens
-    after the last bit are forbidden. None allows all tokens.
+    mask per wanted row, where None allows all tokens. A mask is contiguous uint8 `[any]` on the CPU with one bit per
+    token, the least significant bit first; tokens after the last bit are forbidden.
     """
     _check_logits(logits)
     if places and not 0 <= min(places) <= max(places) < len(logits):
@@ -25,7 +25,7 @@ def masked_rows(logits: torch.Tensor, places: Sequence[int], allowed: Sequence[t
 
 
 def _check_logits(logits: torch.Tensor) -> None:
-    """Check dtype and shape of logits. Faster than the checks of kernels/types.py, since this runs in every step."""
+    """Check dtype and shape of logits, in every step; therefore faster than the checks of kernels/types.py."""
     if logits.dtype is not torch.float32 or logits.dim() != 2:
         raise ValueError(f"logits must be {torch.float32} [rows, vocab], got {logits.dtype} {list(logits.shape)}")
 
@@ -41,9 +41,9 @@ def check_masks(allowed: Sequence[torch.Tensor | None], rows: int) -> None:
 def row_statistics(logits: torch.Tensor, allowed: Sequence[torch.Tensor | None] | None = None) -> RowStatistics:
     """Return statistics of `logits`, float32 `[rows, vocab]`. Log-probabilities are `logits - log_totals`, within 1e-5.
 
-    allowed: masks as for `masked_rows`, one per row, each of which allows at least one token; the best token is the
-    most likely allowed one. None allows all tokens. Of equally likely tokens the native kernel takes the first. If a
-    row is not finite, only `finite` is meaningful. No row's result depends on other rows.
+    allowed: one mask per row, as for `masked_rows`; each mask allows at least one token. None allows all tokens. `best`
+    is the most likely allowed token; of equally likely tokens the native kernel takes the first. If a row has a
+    non-finite logit, only `finite` is meaningful. No row's result depends on other rows.
     """
     _check_logits(logits)
     if allowed:
@@ -62,13 +62,15 @@ def sample_tokens(
 ) -> Sampled:
     """Sample one token per row of `logits`, `[rows, vocab]` of any float dtype, which is widened to float32.
 
-    -inf bans a token. A row without other tokens, or with NaN or +inf, gets NaN as log-probability and no meaningful
-    token; so does a row with -inf, unless `may_ban`. out: contiguous result tensors. Parameters are `[rows]`:
-    temperature: float32, 0 takes the first of the most likely tokens; top_k: int64, 0 is unlimited, tokens that tie
-    with the last are kept; top_p: float32 in [0, 1], keeps the most likely tokens with this part of the probability, of
-    equal ones those with higher ids; uniform: float64 in [0, 1). With the kept probabilities as adjacent intervals in
-    order of token ids, the sampled token is the one whose interval contains `uniform`. No row's result depends on other
-    rows. Implementations may differ if `uniform` is within 1e-5 of a boundary.
+    A logit of -inf bans its token. A row is invalid if it has NaN or +inf, if it bans all tokens, or if it bans any
+    token although `may_ban` is False. An invalid row gets NaN as log-probability and no meaningful token.
+
+    out: contiguous result tensors. Parameters are `[rows]`. temperature: float32; 0 takes the first of the most likely
+    tokens. top_k: int64; 0 is unlimited; tokens that tie with the last kept token are kept too. top_p: float32 in [0,
+    1]; keeps the most likely tokens with this share of the probability; of equally likely tokens, those with higher
+    ids. uniform: float64 in [0, 1). The kept probabilities form adjacent intervals in order of token ids; the sampled
+    token is the one whose interval contains `uniform`. No row's result depends on other rows. Implementations may
+    differ if `uniform` is within 1e-5 of a boundary.
     """
     if not logits.is_floating_point() or logits.dim() != 2:
         raise ValueError(f"logits must be floats [rows, vocab], got {logits.dtype} {list(logits.shape)}")
@@ -94,5 +96,5 @@ def no_samples(rows: int, device: torch.device) -> Sampled:
 
 
 def samples_natively(logits: torch.Tensor) -> bool:
-    """Return whether the native CPU kernel samples such logits. The reference would loop over rows in Python."""
+    """Return whether the native CPU kernel can sample from `logits`. The reference would loop over rows in Python."""
     return native_library() is not None and logits.device.type == "cpu" and logits.stride(1) == 1

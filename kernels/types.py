@@ -34,7 +34,7 @@ def check_dtype(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
 
 
 def check_norm(name: str, weight: torch.Tensor, x: torch.Tensor) -> None:
-    """Check the weight of a norm over rows of `x`: one per number of a row, in the dtype of `x` or float32."""
+    """Check the weight of a norm over rows of `x`: `[numbers of a row]`, in the dtype of `x` or float32."""
     check_shape(name, weight, x.shape[-1])
     if weight.dtype not in (x.dtype, torch.float32):
         raise ValueError(f"{name} must be {x.dtype} or torch.float32, got {weight.dtype}")
@@ -56,7 +56,7 @@ def check_index(name: str, tensor: torch.Tensor, length: int | None = None) -> N
     check_dtype(name, tensor, torch.int64)
 
 
-QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # dtypes of a pool that are stored with scales
+QUANTISED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # dtypes of pools that store scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class KvLayer(_KvHeads):
     """View of one layer of the KV pool: writing to it writes the pool. `data`: `[blocks, 2, ...]`."""
 
     def shared_by(self, groups: int) -> "KvLayer":
-        """Return a read-only view of the one KV head as `groups` equal KV heads, one per group of query heads."""
+        """Return a read-only view of the only KV head as `groups` equal KV heads, one per group of query heads."""
         data, scales = self.data, self.scales
         return KvLayer(
             data.expand(-1, -1, groups, -1, -1),
@@ -151,10 +151,10 @@ def check_kv(kv: KvLayer, query: torch.Tensor) -> None:
 class Scoring:
     """Attention scores: softmax over `softcap * tanh(query @ key * scale / softcap)`.
 
-    softcap (Gemma 2, arXiv:2408.00118): None: scores are `query @ key * scale`, unbounded. window: number of tokens
-    that a query sees, including its own; None: it sees all earlier ones. sinks: float32 `[heads]`, score of a
-    virtual token without a value that every query sees (gpt-oss, arXiv:2508.10925; arXiv:2309.17453); None: no such
-    token.
+    softcap: bound of the scores (Gemma 2, arXiv:2408.00118); None: scores are `query @ key * scale`, unbounded. window:
+    number of tokens that a query sees, including its own; None: a query sees all earlier tokens. sinks: float32
+    `[heads]`, score of a virtual token without a value, which every query sees (gpt-oss, arXiv:2508.10925;
+    arXiv:2309.17453); None: no such token.
     """
 
     scale: float
@@ -164,13 +164,13 @@ class Scoring:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether scores are only scaled products, without softcap and sinks, as PyTorch computes them."""
+        """Return whether scores are only scaled products, without softcap and sinks, as in PyTorch's attention."""
         return self.softcap is None and self.sinks is None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRows:
-    """One token of each of several sequences, and the sequences' contexts: argument of `paged_decode`."""
+    """Argument of `paged_decode`: one token of each of several sequences, and the sequences' contexts."""
 
     block_ids: torch.Tensor  # int64 [any]; block_starts[0] is the first used entry
     block_starts: torch.Tensor  # int64 [sequences + 1], indexes into `block_ids`
@@ -184,7 +184,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRows:
-    """Rows of one prompt chunk in a step: arguments of `paged_prefill`."""
+    """Prompt chunk in a step: its rows, its first position and its blocks, as arguments of `paged_prefill`."""
 
     rows: slice
     start: int
@@ -193,15 +193,15 @@ class PrefillRows:
 
 @dataclass(frozen=True, slots=True)
 class PrefillChunks:
-    """Several prompt chunks with contiguous rows: argument of `paged_prefills`.
+    """Argument of `paged_prefills`: several prompt chunks whose rows are contiguous.
 
-    `chunks` is for the host; the tensors contain the same numbers for kernels on a device.
+    The host reads `chunks`. Kernels on a device read the tensors, which contain the same numbers.
     """
 
     chunks: tuple[PrefillRows, ...]  # at least one chunk
     row_starts: torch.Tensor  # int64 [chunks + 1], counted from the first row of the first chunk
     ends: torch.Tensor  # int64 [chunks], position after the last token of each chunk
-    block_ids: torch.Tensor  # int64 [used_blocks], of all chunks
+    block_ids: torch.Tensor  # int64 [used_blocks], blocks of all chunks, one chunk after another
     block_starts: torch.Tensor  # int64 [chunks + 1], indexes into `block_ids`
     by_library: int = 0  # number of last chunks that a library computes if it can (kernels/libraries/)
     planned: "Callable[[torch.Tensor, KvLayer, Scoring, torch.Tensor], None] | None" = None
@@ -232,7 +232,7 @@ class PrefillChunks:
 
 @dataclass(frozen=True, slots=True)
 class GroupRows:
-    """Locations of the KV of a step's tokens, and of the KV of their contexts, in one group of layers."""
+    """Slots of a step's new tokens, and blocks of their contexts, in the KV pool of one layer group."""
 
     slots: torch.Tensor  # int64 [tokens], block * block_tokens + offset
     decode: DecodeRows | None  # the step's leading tokens, each of which is the only one of its sequence
@@ -241,7 +241,7 @@ class GroupRows:
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """Tokens of a step and their sequences: first those of sequences with one token, then those in chunks."""
+    """Tokens of a step: first the tokens of sequences with one token each (decode), then those of prompt chunks."""
 
     token_ids: torch.Tensor  # int64 [tokens], each in the vocabulary
     positions: torch.Tensor  # int64 [tokens]
@@ -263,8 +263,8 @@ class StateInit(IntEnum):
 
     ZERO = 0  # zeros, since the run begins its sequence
     STORED = 1  # state stored in the source block
-    AGAIN = 2  # state stored in the source block, which already covers the run's one row and must not change
-    BROKEN = 3  # NaN, which makes all results NaN, since the stored state covers other tokens
+    AGAIN = 2  # state stored in the source block; it already covers the run's one row and must not change
+    BROKEN = 3  # NaN, so that all results are NaN: the stored state covers wrong tokens
 
 
 class DeltaRates(NamedTuple):
@@ -276,18 +276,18 @@ class DeltaRates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateRuns:
-    """Rows of a step for layers with a recurrent state, split into runs: each is of one sequence, within one block.
+    """Runs of a step for layers with a recurrent state. A run is consecutive rows of one sequence within one block.
 
-    Runs of one sequence are consecutive, and each starts from the block that the previous one writes. No other run
-    reads a block that a run writes.
+    Runs of one sequence are consecutive, and each starts from the block that the previous run writes. Apart from this,
+    no run reads a block that another run writes.
     """
 
-    starts: torch.Tensor  # int64 [runs + 1], first row of each run, and the end; runs follow one another
+    starts: torch.Tensor  # int64 [runs + 1], first row of each run, and the end of the last run
     sources: torch.Tensor  # int64 [runs], block from whose state the run starts
-    destinations: torch.Tensor  # int64 [runs], block to which the run writes its state; distinct
+    destinations: torch.Tensor  # int64 [runs], block to which the run writes its state; no two runs share one
     begins: torch.Tensor  # int64 [runs], values of StateInit; AGAIN only for runs with one row
     alone: int  # number of leading runs with one row
-    rows: tuple[int, ...]  # number of rows of each of the other runs
+    rows: tuple[int, ...]  # number of rows of each run after the `alone` first runs
 
 
 def check_scoring(scoring: Scoring, query: torch.Tensor) -> None:
@@ -374,22 +374,22 @@ class GatingFunction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Rule by which a layer chooses a token's experts: the highest gate values, which are also the experts' weights."""
+    """Rule by which a layer chooses a token's experts, those with the highest gate values, and the experts' weights."""
 
     per_token: int
     normalised: bool  # whether a token's weights are scaled to sum to 1
     odds: GatingFunction = GatingFunction.SOFTMAX
     groups: int = 1  # number of equal groups into which the experts are split
     kept_groups: int = 1  # number of groups from which a token's experts are chosen
-    judged_by: int = 1  # a group is ranked by the sum of this many of its highest gate values
-    corrected: bool = False  # whether experts are chosen by gate value plus a correction, which weights exclude
+    judged_by: int = 1  # number of a group's highest gate values whose sum ranks the group
+    corrected: bool = False  # whether a correction is added to gate values to choose experts, but not in weights
     scale: float = 1.0  # factor of the weights, applied last
     wide: bool = False  # whether the router multiplies in float32
     biased: bool = False  # whether the router has a bias
 
 
 class ExpertChoice(NamedTuple):
-    """Experts chosen for each row, `[rows, per_token]`, the highest gate value first, and their weights."""
+    """Chosen experts of each row and their weights, `[rows, per_token]`, sorted by descending gate value."""
 
     weights: torch.Tensor  # float32
     chosen: torch.Tensor  # int64
@@ -400,7 +400,7 @@ MIN_WEIGHT_SUM = 1e-20  # added to sums of gate values before a division, since 
 
 @dataclass(frozen=True, slots=True)
 class ExpertWeight:
-    """Weights of all experts of a layer. `rows`: all weights concatenated, `[experts * outputs, inputs]`."""
+    """Weights of all experts of a layer, concatenated in `rows`: `[experts * outputs, inputs]`."""
 
     rows: torch.Tensor | QuantisedWeight
     experts: int
@@ -426,9 +426,9 @@ class ExpertWeight:
 
 
 class SortedPairs(NamedTuple):
-    """Pairs of a row and one of its experts, sorted by expert. Pair p is of row `p // experts per row`.
+    """Pairs of a row and one of its experts, sorted by expert. The row of pair p is `p // experts per row`.
 
-    The host knows the number of pairs from shapes, but never reads how many pairs each expert has.
+    The host knows the total number of pairs from shapes, but does not read the number of pairs of each expert.
     """
 
     order: torch.Tensor  # int64 [pairs], pair numbers, sorted by expert
@@ -442,7 +442,7 @@ def sorted_pairs(chosen: torch.Tensor, experts: int) -> SortedPairs:
 
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0, torch.int8: 127.0}
-SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # scale of a row of zeros, which is divided by its scale
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny  # scale of a row of zeros; not 0, since scales are divisors
 
 
 def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -450,15 +450,15 @@ def quantise(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
     row ~ stored * scale, with scale = largest magnitude of the row / largest number of `dtype`, so that nothing is
     clipped (per-token symmetric quantisation, as in arXiv:2303.06865 and vLLM's dynamic scales). No calibration
-    is needed, and no row's result depends on other rows. A row with a non-finite value gets the scale NaN, and so
-    reads back as NaN.
+    is needed, and no row's result depends on other rows. A row with a non-finite value gets the scale NaN, so that
+    all its dequantised numbers are NaN.
     """
     wide = rows.to(torch.float32)
     scales = (wide.abs().amax(-1) / LARGEST[dtype]).clamp(min=SMALLEST_SCALE)
     scales = scales.masked_fill(scales.isinf(), torch.nan)
     ratio = (wide / scales[..., None]).clamp_(-LARGEST[dtype], LARGEST[dtype])
     if dtype == torch.int8:
-        ratio.round_()  # a NaN is lost in an integer, but the scale is NaN too
+        ratio.round_()  # an integer cannot represent NaN, but the scale is NaN then
     return ratio.to(dtype), scales
 
 

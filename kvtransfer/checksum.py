@@ -2,9 +2,10 @@
 
 Each 4-byte word of a block, in the order `[row][head]`, is multiplied by an odd 8-byte factor of its position; the
 checksum is the sum of the products modulo 2^64 (multilinear hashing: Lemire and Kaser, "Strongly universal string
-hashing is fast", 2014). It detects every change of a single word, and any other change with probability 1 - 2^-32.
-Words of 8 bytes would not work: a flip of the highest bit changes the sum by 2^63 whatever the factor, so two flips
-cancel out. The checksum of a block is the sum of those of its parts, so ranks need not gather them.
+hashing is fast", 2014). The checksum detects every change of a single word, and any other change with probability
+1 - 2^-32. Words of 8 bytes would not work: a flip of the highest bit of a word changes the sum by 2^63 for any factor,
+so two such flips cancel out. The checksum of a block is the sum of its parts' checksums, so ranks need not gather
+blocks.
 """
 
 import math
@@ -19,12 +20,12 @@ import torch
 from baton.kernels.native.library import native_library
 from baton.kvtransfer.slices import PoolShape, Storage, parts_of
 
-WORD_BYTES = 4  # half the width of a checksum
+WORD_BYTES = 4  # bytes of a word: half of a checksum's bytes
 FACTOR_BYTES = 8
 MODULUS = 1 << 64
-PIECE_WORDS = 1 << 20  # most words that are summed at a time
-KEPT_BYTES = 32 << 20  # memory for factors that are kept from one checksum to the next
-_SEED = 20_141_111  # any number, but the same in all processes
+PIECE_WORDS = 1 << 20  # maximum number of words that are summed at a time
+KEPT_BYTES = 32 << 20  # bytes of factors that are kept in memory between checksums
+_SEED = 20_141_111  # arbitrary, but equal in all processes
 
 
 class BlockChecksum(NamedTuple):
@@ -35,7 +36,7 @@ class BlockChecksum(NamedTuple):
 class Checksums:
     """Calculator of checksums of the blocks in `storage`. Any thread may call it.
 
-    On a GPU a call waits only for streams of this object, not for the engine's work.
+    On a GPU, a call waits only for work on the streams of this object, not for the engine's work.
     """
 
     def __init__(self, storage: Storage, shape: PoolShape) -> None:
@@ -45,8 +46,8 @@ class Checksums:
         self._native = native_library()
         devices = tuple(part.device for part in self._parts)
         self._factors = _factors(shape.rows, shape.row_bytes, devices)
-        # One stream per part, for checksums only. PyTorch has 32 streams and assigns them in turn: with more than one
-        # per part, some would be the engine's.
+        # One stream per part, for checksums only. PyTorch assigns its 32 streams round-robin: if more streams were
+        # created here, some of them would also be the engine's.
         self._streams = {device: torch.cuda.Stream(device) for device in devices if device.type == "cuda"}
 
     def of(self, block: int) -> int:
@@ -56,7 +57,7 @@ class Checksums:
         return sum(self._sum(self._parts[cut.part][block], cut) for cut in self._factors) % MODULUS
 
     def _sum(self, data: torch.Tensor, cut: "_Cut") -> int:
-        """Sum the products of one range of a block's part. `data`: uint8, the bytes of the block in that part."""
+        """Sum the products of numbers and factors of `cut`. `data`: uint8, a block's bytes in the part of `cut`."""
         end = cut.first + cut.factors.numel()
         if data.device.type == "cpu":  # the kernel and numpy compute on this thread alone
             numbers = (data.numpy().view(np.uint32) if self._by_words else data.numpy())[cut.first : end]
@@ -72,14 +73,14 @@ class Checksums:
 
 
 class SampledPlaces:
-    """Random sample of a sequence of items: each is drawn with probability `share`."""
+    """Random sample of a sequence of items. Each item is drawn with probability `share`."""
 
     def __init__(self, share: float, draws: random.Random | None = None) -> None:
         if not 0.0 <= share <= 1.0:
             raise ValueError(f"share must be in [0, 1], not {share}")
         self._share = share
         self._draws = draws or random.Random()
-        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # number of skipped items before the next drawn one
+        self._next = 0 if share in (0.0, 1.0) else self._gap() - 1  # items before the next drawn one
 
     def draw(self, count: int) -> list[int]:
         """Return the indices, from 0, of the drawn items among the next `count` items."""
@@ -106,12 +107,12 @@ class SampledChecksums:
         self._places = SampledPlaces(share, draws)
 
     def of(self, blocks: Sequence[int]) -> list[BlockChecksum]:
-        """Draw some of `blocks` and return their checksums, with each one's index in `blocks` as `logical`."""
+        """Return the checksums of randomly drawn `blocks`. `logical` of a checksum is the block's index in `blocks`."""
         return [BlockChecksum(place, self._checksums.of(blocks[place])) for place in self._places.draw(len(blocks))]
 
 
 class _Cut(NamedTuple):
-    """Factors of consecutive numbers in one part of a block. Numbers are words, or bytes if a word spans two parts."""
+    """Factors of consecutive numbers in one part of a block: of words, or of bytes if a word may span two parts."""
 
     part: int
     first: int  # index of the first number in the part
@@ -130,12 +131,12 @@ class _Piece(NamedTuple):
 class _Factors:
     """Factors of all words of a block, generated piece by piece and divided among the parts of the block.
 
-    The first `KEPT_BYTES` of factors are kept on the parts' devices; the others are generated again for each checksum,
-    since factors take twice the size of the block, and blocks of hybrid models are large.
+    The first `KEPT_BYTES` of factors are kept on the devices of the parts. All later factors are generated again for
+    each checksum, since factors take twice the bytes of the block, and blocks of hybrid models are large.
     """
 
     def __init__(self, rows: int, row_bytes: int, devices: tuple[torch.device, ...]) -> None:
-        """Create factors. `row_bytes`: bytes of a row in one part; unless it is a multiple of 4, bytes are summed."""
+        """Create factors. `row_bytes`: bytes of a row in one part; if not a multiple of 4, numbers are bytes."""
         self._by_words = row_bytes % WORD_BYTES == 0
         self._part_width = row_bytes // WORD_BYTES if self._by_words else row_bytes
         self._parts = len(devices)

@@ -90,8 +90,8 @@ class _Copy2D(ctypes.Structure):
 class CudaDriver:
     """CUDA driver's calls for memory shared between processes, by ctypes, since torch has no public API for them.
 
-    Bound to one device, whose primary context (torch's) is current during each call. Signatures follow cuda.h; the
-    driver keeps old ones, so any libcuda.so.1 of CUDA 12 or later works.
+    Bound to one device, whose primary context (the one of torch) is current during each call. Signatures follow cuda.h.
+    The driver keeps old functions, so any libcuda.so.1 of CUDA 12 or later works.
     """
 
     def __init__(self, device_index: int) -> None:
@@ -116,7 +116,7 @@ class CudaDriver:
         return Allocation(base.value, size.value)
 
     def export(self, base: int) -> bytes:
-        """Return the CUipcMemHandle of a complete allocation, with which another process can open it."""
+        """Return the CUipcMemHandle of a complete allocation. Another process opens the allocation with this handle."""
         handle = _IpcHandle()
         with self._current():
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_ulonglong(base))
@@ -201,7 +201,7 @@ class CudaDriver:
 
 
 class AddressSpan(NamedTuple):
-    """Copy like that of a `Span`, but `source` and `destination` are device addresses instead of offsets."""
+    """Copy, as described by a `Span`, but with device addresses as `source` and `destination` instead of offsets."""
 
     source: int
     destination: int
@@ -223,11 +223,11 @@ class Device(Protocol):
     def copy(self, spans: Sequence[AddressSpan]) -> None:
         """Copy spans and wait for the device.
 
-        Raises: CopyBroken if a copy failed and none is running any more; CopyStuck if one is still running.
+        Raises: CopyBroken if a copy failed and no copy is running any more; CopyStuck if a copy is still running.
         """
 
     def scratch(self, nbytes: int) -> int:
-        """Allocate `nbytes` bytes of this process to copy into; return their address, valid until the next call."""
+        """Return the address of `nbytes` bytes of this process to copy into, valid until the next call of `scratch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +238,10 @@ class OwnPool:
 
 
 class DeviceMemory:
-    """A `MappedMemory` on GPUs: maps each part of the peer's pool once and unmaps it when no copy is reading.
+    """A `MappedMemory` on GPUs. Maps each part of the peer's pool once; `close` unmaps it, after a running copy.
 
-    Devices have no read-only mapping: only this code prevents writes to the mapped memory. No work that is queued on
-    the device uses the destination blocks, since a block is freed only after all work that uses it has finished.
+    Devices have no read-only mapping: only this code prevents writes to the mapped memory. No queued work on the device
+    uses the destination blocks, since a block is freed only after all work that uses this block has finished.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class DeviceMemory:
     def measure(self, nbytes: int) -> LinkRate:
         size = min(nbytes, self._part_bytes)
         span = AddressSpan(self._parts[0], self._device.scratch(size), 1, size, size, size)
-        self._run([span])  # warm-up: the first copy between two devices also sets up their connection
+        self._run([span])  # warm-up: the first copy between two devices also connects the devices
         started = time.monotonic()
         self._run([span])
         return LinkRate(size, time.monotonic() - started)
@@ -337,7 +337,7 @@ def cuda_ipc_transport(
     source: PoolShape,
     device_of: Callable[[torch.device], Device],
 ) -> Transport:
-    """Create a transport that copies into each of our `parts` on the part's device.
+    """Create a transport that copies into each of this pool's `parts` on the part's device.
 
     Raises: PeerUnreachable, after closing all memory of the peer that was already opened.
     """
@@ -393,7 +393,7 @@ class _Foreign:
 
 
 class CudaDevice:
-    """A `Device` that copies on its own stream: spans in one batch with CUDA 13, one by one with earlier versions."""
+    """A `Device` that copies on its own stream: with CUDA 13 all spans in one batch, with older versions one by one."""
 
     def __init__(self, device: torch.device) -> None:
         """Load the driver. Raises: PeerUnreachable."""
@@ -429,7 +429,7 @@ class CudaDevice:
             self._start(spans)
         except CudaError as error:
             failed = error
-        self._wait()  # also after an error, since copies that started before it may be running
+        self._wait()  # also after an error, since earlier copies may still be running
         if failed is not None:
             raise CopyBroken(f"copy from the peer's memory failed: {failed}") from failed
 

@@ -1,4 +1,4 @@
-"""Description of a worker's KV pool for its peers, and the choice of transports between two pools."""
+"""Description of a worker's KV pool for its peers, and choice of the transport between two pools."""
 
 import secrets
 from dataclasses import dataclass
@@ -50,8 +50,8 @@ class PoolDescription:
     fingerprint: bytes  # digest of model, dtype, block size and KV layout
     block_bytes: int  # bytes of a block, with all layers and heads
     num_blocks: int
-    host_id: str  # equal for processes that can share memory: result of `host_id()`
-    pool_id: bytes  # random; distinguishes this pool from that of a later process at the same address
+    host_id: str  # result of `host_id()`, equal for processes that can share memory
+    pool_id: bytes  # random id, which distinguishes this pool from pools of later processes at the same address
     shared_memory: SharedMemoryHandle | None = None  # None: no other process may map this pool
     device_memory: tuple[DeviceMemoryHandle, ...] = ()  # one handle per part; empty: no exported GPU memory
     group_backend: str = ""  # torch.distributed backend that sends the pool's blocks; empty: none
@@ -60,8 +60,8 @@ class PoolDescription:
     nixl: NixlHandle | None = None  # None: the pool is not registered with NIXL
     tcp_port: int = 0  # port on the worker's host from which peers read blocks; 0: blocks are not served over TCP
     versions: Versions = OWN  # versions of the process that owns the pool
-    checkpoint: bytes = b""  # digest of the weights; empty: the process is of a release that does not announce it
-    layout: str = ""  # description of the KV layout; empty: the process is of a release that does not announce it
+    checkpoint: bytes = b""  # digest of the weights; empty: the process's release does not announce a digest
+    layout: str = ""  # description of the KV layout; empty: the process's release does not announce a layout
 
     @property
     def size_bytes(self) -> int:
@@ -94,7 +94,7 @@ def check_compatible(mine: PoolDescription, theirs: PoolDescription) -> None:
 
 
 def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> PairingRefused:
-    """Return the error for two different fingerprints. It names layout or checkpoint if the peer announces them."""
+    """Return the error for different fingerprints. The error names layout or checkpoint if the peer announces these."""
     if theirs.layout and mine.layout != theirs.layout:
         return PairingRefused("layout", *differing(mine.layout, theirs.layout))
     if theirs.checkpoint and mine.checkpoint != theirs.checkpoint:
@@ -103,7 +103,7 @@ def _of_other_content(mine: PoolDescription, theirs: PoolDescription) -> Pairing
 
 
 def can_map(mine: PoolDescription, theirs: PoolDescription) -> bool:
-    """Return whether this process can map the peer's pool, which must be shared and on this host."""
+    """Return whether this process can map the peer's pool: the pool is shared memory on this host."""
     return theirs.shared_memory is not None and mine.host_id == theirs.host_id
 
 
@@ -126,7 +126,7 @@ class Ways:
 
 
 def possible_ways(mine: PoolDescription, theirs: PoolDescription, own_device: str, choice: TransportChoice) -> Ways:
-    """Return the possible transports from the peer's pool into ours. `own_device`: torch device type of our pool.
+    """Return the possible transports from the peer's pool to this one. `own_device`: torch device type of this pool.
 
     Raises: PeerUnreachable if the requested transport is impossible.
     """

@@ -1,7 +1,7 @@
 """KV copies as messages of a process group: the source packs and sends blocks, the reader receives and unpacks them.
 
-The reader posts every receive, so that the source never chooses a destination. It requests messages in the order in
-which it will process them, so that it knows the content of each before it arrives.
+The reader posts every receive, so that the source never chooses a destination. The reader requests messages in the
+order in which it will process them, so that it knows which blocks each message contains before the message arrives.
 """
 
 import struct
@@ -23,7 +23,7 @@ from baton.kvtransfer.slices import HeadSlice, PoolShape, Storage, parts_of, pla
 from baton.kvtransfer.transport import BlockPair, CopyRefused, LinkBroken, LinkRate, check_destinations
 
 HEADER = struct.Struct("<QQ")  # sequence number, bytes of blocks
-HEADER_BYTES = 64  # more than HEADER needs, so that the blocks after the header are aligned
+HEADER_BYTES = 64  # more bytes than HEADER needs, so that the blocks after the header are aligned
 WANTED_MESSAGE_BYTES = 4 << 20
 WANTED_RING_BYTES = 64 << 20
 
@@ -50,7 +50,7 @@ class StagingRing:
         return len(self._states)
 
     def post(self, sequence: int) -> torch.Tensor:
-        """Return the memory of the message's free slot, uint8 `[slot_bytes]`, to receive the message into."""
+        """Reserve the message's slot, which must be free; return its memory, uint8 `[slot_bytes]`."""
         self._turn(sequence, _Slot.FREE, _Slot.AWAITED)
         return self._memory[sequence % len(self)]
 
@@ -64,13 +64,13 @@ class StagingRing:
     def _turn(self, sequence: int, wanted: _Slot, next_state: _Slot) -> None:
         slot = sequence % len(self)
         if self._states[slot] is not wanted:
-            raise ValueError(f"message {sequence}: its slot is {self._states[slot].name}, not {wanted.name}")
+            raise ValueError(f"slot of message {sequence} is {self._states[slot].name}, expected {wanted.name}")
         self._states[slot] = next_state
 
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """Layout of a message: for each slice of heads, the blocks one after another."""
+    """Layout of a message after its header: slices of heads in order, and in each slice all blocks in order."""
 
     source: PoolShape
     reader: PoolShape
@@ -102,13 +102,13 @@ def check_header(message: torch.Tensor, sequence: int, block_bytes: int) -> None
 
 
 class Packer:
-    """Copies blocks between a pool and messages. The pool may be on any device; messages are on that of its first part.
+    """Copier of blocks between a pool, on any devices, and messages, on the device of the pool's first part.
 
     The constructor compiles kernels, which may take seconds.
     """
 
     def __init__(self, pool: Storage, shape: PoolShape, layout: MessageLayout, reads: bool) -> None:
-        """Create a packer. `shape`: shape of `pool`. `reads`: whether blocks are read from `pool`, as at the source."""
+        """Create a packer. `shape`: shape of `pool`. `reads`: True at the source, which reads blocks from `pool`."""
         parts = [part.view(shape.num_blocks, shape.rows, shape.row_bytes) for part in parts_of(pool, shape)]
         self._views = []  # one view of the pool per slice: [block, row, bytes of the row in the slice]
         for piece in layout.slices:
@@ -139,7 +139,7 @@ class Packer:
 
     def _copy(self, packed: torch.Tensor, view: torch.Tensor, blocks: Sequence[int], out_of_pool: bool) -> None:
         if self._on_cpu:
-            # numpy, unlike torch, copies on this thread alone; both release the GIL.
+            # Copy with numpy, which uses only this thread, unlike torch. Both release the GIL.
             small, large = packed.numpy(), view.numpy()
             for index, block in enumerate(blocks):
                 np.copyto(small[index], large[block]) if out_of_pool else np.copyto(large[block], small[index])
@@ -154,7 +154,7 @@ class Packer:
 
 
 def _copy_across(packed: torch.Tensor, view: torch.Tensor, ids: torch.Tensor, out_of_pool: bool) -> None:
-    """Copy between a message and a pool's view on another device; torch orders the work of the two devices."""
+    """Copy between a message and a view of the pool on another device. torch orders the work of both devices."""
     if out_of_pool:
         packed.copy_(view[ids])
     else:
@@ -166,9 +166,9 @@ SEND_SLOTS = 2  # one message is being sent, one is being packed
 
 
 class GroupSender:
-    """Sends blocks on its own thread, so that the engine never waits for the reader. Owns and closes `group`.
+    """Sender of blocks on its own thread, so that the engine never waits for the reader. Owns and closes `group`.
 
-    A block that is released before it is sent arrives with wrong content; the reader is told when it closes the
+    A block that is released before it is sent arrives with wrong content. The reader learns this when it closes the
     transfer. Only one thread may call `submit` and `probe`.
     """
 
@@ -179,7 +179,7 @@ class GroupSender:
         layout: MessageLayout,
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        """Start the thread. If sending fails, it calls `on_broken` once and sends nothing more."""
+        """Start the thread. If sending fails, the thread calls `on_broken` once and sends nothing more."""
         self._group = group
         self._layout = layout
         self._packer = Packer(pool, layout.source, layout, reads=True)
@@ -203,14 +203,14 @@ class GroupSender:
         self._enqueue(first_sequence, [()] * messages)
 
     def close(self) -> None:
-        """Stop the thread. Returns once the reader has closed the group too, at the latest at the group's timeout."""
+        """Stop the thread. Returns when the reader has closed the group too, or after the group's timeout."""
         self._broken = True
         self._group.close()
         self._executor.shutdown(cancel_futures=True)
 
     def _enqueue(self, first_sequence: int, batches: Sequence[Sequence[int]]) -> None:
         if first_sequence != self._next_sequence or self._broken:
-            raise LinkBroken(f"message {first_sequence} requested, but {self._next_sequence} is next")
+            raise LinkBroken(f"cannot send message {first_sequence}: {self._next_sequence} is next, or sending failed")
         self._next_sequence += len(batches)
         self._executor.submit(self._send_all, first_sequence, batches).add_done_callback(self._ended)
 
@@ -264,7 +264,7 @@ class SendControl(Protocol):
 class GroupTransport:
     """Transport that receives blocks as messages of a process group. Owns and closes `group`.
 
-    `pool`: this worker's pool, into which blocks are copied. Messages are on the device of its first part.
+    `pool`: this worker's pool, into which blocks are copied. Messages are on the device of the pool's first part.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class GroupTransport:
         return sum(sizes)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure the link after a first message, which is not counted because it may set up connections."""
+        """Measure the link. A first message is not counted, because it may set up connections."""
         self._probe(1)
         size = self._layout.blocks_per_message * self._layout.reader.block_bytes
         count = max(1, min(MAX_PROBE_MESSAGES, nbytes // size))
@@ -311,7 +311,7 @@ class GroupTransport:
         return LinkRate(count * size, time.monotonic() - started)
 
     def lost(self) -> None:
-        """Close the group because the other end is gone: pending calls fail. Any thread may call it, repeatedly."""
+        """Close the group because the source is gone: pending calls fail. Any thread may call this, also repeatedly."""
         self._closed = True
         self._group.close()
 
@@ -347,7 +347,7 @@ class GroupTransport:
             while len(posted) < len(self._ring) and index + len(posted) < len(sizes):
                 ahead = index + len(posted)
                 message = self._ring.post(first + ahead)[: HEADER_BYTES + sizes[ahead]]
-                with self._group.stream():  # a stream of its own, so that messages do not wait for the engine's work
+                with self._group.stream():  # the group's stream does not wait for the engine's work
                     posted.append((message, self._group.receive(message, first + ahead)))
             message, wait = posted.popleft()
             wait()

@@ -21,7 +21,7 @@ POLL_S = 50e-6
 
 
 def rdma_ports(interface: str, interfaces: Path) -> list[str]:
-    """Return UCX's names, such as mlx5_0:1, of the RDMA ports of a network interface or of the interfaces it bonds.
+    """Return UCX's names, such as mlx5_0:1, of a network interface's RDMA ports; of a bond, those of its members.
 
     `interfaces`: directory in which Linux describes all interfaces.
     """
@@ -55,7 +55,7 @@ class NixlAgent:
         """Start NIXL. Raises: SharedMemoryUnavailable if it is not installed or does not start."""
         if importlib.util.find_spec("nixl") is None:
             raise SharedMemoryUnavailable("nixl is not installed")
-        # By default UCX listens on every interface. In this list an interface's own name stands for TCP over it.
+        # By default UCX listens on every interface. In this list, an interface's name means TCP over the interface.
         environment["UCX_NET_DEVICES"] = ",".join([*rdma_ports(interface, interfaces), interface])
         nixl = importlib.import_module("nixl._api")
         self._pool = pool
@@ -87,7 +87,7 @@ class NixlAgent:
     def read(self, peer: str, remote: NixlHandle, spans: Sequence[Span]) -> None:
         """Read spans of the peer's pool into this one.
 
-        Raises: LinkBroken; then remove the peer, to end reads that may still be running.
+        Raises: LinkBroken. After it, remove the peer, to end reads that may still be running.
         """
         rows = [(span, row) for span in spans for row in range(span.rows)]
         own = [
@@ -99,7 +99,7 @@ class NixlAgent:
             self._transfer(peer, own, theirs, remote.memory)
 
     def measure(self, peer: str, remote: NixlHandle, nbytes: int) -> LinkRate:
-        """Measure the link by reading into memory that is registered only for this. Raises: LinkBroken."""
+        """Measure the link by reading into memory that is registered for the measurement. Raises: LinkBroken."""
         scratch = torch.empty(nbytes, dtype=torch.uint8, device=self._pool.device)
         whole = [(scratch.data_ptr(), nbytes, self._device)]
         theirs = [(remote.address, nbytes, remote.device)]
@@ -126,7 +126,7 @@ class NixlAgent:
             state = agent.transfer(transfer)
             while state not in ("DONE", "ERR"):
                 if time.monotonic() > deadline:
-                    raise LinkBroken(f"read not finished within {READ_TIMEOUT_S:g} s")
+                    raise LinkBroken(f"NIXL did not finish a read within {READ_TIMEOUT_S:g} s")
                 time.sleep(POLL_S)
                 state = agent.check_xfer_state(transfer)
             if state == "ERR":

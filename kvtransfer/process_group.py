@@ -1,7 +1,7 @@
 """Process group of torch.distributed for one pair of workers: rendezvous of its two ranks, and numbered messages.
 
-Each pair has its own group, so that the death of one peer cannot block another pair. After the first failure both ends
-drop the group, which closes its sockets and wakes the other end immediately.
+Each pair has its own group, so that the death of one worker cannot block another pair. After the first failure both
+workers drop the group, which closes the group's sockets and wakes the peer immediately.
 """
 
 import os
@@ -89,8 +89,8 @@ class LocalKeyValues:
 class GroupStore(Store):
     """`KeyValues` as a store of torch.distributed: rank 0 keeps the values, rank 1 requests them over gRPC.
 
-    It opens no socket, unlike TCPStore, which listens on every interface. Keep a reference to it while the group lives,
-    because torch.distributed calls it from its own threads.
+    Opens no socket, unlike TCPStore, which listens on every interface. Keep a reference to this store while the group
+    lives, because threads of torch.distributed call it.
     """
 
     def __init__(self, values: KeyValues, timeout_s: float) -> None:
@@ -124,7 +124,7 @@ POLL_S = 20e-6  # interval at which the GPU is polled
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """Options of one rank of a process group; only the backend must be the same at both ranks."""
+    """Options of one rank of a process group. Only `backend` must be equal at both ranks."""
 
     backend: GroupBackend
     interface: str  # network interface to connect and listen on, for example eth0
@@ -133,7 +133,7 @@ class GroupOptions:
 
 
 class Backend(Protocol):
-    """Methods of ProcessGroupGloo and ProcessGroupNCCL that this module uses and torch's stubs omit."""
+    """Methods of ProcessGroupGloo and ProcessGroupNCCL that this module calls, but torch's type stubs omit."""
 
     def send(self, tensors: list[torch.Tensor], rank: int, tag: int, /) -> Work: ...
 
@@ -151,7 +151,7 @@ Raises: LinkBroken, at the latest after the group's timeout.
 class ProcessGroup:
     """Link of numbered messages between two ranks, over gloo or NCCL.
 
-    At each end only one thread may call it; any thread may call `close`.
+    Only one thread of each rank may call it, but any thread may call `close`.
     """
 
     def __init__(self, store: Store, rank: int, options: GroupOptions) -> None:
@@ -179,7 +179,7 @@ class ProcessGroup:
         return self._start(sequence, lambda group: group.recv([message], self._peer, sequence))
 
     def stream(self) -> AbstractContextManager[object]:
-        """Return the CUDA stream on which to work on messages. Sends and receives wait for earlier work on it."""
+        """Return the CUDA stream for work on messages. Sends and receives wait for earlier work on this stream."""
         return nullcontext() if self._side_stream is None else torch.cuda.stream(self._side_stream)
 
     def settle(self) -> None:
@@ -201,7 +201,7 @@ class ProcessGroup:
         group, self._group = self._group, None
         self._works.clear()
         if group is not None and self._options.backend == "nccl":
-            group.abort()  # wakes NCCL's waiters; gloo wakes its own when no reference to the group is left
+            group.abort()  # wakes waiting threads; gloo wakes them when the last reference to the group is gone
 
     def _start(self, sequence: int, start: Callable[[Backend], Work]) -> Wait:
         group = self._group
@@ -222,7 +222,7 @@ class ProcessGroup:
             self._awaited = awaited
         try:
             if self._options.backend == "nccl":
-                self._poll(work.is_completed)  # NCCL's wait() does not wait: it only orders streams
+                self._poll(work.is_completed)  # NCCL's wait() only orders streams, and does not block
                 work.wait(timedelta(seconds=self._options.timeout_s))
             else:
                 self._waits.put((work, awaited))
@@ -246,9 +246,9 @@ class ProcessGroup:
 def _wait_in_turn(waits: "SimpleQueue[tuple[Work, Future[None]] | None]", options: GroupOptions) -> None:
     """Wait for gloo's sends and receives in order, on a thread of its own, so that callers can stop waiting.
 
-    Gloo does not wake a receive whose message breaks off in the middle. If the caller learns in another way that the
-    peer is lost, and stops waiting, this thread, the message's memory and the group's listening socket remain until the
-    timeout.
+    Gloo does not wake a receive whose message breaks off in the middle. The caller may then learn in another way that
+    the peer is lost, and stop waiting. In this case this thread, the message's memory and the group's listening socket
+    remain until the timeout.
     """
     while (entry := waits.get()) is not None:
         work, awaited = entry

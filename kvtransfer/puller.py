@@ -27,8 +27,8 @@ class PullThread:
     ) -> None:
         """Start the thread. `device`: device of the pool.
 
-        If a device does not finish a copy, the thread calls `on_stuck`; until that returns, the copy's blocks are not
-        reused. Raises: ValueError if the thread cannot run on exactly these cores.
+        If a device does not finish a copy, the thread calls `on_stuck`. The copy's blocks are not reused until
+        `on_stuck` has returned. Raises: ValueError if the thread cannot run on exactly these cores.
         """
         self._on_stuck = on_stuck
         begin = None if device is None or device.type == "cpu" else partial(_make_current, device.index or 0)
@@ -43,13 +43,13 @@ class PullThread:
     async def copy(self, transport: Transport, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
         """Copy blocks; return their bytes and how long the copy took, without the time in the queue.
 
-        A cancelled call returns only after the copy has finished, because its destination blocks must not be reassigned
-        before. Raises: TransferError.
+        A cancelled call returns only after the copy has finished, because the destination blocks must not be reassigned
+        during the copy. Raises: TransferError.
         """
         return await self._run(lambda: _timed_copy(transport, transfer_id, pairs))
 
     async def check(self, own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
-        """Compare checksums of blocks of this pool with `wanted`, in which `logical` is a block's index in this pool.
+        """Compare checksums of this pool's blocks with `wanted`, where `logical` means the block's index in this pool.
 
         Raises: ChecksumDiffers.
         """
@@ -86,7 +86,7 @@ class PullThread:
 
 
 async def _wait_out(ended: asyncio.Future[Result]) -> None:
-    """Wait for `ended` even if cancelled again. The wait is bounded, since transports bound the time of a copy."""
+    """Wait for `ended`, even if this task is cancelled again. The wait is bounded, since transports bound each copy."""
     while not ended.done():
         try:
             await asyncio.wait([ended])
@@ -106,11 +106,11 @@ def _compare(own: Checksums, wanted: Sequence[BlockChecksum]) -> None:
     for block, value in wanted:
         found = own.of(block)
         if found != value:
-            raise ChecksumDiffers(f"checksum of a block is {found:016x}, its source's is {value:016x}")
+            raise ChecksumDiffers(f"copied block {block} has checksum {found:016x}, but at the source {value:016x}")
 
 
 def _make_current(device_index: int) -> None:
-    """Make the device's CUDA context current on this thread, because UCX, which NIXL uses, takes the current one."""
+    """Make the device's CUDA context current on this thread, because UCX (for NIXL) uses the current context."""
     torch.cuda.set_device(device_index)
     torch.cuda.current_stream().synchronize()  # creates the context, which set_device does not do for device 0
 

@@ -27,8 +27,9 @@ def back(storage: torch.Tensor) -> None:
     """Allocate all memory pages of a pool in advance, without holding the GIL. Takes up to 1 s per GiB.
 
     Otherwise decode steps would be slower: the first write to a page takes microseconds, and each token writes to
-    hundreds of pages. Call it before the worker serves, because other threads cannot map memory meanwhile. If the
-    kernel refuses, pages are allocated at first use. `storage`: uint8, one-dimensional, on the CPU; keeps its content.
+    hundreds of pages. Call this before the worker serves, because no other thread can map memory during the call. If
+    the kernel refuses, pages are allocated at first use. `storage`: uint8, one-dimensional, on the CPU; its content is
+    kept.
     """
     _populate(storage.data_ptr(), storage.numel(), MADV_POPULATE_WRITE)
 
@@ -58,8 +59,9 @@ WRITE_SEALS = F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL
 class SharedPool:
     """Pool in a sealed memfd: the kernel refuses further writable maps, writes and changes of size.
 
-    Maps from before `seal` stay writable: the owner's other ranks map the pool before, to write their parts of it. The
-    pool has no name in /dev/shm that could be left behind: its memory is freed with the last process that maps it.
+    Maps from before `seal` stay writable. The owner's other ranks create such maps, to write their parts of the pool.
+    The pool has no name in /dev/shm that a crash could leave behind: its memory is freed with the last process that
+    maps it.
     """
 
     def __init__(self, fd: int, mapping: mmap.mmap) -> None:
@@ -86,7 +88,7 @@ class SharedPool:
         try:
             os.ftruncate(fd, nbytes)
             mapping = mmap.mmap(fd, nbytes)
-            # Sealed only after the map: this map stays writable, and later writable ones are refused.
+            # Seal after mapping: this map stays writable, and later writable maps are refused.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SIZE_SEALS | (WRITE_SEALS if sealed else 0))
         except OSError as error:
             os.close(fd)
@@ -124,9 +126,10 @@ class SharedPool:
 
 
 class PeerMemory:
-    """Read-only map of a peer's pool; a numpy array, because torch has no read-only tensors.
+    """Read-only map of a peer's pool, as a numpy array, because torch has no read-only tensors.
 
-    The map survives the owner's process. Blocks that are read after its death may be stale: no owner confirms them.
+    The map survives the owner's process. Blocks that are read after the owner's death may be stale, since no process
+    confirms them.
     """
 
     def __init__(self, array: npt.NDArray[np.uint8]) -> None:
@@ -150,13 +153,13 @@ class PeerMemory:
 
 
 def open_peer(handle: SharedMemoryHandle, pool_id: bytes = b"") -> PeerMemory:
-    """Map the pool of `handle`. Raises: PeerUnreachable; then another transport must be used.
+    """Map the pool of `handle`. Raises: PeerUnreachable; the caller must then use another transport.
 
     `pool_id` distinguishes the pools of cloned virtual machines, whose handles and host ids may be equal.
     """
     path = f"/proc/{handle.pid}/fd/{handle.fd}"
     try:
-        # Non-blocking, since the descriptor may belong to a pipe by now: opening that would wait for a writer.
+        # Non-blocking: the descriptor may belong to a pipe by now, and opening a pipe would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise PeerUnreachable(f"{path}: {error.strerror}") from error
@@ -175,7 +178,7 @@ def _name(pool_id: bytes) -> str:
 
 
 def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> None:
-    """Check that the file is the announced pool: its process may have died and its pid been reused.
+    """Check that the file is the announced pool: the owner may have died, and its pid may have been reused.
 
     Raises: PeerUnreachable, OSError.
     """
@@ -190,14 +193,13 @@ def _check_same_file(fd: int, handle: SharedMemoryHandle, pool_id: bytes) -> Non
 
 
 MAPPED_IN_BYTES = 2 << 30
-"""Bytes of a peer's pool that are mapped before the first copy, in 0.2 s. Copies of the rest are 20 % slower."""
+"""Bytes of a peer's pool that are mapped before the first copy, in 0.2 s. Copies of later bytes are 20 % slower."""
 
 
 class HostMemory:
     """A `MappedMemory` in host memory. Owns and closes `peer`. `pool`: this worker's pool, uint8, one-dimensional.
 
-    Copies use numpy: like torch it releases the GIL, but it stays on the calling thread instead of using compute
-    threads.
+    Copies use numpy, which releases the GIL like torch, but copies on the calling thread instead of compute threads.
     """
 
     def __init__(self, peer: PeerMemory, pool: torch.Tensor) -> None:

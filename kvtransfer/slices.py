@@ -1,7 +1,7 @@
-"""Byte ranges to copy between two pools, which tensor parallelism may cut differently.
+"""Byte ranges to copy between two pools, which may have different degrees of tensor parallelism.
 
-A block is `[layer][k, v][kv_head]`. Its rows `[layer][k, v]` are cut between heads: each rank of a worker has the same
-heads of every row. The scales of a quantised head are stored within the head.
+A block is `[layer][k, v][kv_head]`: one row of heads for the keys, and one for the values, of each layer. Each rank of
+a worker has the same heads of every row. The scales of a quantised head are stored within the head.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from baton.kvtransfer.transport import BlockOutOfRange, BlockPair, LinkRate, Tra
 
 @dataclass(frozen=True, slots=True)
 class PoolShape:
-    """Shape of a pool `[part][block][row]`. Each rank of a worker has one part: equally many heads of every block."""
+    """Shape of a pool `[part][block][row]`. Each rank of a worker has one part, with the same number of heads."""
 
     num_blocks: int
     block_bytes: int  # bytes of a block, with the heads of all parts
-    rows: int = 1  # 2 x layers (keys and values); any divisor of that if both pools have equally many parts
+    rows: int = 1  # 2 x layers (keys and values), or any divisor of this if both pools have the same `parts`
     parts: int = 1
 
     @property
@@ -37,7 +37,7 @@ class PoolShape:
 
 
 class HeadSlice(NamedTuple):
-    """Heads that one part of the source and one part of the destination have in common, as byte range of their rows."""
+    """Heads in both a part of the source and a part of the destination, as byte ranges of the rows of both parts."""
 
     source_part: int
     destination_part: int
@@ -47,8 +47,10 @@ class HeadSlice(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Copy of `rows` byte ranges of `width` bytes. `source` and `destination` are the first range's offsets in the two
-    pools, in bytes; a pitch is the distance in bytes from the start of a range to the start of the next.
+    """Copy of `rows` byte ranges of `width` bytes each.
+
+    `source` and `destination`: byte offsets of the first range in the two pools. Pitches: distances in bytes from the
+    start of a range to the start of the next range.
     """
 
     source: int
@@ -62,7 +64,7 @@ class Span(NamedTuple):
 def plan_slices(
     source: PoolShape, destination: PoolShape, destination_parts: Sequence[int] | None = None
 ) -> tuple[HeadSlice, ...]:
-    """Return the slices that fill each byte of these parts once. `destination_parts`: indices of parts; None: all."""
+    """Return the slices that together fill `destination_parts`. `destination_parts`: indices of parts; None: all."""
     wanted = range(destination.parts) if destination_parts is None else destination_parts
     found = []
     for own in wanted:
@@ -85,7 +87,7 @@ class Landing(NamedTuple):
 
 
 def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, ...]:
-    """Return the destinations of a block's bytes in the order in which the source sends them: by part, row by row."""
+    """Return the destinations of a block's bytes in the order in which the source sends them: by part, then by row."""
     if source.parts == destination.parts:
         return tuple(Landing(part, 0, destination.part_block_bytes) for part in range(destination.parts))
     slices = sorted(plan_slices(source, destination), key=lambda piece: (piece.source_part, piece.source_offset))
@@ -106,14 +108,14 @@ def landing_places(source: PoolShape, destination: PoolShape) -> tuple[Landing, 
 def plan_spans(
     pairs: Sequence[BlockPair], slices: Sequence[HeadSlice], source: PoolShape, destination: PoolShape
 ) -> Iterator[Span]:
-    """Yield the copies for `pairs`, with blocks merged that are adjacent in both pools.
+    """Yield the copies for `pairs`. Blocks that are adjacent in both pools are merged into one copy.
 
     Raises: BlockOutOfRange, at the call and not while iterating.
     """
     for pair in pairs:
         if not (0 <= pair.source < source.num_blocks and 0 <= pair.destination < destination.num_blocks):
             raise BlockOutOfRange(
-                f"{pair}: outside of {source.num_blocks} source or {destination.num_blocks} own blocks"
+                f"{pair}: source must be below {source.num_blocks}, destination below {destination.num_blocks}"
             )
     return _spans(pairs, slices, source, destination)
 
@@ -160,11 +162,11 @@ class EachPart:
         self._transports = transports
 
     def copy(self, transfer_id: bytes, pairs: Sequence[BlockPair]) -> int:
-        """Copy with every transport. Raises: their exceptions; BlockOutOfRange before anything is copied."""
+        """Copy with every transport. Raises: their exceptions; BlockOutOfRange, before anything is copied."""
         return sum(transport.copy(transfer_id, pairs) for transport in self._transports)
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure the first part's transport, since those of the other parts are equally fast."""
+        """Measure the first part's transport, since the transports of all parts are equally fast."""
         return self._transports[0].measure(nbytes)
 
     def close(self) -> None:
@@ -173,7 +175,7 @@ class EachPart:
 
 
 class WithCopies:
-    """Transport into the pool `storage` that also updates `copies`, other ranks' copies of this pool.
+    """Transport into the pool `storage` that also updates `copies`, which are other ranks' copies of this pool.
 
     Owns and closes `transport`.
     """
@@ -203,13 +205,13 @@ class WithCopies:
 
 
 class MappedMemory(Protocol):
-    """Peer's pool from which this process can copy directly into its own. Every call blocks for a bounded time."""
+    """Peer's pool from which this process can copy directly into its own pool. Every call blocks for a bounded time."""
 
     def copy(self, spans: Sequence[Span]) -> None:
         """Copy spans and return when all of them have arrived. Raises: TransferError."""
 
     def measure(self, nbytes: int) -> LinkRate:
-        """Measure how fast at most `nbytes` bytes of the peer are read into scratch memory. Raises: TransferError."""
+        """Measure the rate of reading at most `nbytes` bytes of the peer into scratch memory. Raises: TransferError."""
 
     def close(self) -> None:
         """Close the peer's pool. Call it once, at any time: a running copy finishes first or fails."""

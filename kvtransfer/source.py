@@ -1,14 +1,14 @@
 """State of KV transfers at their source: which blocks are pinned, for how long, and whether a reader may use them.
 
-Pure: time comes in as `now` (monotonic seconds), nothing is sent or freed here.
+Pure: callers pass the time as `now` (monotonic seconds), and send messages and release blocks themselves.
 
               announce             open                 close, drop, expired
     (unknown) --------> [waiting] ------> [being read] ---------------------> [tombstone] --> (unknown)
                             ^                  |
                             +--[lease runs] <--+ reader_lost
 
-A transfer that a reader opens before it is announced is parked. Every transfer id is used once: until its tombstone is
-forgotten, all calls for it are refused.
+If a reader opens a transfer before it is announced, the transfer is parked. A transfer id is used only once: while an
+ended transfer has a tombstone, all calls with its id are refused.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ FirstToken = TypeVar("FirstToken")  # opaque; passed on to the reader
 
 
 class OpenVerdict(Enum):
-    OPENED = auto()  # reading may begin; `close` or `reader_lost` must end it
-    PARKED = auto()  # not announced yet: wait at most `park_s`; `close` or `reader_lost` must end it
+    OPENED = auto()  # reading may begin; the caller must end it with `close` or `reader_lost`
+    PARKED = auto()  # not announced yet: the reader waits at most `park_s`; the caller must end this as for OPENED
     REFUSED = auto()  # the transfer has ended, or another reader has it
 
 
 @dataclass(frozen=True, slots=True)
 class CloseVerdict(Generic[Owner]):
-    valid: bool  # all blocks were complete, and pinned from the first read until now
+    valid: bool  # whether all blocks were complete, and pinned from the first read until now
     owner: Owner | None  # owner to release now; None: nothing was pinned
 
 
@@ -41,7 +41,7 @@ class SourceState(Generic[FirstToken]):
     blocks: tuple[int, ...]  # physical block of each complete logical block
     first_tokens: tuple[FirstToken, ...] | None  # None until finished
     finished_at: float | None  # monotonic seconds; None until finished
-    dropped: bool  # whether the transfer has ended or is unknown; then the other fields are meaningless
+    dropped: bool  # whether the transfer has ended or is unknown; if so, ignore all other fields
     checksums: tuple[BlockChecksum, ...] = ()  # checksums of some of `blocks`, in their order
 
     @property
@@ -77,7 +77,7 @@ class _Transfer(Generic[Owner, FirstToken]):
 
 
 class SourceTable(Generic[Owner, FirstToken]):
-    """Transfers of one source. A deadline that has passed takes effect at the next call of `expired`."""
+    """Transfers of one source. Deadlines take effect only when `expired` is called."""
 
     def __init__(self, lease_s: float, park_s: float, tombstone_s: float) -> None:
         self._lease_s = lease_s  # time for which blocks without a reader are pinned
@@ -97,9 +97,9 @@ class SourceTable(Generic[Owner, FirstToken]):
         return SourceCounters(self._expired, self._stale)
 
     def announce(self, transfer_id: bytes, owner: Owner, now: float) -> bool:
-        """Announce that a prompt will be computed. Return False if the id was used or the reader has given up.
+        """Announce that a prompt will be computed. Return False if the id was used before or the reader has given up.
 
-        The lease begins with the first blocks, since a queued prompt pins nothing.
+        The lease begins with the first computed blocks, since a queued prompt pins no blocks.
         """
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.owner is not None):
@@ -116,7 +116,7 @@ class SourceTable(Generic[Owner, FirstToken]):
     ) -> None:
         """Add complete, pinned blocks. Raises: UnknownTransfer, also if the transfer has ended.
 
-        `checksums`: checksums of some of these blocks, with each one's index in `blocks` as `logical`.
+        `checksums`: checksums of some of these blocks, where `logical` is an index in `blocks`.
         """
         transfer = self._computing(transfer_id)
         first = len(transfer.blocks)
@@ -132,7 +132,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         self._renew_unread(transfer, now)
 
     def open(self, transfer_id: bytes, now: float) -> OpenVerdict:
-        """Record that a new or reconnected reader reads from now on. While it reads, no lease runs."""
+        """Record that a new or reconnected reader reads from now on. The lease does not run while a reader reads."""
         transfer = self._transfers.get(transfer_id)
         if transfer_id in self._tombstones or (transfer is not None and transfer.reader is _Reader.READING):
             return OpenVerdict.REFUSED
@@ -155,7 +155,7 @@ class SourceTable(Generic[Owner, FirstToken]):
             transfer.ends_at = now + self._lease_s
 
     def close(self, transfer_id: bytes, complete: bool, now: float) -> CloseVerdict[Owner]:
-        """End the transfer because its reader closes it, perhaps before it is announced.
+        """End a transfer at its reader's request, which may come before the announcement.
 
         `complete`: whether the reader has copied all blocks.
         """
@@ -166,7 +166,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         return CloseVerdict(valid, None if transfer is None else transfer.owner)
 
     def confirm(self, transfer_id: bytes) -> CloseVerdict[Owner]:
-        """Return the verdict for a reader that continues: `valid` if none of the readable blocks has been released."""
+        """Return the verdict for a reader that continues to read: `valid` if no readable block has been released."""
         transfer = self._transfers.get(transfer_id)
         owner = None if transfer is None else transfer.owner
         return CloseVerdict(owner is not None, owner)
@@ -176,7 +176,7 @@ class SourceTable(Generic[Owner, FirstToken]):
         self._end(transfer_id, now)
 
     def expired(self, now: float) -> list[Owner]:
-        """End transfers whose lease or wait is over; return the owners to release. Call it a few times per lease."""
+        """End transfers whose lease or wait is over; return the owners to release. Call this a few times per lease."""
         overdue = [
             transfer_id
             for transfer_id, transfer in self._transfers.items()
@@ -208,11 +208,11 @@ class SourceTable(Generic[Owner, FirstToken]):
         if transfer is None or transfer.owner is None:
             raise UnknownTransfer(transfer_id)
         if transfer.first_tokens is not None:
-            raise ValueError("a finished transfer cannot advance or finish")
+            raise ValueError("the transfer is finished: call neither advance() nor finish() again")
         return transfer
 
     def _renew_unread(self, transfer: _Transfer[Owner, FirstToken], now: float) -> None:
-        """Restart the lease of a transfer that no reader has opened, so that it counts from the last computed block."""
+        """Restart the lease of a transfer that no reader has opened: the lease counts from the last computed block."""
         if transfer.reader is _Reader.NEVER:
             transfer.ends_at = now + self._lease_s
 

@@ -1,7 +1,7 @@
 """KV copies as a stream of bytes over gRPC: the slowest transport, which works between any two workers.
 
-Workers of release 0.1.0 have no other transport between hosts; nor have GPU pools without NIXL and NCCL. This module
-does not depend on gRPC itself.
+This is the only transport between hosts for workers of release 0.1.0, and for GPU pools without NIXL and NCCL. The
+module itself does not depend on gRPC.
 """
 
 import time
@@ -24,20 +24,20 @@ from baton.kvtransfer.transport import (
 
 
 class BlockLink(Protocol):
-    """Connection to the source for the pull thread. Every wait is bounded. Raises: TransferError.
+    """Connection to the source, used by the pull thread. Every wait is bounded. Raises: TransferError.
 
     Bytes arrive in order, in chunks of any size.
     """
 
     def read(self, transfer_id: bytes, first_block: int, num_blocks: int) -> Iterable[bytes]:
-        """Yield the bytes of logical blocks in order, each block as its parts in the source's pool, in order."""
+        """Yield the bytes of logical blocks in order. The parts of a block in the source's pool follow one another."""
 
     def probe(self, nbytes: int) -> Iterable[bytes]:
         """Yield `nbytes` arbitrary bytes."""
 
 
 class StreamTransport:
-    """Transport over a stream of bytes. `pool`: this worker's pool, on any devices. The creator closes `link`."""
+    """Transport over a stream of bytes. `pool`: this worker's pool, on any devices. `link` is closed by its creator."""
 
     name = "grpc"
 
@@ -54,7 +54,7 @@ class StreamTransport:
             self._fill(run, self._link.read(transfer_id, run[0].logical, len(run)))
         for part in self._parts:
             if part.is_cuda:
-                torch.cuda.current_stream(part.device).synchronize()  # the copies have finished only after this
+                torch.cuda.current_stream(part.device).synchronize()  # wait for the copies, which are asynchronous
         return len(pairs) * self._own.block_bytes
 
     def measure(self, nbytes: int) -> LinkRate:
@@ -69,7 +69,7 @@ class StreamTransport:
         """Do nothing: the transport owns no resource of the peer."""
 
     def _fill(self, run: Sequence[BlockPair], pieces: Iterable[bytes]) -> None:
-        """Write received bytes to the blocks of `run` in order. Raises: CopyBroken if there are too many or too few."""
+        """Write received bytes to the blocks of `run` in order. Raises: CopyBroken for too many or too few bytes."""
         expected, received = len(run) * self._own.block_bytes, 0
         destinations = self._destinations(run)
         destination = next(destinations)
@@ -98,19 +98,19 @@ def _put(destination: torch.Tensor, data: npt.NDArray[np.uint8]) -> None:
     if destination.device.type == "cpu":
         np.copyto(destination.numpy(), data)  # copies on this thread alone, unlike torch
     else:
-        destination.copy_(torch.from_numpy(data.copy()))  # `data` is read-only, which torch's tensors cannot be
+        destination.copy_(torch.from_numpy(data.copy()))  # torch has no read-only tensors, as `data` is
 
 
 def compare_beginning(
     link: BlockLink, pool: Storage, source: PoolShape, own: PoolShape, transfer_id: bytes, pair: BlockPair
 ) -> None:
-    """Compare the beginning of a block that another transport copied with the first bytes that `link` sends of it.
+    """Compare the first bytes of a block, as copied by another transport, with the same bytes sent over `link`.
 
     Raises: ChecksumDiffers, CopyBroken.
     """
     sent = np.frombuffer(next(filter(None, link.read(transfer_id, pair.logical, 1)), b""), dtype=np.uint8)
     if not sent.size:
-        raise CopyBroken("the peer sent nothing")
+        raise CopyBroken("the peer sent no bytes of the block to compare")
     parts = parts_of(pool, own)
     for place in landing_places(source, own):
         start = pair.destination * own.part_block_bytes + place.offset

@@ -65,11 +65,11 @@ class ChecksumDiffers(TransferError):
 class UnknownTransfer(TransferError):
     def __init__(self, transfer_id: bytes) -> None:
         super().__init__("the transfer has ended or was never announced")
-        self.transfer_id = transfer_id  # not in the message, which may be logged: the id grants the right to read
+        self.transfer_id = transfer_id  # omitted from the message, since logs must not show it: it permits reads
 
 
 class BlockPair(NamedTuple):
-    """Block to copy. Transports that send requests use `logical`, those that read the peer's memory use `source`."""
+    """Block to copy. `logical` serves transports that send requests, `source` those that read the peer's memory."""
 
     logical: int  # index in the prompt, from 0
     source: int  # physical block in the peer's pool
@@ -117,14 +117,14 @@ def check_destinations(pairs: Sequence[BlockPair], own_blocks: int) -> None:
 
 
 def logical_runs(pairs: Sequence[BlockPair]) -> Iterator[Sequence[BlockPair]]:
-    """Split `pairs`, in order, into runs of consecutive logical blocks. Each run is requested as one."""
+    """Split `pairs`, in order, into runs of consecutive logical blocks. A transport sends one request per run."""
     return split_runs(pairs, lambda left, right: right.logical == left.logical + 1)
 
 
 def split_runs(
     pairs: Sequence[BlockPair], adjacent: Callable[[BlockPair, BlockPair], bool]
 ) -> Iterator[Sequence[BlockPair]]:
-    """Split `pairs`, in order, into runs in which `adjacent` holds between neighbours, each as long as possible."""
+    """Split `pairs`, in order, into the longest runs in which `adjacent` is true for each pair and the next one."""
     start = 0
     for end in range(1, len(pairs) + 1):
         if end == len(pairs) or not adjacent(pairs[end - 1], pairs[end]):

@@ -98,7 +98,7 @@ def all_checks() -> list[list[Check]]:
 def run_checks(pytest_arguments: Sequence[str], no_skips: bool = False) -> int:
     """Run all checks, or only pytest if it has arguments; return 0 if everything passed, else 1.
 
-    `no_skips`: skips for other reasons than missing hardware fail the run.
+    `no_skips`: fail if a test was skipped for another reason than missing hardware.
     """
     stages = [[Check("tests", ["pytest", *pytest_arguments])]] if pytest_arguments else all_checks()
     with tempfile.TemporaryDirectory() as scratch:
@@ -118,9 +118,9 @@ def conclude(verdicts: Sequence[CheckVerdict], no_skips: bool = False) -> int:
 
 
 def run_stage(checks: Sequence[Check], scratch: Path) -> list[CheckVerdict]:
-    """Run the last check with its output shown, and the others one after another in parallel to it.
+    """Run the last check and show its output. In parallel, run the other checks one after another.
 
-    Afterwards the last line of each other check is printed, or its complete output if it failed.
+    At the end, print the last line of output of each of the other checks, or the complete output if the check failed.
     """
     for check in checks:
         print(f"== {check.name}: {' '.join(check.command)}", flush=True)

@@ -47,8 +47,10 @@ class Machine:
     gpu_free_bytes: tuple[int, ...] = ()
 
     def device(self, worker: int, tensor_parallel: int = 1) -> str:
-        """Return the first device of the worker with this number. Each worker uses `tensor_parallel` consecutive GPUs;
-        if there are more workers, they share the GPUs in turn.
+        """Return the first device of the worker with this number.
+
+        Each worker uses a group of `tensor_parallel` consecutive GPUs. If there are fewer groups than workers, several
+        workers share a group.
         """
         if not self.gpu_free_bytes:
             return "cpu"
@@ -64,7 +66,7 @@ class Machine:
     def worker_counts(self, prefill: int | None, decode: int | None, tensor_parallel: int = 1) -> tuple[int, int]:
         """Return the numbers of prefill and decode workers. `prefill`, `decode` None: this function chooses the number.
 
-        On a CPU, it chooses one worker. On GPUs, each worker needs a group of `tensor_parallel` GPUs: a role gets the
+        On a CPU, it chooses 1 per role. On GPUs, each worker needs a group of `tensor_parallel` GPUs: a role gets the
         groups that the other role leaves, or half of all groups if neither number is given. A single group gets a
         decode worker that also computes the prompts. Raises: DeviceError without a complete group.
         """
@@ -124,8 +126,8 @@ class CorePlan:
 def plan_cores(available: Sequence[int], prefill: int, decode: int) -> CorePlan:
     """Divide cores among at least one decode worker, the prefill workers and the router.
 
-    Workers get disjoint cores if there are enough, so that a decode step waits for no prompt; otherwise they share
-    cores in turn. Router, Redis and KV copies get a core that no worker uses, else the core of the last prefill worker.
+    Workers get disjoint cores if there are enough, so that a decode step waits for no prompt; otherwise several workers
+    share a core. Router, Redis and KV copies get a core of their own, or share that of the last prefill worker.
     Without prefill workers, decode workers divide all cores, and the router may use any of them.
     """
     cores, workers = list(available), prefill + decode
@@ -147,7 +149,7 @@ def _in_turn(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
 
 
 def _deal(cores: Sequence[int], workers: int) -> list[tuple[int, ...]]:
-    """Return groups of consecutive cores of nearly equal size; the last groups, which are prefill's, are larger."""
+    """Divide cores into one group per worker. The last groups, of prefill workers, may have one more core."""
     each, extra = divmod(len(cores), workers)
     groups, start = [], 0
     for worker in range(workers):

@@ -31,16 +31,14 @@ class ModelSource:
     is_random: bool = False  # random weights, whose output is noise
 
     def called(self, name: str | None) -> "ModelSource":
-        """Return the model with another name in requests: `name`, or its last part if it is a path. None: the present
-        name.
-        """
+        """Return the model with `name` as its name in requests: the last part of a path; None keeps the name."""
         if not name:
             return self
         return replace(self, name=Path(name).name if name.startswith(("/", ".", "~")) else name)
 
 
 def find_model(given: str | None, root: Path, scratch: Path, flag: str = "--model") -> ModelSource:
-    """Return the model that `given` names; None: the demo model, or a tiny random one. Raises: ModelNotUsable.
+    """Return the model `given`; if that is None, the demo model or a tiny random one. Raises: ModelNotUsable.
 
     `root`: folder of the repository. `scratch`: folder for a random checkpoint. `flag`: name of the option, for errors.
     """
@@ -95,7 +93,7 @@ def find_adapters(given: Sequence[str], model_name: str) -> tuple[AdapterFolder,
 
 
 def has_chat_template(folder: Path) -> bool:
-    """Return whether a checkpoint has a chat template. Unreadable files count as none: the router reports them."""
+    """Return whether a checkpoint has a chat template. False if its files cannot be read: the router reports that."""
     if (folder / "chat_template.jinja").is_file():
         return True
     try:

@@ -23,8 +23,8 @@ def choose_http_ports(
 ) -> tuple[int, ...]:
     """Choose one HTTP port for each router.
 
-    `asked`: the first of consecutive ports; 0: free ports; None: 8000 and the following, with a free port in place of
-    each one that is in use or `reserved`.
+    `asked`: the first of consecutive ports; 0: free ports; None: the ports from 8000 on, where a free port replaces
+    each port that is in use or `reserved`.
     """
     if asked == 0:
         return free_ports(count, reserved)
@@ -48,7 +48,7 @@ def is_free(host: str, port: int) -> bool:
 def check_ports(own: Sequence[Address], others: Iterable[Address]) -> None:
     """Check that addresses differ and are free. Raises: PortTaken.
 
-    `own`: addresses on which routers will listen. `others`: servers that they connect to.
+    `own`: addresses on which routers will listen. `others`: addresses of servers to which routers will connect.
     """
     try:
         check_distinct(own, others)
@@ -60,7 +60,7 @@ def check_ports(own: Sequence[Address], others: Iterable[Address]) -> None:
 
 @contextmanager
 def claimed(ports: Iterable[int]) -> Iterator[None]:
-    """Keep other runs off these ports, also before the processes of this run have bound them. Raises: PortTaken.
+    """Claim ports during the block, so that no other run takes them before this run binds them. Raises: PortTaken.
 
     A claim is a unix socket in the abstract namespace, which disappears with its process.
     """

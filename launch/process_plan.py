@@ -205,7 +205,7 @@ def _environment_of(process: str, values: Values, surroundings: Mapping[str, str
 
 
 def _own_variables(layout: ServiceLayout) -> Mapping[str, str]:
-    """Return the settings that contain secrets, as variables: every user of the machine can read arguments."""
+    """Return settings with secrets as environment variables, since every user of the machine can read arguments."""
     secret = {"BATON_SECRET": layout.secret, "BATON_SECRET_FILE": ""} if layout.secret else {}
     return {"BATON_REDIS_URL": layout.redis_url, "BATON_RUN_ID": layout.run_id, **secret}
 

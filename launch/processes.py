@@ -20,8 +20,8 @@ from baton.launch.log_files import LineSink, TeeWriter
 
 @dataclass(slots=True)
 class Backoff:
-    """Delay of restarts: 0.2 s after the first death, doubled after each further one, at most 10 s. A life of 30 s
-    resets it.
+    """Delay before a restart: 0.2 s after the first death, doubled after each further one, at most 10 s. A process
+    that lived for 30 s restarts after 0.2 s again.
     """
 
     first_s: float = 0.2
@@ -45,7 +45,7 @@ CHUNK_BYTES = 65536
 
 
 class Stage(IntEnum):
-    """Stage in which a process is stopped, in ascending order: before the processes that it uses."""
+    """Stage of a stop. Stages follow in ascending order: a process stops before the processes that it uses."""
 
     ROUTER = 0
     WORKER = 1
@@ -207,7 +207,7 @@ def _readable(content: bytes) -> Iterator[int]:
 
 
 async def _pump(stream: asyncio.StreamReader, spec: ProcessSpec, writer: LineSink) -> None:
-    """Forward complete lines, and only the last state of one redrawn with carriage returns, such as a progress bar."""
+    """Forward complete lines. Of a line that carriage returns redraw (a progress bar), forward the last state only."""
     rest = b""
     while chunk := await stream.read(CHUNK_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")

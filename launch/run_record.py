@@ -43,7 +43,7 @@ def write_run_record(runtime: Path, port: int, record: RunRecord) -> Path:
 def kept_secret(runtime: Path, port: int) -> str:
     """Return the cluster secret of all runs on a port. Raises: CommandFailed.
 
-    Responses that an external Redis keeps are signed with it, so later runs need the same one.
+    Responses in an external Redis are signed with this secret, so later runs need the same secret.
     """
     file = runtime / f"secret-{port}"
     try:

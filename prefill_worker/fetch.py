@@ -90,7 +90,7 @@ class FetchHint:
     endpoint: str
     transfer_id: bytes
     blocks: int  # number of leading blocks of the prompt that the worker has
-    loaded_blocks: int = 0  # number of blocks, the last ones, that the worker has only in files
+    loaded_blocks: int = 0  # number of blocks at the end of the prefix that the worker has only in files
     load_bytes_per_s: float = 0.0  # rate at which the worker loads files; 0: unknown
 
 
@@ -137,7 +137,7 @@ class PrefixFetcher:
     async def fetch(self, hint: FetchHint, hashes: Sequence[bytes]) -> Fetched:
         """Fetch the blocks of `hashes` that are not cached here.
 
-        Every wait is bounded except that for this worker's engine, for which the prompt must wait in any case. Failures
+        All waits are bounded, except the wait for this worker's engine, which the prompt needs in any case. Failures
         are logged and not raised. The call may be cancelled.
         """
         began = time.monotonic()
@@ -194,7 +194,7 @@ class PrefixFetcher:
             self._loop.end_fetch(incoming, 0)
 
     async def _pull(self, hint: FetchHint, incoming: IncomingPrefix) -> Pull:
-        """Pull blocks. After a failure or timeout they are released when the copy has finished.
+        """Pull blocks. After a failure or timeout, the destination blocks are released when the copy has finished.
 
         Raises: TransferFailed, TimeoutError.
         """

@@ -35,18 +35,18 @@ def pin_process(cores: frozenset[int]) -> None:
     allowed = current_cores()
     if not cores <= allowed:
         raise CoresUnavailable(f"--cores: {sorted(cores - allowed)} are not available here, only {sorted(allowed)}")
-    # Imported libraries may have started threads, which a call for the process id alone would miss.
+    # Imported libraries may have started threads, and a call with the process id sets only the main thread.
     for task in Path("/proc/self/task").iterdir():
         try:
             os.sched_setaffinity(int(task.name), cores)
         except ProcessLookupError:
-            continue  # the thread has ended meanwhile
+            continue  # the thread has exited
 
 
 def lower_priority(nice: int) -> None:
     """Lower the CPU priority of this process's session, unless other processes share the session.
 
-    Where Linux shares the CPU by session (autogroup), the nice values of threads do not count between sessions.
+    If Linux shares the CPU by session (autogroup), a thread's nice value has no effect on threads of other sessions.
     """
     if os.getsid(0) == os.getpid():
         with contextlib.suppress(OSError):

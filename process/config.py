@@ -1,4 +1,4 @@
-"""Configuration of a process: one frozen object, read from flags and BATON_* variables, which nothing else reads.
+"""Configuration of a process: one frozen object. Only this module reads flags and BATON_* variables.
 
     class RouterConfig(ListenConfig, RegistryConfig, LogConfig):
         port: int = Field(50051, ge=0, le=65535, description="public port")
@@ -48,7 +48,7 @@ _BOUNDS: dict[str, tuple[str, Callable[[Any, float], bool]]] = {
     "le": ("less than or equal to", lambda value, bound: value <= bound),
 }
 _CHECK = "_checks_several_fields"
-_FORMER = "former "  # prefix of attribute names for values that come from a former flag
+_FORMER = "former "  # prefix of the parsed attribute of a flag's former name
 
 
 class ConfigError(Exception):
@@ -74,7 +74,7 @@ class ByteSize(int):
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Parser of a field type that `_read` does not know. For a repeatable flag, `parse` gets a list of texts."""
+    """Parser of a field type that `_read` cannot parse. For a repeatable flag, `parse` gets a list of texts."""
 
     parse: Callable[[Any], Any]
     repeatable: bool = False
@@ -97,7 +97,7 @@ def variable_of(name: str) -> str:
 
 
 def flags_for(values: Mapping[str, Any]) -> list[str]:
-    """Return the command-line flags that set these fields; a value of None needs no flag."""
+    """Return the command-line flags that set these fields; a field with the value None gets no flag."""
     flags: list[str] = []
     for name, value in values.items():
         if isinstance(value, bool):
@@ -160,9 +160,7 @@ class FieldInfo:
         return any(isinstance(mark, Reader) and mark.repeatable for mark in get_args(self.annotation))
 
     def read(self, given: Any) -> Any:
-        """Parse and check a text or a list of texts; only check any other value. Return the value. Raises:
-        ValueError.
-        """
+        """Return the checked value of the field. A text or a list of texts is parsed first. Raises: ValueError."""
         return self.check(_read(self.annotation, given) if isinstance(given, str | list) else given)
 
     def check(self, value: Any) -> Any:
@@ -189,15 +187,15 @@ def Field(
 ) -> Any:
     """Declare a field of a configuration.
 
-    `variable`: name of the variable if it is not BATON_ and the field's name. `alias`: variable that is read if that
-    one is not set. `has_flag`: False for secrets, because other users can read arguments. `former`: the field's name in
-    the last release, whose flag and variable still work, with a warning. `bounds`: gt, ge, lt, le.
+    `variable`: name of the environment variable; None: BATON_ and the field's name. `alias`: another variable, read if
+    `variable` is not set. `has_flag`: False for secrets, because other users can read arguments. `former`: the field's
+    name in the last release; its flag and variable still work, with a warning. `bounds`: gt, ge, lt, le.
     """
     return FieldInfo("", None, default, description, variable, alias, has_flag, former, pattern, bounds)
 
 
 def field_of(config: "type[Settings]", name: str, **changes: Any) -> Any:
-    """Return a field of another configuration. `changes`: what differs here, such as its default."""
+    """Return a copy of another configuration's field. `changes`: changed attributes, such as the default."""
     return replace(config.fields[name], **changes)
 
 
@@ -212,8 +210,8 @@ def check(method: Method) -> Method:
 
 
 class Settings:
-    """Base of every configuration, which is immutable. A field that is not given takes the value of its variable, else
-    its default.
+    """Base of all configurations. Instances are immutable. A field that is not passed gets the value of its
+    environment variable, or else its default.
     """
 
     fields: ClassVar[dict[str, FieldInfo]] = {}
@@ -256,7 +254,7 @@ class Settings:
                     raise ConfigError(f"configuration: Value error, {error}") from error
 
     def _value_of(self, info: FieldInfo, given: dict[str, Any]) -> Any:
-        """Remove a field from `given`, and return its value from flag, variable or former name."""
+        """Remove the field from `given`. Return its value from a flag or variable, also of its former name."""
         flag, former_flag = given.pop(info.name, _REQUIRED), given.pop(_FORMER + info.name, _REQUIRED)
         variable, former = map(_set_variable, (info.variable, info.former_variable))
         found = {
@@ -564,8 +562,9 @@ def log_notices(config: Settings) -> None:
 
 
 def check_variables(config: ProcessConfig, strict: bool) -> tuple[str, ...]:
-    """Return warnings about unknown variables; none in processes of `baton up`, which warns itself. Raises: ConfigError
-    if `strict`.
+    """Return warnings about unknown BATON_* variables. Processes started by `baton up` return none, since it warns.
+
+    Raises: ConfigError if `strict` and there are warnings.
     """
     unknown = () if config.run_id else tuple(unknown_variables(os.environ))
     if unknown and strict:
@@ -581,7 +580,7 @@ class _Parser(ArgumentParser):
 def _parser(config_type: type[Settings], program: str | None) -> ArgumentParser:
     """Return a parser with one flag per field, grouped by the class that declares the field first.
 
-    An absent flag leaves no attribute, so that the variable or the default applies.
+    If a flag is absent, the parsed result has no attribute for it, so that the variable or the default applies.
     """
     parser = _Parser(prog=program, description=config_type.__doc__, allow_abbrev=False, argument_default=SUPPRESS)
     parser.usage = "%(prog)s [FLAG ...]"

@@ -236,7 +236,7 @@ async def _abort(
 ) -> NoReturn:
     try:
         await context.abort(error.code, error.message, metadata)
-    except grpc.aio.InternalError as gone:  # the call was cancelled; gRPC learns of it a moment later
+    except grpc.aio.InternalError as gone:  # the call was cancelled, which gRPC reports a moment later
         raise asyncio.CancelledError("the connection of the call was closed") from gone
 
 
@@ -258,10 +258,10 @@ def _retry_info(retry_after_s: float) -> Message:
 
 
 def release_frames(error: BaseException) -> None:
-    """Drop the tracebacks of a handled exception and its causes, with all that their frames refer to.
+    """Drop the tracebacks of a handled exception and its causes, so that the objects in their frames are freed.
 
-    A refused prompt may have megabytes. Frames and exceptions refer to each other, so the prompt would stay in memory
-    until a full garbage collection.
+    A refused prompt may have megabytes. Frames and exceptions refer to each other, so without this the prompt would
+    stay in memory until a full garbage collection.
     """
     cause: BaseException | None = error
     while cause is not None and cause.__traceback__ is not None:  # also ends if causes refer to each other

@@ -13,7 +13,7 @@ _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 
 
 def identifier_fault(text: str, most: int = MAX_ID_CHARACTERS) -> str | None:
-    """Return why a text is not an identifier, as the end of an error message; None if it is one."""
+    """Return the reason why a text is not an identifier, for the end of an error message; None for an identifier."""
     if len(text) > most:
         return f"at most {most} characters, not {len(text)}"
     return None if IDENTIFIER.fullmatch(text) else "only printable ASCII characters are allowed"

@@ -1,7 +1,7 @@
 """Helper processes for work that would block an event loop: one question at a time, with bounds on its cost.
 
-The bounds are CPU time, memory and wall time. A question that exceeds CPU time or memory would do so again. Wall time
-also depends on other work of the machine, so it says nothing about the question.
+The bounds are CPU time, memory and wall time. If a question exceeds CPU time or memory, a retry would too. Wall time
+also depends on other work of the machine, so a retry may succeed.
 
 Threads do not suffice, because long work such as parsing holds the GIL.
 
@@ -9,7 +9,7 @@ Threads do not suffice, because long work such as parsing holds the GIL.
     sys.exit(answer_frames(answer))                                        # in the `__main__` of that module
 
 Questions and answers are frames (8 bytes of length, little-endian, then the content) over a socket that is the
-process's standard input. The process sends the first frame: empty, or the reason why it cannot work.
+helper's standard input. First, the helper sends one frame: empty, or the reason why it cannot answer questions.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from typing import Protocol
 from baton import child_environment
 from baton.process.serving.signals import leave_signals_to_parent
 
-LIMIT_S = 20.0  # longest wall time of one question
-START_S = 60.0  # longest start of a process, on a busy machine
+LIMIT_S = 20.0  # maximum wall time of one question
+START_S = 60.0  # maximum time for starting a process, on a busy machine
 MAX_WAITING_BYTES = 64 << 20
 NICENESS = 10  # nice value of helper processes, whose work yields to requests that wait for a token
 MORE_MEMORY_BYTES = 1 << 30  # address space of a helper process in addition to that at its start
@@ -50,7 +50,7 @@ class Failure(Enum):
     """Reason why a question has no answer."""
 
     CPU = auto()  # CPU time exceeded
-    MEMORY = auto()  # memory exceeded by the first question of a process
+    MEMORY = auto()  # memory exceeded by the first question that a process got
     CRASH = auto()  # the process ended by an exception or a fault
     WALL = auto()  # wall time exceeded
     LOST = auto()  # the process was killed from outside, or closed
@@ -172,7 +172,7 @@ class HelperProcess:
             raise HelperFailed(f"{self._module}: timeout after {limit_s:g} s", Failure.WALL) from error
         except (OSError, EOFError) as error:
             answered, failure = self._answered, _failure(self._end(_STOP_S))
-            if failure is Failure.MEMORY and answered:  # earlier questions may have filled it: ask a new process
+            if failure is Failure.MEMORY and answered:  # filled by earlier questions: retry in a new process
                 return self.ask(parts, limit_s)
             raise HelperFailed(f"{self._module}: {failure.name}: {error or type(error).__name__}", failure) from error
         self._answered += 1
@@ -235,7 +235,7 @@ class _Running:
 
 
 def _failure(exit_code: int | None) -> Failure:
-    """Return why a process ended by itself while it had a question."""
+    """Return the reason why a process exited instead of answering."""
     match exit_code:
         case _ if exit_code == -signal.SIGPROF:
             return Failure.CPU
@@ -254,11 +254,11 @@ def answer_frames(
     cpu_s: float = LIMIT_S,
     memory_bytes: int = MORE_MEMORY_BYTES,
 ) -> int:
-    """Answer frames until standard input ends; return the exit code. Runs in the helper process.
+    """Answer questions until standard input ends; return the exit code. Runs in the helper process.
 
-    An exception of `answer` ends the process, and so fails the question. `cpu_s`: CPU time per question, of all
-    threads. `memory_bytes`: address space in addition to the present one. `fault`: reason why the process cannot
-    answer: it is sent to the parent, and no question is read.
+    If `answer` raises an exception, the process ends and the question fails. `cpu_s`: CPU time per question, of all
+    threads. `memory_bytes`: address space in addition to that at the start. `fault`: reason why the process cannot
+    answer questions; the parent gets it, and the process ends.
     """
     leave_signals_to_parent()
     os.nice(niceness)

@@ -15,7 +15,7 @@ class RequestedObjectives:
     tbt_slo_ms: float | None = None
 
     def or_else(self, others: "RequestedObjectives") -> "RequestedObjectives":
-        """Return these objectives, and those of `others` where none is set."""
+        """Return these objectives; an objective that is not set is taken from `others`."""
         return RequestedObjectives(
             others.ttft_slo_ms if self.ttft_slo_ms is None else self.ttft_slo_ms,
             others.tbt_slo_ms if self.tbt_slo_ms is None else self.tbt_slo_ms,
@@ -30,7 +30,7 @@ class LatencyObjectives:
     tbt_ms: float = math.inf  # longest time between two tokens of an answer
 
     def replaced_by(self, requested: RequestedObjectives) -> "LatencyObjectives":
-        """Return the requested objectives, and those of this object where none is set."""
+        """Return the requested objectives; an objective that was not requested is taken from this object."""
         ttft_ms, tbt_ms = requested.ttft_slo_ms, requested.tbt_slo_ms
         return LatencyObjectives(
             self.ttft_ms if ttft_ms is None else ttft_ms, self.tbt_ms if tbt_ms is None else tbt_ms

@@ -16,7 +16,7 @@ def private_folder(folder: Path) -> Path:
 
 
 def append_private(path: Path, content: bytes, max_bytes: int | None = None) -> None:
-    """Append in one write to a file that only its user may read; at `max_bytes` the file is renamed to `older(path)`.
+    """Append in one write to a file that only its user may read. Rename it to `older(path)` if it has `max_bytes`.
 
     Several processes may append to one file. Raises: OSError.
     """
@@ -26,17 +26,17 @@ def append_private(path: Path, content: bytes, max_bytes: int | None = None) -> 
         if max_bytes is not None and file.tell() >= max_bytes:
             fcntl.flock(file, fcntl.LOCK_EX)
             with suppress(FileNotFoundError):
-                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # no other process has renamed it meanwhile
+                if path.stat().st_ino == os.fstat(file.fileno()).st_ino:  # no other process renamed it
                     path.replace(older(path))
 
 
 def older(path: Path) -> Path:
-    """Return the path to which `append_private` renames a full file: its content precedes that of `path`."""
+    """Return the path to which `append_private` renames a full `path`. This file has the earlier content."""
     return path.with_name(f"{path.name}.1")
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace the file in one step by one that only its user may read. Raises: OSError."""
+    """Write `text` to a file that only its user may read, replacing an old file atomically. Raises: OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     append_private(draft, text.encode())

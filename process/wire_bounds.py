@@ -1,7 +1,7 @@
 """Bounds of messages from other processes, checked in one pass before the message is used.
 
-A field without a rule has the default of its type: finite numbers up to MAX_EXACT, known enum values, short texts and
-bytes, lists of at most LIST_ENTRIES. So new fields are bounded from the start. A check takes time proportional to the
+A field without a rule gets the default rule of its type: finite numbers up to MAX_EXACT, known enum values, short texts
+and bytes, lists of at most LIST_ENTRIES. So new fields always have bounds. A check takes time proportional to the
 size of the message.
 """
 
@@ -64,8 +64,8 @@ def numbers(entries: int, least: float = 0, most: float = MAX_EXACT) -> Rule:
 
 
 def finites(entries: int) -> Rule:
-    """Accept lists of at most `entries` finite numbers. Each entry is checked: a list with NaN may have a finite
-    minimum and maximum.
+    """Accept lists of at most `entries` finite numbers. Minimum and maximum do not suffice: in a list with NaN they may
+    be finite.
     """
 
     def fault(values: Sequence[float]) -> str | None:
@@ -130,8 +130,8 @@ def endpoint(value: str) -> str | None:
 
 
 class Bounds:
-    """Bounds of messages' fields. `rules`: rule of each field, by `Message.field`; for a list of messages, the rule of
-    its length.
+    """Bounds of messages' fields. `rules`: rule of each field, by `Message.field`. The rule of a list of messages
+    checks the list's length; each message is checked by its own fields' rules.
     """
 
     def __init__(self, rules: Mapping[str, Rule]) -> None:
@@ -139,7 +139,7 @@ class Bounds:
         self._plans: dict[str, dict[int, Rule]] = {}  # rules by message name and field number
 
     def check(self, message: Message | None) -> None:
-        """Check a message; None stands for one that gRPC could not parse. Raises: OutOfBounds."""
+        """Check a message; None: gRPC could not parse the message. Raises: OutOfBounds."""
         if message is None:
             raise OutOfBounds("message: cannot be parsed")
         plan = self._plans.get(message.DESCRIPTOR.full_name)

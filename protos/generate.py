@@ -1,7 +1,7 @@
-"""Writes the Python code of the protos beside them: `.venv/bin/python protos/generate.py [FOLDER]`.
+"""Generator of the protos' Python code, in the same folder: `.venv/bin/python protos/generate.py [FOLDER]`.
 
-grpcio-tools is pinned to the oldest generator whose code runs under every protobuf from 5.29 on, and conflicts with the
-newer protobuf that we run on. So it lives in a folder of its own, `.cache/proto-tools`, made on first use and kept.
+grpcio-tools is pinned to the oldest generator whose code runs under every protobuf from 5.29 on. It conflicts with the
+newer protobuf of Baton's environment, so it is installed in a separate folder, `.cache/proto-tools`, at first use.
 """
 
 import fcntl
@@ -18,9 +18,9 @@ TOOLS_FOLDER = ROOT / ".cache" / "proto-tools"
 
 
 def install_tools() -> None:
-    """Fill the tools' folder once; a stamp says which versions it holds. A plain folder needs no venv module.
+    """Install the tools in their folder, unless a file there names these versions of the tools and of Python.
 
-    One process at a time: another waits, at most as long as the installation may take.
+    The tools are in a plain folder, which needs no venv module. A lock admits one process at a time.
     """
     stamp = TOOLS_FOLDER / "installed.txt"
     wanted = "\n".join((*TOOLS, sys.version))
@@ -40,7 +40,7 @@ def generate(output: Path) -> None:
     """Write `protos/*_pb2.py`, `*_pb2.pyi` and `*_pb2_grpc.py` under `output`."""
     install_tools()
     protos = [str(path.relative_to(ROOT)) for path in sorted((ROOT / "protos").glob("*.proto"))]
-    # The files are called `protos/…` in descriptors, whatever Python calls the package. -S hides our newer protobuf.
+    # Run in ROOT, so that descriptors name the files `protos/…`. -S hides the environment's newer protobuf.
     command = [sys.executable, "-S", "-m", "grpc_tools.protoc", "-I."]
     outputs = [f"--{kind}_out={output}" for kind in ("python", "pyi", "grpc_python")]
     environment = {**os.environ, "PYTHONPATH": str(TOOLS_FOLDER)}

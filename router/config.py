@@ -147,8 +147,8 @@ class RouterConfig(
         description="Requests without a prefill worker: they stay pending, decode workers compute the "
         "prompts, or they are rejected.",
     )
-    # Measured on two CPU cores: up to 128 tokens are computed faster than on a prefill worker with the same cached
-    # prefix, and do not lengthen other answers' token gaps. The default is half of that, for safety.
+    # Measured on two CPU cores: a decode worker computes up to 128 tokens faster than a prefill worker with the same
+    # cached prefix, and other answers' token gaps do not grow. The default is half of 128, for safety.
     local_prefill_tokens: int = Field(
         64, ge=0, description="Maximum number of uncached prompt tokens that a decode worker computes itself."
     )

@@ -186,8 +186,8 @@ class Accounts:
         self._end(record, end)
 
     def newest(self, count: int) -> list[RequestReport]:
-        """Return up to `count` requests: running ones, then completed ones, each newest first. Each kind gets at least
-        half of `count` if it has that many requests. Reports of running requests have no stalls yet.
+        """Return up to `count` requests: first running, then completed requests, both newest first. Half of `count` is
+        reserved for each kind if it has enough requests. Reports of running requests have no stalls yet.
         """
         now = time.monotonic()
         ended = list(islice(self._tracer.recent.newest(), count))
@@ -364,10 +364,10 @@ class Dispatcher:
         life: asyncio.Timeout | None = None,
         reader: CallReader | None = None,
     ) -> AsyncGenerator[ResponseEvent, None]:
-        """Yield one Started, PromptParts, Deltas, and one Finished per choice; for a resumed stream, the unsent ones.
+        """Yield one Started, PromptParts, Deltas, and one Finished per choice. A resumed stream: only unsent ones.
 
         Closing the iterator cancels the request. `life` expires when another stream of the same request begins; None:
-        the stream cannot be resumed. `reader`: state of a call of several requests. Raises: BatonError.
+        the stream cannot be resumed. `reader`: state of the client's call, shared by its requests. Raises: BatonError.
         """
         asked = request.request if isinstance(request, ResumeRequest) else request
         record = RequestRecord.begin(asked.operation if asked is not None else Operation.GENERATE, parent)
@@ -446,7 +446,7 @@ class Dispatcher:
         return Beginning(prepared, chosen, request.tenant, token, shown_tokens=request.shown_tokens)
 
     async def _chosen(self, request: GenerationRequest) -> tuple[ChosenModel, PreparedRequest]:
-        """Prepare a request; repeat this if the weights were replaced meanwhile. Raises: BatonError."""
+        """Prepare a request, and repeat this if weights are replaced during the preparation. Raises: BatonError."""
         while True:
             weights = self._weights
             chosen = await self.choose(request.model)

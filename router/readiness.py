@@ -2,8 +2,8 @@
 
 waiting for workers -> loading the tokenizer -> probe -> ready -> (a needed role has no worker) -> waiting for workers
 
-An answer needs a decode worker, and a prefill worker unless decode workers may compute prompts. If they may, the first
-prefill worker can connect later: it is then tested by another probe, while requests are served.
+An answer needs a decode worker, and a prefill worker unless decode workers may compute prompts. If decode
+workers may, the first prefill worker can connect later, and another probe tests it while requests are served.
 """
 
 import asyncio
@@ -216,7 +216,7 @@ class Readiness:
         finally:
             probing.cancel()
             await asyncio.gather(probing, return_exceptions=True)
-            self.notice()  # the caller checks changes that happened during the probe
+            self.notice()  # so that the caller checks for changes during the probe
 
     async def _failed(self, detail: str) -> None:
         """Log a failure, unless it was just logged, and request another check after _RETRY_S."""

@@ -1,10 +1,11 @@
-"""Blocks that a sequence needs and is charged for, and their names, for models with several groups of layers. Pure.
+"""Counts and names of the blocks of a sequence, for models with several groups of layers. Pure.
 
-If some layers attend to all tokens and others only to a window, their KV is in separate blocks, and a block before the
-window is released. A column of a block table covers `block_tokens` tokens and has one block per group. All blocks of a
-pool have one size, so one free list serves all groups.
+If some layers attend to all tokens and other layers only to a window, these groups of layers have separate KV blocks. A
+block of a windowed group is released once all its tokens are before the window. A column of a block table covers
+`block_tokens` tokens and has one block per group. All blocks of a pool have the same size, so all groups share one free
+list.
 
-After vLLM's hybrid KV cache manager and Jenga (arXiv:2503.18292).
+The design follows vLLM's hybrid KV cache manager and Jenga (arXiv:2503.18292).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 
 class BlockLink(NamedTuple):
-    """Name of a block, and of its parent: the block without which it is useless."""
+    """Names of a block and of its parent. Without its parent, a cached block is useless."""
 
     name: bytes
     parent: bytes | None  # None for a prompt's first block
@@ -22,9 +23,9 @@ class BlockLink(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:
-    """Numbers of layer groups: `whole` ones keep the blocks of all tokens, `windowed` ones only those of a window.
+    """Numbers of layer groups: `whole` groups keep the blocks of all tokens, `windowed` groups those of a window.
 
-    Groups are numbered, `whole` ones first.
+    Whole groups have the first group numbers, from 0; windowed groups follow.
     """
 
     whole: int = 1
@@ -37,31 +38,31 @@ class BlockGroups:
         return self.whole + self.windowed
 
     def first_live(self, tokens: int) -> int:
-        """Return the first column in the window after `tokens` computed tokens, of which the last may be recomputed."""
+        """Return the window's first column after `tokens` computed tokens, even if the last token is recomputed."""
         return max(0, tokens - self.window_tokens) // self.block_tokens if self.windowed else 0
 
     def first_live_behind(self, columns: int) -> int:
-        """Return the first column in the window after `columns` complete columns."""
+        """Return the window's first column after `columns` complete columns."""
         return self.first_live(columns * self.block_tokens)
 
     def blocks(self, columns: int, first_live: int = 0) -> int:
-        """Return the number of blocks needed in `columns` columns. `first_live`: first column in the window."""
+        """Return the number of blocks that `columns` columns need. `first_live`: first column in the window."""
         return self.whole * columns + self.windowed * max(0, columns - first_live)
 
     def complete_columns(self, blocks: int, first_live: int) -> int:
-        """Return the number of leading columns whose needed blocks are all among the first `blocks`."""
+        """Return the number of leading columns for which `blocks` blocks suffice. `first_live`: as for `blocks`."""
         if blocks <= self.whole * first_live:
             return blocks // self.whole
         return first_live + (blocks - self.whole * first_live) // self.count
 
     def name(self, block_hash: bytes, group: int) -> bytes:
-        """Return the name of a group's block in the column with this hash."""
+        """Return the name of the block of group number `group` in the column with hash `block_hash`."""
         return bytes((block_hash[0] ^ group,)) + block_hash[1:] if group else block_hash
 
     def column_links(self, block_hash: bytes, parent_hash: bytes | None) -> Iterator[BlockLink]:
-        """Yield the links of one column in order of groups.
+        """Yield name and parent of each block in one column, in the order of groups.
 
-        Blocks of whole groups form a chain; its last block is the parent of the blocks of windowed groups.
+        Blocks of whole groups form a chain. The last block of the chain is the parent of all windowed groups' blocks.
         """
         parent = None if parent_hash is None else self.name(parent_hash, self.whole - 1)
         for group in range(self.count):
@@ -71,9 +72,9 @@ class BlockGroups:
                 parent = name
 
     def links(self, hashes: Sequence[bytes]) -> list[BlockLink]:
-        """Return the links of all blocks that a sequence needs to continue after these columns.
+        """Return name and parent of each block that a sequence needs to continue after these columns.
 
-        Blocks of windowed groups come first: the other blocks are useless without them, but not the reverse.
+        Blocks of windowed groups come first: blocks of whole groups are useless without them, but not vice versa.
         """
         first, parents = self.first_live_behind(len(hashes)), (None, *hashes)
         if self.count == 1:  # fast path of the usual case
@@ -94,7 +95,7 @@ class BlockGroups:
         return self.windowed * (columns - self.first_live_behind(columns))
 
     def chain_of(self, names: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the column hashes whose `links` have these names, in order; empty if there are none."""
+        """Return the column hashes for which `names` returns these names; empty if there are none."""
         most = len(names) // self.whole
         columns = next((c for c in range(most + 1) if self.blocks(c, self.first_live_behind(c)) == len(names)), 0)
         return names[self.windowed_links(columns) :: self.whole][:columns]
@@ -104,8 +105,8 @@ class BlockGroups:
     ) -> int:
         """Return the length of the longest prefix of `hashes` whose needed blocks are all known.
 
-        `first_live`: column from which blocks of windowed groups are needed; None: the column from which a sequence
-        that continues the prefix needs them.
+        `first_live`: first column in which blocks of windowed groups are needed; None: the first column of the window
+        of a sequence that continues after the prefix.
         """
 
         def has_whole(block_hash: bytes) -> bool:
@@ -125,7 +126,7 @@ class BlockGroups:
             lacking = next((c for c in reversed(range(first, columns)) if not has_windows(hashes[c])), None)
             if lacking is None:
                 break
-            columns = lacking  # any longer prefix needs the lacking column
+            columns = lacking  # every prefix between needs this column too
         return columns
 
 
@@ -142,10 +143,10 @@ almost empty.
 def charged_blocks(
     prompt_tokens: int, max_tokens: int, choices: int, block_tokens: int, groups: BlockGroups = ONE_GROUP
 ) -> int:
-    """Return the number of blocks that a request is charged on a decode worker. Router and workers compute it.
+    """Return the number of blocks that a request is charged on a decode worker. Router and workers use this function.
 
-    Complete blocks of the prompt count once, other blocks up to the charged answer's end once per choice. Blocks before
-    a window do not count.
+    Complete blocks of the prompt count once. All other blocks, up to the end of the charged answer, count once per
+    choice. Blocks of windowed groups before the window do not count.
     """
     end_tokens = prompt_tokens + min(max_tokens, CHARGED_ANSWER_TOKENS)
     first_live = groups.first_live(end_tokens)

@@ -32,13 +32,13 @@ class HashChain:
     """Names of the complete blocks of a growing sequence."""
 
     def __init__(self, root: bytes, block_tokens: int, known: Sequence[bytes] = ()) -> None:
-        """Start with the `known` names of the first blocks."""
+        """Start a chain. `known`: names of the first blocks, which are not computed again."""
         self._root = root
         self._block_tokens = block_tokens
         self._hashes = list(known)
 
     def first(self, blocks: int, token_ids: Sequence[int]) -> list[bytes]:
-        """Return the names of the first `blocks` blocks of a sequence that begins with `token_ids`."""
+        """Return the names of the sequence's first `blocks` blocks, whose tokens `token_ids` must contain."""
         begin = len(self._hashes) * self._block_tokens
         raw = memoryview(_words(token_ids[begin : blocks * self._block_tokens]))
         parent = self._hashes[-1] if self._hashes else self._root

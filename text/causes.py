@@ -1,4 +1,4 @@
-"""Causes of a stall, which is a late token of an answer. Workers name their causes, and routers add their own."""
+"""Causes of a stall (a late token of an answer). Workers report causes on their side; routers add causes on theirs."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -25,11 +25,11 @@ class StallCause(StrEnum):
     ROUTER_LOOP = "router_event_loop"  # the tokens had arrived, but the router was busy
     NETWORK = "network"  # transmission between worker and router
     RECOVERY = "recovery"  # another worker took the request over
-    UNKNOWN = "unknown"  # cause that only a newer worker knows
+    UNKNOWN = "unknown"  # cause reported by a newer worker, unknown here
 
 
 class CausePart(NamedTuple):
-    """Part of the gap before a token. `request_id`: request that caused it, empty if none did."""
+    """Part of the gap before a token, with its cause. `request_id`: id of the request that caused it; empty if none."""
 
     cause: StallCause
     ms: float

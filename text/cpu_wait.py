@@ -22,7 +22,7 @@ class QueueTime:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if path.exists() else None
 
     def read_s(self) -> float:
-        """Return the waiting time in seconds since the thread's start. A wait counts once it is over."""
+        """Return the total waiting time since the thread's start, in seconds, without a wait that still continues."""
         return 0.0 if self._file is None else int(os.pread(self._file, 64, 0).split()[1]) * NS
 
     def close(self) -> None:
@@ -45,9 +45,9 @@ class ProcessQueue:
         self._share = 0.0
 
     def share(self) -> float:
-        """Return the total wait of the two longest waiting threads, as a fraction of the time since the last reading.
+        """Return the sum of the waits of the two longest waiting threads, over the time since the last reading.
 
-        Return 0 if that reading is over LONG_AGO_S old, and the previous result if a new reading is not due yet.
+        Return 0 if the last reading is more than LONG_AGO_S old. Return the previous result if no new reading is due.
         """
         now_s = self._now_s()
         if now_s < self._due_s:

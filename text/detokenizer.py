@@ -79,9 +79,9 @@ class Detokenizer:
         return text[len(self._said) :]
 
     def _settle(self) -> str:
-        """Return the text of withheld bytes that form no characters, up to a position where the window may be cut.
+        """Return the text of withheld bytes that form no characters, up to a position at which the window can be cut.
 
-        So the window stays short: decoding an ever longer one with each token would take quadratic time.
+        Cutting keeps the window short. Otherwise each token would decode a longer window, in quadratic time altogether.
         """
         whole = self._decode(self._window)
         for place in range(len(self._window) - _SETTLED_BY, len(self._window) - 2 * _SETTLED_BY, -1):

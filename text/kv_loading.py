@@ -10,7 +10,7 @@ FIXED_S = 0.004  # fixed time per load: two calls on the engine's thread, and wa
 
 @dataclass(frozen=True, slots=True)
 class LoadCosts:
-    """Rates at which a worker computes and loads KV, as known when a prompt arrives; None if unknown."""
+    """Rates at which a worker computes and loads KV, measured before a prompt arrives. A rate is None if unknown."""
 
     block_tokens: int
     block_bytes: int

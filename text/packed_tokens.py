@@ -1,6 +1,6 @@
 """Token ids as protobuf packs them: base 128, lowest seven bits first. Pure.
 
-Packed parts can be concatenated: if a prompt continues a known one, only the new part must be packed. Source:
+Packed parts can be concatenated: if a prompt continues an earlier prompt, only the new tokens must be packed. Source:
 https://protobuf.dev/programming-guides/encoding (packed repeated fields, and merging of embedded messages).
 """
 

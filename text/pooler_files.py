@@ -1,7 +1,7 @@
-"""Pooling and scores of a checkpoint, as read from `config.json`, `modules.json` and the folders that the latter names.
+"""Pooling and scores of a checkpoint, read from `config.json`, `modules.json` and the folders named in `modules.json`.
 
-Without such files, a decoder's vector is that of its last token, normalised, as in training. An encoder's vector is
-then the mean of all tokens, the default of sentence-transformers.
+If files do not define the pooling, a decoder pools its last token and normalises the vector, as in training. An encoder
+pools the mean of all tokens, the default of sentence-transformers.
 https://sbert.net/docs/package_reference/sentence_transformer/modules.html and .../cross_encoder/modules.html.
 """
 
@@ -41,7 +41,7 @@ def model_kind(config: Mapping[str, Any]) -> ModelKind:
 
 
 def kind_of(folder: Path) -> ModelKind:
-    """Return the kind of a checkpoint; a language model if config.json is unreadable: loading will report that."""
+    """Return the kind of a checkpoint: LANGUAGE_MODEL if config.json is unreadable, since loading reports the fault."""
     try:
         return _kind_of(folder)
     except PoolingRefused:
@@ -49,14 +49,15 @@ def kind_of(folder: Path) -> ModelKind:
 
 
 class PoolingRefused(FileRefused, ValueError):
-    """The pooling of a checkpoint is not supported. The message names file and field."""
+    """Error: the pooling of a checkpoint is not supported. The message names file and field."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitScore:
-    """Score of a reranker: the logit of a token after query and document, minus that of a second token, if given.
+    """Score of a reranker: the logit of one token after query and document, or the difference of two tokens' logits.
 
-    With a classification head, `token_ids` has the head's one label, and the two texts are tokenised as a `pair`.
+    With a classification head, `token_ids` has one entry, the head's only label, and query and document are tokenised
+    as a `pair`.
     """
 
     token_ids: tuple[int, ...]
@@ -76,14 +77,14 @@ class LogitScore:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Texts to put before an input, by their names in config_sentence_transformers.json."""
+    """Prefixes of inputs, by their names in config_sentence_transformers.json."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None  # name of the default text
     refusal: str = ""  # reason why the texts cannot be used; empty if they can
 
     def text(self, name: str | None) -> str:
-        """Return a text by name; None: the default. Raises: ValueError, naming the field."""
+        """Return the prefix with this name; None: the default prefix. Raises: ValueError, which names the field."""
         chosen = self.default if name is None else name
         if chosen is None:
             return ""

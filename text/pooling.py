@@ -1,6 +1,6 @@
 """Pooling of a prompt's tokens to one vector, and computations with such vectors. No torch.
 
-`text/pooler_files.py` reads the pooling that a checkpoint wants.
+`text/pooler_files.py` reads a checkpoint's pooling from its files.
 """
 
 import enum

@@ -15,7 +15,7 @@ MAX_STOP_TOKEN_IDS = 64  # maximum stop tokens of a request, in addition to the 
 MAX_LOGPROBS = 20
 MAX_BIASES = 300
 MAX_ALLOWED_TOKEN_IDS = 1024
-MAX_BAD_WORDS = 64  # maximum number of bad words given as strings, and also of those given as token sequences
+MAX_BAD_WORDS = 64  # maximum number of bad words as strings, and separately as token sequences
 MAX_BAD_WORD_TOKENS = 256
 
 
@@ -37,7 +37,7 @@ class NumberRange:
     above: bool = False
 
     def fault(self, value: float) -> str | None:
-        """Return what is wrong with a value that is out of range or NaN, without the field; None if it is allowed."""
+        """Return why a value is not allowed, without the field's name; None for an allowed value. NaN is refused."""
         if self.above and value == self.least:
             return f"must be above {self.least:g}"
         if math.isfinite(value) and self.least <= value <= self.most:
@@ -66,7 +66,7 @@ def _number(
     stated: bool = False,
     filters: bool = False,
 ) -> Any:
-    """Declare a number. `stated`: generation_config.json may change its default. `filters`: bars unlikely tokens."""
+    """Declare a number. `stated`: generation_config.json may set its default. `filters`: it removes unlikely tokens."""
     return field(
         default=default, metadata={"range": NumberRange(least, most, above), "stated": stated, "filters": filters}
     )
@@ -74,7 +74,7 @@ def _number(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingNumbers:
-    """Numeric sampling parameters of a request. The defaults change nothing; `check_numbers` checks the ranges."""
+    """Numeric sampling parameters of a request. The defaults mean greedy sampling without penalties."""
 
     temperature: float = _number(0.0, 0.0, 100.0, stated=True)  # 0: greedy sampling
     top_k: int = _number(0, 0, stated=True, filters=True)  # 0 keeps all tokens
@@ -84,7 +84,7 @@ class SamplingNumbers:
     repetition_penalty: float = _number(1.0, 0.0, 10.0, above=True, stated=True)  # for tokens in prompt and answer
     presence_penalty: float = _number(0.0, -2.0, 2.0)  # for tokens in the answer
     frequency_penalty: float = _number(0.0, -2.0, 2.0)  # for tokens in the answer, per occurrence
-    min_tokens: int = _number(0, 0)  # number of first tokens among which no stop token may be
+    min_tokens: int = _number(0, 0)  # minimum tokens of the answer before a stop token
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class NumberField:
 
     default: float
     range: NumberRange
-    stated: bool  # whether a model may state another default
+    stated: bool  # whether a model's generation_config.json may set another default
     filters: bool
 
 
@@ -112,7 +112,7 @@ def numbers_of(parameters: SamplingNumbers) -> dict[str, Any]:
 def received_numbers(message: object) -> dict[str, Any]:
     """Return the numeric parameters in a message between processes.
 
-    A 0 that is out of range means that the sender does not know the field: the default is used.
+    If a field is 0 although 0 is out of range, the sender does not know the field, and the default is returned.
     """
     found = {name: getattr(message, name) for name in NUMBERS}
     return found | {name: NUMBERS[name].default for name in NEVER_ZERO if not found[name]}
@@ -125,9 +125,9 @@ def check_numbers(parameters: SamplingNumbers) -> None:
 
 
 def check_choices(name: str, asked: int, least: int, most: int) -> int:
-    """Check the number of choices or beams that field `name` asks for, and return it. Raises: FieldRefused.
+    """Return `asked`, the number of choices or beams in field `name`, if it is in range. Raises: FieldRefused.
 
-    `least`: minimum; 1 for the field n, and the value of n for other fields.
+    `least`: minimum: 1 for field n, and the value of n for other fields.
     """
     if not least <= asked <= most:
         bounds = f"from 1 to {most}" if name == "n" else f"from n, {least}, to {most}"
@@ -136,16 +136,17 @@ def check_choices(name: str, asked: int, least: int, most: int) -> int:
 
 
 def check_alone(name: str, others: Iterable[tuple[str, object]]) -> None:
-    """Check that no field of `others`, pairs of field and value, is set with field `name`. Raises: FieldRefused."""
+    """Reject other fields set together with field `name`. `others`: (field, value). Raises: FieldRefused."""
     for other, value in others:
         if value:
             raise FieldRefused(other, f"cannot be combined with {name}")
 
 
 def long_prompt_fault(prompt_tokens: int, max_model_len: int, pooled: bool = False, or_more: bool = False) -> str:
-    """Return the reason to reject a prompt that leaves no token for an answer or, if `pooled`, exceeds the context.
+    """Return the reason to reject a prompt that is too long.
 
-    `or_more`: whether `prompt_tokens` is only a lower bound.
+    An answer needs room for one token after the prompt; a pooled prompt may fill the context. `or_more`: whether
+    `prompt_tokens` is only a lower bound.
     """
     counted = f"{prompt_tokens} tokens{' or more' if or_more else ''}"
     most = most_prompt_tokens(max_model_len, pooled)
@@ -157,9 +158,10 @@ def most_prompt_tokens(max_model_len: int, pooled: bool = False) -> int:
 
 
 def bad_word_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of each bad word: alone and, unless that ends with the same tokens, after a space.
+    """Return the token sequences of bad words. A word has two: of the word alone, and of the word after a space.
 
-    Raises: FieldRefused for a word without tokens.
+    If the second sequence ends with the first, only the first is returned. Raises: FieldRefused for a word without
+    tokens.
     """
     found: list[tuple[int, ...]] = []
     for index, word in enumerate(words):
@@ -171,16 +173,16 @@ def bad_word_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]
 
 
 def mean_logprob(logprobs: Sequence[float]) -> float:
-    """Return the mean, -inf without tokens: best_of ranks choices by it, as OpenAI defines."""
+    """Return the mean log-probability, -inf without tokens. As OpenAI defines, best_of ranks choices by this mean."""
     return sum(logprobs) / len(logprobs) if logprobs else -math.inf
 
 
 class BeamStop(enum.Enum):
     """Condition that ends a beam search before max_tokens, once `width` beams have finished."""
 
-    UNPROMISING = "unpromising"  # ends when no running beam would beat the worst finished one if it finished now
+    UNPROMISING = "unpromising"  # ends if no running beam, finished now, would beat the worst finished beam
     FULL = "full"  # ends immediately
-    NEVER = "never"  # ends when no running beam can ever beat the worst finished one
+    NEVER = "never"  # ends if no running beam can ever beat the worst finished beam
 
 
 @dataclass(frozen=True, slots=True)

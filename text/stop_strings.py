@@ -1,4 +1,4 @@
-"""Stop strings: they decide which tokens may be sent, which are withheld, and where the answer ends. Pure.
+"""Stop strings: which tokens may be sent, which tokens are withheld, and where the answer ends. Pure.
 
 Tokens and their text are withheld together. A token belongs to the answer if its text begins before the stop string. A
 token without text yet (part of a character, or a special token) begins at the end of the known text.
@@ -27,7 +27,7 @@ class Stop(NamedTuple):
 
 
 def find_stop(text: str, stops: Sequence[str]) -> Stop | None:
-    """Return the stop string whose end comes first in `text`; of several with that end, the longest."""
+    """Return the stop string that ends first in `text`. If several end at the same position, return the longest."""
     found = (Stop(begin, stop) for stop in stops if (begin := text.find(stop)) >= 0)
     return min(found, key=lambda stop: (stop.begin + len(stop.text), stop.begin), default=None)
 
@@ -35,7 +35,7 @@ def find_stop(text: str, stops: Sequence[str]) -> Stop | None:
 class StopFilter:
     """Filter that passes one choice's tokens until the first stop string.
 
-    The first one is that whose end comes first, so the result does not depend on how the text was cut. The first
+    The stop string that ends first counts, so the result does not depend on how the text was cut into tokens. The first
     `min_tokens` tokens and their text are never part of a stop string.
     """
 
@@ -50,7 +50,7 @@ class StopFilter:
 
     @property
     def passes_all(self) -> bool:
-        """Return whether there are no stop strings, so that tokens need not go through `push`."""
+        """Return whether there are no stop strings. If so, callers need not call `push`."""
         return not self._stops
 
     def push(self, token_id: int, text: str) -> PassedTokens:
@@ -103,7 +103,7 @@ class StopFilter:
         return PassedTokens(tuple(token_ids), text)
 
     def _possible_beginning(self) -> int:
-        """Return the length of the longest suffix of the withheld text that may begin a stop string."""
+        """Return the length of the longest suffix of the withheld text that may be the beginning of a stop string."""
         for length in range(min(self._longest - 1, len(self._text)), 0, -1):
             end = self._text[-length:]
             if any(stop.startswith(end) for stop in self._stops):

@@ -1,6 +1,6 @@
-"""Reports of a worker's prefix cache to routers: numbered changes to all of them, a snapshot to one that asks for it.
+"""Reports of a worker's prefix cache to routers: all routers receive numbered changes, and on request a snapshot.
 
-`CacheLog` is slightly behind the KV pool, whose journal it follows, and exact up to the last numbered change.
+`CacheLog` follows the journal of the KV pool. It lags slightly, but is exact up to its last numbered change.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ class CacheLog:
         return block_hash in self._hashes
 
     def record(self, changes: CacheChanges) -> list[cache_pb2.CacheEvents]:
-        """Apply changes and return the messages that report them: one, unless there are many changes."""
+        """Apply changes and return the messages that report them: usually one, several for many changes."""
         self._toggle(block_hash for block_hash in changes.evicted if block_hash in self._hashes)
         self._hashes.difference_update(changes.evicted)
         self._toggle(block_hash for block_hash in changes.stored if block_hash not in self._hashes)
@@ -78,11 +78,11 @@ class CacheEventPublisher:
     def on_changes(self, changes: CacheChanges) -> None:
         """Send the cache changes of a step. Call it before the tokens of that step are sent."""
         for events in self._log.record(changes):
-            for link in self._hub.links:  # one message per link, which carries that link's acknowledgement
+            for link in self._hub.links:  # one message object per link: each carries its link's acknowledgement
                 link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, cache_events=events))
 
     def knows(self, block_hash: bytes) -> bool:
-        """Return whether the block was in the cache a moment ago. Any thread may call it."""
+        """Return whether the block was in the cache after the last reported change. Any thread may call it."""
         return block_hash in self._log
 
     def send_snapshot(self, link: RouterLink[session_pb2.ConnectResponse]) -> None:

@@ -177,7 +177,7 @@ class EngineHost:
         """Checker of cached blocks; None: they are not checked."""
         on_sums = IGNORE_SUMS
         if self.at_rest is not None and prepared.options.tensor_parallel == 1:
-            on_sums = self.at_rest.take_sums  # not with several ranks: their files order a block's parts differently
+            on_sums = self.at_rest.take_sums  # only one rank: with several, files order a block's parts differently
         with ExitStack() as undo:
             undo.callback(self.memory.close)
             self.tier = open_tier(config, prepared, self.memory, on_sums)
@@ -194,7 +194,7 @@ class EngineHost:
         self.adapter_table = AdapterTable()
 
     async def load(self, on_fault: Callable[[BaseException], None]) -> LoadedModel:
-        """Load the model at the first call; return the same one later. Raises: ModelError, RankLost."""
+        """Load the model at the first call; later calls return the same model. Raises: ModelError, RankLost."""
         if self._model is None:
             if self.tier is not None:
                 self.tier.start()

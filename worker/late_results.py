@@ -25,7 +25,7 @@ async def result_or_release(asked: Asked[Result], release: Callable[[Result], No
 
 
 def release_when_done(asked: Asked[Result], release: Callable[[Result], None]) -> None:
-    """Pass the result of `asked` to `release` once there is one; failed and cancelled futures have none."""
+    """Pass the result of `asked` to `release` when it completes; do nothing if it fails or is cancelled."""
 
     def on_done(done: Asked[Result]) -> None:
         if not done.cancelled() and done.exception() is None:

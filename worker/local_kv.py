@@ -21,8 +21,9 @@ class LocalKv:
     at_rest: RestChecker | None = None  # None: no checks of cached blocks
 
     def to_check(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Draw at random some of a prompt's cached blocks, which must be checked before the prompt uses them. Call it
-        once per prompt.
+        """Return a random sample of a prompt's cached blocks, which must be checked before the prompt uses them.
+
+        Call it once per prompt.
         """
         return [] if self.at_rest is None else self.at_rest.drawn(hashes)
 
@@ -56,10 +57,9 @@ class LocalKv:
         return restored
 
     async def prepare_for_reader(self, names: Sequence[bytes], restore: bool) -> None:
-        """Prepare blocks for a fetch by another worker: load missing ones from the KV tier if `restore`, then check
-        some.
+        """Prepare blocks for a fetch by another worker: load missing blocks if `restore`, then check a random sample.
 
-        Takes a bounded time, even if it must wait for other loads.
+        Missing blocks are loaded from the KV tier. Takes a bounded time, even if it must wait for other loads.
         """
         if restore:
             hashes = self.groups.chain_of(names)

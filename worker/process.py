@@ -200,7 +200,7 @@ def run_worker(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker,
 
 async def _serve(config: WorkerConfig, step: LargestStep, make_worker: MakeWorker, nice: int) -> int:
     if config.cores is not None:
-        # The engine's thread is pinned to `cores` alone later; event loop and copies prefer the other cores.
+        # Later the engine's thread is restricted to `cores`; the event loop and copies prefer the other cores.
         pin_process(config.cores | (config.transfer_cores or frozenset()))
     if nice:
         lower_priority(nice)

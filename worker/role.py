@@ -50,7 +50,7 @@ from baton.worker.wire import groups_to_wire
 
 logger = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 5.0
-TOMBSTONE_S = 60.0  # time for which ended transfers are remembered; no command for one arrives later
+TOMBSTONE_S = 60.0  # how long an ended transfer is remembered; commands for it never arrive later
 ROLES = {session_pb2.ROLE_PREFILL: WorkerRole.PREFILL, session_pb2.ROLE_DECODE: WorkerRole.DECODE}
 SERVICE_NAMES = (
     session_pb2.DESCRIPTOR.services_by_name["SessionService"].full_name,
@@ -233,8 +233,8 @@ class ServingRole(ABC):
         self.service.report()
 
     def begin_drain(self) -> None:
-        """Drain because the process ends. Hand KV of user sessions over to other workers, unless it is stored
-        in files.
+        """Drain because the process ends. Hand the KV of user sessions over to other workers, unless a KV tier has
+        it in files.
         """
         self.drain.begin()
         tier = self._host.tier
@@ -247,7 +247,7 @@ class ServingRole(ABC):
             self._running.callback(self._handing_over.cancel)
 
     async def stop(self) -> None:
-        """Close links with their requests first, then copies, then the engine and its memory."""
+        """Close, in this order: links with their requests, running copies, the engine and its memory."""
         await self._running.aclose()
 
 

@@ -47,7 +47,7 @@ class ServicerSwitch(grpc.GenericRpcHandler):
         self._handlers += tuple(handlers)
 
     def add_registered_method_handlers(self, service_name: str, method_handlers: Any) -> None:
-        """Ignore these handlers, as grpc.aio's own server does: generated code has already registered them."""
+        """Ignore these handlers, like grpc.aio's server: they also arrive by `add_generic_rpc_handlers`."""
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         for handler in self._handlers:

@@ -306,7 +306,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self._send(link, session_pb2.ConnectResponse(adapter_state=self._worker.adapter_state))
 
     def _accepts(self, request: Open, command: session_pb2.Prefill | session_pb2.Start) -> bool:
-        """Set adapter and deadline of a new request. If it cannot be served, fail it and return False."""
+        """Set adapter and deadline of a new request and return True; fail it and return False if it is refused."""
         if self.draining:
             self._fail(request, session_pb2.FAILURE_REASON_DRAINING, f"the {self.role_name} worker is draining")
             return False
@@ -342,7 +342,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
             self._taker.take(bring.fetch.endpoint, bring.fetch.transfer_id, tuple(bring.block_hashes), turn)
 
     def _times(self, link: Link, command: session_pb2.Prefill | session_pb2.Start, number: int) -> RequestTimes:
-        """Create the times of a request whose command has arrived, and add them to the log."""
+        """Create the times of a new request, add them to the log, and return them."""
         times = RequestTimes(
             number,
             command.request_id,
@@ -362,7 +362,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
     def _report_message(
         self, reader: TransferReader | None, limit: Limit, waiting: int = 0
     ) -> session_pb2.ConnectResponse:
-        """Build the report for one router. `limit`: blocks and slots that this router may use. `reader` None: the
+        """Build the report for one router. `limit`: blocks and slots that this router may use. `reader`: None if this
         worker pulls no KV.
         """
         tier = None if self._kv.tier is None else self._kv.tier.state
@@ -395,7 +395,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
         )
 
     def _on_task_ended(self, request: Open, what: str, task: "asyncio.Future[None]") -> None:
-        """Fail a request whose task failed. `what`: log line for an unexpected error."""
+        """Fail a request whose task failed. `what`: message to log for an unexpected error."""
         error = None if task.cancelled() else task.exception()
         if isinstance(error, RequestRefused):
             self._fail(request, session_pb2.FAILURE_REASON_INVALID, str(error))
@@ -440,7 +440,7 @@ class SessionService(session_pb2_grpc.SessionServiceServicer, ABC, Generic[Open]
 
 
 class Drain:
-    """Drain of one session service; it can be called off. Lives on the event loop.
+    """Drain of one session service, which `call_off` cancels. Lives on the event loop.
 
     The worker first reports that it drains, still accepting requests that routers have already sent, and then refuses
     new ones.

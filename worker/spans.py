@@ -4,8 +4,8 @@ A prefill worker writes `worker.prefill` (from the command until its KV was read
 `worker.kv.fetch`. A decode worker writes `worker.decode` (from the command until the last token) with `worker.kv.pull`,
 `worker.decode.first_step` and `worker.decode.steps`, or the chunks of a prompt that it computes itself.
 
-Times are converted to the router's clock: `baton.clock.offset_ms` was added, with an error of at most
-`baton.clock.error_ms`.
+Times are converted to the router's clock. The attribute `baton.clock.offset_ms` is the offset that was added;
+`baton.clock.error_ms` is its maximum error.
 """
 
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def write_spans(telemetry: Telemetry, times: RequestTimes, worker_id: str, role:
 def request_spans(
     times: RequestTimes, worker_id: str, role: str, clock: WorkerClock, parent: TraceContext, root: TraceContext
 ) -> Iterator[FinishedSpan]:
-    """Yield the spans of a request. `root`: identity of the first span, under `parent`; the others are its children."""
+    """Yield the spans of a request. `root`: context of the first span, child of `parent`, parent of the others."""
     attributes: dict[str, AttributeValue] = {
         "baton.elastic_worker": worker_id,
         "baton.request_id": times.request_id,

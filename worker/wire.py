@@ -132,7 +132,7 @@ def request_of(
     adapter: int,
     objectives: Objectives,
 ) -> Request:
-    """Build the engine request of a command. A continued answer repeats no log-probabilities of its prompt.
+    """Build the engine request of a command. A continued answer gets no log-probabilities of its prompt.
 
     Raises: ValueError, naming the field.
     """

@@ -111,7 +111,7 @@ def _fetched(target: str, fetch: Callable[[AdminClient], object]) -> object:
 
 
 def safe_texts(value: Any, name: str = "") -> Any:
-    """Return JSON in which texts other than single words, such as ids chosen by clients, are replaced by ""."""
+    """Return a JSON value in which each text with more than one word is replaced by "", since it may be secret."""
     if isinstance(value, dict):
         return {key: safe_texts(each, key) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -138,7 +138,10 @@ def logs(sources: Sources) -> Iterator[tuple[str, object]]:
 
 
 def _last_lines(path: Path) -> Sequence[str]:
-    """Return the last lines of a log and of the older file that it replaced. Raises: OSError."""
+    """Return a log's last lines, up to LOG_BYTES; if the log is shorter, lines of the older file come first.
+
+    Raises: OSError.
+    """
     lines = tail(path, LOG_BYTES)
     room = LOG_BYTES - sum(map(len, lines))
     return [*(tail(older(path), room) if room > 0 and older(path).is_file() else []), *lines]

@@ -39,7 +39,7 @@ class BatonProcess:
 def admin_targets(processes: Sequence[BatonProcess], run: RunRecord | None) -> Sequence[str]:
     """Return the admin addresses of running routers, else of the last run, else the default.
 
-    A router with port 0, which chose a free port itself, cannot be reached at its address.
+    The address of a router with port 0 is useless, since the router chose a free port itself.
     """
     routers = []
     for each in processes:

@@ -40,7 +40,7 @@ def shown(name: str, value: str) -> str:
 
 
 def _is_public(name: str) -> bool:
-    """Return whether a setting is known and not secret. A text or path counts as secret if its name suggests it."""
+    """Return whether a setting is known and not secret. A text or path is secret if the setting's name suggests it."""
     info = _SETTINGS.get(name)
     if info is None:
         return name in _UP_OPTIONS

@@ -87,5 +87,5 @@ def _value(given: Mapping[str, Any]) -> Any:
 
 
 def _list(holder: Mapping[str, Any], name: str) -> Sequence[Any]:
-    """Return a field that is a list, as an empty one if it is absent or null."""
+    """Return the list in a field; an empty list if the field is absent or null."""
     return holder.get(name) or ()

@@ -22,7 +22,7 @@ def chosen_collector(trace_file: Path | None = None) -> Collector | None:
 
 
 def begin_trace_file(folder: Path, port: int, collector: Collector | None = None) -> Path:
-    """Create the file of a new run and remove other runs' files but the newest KEPT.
+    """Create the trace file of a new run. Of the files of other runs, keep only the newest KEPT.
 
     With a `collector`, the file contains only its address.
     """

@@ -24,7 +24,7 @@ class Lanes:
         self._free_at_us: list[int] = []
 
     def assign(self, began_us: int, ended_us: int) -> int:
-        """Return the first lane that is free at `began_us`. Call it in order of that time."""
+        """Return the first lane that is free at `began_us`. Calls must be in ascending order of `began_us`."""
         for lane, free_us in enumerate(self._free_at_us):
             if free_us <= began_us:
                 self._free_at_us[lane] = ended_us
@@ -42,20 +42,20 @@ class Flows:
 
     def __init__(self) -> None:
         self._numbers = count(1)
-        self._sources: dict[str, tuple[int, int, int]] = {}  # by request id: process, lane and start in µs
+        self._sources: dict[str, tuple[int, int, int]] = {}  # process, lane and start (µs) by request id
 
     def begin(self, request_id: str, pid: int, lane: int, began_us: int) -> None:
         if request_id:
             self._sources[request_id] = pid, lane, began_us
 
     def lead_to(self, request_id: str, pid: int, lane: int, at_us: int, name: str) -> Iterator[Event]:
-        """Yield an arrow from the request's lane on the router; none if the router does not know it."""
+        """Yield an arrow from the request on its router to this lane; nothing if no router has the request."""
         source = self._sources.get(request_id)
         if source is not None:
             yield from self.arrow(source, (pid, lane, at_us), name)
 
     def arrow(self, source: tuple[int, int, int], target: tuple[int, int, int], name: str) -> Iterator[Event]:
-        """Yield the two events of an arrow. `source`, `target`: process, lane, and a time within a slice there."""
+        """Yield the two events of an arrow. `source`, `target`: process, lane, and a time within its slice."""
         number = next(self._numbers)
         common = {"cat": "request", "name": name, "id": number}
         (pid, lane, at_us), (to_pid, to_lane, to_us) = source, target
@@ -121,7 +121,7 @@ def router_events(requests: Iterable[RoutedRequest], pid: int, flows: Flows) -> 
 
 
 def client_events(request: RoutedRequest, lane: int) -> Iterator[Event]:
-    """Yield the client's waits for the first token and for the rest."""
+    """Yield slices of a client: its wait for the first token, and its reading of the remaining answer."""
     came_us = max((stage.ended_us for stage in request.stages if stage.name == "return"), default=request.ended_us)
     facts = {"request": request.request_id}
     yield slice_of(CLIENTS_PID, lane, "waits for the first token", request.began_us, came_us, facts, "client")

@@ -45,7 +45,7 @@ class View:
 
     @property
     def opened_id(self) -> str:
-        """Id with which the admin port is asked for the open request; empty if none is open."""
+        """Return the id for fetching the open request from the admin port; empty if no request is open."""
         if not self.is_open or self.chosen is None:
             return ""
         return self.chosen.request_id or self.chosen.trace_id
@@ -73,7 +73,7 @@ _MEASURES: dict[Sort, Callable[[RecentRequest], float]] = {
 
 
 def ordered(requests: Sequence[RecentRequest], sort: Sort) -> list[RecentRequest]:
-    """Return the requests by descending measure; for a `sort` without one, in the router's order, newest first."""
+    """Return the requests in descending order of the measure of `sort`; the newest first if `sort` has no measure."""
     measure = _MEASURES.get(sort)
     return list(requests) if measure is None else sorted(requests, key=measure, reverse=True)
 
@@ -98,7 +98,7 @@ def pressed(view: View, key: Key, requests: Sequence[RecentRequest]) -> View:
 
 
 def _neighbour(view: View, requests: Sequence[RecentRequest], step: int) -> RequestKey | None:
-    """Return the request `step` lines below the chosen one; the first if none is chosen or it is gone."""
+    """Return the request `step` lines below the chosen one; the first one if there is no chosen one."""
     keys = [key_of(request) for request in requests]
     if not keys:
         return view.chosen
@@ -184,7 +184,7 @@ def _workers(snapshot: Snapshot, width: int, room: int | None) -> list[str]:
 
 
 def _requests(snapshot: Snapshot, view: View, width: int, room: int | None) -> tuple[list[str], int | None]:
-    """Return the table and the index of the chosen request's line."""
+    """Return the table of requests, and the index of the chosen request's line."""
     requests = ordered(snapshot.requests, view.sort)
     if not requests:
         return ["No request yet."], None

@@ -64,7 +64,7 @@ class Snapshots:
     """Takes snapshots of a router, with rates since earlier ones."""
 
     def __init__(self, admin: Admin, clock: Callable[[], float], opened: Callable[[], str] = str) -> None:
-        """Fetch from `admin`. `opened` returns the id of the request to fetch with its stalls, empty for none."""
+        """Create snapshots of the router of `admin`. `opened` returns the id of the open request, empty for none."""
         self._admin = admin
         self._clock = clock
         self._opened = opened

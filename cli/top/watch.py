@@ -19,7 +19,7 @@ from baton.cli.top.snapshot import Snapshot, Snapshots
 
 
 def show_top(admin_target: str, once: bool) -> int:
-    """Run until q or Ctrl-C, or print one frame; return 0. Raises: CommandFailed if the one frame cannot be fetched."""
+    """Show the view until q or Ctrl-C, or print one frame; return 0. Raises: CommandFailed if that frame is missing."""
     console = Console()
     if once or console.is_dumb_terminal or not (console.is_terminal and sys.stdin.isatty()):
         return _show_once(admin_target, console)
@@ -75,7 +75,7 @@ class TopSession:
                 self._draw(live)
 
     def _wait(self, seconds: float, live: Live) -> None:
-        """Handle keys for `seconds`, longer while paused; return early once a request is opened, for a new snapshot."""
+        """Handle keys for `seconds`, longer while paused. Return early when a request is opened, to fetch its data."""
         ends_s = time.monotonic() + seconds
         while True:
             left_s = PERIOD_S if self.view.is_paused else max(0.0, ends_s - time.monotonic())

@@ -21,7 +21,7 @@ def _short_id(request: RecentRequest) -> str:
 
 
 def _stalls(request: RecentRequest) -> str:
-    """Format the number of stalls; UNKNOWN for running requests, whose number lists do not contain."""
+    """Format the number of stalls; UNKNOWN for a running request, since the router does not list its number."""
     return str(request.stall_count) if request.tbt is not None and request.phase != "decode" else UNKNOWN
 
 
@@ -56,7 +56,7 @@ _FULL_ID = replace(
 
 
 def recent_lines(requests: Sequence[RecentRequest], width: int) -> list[str]:
-    """Return a table with ids that `baton why` accepts."""
+    """Return a table of requests, with ids that `baton why` accepts."""
     columns = (_FULL_ID, *COLUMNS[1:])
     lines = fitting_table(columns, requests, width)
     return lines or table([column for column in columns if column.rank == 0], requests)

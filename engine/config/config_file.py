@@ -215,7 +215,7 @@ def _attention_scale(family: Family, fields: Mapping[str, Any], head_dim: int) -
 def _ropes(
     family: Family, fields: Mapping[str, Any], windows: Sequence[int | None], head_dim: int
 ) -> tuple[tuple[RopeConfig, ...], int]:
-    """Return each layer's rotary embedding, which may differ by layer kind, and how many numbers of a head rotate."""
+    """Return each layer's rotary embedding, which depends on the layer kind, and a head's number of rotated numbers."""
     parameters = fields["rope_parameters"]
     kinds = fields["layer_types"] if "full_attention" in parameters else [None] * len(windows)
     of_kinds = {kind: parameters if kind is None else parameters[kind] for kind in dict.fromkeys(kinds)}

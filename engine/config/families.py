@@ -17,7 +17,7 @@ class Bias(Enum):
 
     STATED = auto()  # all four, if `attention_bias` is true
     NOT_OUTPUT = auto()  # queries, keys and values, if `attention_bias` is true
-    OUTPUT_APART = auto()  # output if `attention_out_bias` is true; the others if `attention_bias` is true
+    OUTPUT_APART = auto()  # output if `attention_out_bias`; queries, keys and values if `attention_bias`
     QKV = auto()  # queries, keys and values, always
 
 

@@ -215,7 +215,7 @@ class DecoderConfig(ModelConfig):
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # factor of the outputs of attention and feed-forward layers
     sinks: bool = False  # each head has a learned score that every query sees
-    labels: int | None = None  # outputs of a classification head, used instead of the vocabulary's; None: no such head
+    labels: int | None = None  # outputs of the classification head that replaces the vocabulary head; None: none
     delta: DeltaConfig | None = None
     gated_attention: bool = False  # attention's output is multiplied by the sigmoid of a gate
 

@@ -11,7 +11,7 @@ PER_SEQUENCE = {"dynamic", "longrope"}
 
 
 def per_sequence_fault(parameters: Any) -> str | None:
-    """Return why transformers' code cannot use these rotary parameters, which may be nested by layer kind; or None."""
+    """Return why transformers' code cannot use `parameters`, else None. They may be nested by layer kind."""
     if not isinstance(parameters, dict):
         return None
     if (kind := parameters.get("rope_type")) in PER_SEQUENCE:

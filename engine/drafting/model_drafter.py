@@ -1,12 +1,13 @@
 """Drafter with a small model that drafts all answers of a step together.
 
-It samples each token as the target model will: with the same parameters and the same random number, which depends on
-seed, choice and position. So both agree as often as their distributions do, also for sampled answers.
+The drafter samples each token as the target model will: with the same parameters and the same random number, which
+depends on seed, choice and position. So drafts of sampled answers are accepted as often as both models' distributions
+agree.
 
 The draft model has its own pool with a prefix cache. An answer's table covers its tokens and its drafts; KV of a wrong
-draft is overwritten. If the pool is short, answers that are not in the step release their blocks, the least recently
-used answer first; then the newest answers of the step. Their KV is recomputed once blocks are free. The drafter
-decides which passes to compute; `run` computes them.
+draft is overwritten. If the pool is short, answers release their blocks and recompute their KV later: first answers
+that are not in the step, least recently used first; then the newest answers of the step. The drafter decides which
+passes to compute; `run` computes them.
 """
 
 import time
@@ -24,7 +25,7 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 DECAY = 0.98  # factor by which a step without drafts reduces the mean extra time of first passes
 MAX_FIRST_TOKENS = 8  # maximum number of uncomputed tokens in a draft's first pass; usually one or two
 CATCH_UP_TOKENS = (256, 128, 64, 32, 16, 8, 4, 2, 1)  # sizes of a pass that computes an answer's missing KV, in tokens
-MIN_CATCH_UP_TOKENS = 8  # smaller passes would never catch up with a growing answer
+MIN_CATCH_UP_TOKENS = 8  # smallest catch-up pass that gains on a growing answer, in tokens
 MEASURED_TOKENS = (1, 4, 16, 64)  # sizes of the passes measured at start, in tokens
 MEASUREMENTS = 3  # measurements per size
 
@@ -33,7 +34,7 @@ Run = Callable[[Plan], Sequence[ChunkResult]]
 
 
 class KnownAnswer:
-    """Draft state of an answer: KV of its first `settled` tokens, then of `drafted`, is in the blocks of `table`."""
+    """Draft state of an answer. The blocks of `table` have KV of its first `settled` tokens, then of `drafted`."""
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -50,7 +51,7 @@ class KnownAnswer:
         self.settled = acquired.cached_columns * block_tokens
 
     def settle(self, token_ids: Sequence[int]) -> None:
-        """Count the drafts that were right as settled, but never the newest token: its logits are still needed."""
+        """Mark correct drafts as settled, except the newest token of the answer, whose logits are still needed."""
         newest = len(token_ids) - 1
         for token_id in self.drafted:
             if self.settled >= newest or token_ids[self.settled] != token_id:
@@ -76,7 +77,7 @@ class KnownAnswer:
 
 
 class ModelDrafter:
-    """Drafter that runs a draft model, a `CostlyDrafter`. Only the engine's thread may use it."""
+    """`CostlyDrafter` that runs a draft model. Only the engine's thread may use it."""
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class ModelDrafter:
                 cost.observe(tokens, min(self._timed(chunks)[1] for _ in range(MEASUREMENTS)))
 
     def offers(self, answers: Sequence[AnswerSoFar], most: Sequence[int]) -> list[Offer]:
-        if not self._has_drafted:  # forget gradually: the cause of slow first passes may be gone
+        if not self._has_drafted:  # decay: the cause of slow first passes may be gone
             self._longer_s *= DECAY
         self._has_drafted = False
         for answer in reversed(answers):
@@ -196,7 +197,7 @@ class ModelDrafter:
         return Offer(most, is_known=tokens - known.settled <= MAX_FIRST_TOKENS)
 
     def _hold(self, answer: AnswerSoFar, tokens: int) -> bool:
-        """Extend an answer's table to `tokens` tokens; other answers may lose their blocks. Return whether it fits."""
+        """Extend an answer's table to `tokens` tokens, if needed with other answers' blocks; return whether it fits."""
         own, columns = self._known[answer], blocks_for(tokens, self._block_tokens)
         lacking = columns - own.table.columns
         needed = self.pool.groups.blocks(lacking)

@@ -16,7 +16,7 @@ from baton.text.block_groups import ONE_GROUP, BlockGroups
 
 @dataclass(frozen=True, slots=True)
 class CacheChanges:
-    """Block hashes that can be found now, and block hashes that no longer can. No hash is in both."""
+    """Hashes added to the prefix cache, and hashes removed from it. No hash is in both."""
 
     stored: tuple[bytes, ...]
     evicted: tuple[bytes, ...]
@@ -33,7 +33,7 @@ class CacheJournal:
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
         self._notify = notify
         self._notified = False
-        self._found: deque[tuple[bytes, bool]] = deque()  # changes: a hash, and whether it became findable
+        self._found: deque[tuple[bytes, bool]] = deque()  # changes: a hash, and whether lookups find it now
 
     def take(self) -> CacheChanges | None:
         """Return the changes since the last call, or None if there are none."""
@@ -48,7 +48,7 @@ class CacheJournal:
         return CacheChanges(stored, tuple(block_hash for block_hash, found in last.items() if not found))
 
     def write(self, block_hash: bytes, found: bool) -> None:
-        """Record that a hash can be found from now on, or no longer."""
+        """Record a change of a hash. `found`: whether lookups find it from now on."""
         self._found.append((block_hash, found))
         if not self._notified:
             self._notified = True
@@ -88,7 +88,7 @@ class Published:
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """Blocks that are read without a reference on them: readers never reduce the pool's capacity.
+    """Set of blocks that are read without references on them, so that readers never reduce the pool's capacity.
 
     `broken` becomes true, permanently, before one of the blocks gets another owner; any thread may read it.
     """
@@ -170,9 +170,10 @@ class BlockPool:
             self._cached.add(block, published.block_hash not in self._children, keep)
 
     def publish(self, block: int, block_hash: bytes, parent_hash: bytes | None) -> None:
-        """Name a held block whose KV is complete. A hash that already has a block keeps it.
+        """Name a held block whose KV is complete, so that lookups find it.
 
-        Do not publish a block whose parent is not cached: lookups could never reach it.
+        Does nothing if a block already has the hash, or if the parent is not cached: lookups could never reach the
+        block.
         """
         self._require_held(block)
         if block_hash in self._by_hash or (parent_hash is not None and parent_hash not in self._by_hash):
@@ -208,14 +209,14 @@ class BlockPool:
         return self._watch(self.touch(hashes))
 
     def watch_each(self, hashes: Sequence[bytes]) -> list[Watch]:
-        """Return one watch per hash, on its block or, if it is not cached, on none. Does not mark blocks as used."""
+        """Return one watch per hash, without blocks if the hash is not cached. Does not mark blocks as used."""
         found = map(self._by_hash.get, hashes)
         return [self._watch(() if block is None else (block,)) for block in found]
 
     def keep_journal(self, notify: Callable[[], None] = lambda: None) -> CacheJournal:
         """Start a journal of cache changes, beginning with all hashes that can be found now.
 
-        It replaces an earlier journal. `notify`: see CacheJournal.
+        The new journal replaces an earlier one. `notify`: see CacheJournal.
         """
         journal = self._journal = CacheJournal(notify)
         for block_hash in self._by_hash:

@@ -221,7 +221,7 @@ class EvictionOrder:
         self.sessions.count(keep, 1)
 
     def _push(self, entries: LeafEntries, used: int, block: int) -> None:
-        if len(entries) > 2 * len(self.used) + 64:  # removes outdated entries, which frequently used blocks leave
+        if len(entries) > 2 * len(self.used) + 64:  # remove outdated entries: every use of a leaf leaves one
             entries[:] = sorted({entry for entry in entries if self._is_current(entries, *entry)})
         heapq.heappush(entries, (used, block))
 
@@ -248,7 +248,7 @@ class EvictionOrder:
         while entries and found is None:
             used, block = heapq.heappop(entries)
             if self.used.get(block) != used or not self._is_leaf(block):
-                continue  # outdated, or the block is no leaf: it is pushed again when it becomes one
+                continue  # outdated entry, or no leaf: a block is pushed again when it becomes a leaf
             if self._keeps and self._entries(block) is not entries:
                 continue
             if spares_watched and (block in self._loaded or self._is_watched(block)):
@@ -260,7 +260,10 @@ class EvictionOrder:
         return found
 
     def _on_end(self, keep: SessionRetention) -> None:
-        """Move a finished retention's leaves to the heap of its new class; others follow when they become leaves."""
+        """Move a finished retention's leaves to the heap of its new class.
+
+        The retention's other blocks enter that heap when they become leaves.
+        """
         leaves = self._protected.pop(keep, [])
         into = self._done if keep.state is RetentionState.DONE else self._others
         for used, block in leaves:

@@ -8,7 +8,7 @@ from baton.text.block_groups import BlockGroups
 
 MAX_PADDING_SHARE = 0.08  # maximum unused share of a column
 MAX_GROUPS = 32
-MIN_POSITIONS_RATIO = 2  # context length / window size; below this, groups would save next to nothing
+MIN_POSITIONS_RATIO = 2  # minimum context length / window size: with less, groups save next to nothing
 
 
 class LayerPlace(NamedTuple):
@@ -41,7 +41,7 @@ def layer_groups(config: ModelConfig, block_tokens: int) -> LayerGroups:
     if layers is None or config.max_positions < MIN_POSITIONS_RATIO * window:
         return one
     groups = BlockGroups(-(-whole_layers // layers), -(-windowed_layers // layers), window, block_tokens)
-    seen = {True: 0, False: groups.whole * layers}  # next place for a layer without a window (True), with one (False)
+    seen = {True: 0, False: groups.whole * layers}  # next index: True: without window, False: with one
     places = []
     for each in windows:
         places.append(LayerPlace(*divmod(seen[each is None], layers)))

@@ -34,7 +34,7 @@ class KvLayout:
 
     For models with a recurrent state, the state after a block's last computed token is stored at the block's end:
     `state_numbers` in float32, then its token count in int32. So copying, swapping, sending and naming blocks covers
-    states too. With several ranks, each stores a part of the numbers, and the count.
+    states too. With several ranks, each rank stores its part of the numbers, and the token count.
 
     A block is one contiguous extent of `block_bytes`; a range of its heads is a rectangular slice. Scales follow the
     numbers of their head, so that rows stay aligned. A block has the layers of one of `groups`; a column has one block
@@ -46,7 +46,7 @@ class KvLayout:
     block_tokens: int
     head_dim: int
     dtype: torch.dtype  # stored dtype
-    value_prefix: int | None = None  # leading numbers of a key that are the value; None if values are stored apart
+    value_prefix: int | None = None  # leading numbers of a key that are its value; None: values are stored separately
     state_numbers: int = 0  # float32 numbers of a recurrent state; 0 without one
     state_ranks: int = 1  # ranks among which the state is divided
     groups: BlockGroups = ONE_GROUP
@@ -125,7 +125,7 @@ class KvLayout:
 def kv_layout(config: ModelConfig, dtype: torch.dtype, block_tokens: int | None) -> KvLayout:
     """Return the KV layout of a model.
 
-    `block_tokens`: by default BLOCK_TOKENS, or the multiple of it at which a state is at most STATE_SHARE of a block.
+    `block_tokens`: by default the least multiple of BLOCK_TOKENS at which a state is at most STATE_SHARE of a block.
     Raises: ValueError for an invalid block size, ModelError for one that the dtype does not allow.
     """
     if block_tokens is not None and block_tokens < 1:

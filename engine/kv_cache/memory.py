@@ -80,8 +80,8 @@ def prepare_with_spare_memory(
     """Load the weights on a GPU and size the pool by the memory that they and a step leave.
 
     Ignores `asked.kv_memory_bytes`. `utilization`: this process's share of the GPU's memory. `adapters`: AdapterSet
-    that can receive adapters later. `set_aside_bytes`: kept free for what is loaded later. With several ranks, each
-    measures its part and the one with the least memory left decides; `ranks`: options of the others.
+    that can receive adapters later. `set_aside_bytes`: kept free for what is loaded later. Every rank measures its
+    part; the rank with the least memory left decides. `ranks`: options of the other ranks.
 
     Raises: ModelError with the amounts if nothing is left; RankLost.
     """
@@ -161,7 +161,7 @@ class StepTrial:
 def kv_bytes_left(
     memories: Sequence[StepMemory], utilization: float, block_bytes: int, set_aside_bytes: int = 0
 ) -> int:
-    """Return the pool bytes per rank: those left on the rank with the least memory. Raises: ModelError."""
+    """Return the pool bytes per rank: the bytes left on the rank that has the fewest left. Raises: ModelError."""
     left, rank = min((spare_kv_bytes(each, utilization, set_aside_bytes), rank) for rank, each in enumerate(memories))
     if left < block_bytes:
         memory, where = memories[rank], f" (rank {rank})" if len(memories) > 1 else ""

@@ -18,10 +18,10 @@ NAMED_POOLS = 4
 """Maximum number of remembered block hashes, in multiples of the pool's blocks. Those of the oldest turn go first."""
 MIN_PAUSE_S = 0.05  # an earlier arrival is a retry of the same turn
 INITIAL_PAUSE_S = 5.0  # expected pause before any is measured
-INITIAL_PATIENCE_S = 300.0  # how long a next turn is waited for, before MIN_PAUSES are measured
+INITIAL_PATIENCE_S = 300.0  # longest wait for a next turn until MIN_PAUSES are measured
 MIN_PAUSES = 8  # measured pauses before their distribution is used
-MIN_PATIENCE_RATIO = 4.0  # a next turn is waited for at least this multiple of its expected pause
-PATIENCE_QUANTILE = 0.95  # a next turn is waited for up to this quantile of all pauses
+MIN_PATIENCE_RATIO = 4.0  # minimum ratio of the longest wait for a next turn to its expected pause
+PATIENCE_QUANTILE = 0.95  # longest wait for a next turn, as a quantile of all pauses
 PAUSE_EWMA_WEIGHT = 0.3  # weight of the newest pause in a session's mean
 DECAY = 0.999  # factor by which each later pause, of any session, reduces the weight of a pause
 DOUBLE_COST_BLOCKS = 2048
@@ -337,7 +337,7 @@ class Sessions:
         session.pauses += 1
 
     def _expect(self, keep: SessionRetention, due_s: float) -> None:
-        """Set when the next turn is expected: the cheaper the session's blocks are to restore, the later."""
+        """Set the expected time of the next turn: `due_s`, delayed if the session's blocks are cheap to restore."""
         keep.wake_s = min(due_s, keep.lapse_s)
         keep.due_s = self.now + max(0.0, due_s - self.now) / self.price(keep.blocks)
         heapq.heappush(self.wakes, (keep.wake_s, next(self._numbers), keep))

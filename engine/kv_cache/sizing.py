@@ -85,13 +85,13 @@ class KvSizing:
 
     @property
     def concurrency(self) -> float:
-        """Number of concurrent requests of maximum length; all but one have released what is before their windows."""
+        """Number of concurrent requests of maximum length, if at most one of them is still computing its prompt."""
         if self.blocks < self.request_blocks:
             return self.blocks / self.request_blocks
         return 1 + (self.blocks - self.request_blocks) / self.answer_blocks
 
     def bytes_for(self, requests: int) -> int:
-        """Return the memory for this many concurrent requests of maximum length."""
+        """Return the pool bytes for `requests` concurrent requests of maximum length."""
         return (self.request_blocks + (requests - 1) * self.answer_blocks) * self.block_bytes
 
     @property
@@ -102,7 +102,7 @@ class KvSizing:
 def host_pieces(slots: int, block_bytes: int) -> Iterator[int]:
     """Divide the slots into allocations of host memory, and yield the number of slots of each.
 
-    PyTorch rounds pinned memory up to a power of two: allocations of nearly such a size waste next to nothing.
+    PyTorch rounds pinned memory up to a power of two, so allocations just below a power of two waste little.
     """
     while slots:
         whole = _rounded(slots * block_bytes)
@@ -148,7 +148,7 @@ class StepMemory:
 def spare_kv_bytes(memory: StepMemory, utilization: float, set_aside: int = 0) -> int:
     """Return the bytes left for KV, limited by `utilization` and by free memory; zero or negative if none are left.
 
-    `utilization`: this process's share of the memory; other processes' memory counts only if it leaves less than this.
+    `utilization`: this process's share of the GPU's memory. Other processes' memory counts only if it leaves less.
     `set_aside`: bytes for what is loaded later, such as adapters.
     """
     needed = memory.peak - memory.pool + set_aside + GPU_RESERVE_BYTES

@@ -146,7 +146,7 @@ class AdapterSet:
         self._count = 0
 
     def adopt(self, modules: Callable[[], Mapping[str, StackedFactors]]) -> None:
-        """Adapt modules that apply factors themselves. `modules`: returns their factors; called by the first `add`."""
+        """Include modules that apply factors themselves. `modules`: returns their factors; the first `add` calls it."""
         self._adopted = modules
 
     def adapted(
@@ -186,7 +186,7 @@ class AdapterSet:
         return self._count
 
     def skip(self) -> int:
-        """Use up the next number, which belongs to weights or to an adapter that failed on this rank."""
+        """Reserve and return the next number, for weights or for an adapter that failed on this rank."""
         return self.add("none", Adapter({}))
 
     def remove(self, number: int) -> None:
@@ -207,5 +207,5 @@ class AdapterSet:
 
 
 def is_adaptable(module: str) -> bool:
-    """Return whether a module can be adapted: it must get all rows in order, which the head and experts do not."""
+    """Return whether a module can be adapted. Head and experts cannot: they do not receive all rows in order."""
     return module.endswith(("_proj", "_proj_with_mqa")) and "expert" not in module

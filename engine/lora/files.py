@@ -81,7 +81,7 @@ class AdapterConfig:
     rank: int
     alpha: float
     use_rslora: bool
-    rank_pattern: Mapping[str, int]  # by regular expression of the end of a module name
+    rank_pattern: Mapping[str, int]  # LoRA rank by regular expression of a module name's end
     alpha_pattern: Mapping[str, float]
     target_modules: tuple[str, ...]  # endings of module names; empty if the folder has a pattern
     narrowed: NarrowedTargets | None = None
@@ -97,7 +97,7 @@ class AdapterConfig:
         return alpha / math.sqrt(rank) if self.use_rslora else alpha / rank
 
     def targets(self, module: str) -> bool:
-        """Return whether PEFT adapts a module; tensors of others are ignored."""
+        """Return whether PEFT adapts a module; tensors of other modules are ignored."""
         narrowed = self.narrowed or NarrowedTargets()
         if self._is_named("exclude_modules", narrowed.exclude_modules, module):
             return False

@@ -117,7 +117,7 @@ class DecoderModel:
         return stream.end()
 
     def _runs(self, batch: Batch, kv: KvPages) -> StateRuns | None:
-        """Return this step's states of recurrent layers, and mark them as written; None without such layers.
+        """Return where recurrent layers read and write states, and mark states as written; None without such layers.
 
         Call it once per step.
         """

@@ -33,7 +33,7 @@ class DeltaNet:
     eps: float
 
     def __call__(self, projected: torch.Tensor, kv: KvPages, runs: StateRuns) -> torch.Tensor:
-        """Compute `[tokens, value_size]`. projected: each token's queries, keys, values, gates, betas, decays."""
+        """Return output `[tokens, value_size]`. projected: each token's queries, keys, values, gates, betas, decays."""
         sizes, tokens = self.sizes, len(projected)
         mixed, gate, beta, decay = self._split(projected)
         matrices, inputs = self._states(kv)
@@ -97,7 +97,7 @@ class DeltaNet:
 
 
 def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
-    """Return where a step's layers read and write states; store the token counts after the step in the written blocks.
+    """Return where a step's layers read and write states; store the new token counts in the blocks that they write.
 
     A block whose token count is not the expected one has a BROKEN state. `state_numbers`: offset of the token count.
     """
@@ -119,7 +119,7 @@ def begin_runs(rows: PagedRows, kv: KvPages, state_numbers: int) -> StateRuns:
     begins[:alone].masked_fill_(found[:alone] == positions[:alone] + 1, StateInit.AGAIN)
     begins.masked_fill_(positions == 0, StateInit.ZERO)
     if rows.prefills is not None:
-        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # state of an earlier run in this step
+        begins[alone:].masked_fill_(follows_another > 0, StateInit.STORED)  # an earlier run in this step stored it
     ends[destinations] = (positions + lengths).int()
     starts = F.pad(lengths.cumsum(0), (1, 0))
     return StateRuns(starts, sources, destinations, begins, alone, tuple(itertools.chain.from_iterable(long)))

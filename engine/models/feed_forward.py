@@ -143,7 +143,7 @@ def stacked(experts: Experts) -> Experts | ExpertStack:
 
 
 def _plus(made: torch.Tensor, bias: torch.Tensor | None, chosen: torch.Tensor) -> torch.Tensor:
-    """Add to each pair of row and expert the bias of its expert. `chosen`: expert of each pair."""
+    """Add biases to the outputs of (row, expert) pairs. `chosen`: expert of each pair."""
     return made if bias is None else made + bias[chosen]
 
 

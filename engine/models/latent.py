@@ -24,7 +24,7 @@ MOST_TOGETHER = 16  # heads that share one read of a row: as many as a GPU's mat
 
 
 def groups_of(heads: int) -> int:
-    """Return the number of groups into which heads are divided; the heads of a group read the row together."""
+    """Return the number of groups into which heads are divided; the heads of a group share one read of a row."""
     return heads // math.gcd(heads, MOST_TOGETHER)
 
 

@@ -91,7 +91,7 @@ class Fp8Linear:
     weight: Fp8Weight
 
     def __call__(self, x: torch.Tensor, adapters: AdapterRows | None = None) -> torch.Tensor:
-        """Multiply unscaled numbers, whose 4 significant bits are exact in every dtype, and scale the product."""
+        """Multiply by the unscaled numbers, which every dtype represents exactly, and then scale the product."""
         numbers, bias = self.weight.numbers, self.weight.bias
         out = tiled_linear(x, len(numbers), lambda tile: reduced(numbers[tile], x.dtype), None)
         out = (out * (self.weight.scales * FLOAT16_RATIO)).to(x.dtype)
@@ -110,7 +110,7 @@ class BlockFp8Linear:
 
 
 def spelled_blocks(weight: BlockFp8Weight, rows: slice, dtype: torch.dtype) -> torch.Tensor:
-    """Dequantise the rows `rows` of a weight."""
+    """Dequantise `rows` of a weight: `[rows, in]` in `dtype`."""
     height, width = weight.block
     blocks = torch.arange(rows.start, rows.stop, device=weight.scales.device) // height
     numbers = reduced(weight.numbers[rows], torch.float32)

@@ -33,13 +33,13 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class WholeNorms:
-    """RMSNorm over all queries of a token together, and over all its keys, before rotation (OLMo 2)."""
+    """RMSNorm of a token's queries over all heads together, and likewise of its keys, before rotation (OLMo 2)."""
 
     query: torch.Tensor  # [heads * head_dim], like the weight of a Norm
     key: torch.Tensor  # [kv_heads * head_dim]
     eps: float
     ranks: int = 1
-    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums  # sums over all ranks
+    total: Callable[[torch.Tensor], torch.Tensor] = lambda sums: sums  # adds up the sums of all ranks
 
     def __call__(self, qkv: torch.Tensor) -> torch.Tensor:
         """Normalise qkv, `[tokens, all heads]`, in place."""
@@ -86,7 +86,7 @@ class Stream:
             return fused_linear(self._x, *fused, norm=weight, eps=eps, gate=gate, out=out)
         normal = self.normal(norm)
         if out is not None and isinstance(linear, DenseLinear) and linear.bias is None and gate is None:
-            return torch.mm(normal, linear.weight.T, out=out)  # copying many logits to `out` takes as long as a layer
+            return torch.mm(normal, linear.weight.T, out=out)  # no copy: copying many logits is as slow as a layer
         made = linear(normal, adapters)
         made = made if gate is None else gate_mul(made, gate)
         return made if out is None else out.copy_(made)

@@ -1,7 +1,7 @@
-"""Read experts that a checkpoint stacks in one tensor per projection (gpt-oss) as if each had tensors of its own.
+"""Read single experts from a checkpoint that stacks all experts in one tensor per projection (gpt-oss).
 
-`experts.3.up_proj.weight` is then part of `experts.gate_up_proj`, `[experts, inputs, outputs]`, in which gate and up
-outputs alternate. Biases are stacked in the same way; so are blocks and scales of MXFP4, as `[experts, outputs, ...]`.
+For example, `experts.3.up_proj.weight` is read from `experts.gate_up_proj`, `[experts, inputs, outputs]`, in which gate
+and up outputs alternate. Biases, and blocks and scales of MXFP4, are stacked as `[experts, outputs, ...]`.
 """
 
 import re
@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
     name: str
     expert: int
-    first: int  # index of the first output; every `step`-th one from there on belongs to the expert's tensor
+    first: int  # index of the expert tensor's first output; its outputs are `step` apart
     step: int
     is_transposed: bool
 
@@ -47,7 +47,10 @@ class _Whole:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsApart:
-    """Stored tensors, with one tensor per expert. A stacked tensor stays in memory until all its experts are taken."""
+    """Stored tensors, but with one tensor per expert instead of stacked ones.
+
+    A stacked tensor stays in memory until the tensors of all its experts are taken.
+    """
 
     stored: StoredTensors
     count: int  # number of experts

@@ -33,7 +33,7 @@ UNINFORMATIVE_FIELDS = ("transformers_version", "_name_or_path", "dtype", "torch
 
 @reads(ModelError)
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """Return the safetensors files that the checkpoint's index names, or its only one; otherwise its GGUF file."""
+    """Return the files with the weights: all safetensors files of the index, or the only one, or else the GGUF file."""
     index = folder / INDEX_FILE
     if not index.exists():
         if (folder / SINGLE_FILE).is_file():
@@ -59,10 +59,11 @@ def has_weights(folder: Path) -> bool:
 
 @reads(ModelError)
 def model_fingerprint(folder: Path) -> bytes:
-    """Return 32 bytes that are equal for equal checkpoints, from the configuration and a sample of the weights.
+    """Return a digest (32 bytes) of the configuration and a sample of the weights. Equal checkpoints have equal ones.
 
-    Of each file, the header (names, shapes, dtypes), the size and up to 4 MiB spread evenly over it are hashed. This is
-    cheap for any model size. It detects another model or training run, but not a single changed weight in a large file.
+    Of each file, the header (names, shapes, dtypes), the size, and up to 4 MiB spread evenly over the file are hashed.
+    This is cheap for any model size. The digest of another model or training run differs, but one changed weight in a
+    large file may go unnoticed.
     """
     config = read_json(folder / "config.json")
     described = {key: value for key, value in config.items() if key not in UNINFORMATIVE_FIELDS}
@@ -114,17 +115,17 @@ class TensorShape:
 
     @property
     def is_projection(self) -> bool:
-        """Return whether the tensor is a weight of one projection or of stacked experts, which quantisation shrinks."""
+        """Return whether the tensor is a weight that quantisation shrinks: of one projection, or of stacked experts."""
         module = self.name.removesuffix(".weight")
         return len(self.shape) > 1 and is_quantisable(module) and not module.endswith(NOT_PROJECTIONS)
 
     @property
     def is_experts(self) -> bool:
-        """Return whether the tensor is a projection weight of all experts."""
+        """Return whether the tensor contains one projection's weights of all experts."""
         return len(self.shape) == 3 and self.is_projection
 
     def loaded_bytes(self, format: WeightFormat, number_bytes: int, group_inputs: int = GROUP_INPUTS) -> int:
-        """Return the tensor's bytes when loaded; not for GGUF. `number_bytes`: size of an unquantised number."""
+        """Return the tensor's bytes in memory; not for GGUF. `number_bytes`: bytes of an unquantised number."""
         if format is WeightFormat.MXFP4 and self.is_experts:
             return self.numbers // 2 + self.numbers // GROUP_INPUTS * GROUP_BYTES
         if format in (WeightFormat.PLAIN, WeightFormat.MXFP4) or not self.is_projection:
@@ -152,7 +153,7 @@ class PlannedWeights:
 
 @dataclass(frozen=True, slots=True)
 class LoadedBytes:
-    """Bytes of each tensor of a loaded checkpoint, by name."""
+    """Size in memory of each tensor of a checkpoint, in bytes, by name."""
 
     tensors: Mapping[str, int]
 
@@ -172,9 +173,9 @@ class LoadedBytes:
 
 @reads(ModelError)
 def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str, number_bytes: int) -> PlannedWeights:
-    """Return format and size of a model's weights when loaded. Raises: ModelError.
+    """Return the format and size that a model's weights will have in memory. Raises: ModelError.
 
-    `folder` needs only config.json, except for GGUF.
+    `folder` needs only config.json, but for GGUF also the weights.
     """
     format = weight_format(folder, quantize)
     if format is WeightFormat.GGUF:
@@ -187,10 +188,10 @@ def planned_weights(folder: Path, tensors: Iterable[TensorShape], quantize: str,
 def loaded_bytes(
     folder: Path, format: WeightFormat, number_bytes: int, packed: bool = False, unused: tuple[str, ...] = ()
 ) -> LoadedBytes:
-    """Return the bytes of a checkpoint when loaded, from the headers of its files. Raises: ModelError.
+    """Return the size in memory of each tensor of a checkpoint; reads only the files' headers. Raises: ModelError.
 
-    `packed`: for a CPU's native kernels, which keep bfloat16 numbers in two bytes. `unused`: name prefixes of tensors
-    that are not read.
+    `packed`: whether weights are packed for a CPU's native kernels, which keep bfloat16 numbers in two bytes.
+    `unused`: name prefixes of tensors that are not read.
     """
     files = weight_files(folder)
     if format is WeightFormat.GGUF:
@@ -215,7 +216,7 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored_group_inputs(folder: Path) -> int | None:
-    """Return the group size of an AWQ or GPTQ checkpoint; None if config.json has none, or each row is one group."""
+    """Return the inputs per group of an AWQ or GPTQ checkpoint; None if config.json has none, or a row is one group."""
     fields = read_json(folder / "config.json").get("quantization_config") or {}
     size = int(fields.get("group_size", fields.get("q_group_size")) or 0)
     return size if size > 0 else None

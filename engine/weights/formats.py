@@ -15,7 +15,7 @@ GGUF_SUFFIX = ".gguf"
 
 
 class WeightFormat(StrEnum):
-    """Format of weights: plain, three that are quantised while loading, and those of quantised checkpoints."""
+    """Format of weights: plain, quantised while loading (int8, int4, fp8), or as stored in a quantised checkpoint."""
 
     PLAIN = "none"
     INT8 = "int8"
@@ -31,7 +31,7 @@ class WeightFormat(StrEnum):
 MADE_WHILE_LOADING = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FP8)
 WITH_INT8_HEAD = (WeightFormat.INT8, WeightFormat.INT4)  # formats whose head a CPU's native kernels keep in int8
 STORED = (WeightFormat.AWQ, WeightFormat.GPTQ, WeightFormat.MXFP4, WeightFormat.GGUF, WeightFormat.FP8_BLOCKS)
-CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # formats that ranks can split
+CUT = (WeightFormat.PLAIN, *MADE_WHILE_LOADING, WeightFormat.MXFP4)  # formats whose weights can be split between ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class PackedFormat:
 def weight_format(folder: Path, quantize: str) -> WeightFormat:
     """Return the format of the weights in memory. `quantize`: "none" or a WeightFormat's value.
 
-    Raises: ModelError if the checkpoint is quantised otherwise or in an unsupported way.
+    Raises: ModelError if the checkpoint is quantised in an unsupported format, or not as `quantize` requests.
     """
     try:
         wanted = WeightFormat(quantize)
@@ -91,7 +91,7 @@ def gguf_file(folder: Path) -> Path:
 
 
 def packed_format(config: Mapping[str, Any]) -> PackedFormat | None:
-    """Return the quantisation that config.json states, or None. Raises: ModelError for an unsupported one."""
+    """Return the quantisation that config.json states; None without any. Raises: ModelError if it is unsupported."""
     fields = config.get("quantization_config")
     if fields is None:
         return None

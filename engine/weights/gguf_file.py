@@ -134,10 +134,10 @@ def _header(reader: "_Reader", path: Path) -> GgufHeader:
 
 
 def _tensor_info(reader: "_Reader", path: Path) -> GgufTensor:
-    """Read a tensor's description. Its `start` is in bytes from the start of the tensor data, not of the file."""
+    """Read a tensor's description. Its `start` is a byte offset in the tensor data, not yet in the file."""
     name, dimensions = reader.text(), reader.number("I")
     if not 1 <= dimensions <= MOST_DIMENSIONS:
-        raise ModelError(f"{path}: tensor {name} has {dimensions} dimensions")
+        raise ModelError(f"{path}: tensor {name} has {dimensions} dimensions; supported are 1 to {MOST_DIMENSIONS}")
     shape = tuple(reversed([reader.number("Q") for _ in range(dimensions)]))
     number, start = reader.number("I"), reader.number("Q")
     try:
@@ -211,7 +211,7 @@ PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-UNUSED = {"rope_freqs.weight"}  # tensors not read: config.json has their numbers
+UNUSED = {"rope_freqs.weight"}  # tensors that are not read, since config.json has the same numbers
 INTERLEAVED_ARCHITECTURES = ("llama",)
 INTERLEAVED_MODULES = ("self_attn.q_proj", "self_attn.k_proj")
 
@@ -227,12 +227,14 @@ def gguf_name(name: str) -> str | None:
 
 
 def is_interleaved(architecture: str, name: str) -> bool:
-    """Return whether llama.cpp reordered the rows of this tensor so that rotated pairs are adjacent."""
+    """Return whether llama.cpp reordered the tensor's rows, so that the two rows of a rotated pair are adjacent."""
     return architecture in INTERLEAVED_ARCHITECTURES and name.rpartition(".")[0].endswith(INTERLEAVED_MODULES)
 
 
 def halves_again(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Undo the reordering of rows `[heads * head_dim, ...]`: per head, put first rows of pairs before second rows."""
+    """Undo llama.cpp's reordering of rows `[heads * head_dim, ...]`: in each head, move the second row of every pair
+    behind the first rows of all pairs.
+    """
     pairs = rows.view(-1, head_dim // 2, 2, *rows.shape[1:])
     return pairs.transpose(1, 2).reshape(rows.shape)
 
@@ -257,13 +259,16 @@ def _halves(blocks: torch.Tensor, start: int) -> torch.Tensor:
 
 
 def _nibbles(packed: torch.Tensor, run: int) -> torch.Tensor:
-    """Unpack uint8 [..., bytes] to [..., 2 x bytes]: for every `run` bytes, all low halves, then all high halves."""
+    """Unpack uint8 [..., bytes] to [..., 2 x bytes]: for every `run` bytes, all low nibbles, then all high nibbles."""
     runs = packed.unflatten(-1, (-1, 1, run))
     return torch.cat([runs & 15, runs >> 4], dim=-2).flatten(-3)
 
 
 def _bits(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
-    """Unpack uint8 [..., bytes] to [..., count x bytes]: the lowest `width` bits of all bytes, then the next, etc."""
+    """Split each byte into `count` numbers of `width` bits: uint8 [..., bytes] to [..., count x bytes].
+
+    The numbers in the lowest bits of all bytes come first.
+    """
     mask = (1 << width) - 1
     return torch.stack([(packed >> (width * index)) & mask for index in range(count)], dim=-2).flatten(-2)
 
@@ -286,8 +291,8 @@ def _q5_0(blocks: torch.Tensor) -> torch.Tensor:
 def _sub_scales(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scales and minima of the 8 sub-blocks of Q4_K and Q5_K, float32 [..., blocks, 8, 1].
 
-    Scales and minima have 6 bits. The first four of each are in bytes of their own, whose upper two bits belong to the
-    last four.
+    Scales and minima have 6 bits. The first four scales have one byte each, whose upper two bits belong to one of the
+    last four scales. Minima are stored in the same way.
     """
     low, middle, last = blocks[..., 4:16].split(4, dim=-1)
     scales = torch.cat([low & 63, (last & 15) | ((low >> 2) & 48)], dim=-1)
@@ -309,7 +314,7 @@ def _q5_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _q6_k(blocks: torch.Tensor) -> torch.Tensor:
-    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. A byte has the upper two bits of four numbers."""
+    """Dequantise Q6_K: 16 sub-blocks of 16 numbers. The upper two bits of four numbers share a byte."""
     low = _nibbles(blocks[..., :128], 64)
     high = _bits(blocks[..., 128:192].unflatten(-1, (2, 32)), 4, 2).flatten(-2)
     codes: torch.Tensor = (low | (high << 4)).unflatten(-1, (16, 16)).float() - 32

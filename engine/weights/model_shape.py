@@ -33,7 +33,7 @@ def read_model_shape(folder: Path) -> ModelShape:
 
 
 def _class_of(config: ModelConfig) -> Any:
-    """Return the transformers class whose head is the one that Baton serves."""
+    """Return the transformers class of the model with the head that Baton serves."""
     if config.makes_answers:
         return AutoModelForCausalLM
     is_headless = isinstance(config, EncoderConfig) and config.labels is None

@@ -1,8 +1,8 @@
 """Read the weights of a checkpoint, all of them or one rank's part, as stored or quantised while loading.
 
 Files are mapped, never unpickled. Only projections are quantised. Embedding, norms and biases have the model's dtype,
-as in vLLM; so do routers of experts, which are small and sensitive, and the head unless the checkpoint stores it
-quantised.
+as in vLLM. Routers of experts, which are small and sensitive, have it too. The head is quantised only if it is stored
+so.
 
 AWQ: https://arxiv.org/abs/2306.00978, its "gemm" packing. GPTQ: https://arxiv.org/abs/2210.17323. MXFP4:
 https://arxiv.org/abs/2310.10537.
@@ -56,7 +56,7 @@ BODY = "model."
 EMBEDDING = f"{BODY}embed_tokens.weight"
 BLOCK_SCALES = "weight_scale_inv"  # suffix of tensors with the scales of fp8 blocks
 PER_WORD = 8
-# For each of the eight columns in an AWQ word: index of its nibble, the lowest being 0.
+# For each of the eight columns in an AWQ word: index of its nibble; index 0 is the lowest nibble.
 AWQ_NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)
 ONE_IN_EACH_NIBBLE = 0x11111111
 
@@ -66,25 +66,25 @@ Size = int | tuple[int, ...]
 
 
 def parts_of(names: Sequence[str], sizes: Sequence[Size]) -> list[tuple[int, ...]]:
-    """Return, for each module, the number of rows of each projection that it stacks.
+    """Return a tuple per module: the number of rows of each projection in the module.
 
-    One name with several sizes is one module.
+    A single name with several sizes is one module that stacks several projections.
     """
     of_each = [(size,) if isinstance(size, int) else size for size in sizes]
     return [tuple(itertools.chain.from_iterable(of_each))] if len(names) == 1 else of_each
 
 
 class WeightSource(Protocol):
-    """Checkpoint, each of whose tensors may be taken once. Raises ModelError if one is missing or has another shape."""
+    """Tensors of a checkpoint; each can be read once. Raises ModelError if a tensor is missing or has another shape."""
 
     def tensor(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a tensor on the compute device, in `dtype` or else in the compute dtype."""
+        """Return a tensor on the compute device, in `dtype`; None: in the compute dtype."""
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
         """Return projections of the same input, stacked into one weight: module `names[i]` has `sizes[i]` rows.
 
-        One name with several sizes is a module that is already stacked. Sizes are those of the checkpoint; with several
-        ranks, the weight is this rank's part.
+        A single name with several sizes is a module that the checkpoint stores already stacked. Sizes are always those
+        of the checkpoint, but with several ranks the result is only this rank's part.
         """
 
 
@@ -98,9 +98,9 @@ def open_weights(
     shard: Shard,
     progress: bool,
 ) -> Iterator[WeightSource]:
-    """Open a checkpoint. Raises: ModelError, also at the end if a tensor other than a tied head was not taken.
+    """Open a checkpoint. Raises: ModelError, also on exit if the model left a tensor unread, except a tied head.
 
-    A progress bar is shown on a terminal, and with `progress` always.
+    A progress bar is shown on a terminal; with `progress`, also elsewhere.
     """
     files, ignored = weight_files(folder), {"lm_head.weight"} if config.tie_word_embeddings else set()
     total = sum(file.stat().st_size for file in files)
@@ -120,18 +120,18 @@ def open_weights(
             left = {name for name in stored.left - ignored if not name.endswith("rotary_emb.inv_freq")}
             left = {name for name in left if not name.startswith(config.unused_tensors)}
         bar.update(total - bar.n)  # file headers complete the bar
-        if left:  # the checkpoint has another architecture, so results would be wrong
+        if left:  # such a checkpoint has another architecture, so results would be wrong
             where = "GGUF file" if format is WeightFormat.GGUF else "checkpoint"
             raise ModelError(f"the {where} has {len(left)} tensors this model does not use, among them {min(left)}")
 
 
 class CheckpointTensors:
-    """Tensors of safetensors files, which stay open as long as `stack`."""
+    """Tensors of safetensors files. The files stay open until `stack` is closed."""
 
     def __init__(self, files: tuple[Path, ...], stack: ExitStack, device: torch.device, bar: "tqdm[Any]") -> None:
         self._device = device
         self._bar = bar
-        self._files: dict[str, Any] = {}  # open file by tensor name; removed when taken
+        self._files: dict[str, Any] = {}  # open file of each tensor that was not read yet
         for file in files:
             try:
                 opened = stack.enter_context(safe_open(file, framework="pt", device="cpu"))
@@ -171,8 +171,8 @@ class CheckpointTensors:
 
 
 class Cut(Enum):
-    OUTPUTS = "outputs"  # query, key, value, gate and up projections: each rank computes some of the outputs
-    INPUTS = "inputs"  # output and down projections: each rank computes a summand of all outputs
+    OUTPUTS = "outputs"  # each rank computes some of the outputs: query, key, value, gate and up projections
+    INPUTS = "inputs"  # each rank has some of the inputs, and outputs are summed: output and down projections
     VOCABULARY = "vocabulary"
 
 
@@ -186,7 +186,7 @@ CUTS = {
 
 
 class CheckpointWeights:
-    """Weights of safetensors files. Each rank reads complete tensors, since scales are per row, and keeps its part."""
+    """Weights of safetensors files. A rank reads complete tensors, since scales are per row, and keeps its part."""
 
     def __init__(
         self,
@@ -209,7 +209,7 @@ class CheckpointWeights:
         return self._tensors.take(name, STORED_DTYPES, *shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Return a weight; it stays unquantised if its number of inputs is not a multiple of the group size."""
+        """Return a weight, unquantised if its number of inputs is not a multiple of the group size."""
         modules = list(zip(names, parts_of(names, sizes), strict=True))
         if self._packed is not None and all(self._tensors.has(f"{name}.qweight") for name in names):
             return stack_int4([self._read_packed(name, sum(parts), inputs, bias) for name, parts in modules])
@@ -239,7 +239,7 @@ class CheckpointWeights:
         return CUTS.get(name.rpartition(".")[2]) if self._shard.degree > 1 else None
 
     def _rows(self, parts: Sequence[int], cut: Cut | None) -> Sequence[slice]:
-        """Return this rank's rows of a module with projections of `parts` rows; an empty result means all rows."""
+        """Return this rank's rows of a module; empty: all rows. `parts`: rows of each projection in the module."""
         if cut is Cut.VOCABULARY:
             own = self._shard.vocabulary(sum(parts))
             return [slice(own.start, own.stop)]
@@ -294,7 +294,8 @@ class CheckpointWeights:
             return Int4Weight(codes.T.contiguous(), scales, zeros.T.contiguous(), bias=own_bias)
         qweight = tensors.take(f"{module}.qweight", (torch.int32,), inputs // PER_WORD, outputs)
         if self._packed is not None and self._packed.zeros_less_one:
-            # Add 1 to all zero points of a word in one sum: GPTQModel subtracted in this way, borrows included.
+            # Add 1 to all zero points of a word by one addition. GPTQModel subtracted 1 by one subtraction, in which
+            # nibbles may borrow from one another. The addition undoes that too.
             qzeros = qzeros + ONE_IN_EACH_NIBBLE
         codes = _nibbles(qweight.T).flatten(1)  # [out, in]
         zeros = _nibbles(qzeros).flatten(1).T.contiguous()
@@ -311,7 +312,10 @@ class CheckpointWeights:
         return BlockFp8Weight(numbers, scales, (height, width), own_bias)
 
     def _packed_bias(self, name: str, size: int, wanted: bool) -> torch.Tensor | None:
-        """Read a bias. Raises: ModelError for an unexpected one, except zeros, which some quantisers write."""
+        """Read a bias; None if not `wanted`.
+
+        Raises: ModelError for an unwanted bias, unless it is zero: some quantisers write zeros.
+        """
         if not wanted and not self._tensors.has(name):
             return None
         bias = self.tensor(name, size)
@@ -330,12 +334,12 @@ class CheckpointWeights:
 
 
 def _part(tensor: torch.Tensor, rows: Sequence[slice]) -> torch.Tensor:
-    """Return a copy of these rows, so that the complete tensor can be freed; with no `rows`, the tensor itself."""
+    """Return a copy of these rows, so that the complete tensor can be freed. Without `rows`, return the tensor."""
     return torch.cat([tensor[each] for each in rows]) if rows else tensor
 
 
 def _nibbles(words: torch.Tensor) -> torch.Tensor:
-    """Unpack int32 [...] to uint8 [..., 8], lowest bits first."""
+    """Unpack int32 [...] to its nibbles, uint8 [..., 8], the lowest nibble first."""
     shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & 15).to(torch.uint8)
 
@@ -343,7 +347,7 @@ def _nibbles(words: torch.Tensor) -> torch.Tensor:
 class GgufWeights:
     """Weights of a GGUF file, by their names in Hugging Face checkpoints.
 
-    Projections stay as stored. The embedding is dequantised, since its rows are looked up; so is a head tied to it.
+    Projections stay as stored. The embedding, and a head tied to it, are dequantised, since tokens look up single rows.
     """
 
     def __init__(self, path: Path, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -370,7 +374,7 @@ class GgufWeights:
         return dequantise(self._stored(tensor, name), tensor.type).view(shape).to(dtype or self._dtype)
 
     def weight(self, names: Sequence[str], sizes: Sequence[Size], inputs: int, bias: bool = False) -> Weight:
-        """Return stacked projections, concatenated if all have the same GGUF type."""
+        """Return projections of the same input: one weight if all have the same GGUF type, else a StackedWeight."""
         parts = []
         for name, size in zip(names, map(sum, parts_of(names, sizes)), strict=True):
             tensor = self._find(f"{name}.weight", (size, inputs))
@@ -391,7 +395,7 @@ class GgufWeights:
         return tensor
 
     def _stored(self, tensor: GgufTensor, name: str) -> torch.Tensor:
-        """Copy a tensor's rows, uint8 [rows, bytes of a row], in the order of Hugging Face's checkpoints."""
+        """Copy a tensor's rows, uint8 [rows, bytes of a row], into the row order of Hugging Face's checkpoints."""
         stored = self._file[tensor.start : tensor.start + tensor.stored_bytes].view(-1, tensor.row_bytes)
         if is_interleaved(self._architecture, name):
             # A bias is stored as one row, so its numbers, not its rows, are reordered.

@@ -1,7 +1,7 @@
 """Weight of a projection: numbers as stored by a checkpoint, or quantised here to fp8 (E4M3), int8 or int4.
 
 engine/models/linear.py multiplies with these weights. AWQ and GPTQ store int4 in another layout, which read.py
-converts. For a rank that has some of the inputs, `columns` selects them; scales are those of complete rows.
+converts. `columns` selects the inputs of a rank that has only some of them; scales are those of complete rows.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max  # the largest E4M3 number, 4
 INT8_LARGEST = 127
 LARGEST_CODE = 15
 GROUP_INPUTS = 32
-KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")  # never quantised; kv_b_proj is part of attention
+# Ends of the names of modules that are never quantised; kv_b_proj is part of attention.
+KEPT_MODULES = ("lm_head", ".gate", ".router", ".kv_b_proj")
 SMALLEST_SCALE = torch.finfo(torch.float32).tiny
 
 
@@ -39,7 +40,7 @@ class BlockFp8Weight:
 
     numbers: torch.Tensor  # float8_e4m3fn [out, in]
     scales: torch.Tensor  # float32 [blocks of outputs, blocks of inputs]; the last blocks may be smaller
-    block: tuple[int, int]  # numbers of outputs and inputs of a block
+    block: tuple[int, int]  # outputs and inputs per block
     bias: torch.Tensor | None = None
 
 
@@ -48,7 +49,7 @@ class Int8Weight:
     numbers: torch.Tensor  # int8 [out, in]
     scales: torch.Tensor  # float32 [out]
     bias: torch.Tensor | None = None
-    is_part: bool = False  # whether it has only some of the inputs; scales are those of complete rows
+    is_part: bool = False  # whether the weight has only some of the inputs; its scales are those of complete rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +59,13 @@ class Int4Weight:
     codes: torch.Tensor  # uint8 [out, in], at most 15
     scales: torch.Tensor  # [out, groups], any float dtype
     zeros: torch.Tensor  # uint8 [out, groups]
-    column_order: torch.Tensor | None = None  # int64 [in], input of each column; None: in order
+    column_order: torch.Tensor | None = None  # int64 [in], index of the input of each column; None: column i is input i
     bias: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Fp4Weight:
-    """MXFP4 weight: codes (E2M1, see kernels/types.py), times a power of two per group of 32 inputs."""
+    """MXFP4 weight: codes (E2M1, see kernels/types.py), scaled by a power of two per output and group of 32 inputs."""
 
     codes: torch.Tensor  # uint8 [out, in], at most 15
     exponents: torch.Tensor  # uint8 [out, in / 32], biased by 127
@@ -72,7 +73,7 @@ class Fp4Weight:
 
     @property
     def scales(self) -> torch.Tensor:
-        """Exact scales, bfloat16 `[out, groups]`."""
+        """Scales of the groups, exact in bfloat16: `[out, groups]`."""
         return torch.ldexp(torch.ones_like(self.exponents, dtype=torch.float32), self.exponents.int() - 127).bfloat16()
 
 
@@ -98,14 +99,17 @@ def is_quantisable(module: str) -> bool:
 
 
 def quantise_fp8(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Fp8Weight:
-    """Quantise float32 [out, in]; an element changes by at most 1/16 of itself, or 2**-10 of its row's scale."""
+    """Quantise float32 [out, in] with a scale per row.
+
+    An element changes by at most the larger of 1/16 of its value and 2**-10 of its row's scale.
+    """
     scales = (weight.abs().amax(1) / FP8_LARGEST).clamp_min(SMALLEST_SCALE)
     floats = (weight[:, columns] / scales[:, None]).clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
     return Fp8Weight(floats, scales, bias)
 
 
 def quantise_int8(weight: torch.Tensor, bias: torch.Tensor | None = None, columns: slice = slice(None)) -> Int8Weight:
-    """Quantise float32 [out, in]; an element changes by at most half its row's scale."""
+    """Quantise float32 [out, in] with a scale per row. An element changes by at most half the scale."""
     scales = (weight.abs().amax(1) / INT8_LARGEST).clamp_min(SMALLEST_SCALE)
     integers = (weight[:, columns] / scales[:, None]).round_().clamp_(-INT8_LARGEST, INT8_LARGEST)
     return Int8Weight(integers.to(torch.int8), scales, bias, is_part=columns != slice(None))
@@ -134,7 +138,7 @@ QUANTISERS: dict[WeightFormat, Quantiser] = {
 
 
 def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
-    """Concatenate int4 weights of the same input, unless the order of their columns or their groups differ."""
+    """Concatenate int4 weights of the same input; a StackedWeight if their column orders or groups differ."""
     first = weights[0]
     for weight in weights[1:]:
         if weight.scales.shape[1] != first.scales.shape[1] or not _same_order(weight.column_order, first.column_order):
@@ -146,7 +150,7 @@ def stack_int4(weights: list[Int4Weight]) -> Int4Weight | StackedWeight:
 
 
 def stack_blocks(weights: list[BlockFp8Weight]) -> BlockFp8Weight | StackedWeight:
-    """Concatenate fp8 weights of the same input, unless a block would span two of them."""
+    """Concatenate fp8 weights of the same input; a StackedWeight if a block would span two weights."""
     block = weights[0].block
     if any(len(weight.numbers) % block[0] for weight in weights[:-1]):
         return StackedWeight(tuple(weights))

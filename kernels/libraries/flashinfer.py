@@ -1,4 +1,4 @@
-"""Attention of prompt chunks by FlashInfer (https://docs.flashinfer.ai), an optional library, which reads the pool.
+"""Attention of prompt chunks by FlashInfer (https://docs.flashinfer.ai), an optional library that reads paged KV.
 
 A layer of the pool is in FlashInfer's layout HND with a stride between blocks; block ids are int32. FlashInfer plans
 the work of a step once for all layers. This code has never run on a GPU.
@@ -42,7 +42,7 @@ class FlashInferPrefill:
         self._planned = torch.cuda.Event() if kv.data.is_cuda else None
 
     def plan(self, prefills: PrefillChunks) -> PrefillChunks:
-        """Return `prefills` with a function that computes attention of its last chunks. Invalidates earlier plans."""
+        """Return a copy of `prefills` whose `planned` function computes its last chunks. Invalidates earlier plans."""
         if not prefills.by_library:
             return prefills
         chunks = prefills.chunks[-prefills.by_library :]

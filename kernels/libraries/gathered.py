@@ -19,7 +19,7 @@ def library_takes(kv: KvLayer, scoring: Scoring) -> bool:
 
 
 def is_fast_gathered(heads: int, kv: KvLayer) -> bool:
-    """Return whether PyTorch has a fast kernel for this device. Without one, it writes all scores to memory.
+    """Return whether PyTorch has a fast kernel for this device. Its slow kernel writes all scores to memory.
 
     Also imports the module that `gathered_prefill` needs, so that the first call is not slow.
     """

@@ -1,7 +1,7 @@
 """Build the native kernels: `.venv/bin/python -m baton.kernels.native.build [--all]`. Needs a C++17 compiler.
 
 There is one library per instruction-set level, all from the same sources; by default only this processor's is built.
-Its name contains a digest of the sources, so that a library that was built from other sources is never loaded.
+A library's name contains a digest of the sources, so that one that was built from other sources is never loaded.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ class NoCompiler(Exception):
 
 
 def pieces() -> dict[str, list[Path]]:
-    """Return groups of source files by name. Each group is compiled as one file; all take about the same time."""
+    """Return groups of source files by name. Each group is compiled as one file; all groups take about equally long."""
     sources = sorted(FOLDER.glob("*.cpp"))
     attention = [source for source in sources if source.stem.startswith("paged_")]
     return {"attention": attention, "others": [source for source in sources if source not in attention]}
@@ -151,7 +151,7 @@ def processor_level() -> str:
 def main(arguments: Sequence[str], folder: Path = BUILT) -> int:
     """Build the library for this processor's level; with `--all`, those for all levels that the compiler supports.
 
-    Returns 0 also without a compiler, since everything runs without native kernels, only slower.
+    Returns 0 even without a compiler, since Baton also runs without native kernels, only slower.
     """
     try:
         wanted = list(LEVELS) if "--all" in arguments else [processor_level()]

@@ -34,7 +34,7 @@ class Embedded(NamedTuple):
 class NativeDecoder:
     """Decoder of one model, which can compute over any KV pool. Not thread-safe.
 
-    Structs of weights and pages are built when the pool changes; structs of rows are built in every step.
+    Structs that describe weights and pages are rebuilt when the pool changes, structs that describe rows in every step.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class NativeDecoder:
         self._runs = False
 
     def takes(self, kv: KvPages) -> bool:
-        """Build the structs for pool `kv`. Returns whether native kernels can compute over it."""
+        """Build the structs for pool `kv`; return whether native kernels can compute over this pool."""
         if kv is not self._pool:
             self._pool, self._runs = kv, runs_natively(self, kv)
             if self._runs:
@@ -78,8 +78,8 @@ class NativeDecoder:
         """Compute the last layer's output, float32 `[rows, hidden]`, over the pool last passed to `takes`.
 
         Also stores KV of all rows in the pool. cos, sin: float32 `[tables, rows, angles]`, see `rotary`. runs: rows for
-        layers with a recurrent state; None without such layers. meanwhile: called once, just before the native call. No
-        row's result depends on other sequences. Raises: IndexError for a token outside the vocabulary.
+        layers with a recurrent state; None without such layers. meanwhile: called once, just before the
+        native call. No row's result depends on other sequences. Raises: IndexError for a token outside the vocabulary.
         """
         residual, decode = self._embedded(batch.token_ids), batch.groups[0].decode
         arguments, rows = self._arguments, len(residual)

@@ -1,7 +1,7 @@
-"""Copies of tensors in memory pages of 2 MiB, if the system has them. For weights, which every step reads completely.
+"""Copies of tensors in memory pages of 2 MiB, if the system has such pages. Meant for weights, all read in every step.
 
 With pages of 4 KiB a processor spends much of a decode step on address translation, in a virtual machine twice as much.
-The copies are one after another, so that reading them in order is one stream of addresses.
+Copies are adjacent in memory, so that reading all of them in order is one stream of addresses.
 """
 
 import mmap
@@ -10,7 +10,7 @@ import torch
 
 HUGE_PAGE_BYTES = 2 << 20
 ALIGNMENT_BYTES = 64  # size of a cache line
-STRETCH_BYTES = 64 << 20  # addresses that are reserved at a time; each page is allocated when it is first written
+STRETCH_BYTES = 64 << 20  # bytes of address space reserved at a time; each page is allocated at its first write
 
 
 class HugePages:
@@ -21,7 +21,7 @@ class HugePages:
         self._place = 0  # offset of the next copy in `_stretch`
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a contiguous copy, placed after the previous copy; without huge pages, an ordinary copy."""
+        """Return a contiguous copy, stored just after the previous copy; without huge pages, an ordinary copy."""
         if self._place + tensor.nbytes > len(self._stretch):
             stretch = _stretch(max(STRETCH_BYTES, tensor.nbytes))
             if stretch is None:

@@ -13,7 +13,7 @@ from baton.kernels.types import DeltaRates, HeadNorms, KvPages, Scoring
 
 
 class LayerNorms(NamedTuple):
-    """Norm weights of a layer, each `[hidden]`: of the inputs of its two parts, and of their outputs (`_end`)."""
+    """Weights of a layer's norms, each `[hidden]`: before attention and feed-forward, and after them (`_end`)."""
 
     attention: torch.Tensor | None
     feed_forward: torch.Tensor | None
@@ -27,7 +27,7 @@ class PackedAttention:
 
     head_norms: HeadNorms | None
     norms_are_whole: bool  # whether `head_norms` normalise all heads of a token together
-    is_gated: bool  # whether each query in the output of `qkv` is followed by a gate for its attention output
+    is_gated: bool  # whether `qkv` also computes a gate for each head's attention output, after its query
     scoring: Scoring
     table: int  # index of the layer's table of cosines and sines
     place: int  # index of the layer's KV in a block
@@ -38,7 +38,8 @@ class PackedAttention:
 class PackedLatent:
     """Latent attention, see engine/models/latent.py.
 
-    The layer's weight `qkv` computes queries, or inputs for `query_up`, and then the row that is stored per token.
+    The layer's weight `qkv` computes the queries, or inputs for `query_up`, followed by the row that is stored in the
+    pool for each token.
     """
 
     query_norm: torch.Tensor | None  # [inputs of `query_up`]; None without `query_up`
@@ -49,11 +50,11 @@ class PackedLatent:
     nope_dim: int
     rope_dim: int
     value_dim: int
-    groups: int  # number of groups of heads; all heads of a group share one read of a stored row
+    groups: int  # number of groups of heads; the heads of a group read each stored row together
     eps: float
     is_interleaved: bool  # whether the two numbers of a rotated pair are adjacent
     scoring: Scoring
-    table: int  # table, place and group as in PackedAttention
+    table: int  # `table`, `place` and `group`: as in PackedAttention
     place: int
     group: int
 
@@ -85,7 +86,7 @@ class PackedLayer:
 
 
 def layer_struct(layer: PackedLayer, kv: KvPages) -> DecoderLayerStruct:
-    """Build the struct of a layer. It keeps nested structs alive, but only borrows the memory of weights and pages."""
+    """Build the struct of a layer. The struct keeps nested structs alive, but not the memory of weights and pages."""
     mixing, feed_forward = layer.mixing, layer.feed_forward
     made = DecoderLayerStruct(qkv=weight_struct(layer.qkv), output=weight_struct(layer.output))
     if isinstance(feed_forward, PackedGated):

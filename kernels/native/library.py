@@ -65,7 +65,7 @@ ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.f
 def pages_struct(kv: KvLayer) -> PagesStruct:
     scales = kv.scales
     strides, scale_strides = kv.data.stride()[:4], (0, 0, 0) if scales is None else scales.stride()[:3]
-    if kv.value_prefix is not None:  # values are prefixes of keys, and begin at the same addresses
+    if kv.value_prefix is not None:  # values are prefixes of keys: both have the same addresses
         strides, scale_strides = (strides[0], 0, *strides[2:]), (scale_strides[0], 0, scale_strides[2])
     return PagesStruct(
         kv.data.data_ptr(),
@@ -96,7 +96,7 @@ def gated_struct(gated: PackedGated) -> GatedWeightsStruct:
 
 
 def experts_struct(mixture: PackedExperts) -> ExpertsStruct:
-    """Build the struct of a layer of experts. It keeps the structs of the experts alive, but not their tensors."""
+    """Build the struct of a layer of experts. The struct keeps the experts' structs alive, but not their tensors."""
     routing, shared, gate = mixture.routing, mixture.shared, mixture.shared_gate
     return ExpertsStruct(
         weight_struct(mixture.router),
@@ -128,7 +128,7 @@ _of_thread = _OfThread()
 
 
 def native_threads() -> int:
-    """Return how many threads share a native operation of the calling thread: PyTorch's and the borrowed ones.
+    """Return the number of threads of a native operation that the calling thread starts: PyTorch's plus borrowed ones.
 
     The thread pool is in kernels/native/threads.cpp.
     """
@@ -195,8 +195,8 @@ class NativeLibrary:
     def borrow(self, cores: Collection[int], in_use: npt.NDArray[np.uint8]) -> None:
         """Let operations of the calling thread use one more thread per core of `cores`, at the lowest priority.
 
-        `in_use`: byte that the owner of the cores writes; the threads compute only while it is 0. Call it once per
-        process, before operations use more threads than PyTorch's current number.
+        `in_use`: byte that the owner of the cores writes; the additional threads compute only while it is 0. Call this
+        once per process, before operations use more threads than PyTorch's current number.
         """
         self._in_use = in_use
         numbers = (ctypes.c_int32 * len(cores))(*cores)

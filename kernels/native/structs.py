@@ -1,6 +1,7 @@
 """C structs and constants that the native library and Python both define, and the check that they agree.
 
-C++ defines the structs in arguments.h, decoder.h, sampling.h and headers that these include, constants in limits.h.
+C++ defines the structs in arguments.h, decoder.h, sampling.h and headers that these include, and the constants in
+limits.h.
 """
 
 from ctypes import CDLL, POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p, sizeof

@@ -12,19 +12,19 @@ from baton.kernels.triton.formats import FLOAT, layer_arguments, widened
 from baton.kernels.triton.launch import Device, power_of_two
 from baton.kernels.types import KvLayer, Scoring
 
-MAX_SPLITS = 128  # maximum number of parts of a context; one program combines all of them
-START_TILES = 2  # time to start a program, with its first loads, in units of the time for a tile
-COMBINE_TILES = 4  # time to combine parts, in a second kernel or in the last program, in the same unit
+MAX_SPLITS = 128  # maximum number of parts of a context, whose results one program combines
+START_TILES = 2  # estimated time to start a program and its first loads; unit: time to process a tile
+COMBINE_TILES = 4  # estimated time to combine the results of parts, in the same unit
 
 
 @functools.cache
 def context_splits(pairs: int, tiles: int, multiprocessors: int, filling: int) -> int:
-    """Return the number of parts of a context that is expected to be fastest; of equally fast ones the smallest.
+    """Return the fastest number of parts into which to split a context, by an estimate; the smallest of equal ones.
 
-    pairs: number of programs without a split: sequences, or tiles of a prompt's rows, times KV heads; tiles: number of
-    tiles of a context; filling: number of programs that saturate a multiprocessor's memory bandwidth. Many pairs fill
-    the device already, and every further part costs time: TileOPs measured on an H200 that too many parts cost a third
-    of the speed at a large batch.
+    pairs: number of programs without a split, which is KV heads times sequences, or times tiles of a prompt's rows;
+    tiles: number of tiles of a context; filling: number of programs that saturate a multiprocessor's memory bandwidth.
+    Many pairs already fill the device, and every further part costs time: TileOPs measured on an H200 that too many
+    parts cost a third of the speed at a large batch.
     """
     best, least = 1, math.inf
     for splits in range(1, max(1, min(tiles, MAX_SPLITS)) + 1):
@@ -40,7 +40,7 @@ _LOG2E = tl.constexpr(LOG2E)
 
 
 class PagedArguments(NamedTuple):
-    """Arguments that describe the pool and the scores, under the parameter names of both paged attention kernels."""
+    """Arguments for the pool and the scores, by their parameter names in both paged attention kernels."""
 
     arguments: dict[str, Any]
     itemsize: int  # bytes of a number in the dtype of the computation
@@ -113,17 +113,17 @@ def attend_tiles(
     WINDOWED: tl.constexpr,
     SOFTCAPPED: tl.constexpr,
     MASKED: tl.constexpr,  # whether some of the tokens to process may be invisible to a row
-    PARTED: tl.constexpr,  # whether all tokens of this program may be invisible to a row
+    PARTED: tl.constexpr,  # whether all tokens of the program's part may be invisible to a row
 ):
     dims = tl.arange(0, BLOCK_DIM)
-    # Load block ids one tile ahead, so that the loads of keys do not wait for them. Triton still starts this load
-    # before the loads of each tile. That costs an estimated 0.3 to 0.5 µs and is noticeable only at batch 1.
+    # Load block ids one tile ahead, so that the loads of keys do not wait for block ids. Triton still issues the load
+    # of ids before the loads of each tile, which costs an estimated 0.3 to 0.5 µs, noticeable only at batch 1.
     blocks = _blocks(block_ids, first, lowest, context, BLOCK_TOKENS, TILE)
     for begin in range(first, end, TILE):
         next_blocks = _blocks(block_ids, begin + TILE, lowest, context, BLOCK_TOKENS, TILE)
         tokens = begin + tl.arange(0, TILE)
-        # Load the context's last token for positions after the context, and the window's first for positions before
-        # the window: their own slots may contain NaN, and 0 * NaN is NaN.
+        # For positions after the context, load its last token; for positions before the window, load its first token.
+        # The slots of these positions may contain NaN, and 0 * NaN is NaN.
         places = tokens
         if MASKED:
             places = tl.minimum(places, context - 1)
@@ -164,7 +164,7 @@ def attend_tiles(
                 visible = visible & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(visible, scores, float("-inf"))
 
-        # Without softcap, the factor is applied only here, where it and the subtraction are one instruction.
+        # Without softcap, multiply by the factor only here: product and subtraction are then one instruction.
         step = 1.0 if SOFTCAPPED else factor
         higher = tl.maximum(highest, tl.max(scores, 1) * step)
         if MASKED and (WINDOWED or PARTED):
@@ -186,7 +186,7 @@ def attend_tiles(
 
 @triton.jit
 def begun(sinks, heads, first_part):
-    """Return each row's highest score and sum of weights before any token. Only the first part includes the sink."""
+    """Return the initial highest score and sum of weights, per row. Only a context's first part includes the sink."""
     if sinks is None:
         highest = tl.full(heads.shape, float("-inf"), tl.float32)
         total = tl.zeros(heads.shape, tl.float32)
@@ -198,9 +198,9 @@ def begun(sinks, heads, first_part):
 
 @triton.jit
 def _blocks(block_ids, begin, lowest, context, BLOCK_TOKENS: tl.constexpr, TILE: tl.constexpr):
-    """Return the block ids of the tokens of a tile from `begin` on: `[TILE]`, or one if a tile is within one block.
+    """Return the block id of each token of the tile that starts at `begin`; only one id if a tile is within one block.
 
-    They are int32, which takes half the registers of int64. Ids are small; only offsets need int64.
+    Block ids are int32, which takes half the registers of int64. They are small; only offsets need int64.
     """
     if BLOCK_TOKENS % TILE == 0:
         blocks = tl.load(block_ids + tl.minimum(begin, context - 1) // BLOCK_TOKENS)

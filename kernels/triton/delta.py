@@ -1,8 +1,8 @@
 """Gated delta nets on a GPU: kernels/delta.py.
 
 Tokens are computed one by one, like fused_recurrent_gated_delta_rule of flash-linear-attention, so that states do not
-depend on how a prompt is split into steps. Consecutive runs, each of which starts from the block that the previous one
-writes, form a chain.
+depend on how a prompt is split into steps. Consecutive runs form a chain if each starts from the block that the
+previous run writes.
 
 Delta rule: the program of a chain's first run computes a tile of the values through all rows of the chain; programs of
 the other runs do nothing. Convolution: rows are independent. The program of a chain's first run computes the first
@@ -49,8 +49,8 @@ def convolution_call(
         "ROWS": rows,
         "BLOCK": DELTA_CHANNELS,
     }
-    # Upper bound of the tile indices of `chunk_of`: a tile has `rows` rows of one run, and each run may add one partial
-    # or empty tile.
+    # Upper bound of the tile indices passed to `chunk_of`: a tile has `rows` rows of one run, and each run may need
+    # one more tile, which is partial or empty.
     tiles = (runs.alone + sum(runs.rows)) // rows - runs.alone // rows + len(runs.rows)
     return KernelCall(convolve, (len(runs.sources) + tiles, -(-channels // DELTA_CHANNELS)), arguments, warps=4)
 
@@ -106,7 +106,7 @@ def rule_call(
 
 
 def _with_dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` if each row is contiguous, also with gaps between rows; otherwise a contiguous copy."""
+    """Return `x` if each of its rows is contiguous, else a contiguous copy. There may be gaps between rows."""
     return x if len(x) == 0 or x[0].is_contiguous() else x.contiguous()
 
 
@@ -130,15 +130,16 @@ def follows(sources, destinations, run, runs):
 
 @triton.jit
 def begun(state, how):
-    # NaN is not a global constant: Triton checks that globals have not changed, and NaN is never equal to itself.
+    # NaN cannot be a global constant: Triton checks that globals are unchanged, but NaN never equals itself.
     return tl.where(how == BROKEN, float("nan"), tl.where(how == ZERO, 0.0, state))
 
 
 @triton.jit
 def inputs_at(x, state, how, first, places, x_stride, channels, inside, KERNEL: tl.constexpr, CHANNELS: tl.constexpr):
-    """Return float32 inputs of a chain. Its first row is `first`, which has index KERNEL in `places`.
+    """Return the inputs of a chain at the indices `places`, in float32.
 
-    Smaller indices are the KERNEL inputs before the chain, which are in the state.
+    Index KERNEL is the chain's first row, row `first` of `x`. Smaller indices are the KERNEL inputs before the chain,
+    which are read from `state`.
     """
     is_old = places < KERNEL
     old = tl.load(state + places * CHANNELS + channels, mask=is_old & inside, other=0.0)
@@ -163,7 +164,7 @@ def convolve_rows(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    was_seen = (how == AGAIN).to(tl.int64)  # 1: the state already covers the row
+    was_seen = (how == AGAIN).to(tl.int64)  # 1 if the state already covers the row, else 0
     for row in range(begin, end):
         total = tl.zeros((BLOCK,), tl.float32)
         for tap in tl.static_range(KERNEL):
@@ -179,7 +180,7 @@ def convolve_later_rows(
     x, weight, states, output, starts, sources, destinations, begins, runs, alone, tile, x_stride, channels, inside,
     KERNEL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Compute the rows of a tile, except those that read the old state: the chain's program may have overwritten it."""
+    """Compute a tile's rows, except rows that read the old state, which the chain's program may have overwritten."""
     tile += alone // ROWS
     chunk = chunk_of(starts + alone, runs - alone, tile, 1, ROWS)
     run = alone + chunk
@@ -244,7 +245,7 @@ def convolve(
         goes_on = follows(sources, destinations, last, runs)
     end = tl.minimum(end, first + ROWS)
     convolve_rows(x, weight, state, output, how, first, first, end, x_stride, channels, inside, KERNEL, CHANNELS, BLOCK)
-    # Write the first run's new state last: it may replace the old state, from which everything above is computed.
+    # Write the first run's new state last: it may replace the old state, which all results above need.
     place = first_end - first - was_seen + taps
     left = inputs_at(x, state, how, first, place, x_stride, channels[None, :], kept, KERNEL, CHANNELS)
     own_state = states + tl.load(destinations + run) * block_stride
@@ -254,7 +255,7 @@ def convolve(
 
 @triton.jit
 def log_of_one_more(x):
-    """Return `log(1 + x)`, also precise for an x so small that the sum rounds to 1 or nearly to 1."""
+    """Return `log(1 + x)`, precise also for small x, for which `1 + x` is rounded strongly or to 1."""
     sum = 1.0 + x
     return tl.where(sum == 1.0, x, tl.log(sum) * (x / tl.where(sum == 1.0, 1.0, sum - 1.0)))
 

@@ -1,13 +1,13 @@
 """Product of few rows, fused with the operations around it: `fused_linear` of kernels/linear.py on a GPU.
 
 With few rows, most of the time goes into reading the weight and starting kernels. A program computes some outputs of
-all rows. It reads its part of the weight once, from memory into registers, in one tile if possible, while it normalises
-the rows or while the previous kernel still runs. Every program normalises all rows itself, which saves a kernel: rows
-are small and in the L2 cache.
+all rows. The program reads its part of the weight once, from memory into registers, in one tile if possible. The read
+overlaps with the normalisation of rows or with the previous kernel. Every program normalises all rows itself, which
+saves a kernel and is cheap, since rows are small and in the L2 cache.
 
-Matrix instructions are not used, since their 16 rows would be nearly empty. Instead each number of the weight is
-widened once and multiplied with every row in float32. For up to FEW_ROWS rows (launch.py) that takes less time than
-reading the weight from memory.
+Matrix instructions are not used, since most of their 16 rows would be empty. Instead each number of the weight is
+widened once and multiplied with every row in float32. For up to FEW_ROWS rows (launch.py) the multiplication takes less
+time than reading the weight from memory.
 """
 
 import torch
@@ -64,12 +64,12 @@ def fused_call(
     adds: bool = False,
     few: FewRows | None = None,
 ) -> KernelCall:
-    """Build the kernel call. adds: whether to add to `output`; few: sizes that a benchmark tries; None: FEW_ROWS."""
+    """Build the kernel call. adds: whether to add to `output`; few: sizes to use; None: those of FEW_ROWS."""
     few = few or FEW_ROWS[device.row]
     outputs, read = output.shape[1], weight_arguments(weight, device)
     block_rows, inputs = 1 if len(x) == 1 else few.rows, x.shape[1]
     is_one = block_rows == 1
-    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # half for several rows: their sums need registers
+    numbers = few.tile_bytes // x.itemsize // (1 if is_one else 2)  # half for several rows, whose sums need registers
     block_inputs = min(few.inputs, power_of_two(inputs), numbers // block_rows)
     block_outputs = max(1, numbers // block_inputs // (1 if gate is None else 2))
     arguments = {name: read[name] for name in ("data", "scales", "FORMAT")} | {
@@ -133,7 +133,7 @@ def multiply_few(
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
     dtype: tl.constexpr = x.dtype.element_ty
-    # In the tile each gate's output is next to that of its factor; in the weight, all gates come before all factors.
+    # In the tile, each gate is next to its factor; in the weight, all gates come before all factors.
     EACH: tl.constexpr = 1 if GATE is None else 2
     place = tl.arange(0, BLOCK_OUTPUTS * EACH)
     out = tl.program_id(0) * BLOCK_OUTPUTS + place // EACH
@@ -145,7 +145,7 @@ def multiply_few(
     stored = _weight_tile(data, weight_row, real, columns, INPUTS)
     if norm is not None:
         factors = _factor_tile(norm, columns, INPUTS)
-    if OVERLAPS:  # wait for the previous kernel only now: it does not write the weights, which were read above
+    if OVERLAPS:  # wait for the previous kernel, which may write the rows but not the weights
         tl.extra.cuda.gdc_wait()
     inputs = _row_tile(x, row, rows, columns, INPUTS)
     mean = tl.sum(inputs * inputs, 1)[:, None]

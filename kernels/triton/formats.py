@@ -17,12 +17,12 @@ FLOAT = tl.constexpr(0)  # numbers in the compute dtype, without scales
 INT8 = tl.constexpr(1)
 E4M3 = tl.constexpr(2)
 E5M2 = tl.constexpr(3)
-E4M3_BITS = tl.constexpr(4)  # E4M3 on a GPU without an instruction that converts it
+E4M3_BITS = tl.constexpr(4)  # E4M3 on a GPU without instructions that convert E4M3
 
 _SMALLEST_SCALE = tl.constexpr(1.1754943508222875e-38)
 _LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
-_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding and subtracting it rounds to an integer, half to even
-_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF: clears bit 14, which has a copy of the sign
+_ROUNDING = tl.constexpr(12582912.0)  # 1.5 * 2**23: adding, then subtracting this rounds to an integer, half to even
+_WITHOUT_SECOND_SIGN = tl.constexpr(-16385)  # 0xBFFF, mask that clears bit 14, a copy of the sign
 
 
 def format_of(dtype: torch.dtype, device: Device) -> int:
@@ -54,7 +54,7 @@ def layer_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
 
 
 def largest_of(dtype: torch.dtype) -> float:
-    """Return the number to which a row's largest magnitude is scaled; 1 for dtypes without scales."""
+    """Return the number that represents a row's largest magnitude in `dtype`; 1 for dtypes without scales."""
     return LARGEST.get(dtype, 1.0)
 
 
@@ -66,7 +66,7 @@ def widened(stored, FORMAT: tl.constexpr, dtype: tl.constexpr):
     elif FORMAT == E5M2:
         wide = stored.to(tl.float8e5, bitcast=True).to(dtype)
     elif FORMAT == E4M3_BITS:
-        # Shift sign, exponent and mantissa to their positions in float16, which gives 2**-8 times the number.
+        # Shift sign, exponent and mantissa to their positions in float16. The result is 2**-8 times the number.
         bits = stored.to(tl.int8, bitcast=True).to(tl.int16)
         halves = ((bits << 7) & _WITHOUT_SECOND_SIGN).to(tl.int16).to(tl.float16, bitcast=True)
         wide = (halves.to(tl.float32) * 256.0).to(dtype)
@@ -106,8 +106,8 @@ def _small_float(wide, MANTISSA: tl.constexpr, BIAS: tl.constexpr):
     bits = bits & 0x7FFFFFFF
     rounded = bits + ((1 << (dropped - 1)) - 1) + ((bits >> dropped) & 1)
     normal = (rounded >> dropped) - ((127 - BIAS) << MANTISSA)
-    # Below the smallest normal number, all steps are equal: adding a float whose last bit is worth one step rounds to a
-    # multiple of the step.
+    # Numbers below the smallest normal number are multiples of one step. Adding a float whose last bit is worth one
+    # step rounds to such a multiple.
     step_exponent: tl.constexpr = 1 - BIAS - MANTISSA
     anchor: tl.constexpr = (step_exponent + 23 + 127) << 23
     small = bits.to(tl.float32, bitcast=True) + tl.full(wide.shape, anchor, tl.int32).to(tl.float32, bitcast=True)

@@ -1,5 +1,7 @@
-"""Launch of Triton kernels: a call, which can also be compiled ahead of time without a GPU, and tables of tile sizes by
-GPU architecture. lab/benchmarks/triton/tune.py prints rows for the tables. Comments mark tables that are not measured.
+"""Launch of Triton kernels: calls, and tables of tile sizes by GPU architecture.
+
+A call can also be compiled ahead of time without a GPU. lab/benchmarks/triton/tune.py prints rows for the tables.
+Comments mark the tables whose sizes were not measured.
 """
 
 import functools
@@ -47,7 +49,7 @@ class KernelCall:
     @property
     def options(self) -> dict[str, Any]:
         """Return Triton's compile options."""
-        # enable_fp_fusion: a product and a sum are rounded only once, which is the default before Triton 3.10.
+        # enable_fp_fusion: round a product and a sum together, only once. It is the default before Triton 3.10.
         found: dict[str, Any] = {"num_warps": self.warps, "num_stages": self.stages, "enable_fp_fusion": True}
         if self.most_registers is not None:
             found["maxnreg"] = self.most_registers
@@ -68,7 +70,7 @@ def power_of_two(least: int) -> int:
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view of 8-bit floats as integers, since kernels decode them; other tensors unchanged."""
+    """Return 8-bit floats as a view of integers, which kernels decode; return other tensors unchanged."""
     return tensor.view(torch.uint8) if tensor.dtype in (torch.float8_e4m3fn, torch.float8_e5m2) else tensor
 
 
@@ -79,7 +81,7 @@ SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10}  # s
 class Device:
     capability: int  # 10 * major + minor: 90 is Hopper
     multiprocessors: int
-    overlaps: bool = False  # whether kernels may overlap with the previous one, see KernelCall
+    overlaps: bool = False  # whether a kernel may start before the previous kernel has finished, see KernelCall
 
     @property
     def has_e4m3(self) -> bool:
@@ -88,7 +90,7 @@ class Device:
 
     @property
     def row(self) -> int:
-        """Return this GPU's key in the tables below. All consumer GPUs have key 86: their shared memory is equal."""
+        """Return this GPU's key in the tables below. Consumer GPUs have key 86, since their shared memory is equal."""
         if self.capability // 10 in (9, 10):
             return self.capability // 10 * 10
         return 80 if self.capability in (80, 87) else 86
@@ -107,18 +109,19 @@ class Tile:
     filling: int = 1  # number of programs that saturate a multiprocessor's memory bandwidth
 
 
-# Tiles of decode attention, not measured. Keys and values of two tiles, 64 KiB, are in shared memory, which limits a
-# multiprocessor to three programs on Hopper. Two programs have 64 KiB in flight, which hides the memory latency.
+# Tiles of decode attention, not measured. A program has keys and values of two tiles, 64 KiB, in shared memory, so
+# that three programs fit on a multiprocessor of Hopper. Two programs have 64 KiB of loads in flight, which hides the
+# memory latency.
 PAGED_DECODE = {
     80: Tile(16, 64, 4, 3, 2),
     86: Tile(16, 32, 4, 3, 2),
     90: Tile(16, 64, 4, 3, 2),
     100: Tile(16, 64, 4, 3, 2),
 }
-# Most registers per thread of memory-bound kernels, so that three programs of four warps fit. By default ptxas would
-# spill registers to fit more programs than shared memory allows.
+# Maximum number of registers per thread of memory-bound kernels, so that three programs of four warps fit on a
+# multiprocessor. By default ptxas would spill registers to fit more programs than shared memory allows.
 DECODE_REGISTERS = 168
-# Tiles of prefill attention: as many queries as registers can keep sums for, and stages with 32 KiB of keys.
+# Tiles of prefill attention: as many queries as fit with their sums into registers, and stages of 32 KiB of keys.
 PAGED_PREFILL = {
     80: Tile(128, 32, 8, 2),
     86: Tile(64, 32, 8, 2),
@@ -136,8 +139,8 @@ QUANTISED_LINEAR = {
 
 @dataclass(frozen=True, slots=True)
 class FewRows:
-    rows: int  # most rows for which the fused kernel is faster than a library, a power of two; 0: never
-    tile_bytes: int  # bytes of the weight's tile in a program for one row, in the dtype of the row
+    rows: int  # largest number of rows for which the fused kernel beats a library, a power of two; 0: never
+    tile_bytes: int  # bytes of a program's weight tile if there is one row, counted in the dtype of x
     inputs: int  # most inputs of a tile
     warps: int
 
@@ -160,14 +163,14 @@ DELTA_ROWS = 32  # rows of a convolution per program; at least as many as the co
 DELTA_VALUES = 8  # values of a head per program: for keys of 128 numbers, the state takes 32 registers per thread
 SAMPLE_TOKENS = 2048  # tokens of each part into which a row of logits is split
 SAMPLE_PARTS = 128  # parts whose sums a row's program loads together
-SAMPLE_KEPT = 4096  # up to this many tokens above a filter's bound are copied, and scanned instead of the row
-SAMPLE_COPIED_TOKENS = 4096  # tokens that are scanned together to find those to copy
+SAMPLE_KEPT = 4096  # maximum number of copied tokens: those above a filter's bound, scanned instead of the row
+SAMPLE_COPIED_TOKENS = 4096  # tokens that are scanned together to find the tokens to copy
 SAMPLE_FILTERED_TOKENS = 1024  # tokens that are scanned together to find a filter's threshold
 SAMPLE_PIVOTS = 8  # thresholds that are tried in each pass over the tokens
-SAMPLE_REGISTERS = 200  # most registers per thread of a row's program, which is alone on its multiprocessor
+SAMPLE_REGISTERS = 200  # maximum registers per thread of a row's program, which is alone on a multiprocessor
 
 
-# Tiles of float32 attention: no matrix instruction is precise enough, so numbers are multiplied from registers.
+# Tiles of float32 attention. No matrix instruction is precise enough, so numbers are multiplied in registers.
 FLOAT32_DECODE = Tile(16, 16, 8, 2, 2)
 FLOAT32_PREFILL = Tile(32, 16, 8, 2)
 
@@ -184,8 +187,8 @@ def decode_tile(device: Device, head_dim: int, itemsize: int, group: int) -> Til
 def prefill_tile(device: Device, head_dim: int, itemsize: int, rows: int, quantised: bool) -> Tile:
     """Return the tile of prefill attention for a chunk of `rows` rows, each of which is one head of one token.
 
-    itemsize: bytes of the compute dtype; quantised: whether keys are quantised. Such keys are widened in registers,
-    so that only half as many fit next to the sums.
+    itemsize: bytes of the compute dtype; quantised: whether keys are quantised. Quantised keys are widened in
+    registers, where only half as many keys fit next to the sums.
     """
     tile = FLOAT32_PREFILL if itemsize == 4 else PAGED_PREFILL[device.row]
     wide = head_dim > 128

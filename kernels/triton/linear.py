@@ -50,10 +50,10 @@ def weight_arguments(weight: QuantisedWeight | torch.Tensor, device: Device) -> 
 
 
 def inputs_at_once(weight: QuantisedWeight | torch.Tensor, dtype: torch.dtype) -> int:
-    """Return the number of inputs in a tile: at most one group of codes, unless matrix instructions need more."""
-    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # float32 is multiplied from registers, which fit only 16
+    """Return the number of inputs in a tile: at most a group of codes, but as many as matrix instructions need."""
+    most = 16 if dtype == torch.float32 else INPUTS_AT_ONCE  # registers, from which float32 is multiplied, fit only 16
     if isinstance(weight, torch.Tensor):
-        return most // 2 if dtype != torch.float32 else most  # half as many: a number takes two bytes
+        return most // 2 if dtype != torch.float32 else most  # half for 16-bit weights, whose numbers take two bytes
     if not weight.has_codes:
         return most
     group = weight.inputs // weight.scales.shape[1]
@@ -75,7 +75,10 @@ def codes(packed, scales, zeros, outputs, columns, inside, GROUPS: tl.constexpr,
 
 @triton.jit
 def e2m1(codes):
-    """Convert E2M1 codes to float32: their bits, shifted to the positions of float16, mean 2**-14 times the number."""
+    """Convert E2M1 codes to float32.
+
+    A code's bits, shifted to the positions of float16, are 2**-14 times the number.
+    """
     bits = codes.to(tl.int16)
     halves = (((bits & 7) << 9) | ((bits & 8) << 12)).to(tl.int16).to(tl.float16, bitcast=True)
     return halves.to(tl.float32) * 16384.0
@@ -85,7 +88,7 @@ def e2m1(codes):
 def without_zeros(codes, zeros, place, real):
     """Convert codes to unscaled float32: code minus zero point, or the E2M1 number if there are no zero points.
 
-    `place`: index of the group to which all codes of an output belong. The numbers are exact in any float dtype.
+    `place`: for each output, index of the group of its codes. Results are exact in any float dtype.
     """
     if zeros is None:
         numbers = e2m1(codes)
@@ -115,7 +118,7 @@ def add_products(
     HAS_CODES: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
 ):
-    """Add products of x and the weight to `sums`. Scales of 4-bit codes are applied, scales of outputs are not."""
+    """Add products of x and the weight to `sums`. Scales of 4-bit codes are applied, but not scales of outputs."""
     INPUTS: tl.constexpr = COLUMNS * 2 if HAS_CODES else COLUMNS
     dtype: tl.constexpr = x.dtype.element_ty
     for first in range(begin, end, BLOCK_INPUTS):
@@ -130,7 +133,7 @@ def add_products(
             more_inputs = tl.load(places + COLUMNS, mask=wanted, other=0.0)
             low, high = stored & 15, stored >> 4
             if COLUMNS % GROUP == 0 and GROUP % BLOCK_INPUTS == 0:
-                # The low nibbles of a tile are of one group, and so are the high ones: scale products, not codes.
+                # A tile's low nibbles are all in one group, its high nibbles all in another: scale products, not codes.
                 place = out * GROUPS + first // GROUP
                 low_scale = tl.load(scales + place, mask=real_out, other=0.0).to(tl.float32)
                 high_scale = tl.load(scales + place + COLUMNS // GROUP, mask=real_out, other=0.0).to(tl.float32)
@@ -155,8 +158,8 @@ SPELLED_COLUMNS = 1024
 def quantised_linear(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """Compute kernels/linear.py's operation. Each program computes some outputs over a part of the inputs.
 
-    Each byte of the weight is read once. If programs for outputs alone do not fill the GPU, inputs are split and a
-    second kernel sums the parts, in order, so that results are deterministic.
+    Each byte of the weight is read once. If one program per tile of outputs does not fill the GPU, inputs are split
+    into parts. A second kernel sums the parts in order, so that results are deterministic.
     """
     x = x.contiguous()
     output = x.new_empty(len(x), weight.outputs)
@@ -179,9 +182,9 @@ def linear_calls(
     device: Device,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """Return the call for the products of all parts of the inputs, then one for their sum if there are several parts.
+    """Return the call that multiplies all parts of the inputs; with several parts, also the call that sums the parts.
 
-    tile: tile that a benchmark tries; None: that of QUANTISED_LINEAR.
+    tile: tile to use; None: that of QUANTISED_LINEAR.
     """
     rows, columns = len(x), weight.data.shape[1]
     tile = tile or QUANTISED_LINEAR[device.row]
@@ -322,8 +325,8 @@ def spell_out(
 def expert_linear(x: torch.Tensor, weight: ExpertWeight, pairs: SortedPairs) -> torch.Tensor:
     """Compute kernels/experts.py's operation. Each program computes some outputs for some pairs of one expert.
 
-    The grid has the largest possible number of tiles, so that a CUDA graph serves every choice of experts. A program
-    finds its expert from the number of pairs of each expert.
+    The grid has the largest number of tiles that any choice of experts needs, so that a CUDA graph serves every choice.
+    A program finds its expert from the number of pairs of each expert.
     """
     x = x.contiguous()
     output = x.new_empty(len(pairs.order), weight.outputs)
@@ -339,10 +342,10 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """Build the call for the products of all pairs. tile: tile that a benchmark tries; None: that of `expert_tile`."""
+    """Build the call that computes the products of all pairs. tile: tile to use; None: that of `expert_tile`."""
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
-    # Largest number of tiles: the full ones, and one partial tile per expert; never more than pairs.
+    # Largest possible number of tiles: full tiles, plus one partial tile per expert; at most one tile per pair.
     tiles = min(count, count // tile.rows + weight.experts)
     arguments = weight_arguments(weight.rows, device) | {
         "x": x,

@@ -59,7 +59,7 @@ def normalise(x, residual, weight, output, eps, SIZE: tl.constexpr, BLOCK: tl.co
         wide += tl.load(residual + row + places, mask=inside, other=0.0).to(tl.float32)
         stored = wide.to(residual.dtype.element_ty)
         tl.store(residual + row + places, stored, mask=inside)
-        wide = stored.to(tl.float32)  # normalise the rounded sum, which is the residual that the next layer reads
+        wide = stored.to(tl.float32)  # normalise the rounded sum: the residual as later layers read it
     factors = tl.load(weight + places, mask=inside, other=0.0).to(tl.float32)
     normal = normalised(
         wide, tl.sum(wide * wide, 0) / SIZE, factors, eps, weight.dtype.element_ty, output.dtype.element_ty
@@ -90,7 +90,7 @@ def gated(gates, ups, GATE: tl.constexpr, dtype: tl.constexpr):
     if GATE == GELU:
         opening = 1.5957691216057308 * (gates + 0.044715 * gates * gates * gates)
     if GATE == CLAMPED:
-        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # unlike a minimum, a comparison keeps NaN
+        gates = tl.where(gates > _LIMIT, _LIMIT, gates)  # a comparison, since a minimum would lose NaN
         ups = tl.where(ups > _LIMIT, _LIMIT, tl.where(ups < -_LIMIT, -_LIMIT, ups)) + 1.0
         opening = _ALPHA * gates
     opened = 1.0 if GATE == SIGMOID else gates

@@ -1,12 +1,12 @@
 """Decode attention over paged KV: kernels/attention.py on a GPU.
 
 A program computes all query heads of one KV head (padded to the 16 rows of a matrix instruction) over a part of one
-sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last combines them in
-order, without a second kernel; a counter of finished parts identifies this program. The grid depends only on shapes
-and on a hint for the length of contexts, so that a captured CUDA graph serves all contexts.
+sequence's context (Flash-Decoding). If a context has several parts, the program that finishes last combines their
+results in order, without a second kernel. A counter of finished parts identifies this program. The grid depends only on
+shapes and on a hint for the length of contexts, so that a captured CUDA graph serves contexts of any length.
 
-Queries may come directly from a projection. Then each program rotates its queries, and the program whose part contains
-the sequence's last token stores the key and value of this token before it computes.
+Queries may be the unrotated output of a projection. Then each program rotates its queries, and the program whose part
+contains the sequence's last token first stores the key and value of this token.
 """
 
 from typing import Any
@@ -76,9 +76,9 @@ def decode_call(
     tile: Tile | None = None,
     turning: Turning | None = None,
 ) -> KernelCall:
-    """Build the kernel call. query: queries, or with `turning` the output of a projection: queries, keys and values.
+    """Build the kernel call. query: queries; with `turning`, a projection's output of queries, keys and values.
 
-    splits, tile: number of parts, and tile, that a benchmark tries; None: those of `context_splits` and `decode_tile`.
+    splits: number of parts; None: that of `context_splits`. tile: tile to use; None: that of `decode_tile`.
     """
     sequences, heads = output.shape[:2]
     paged = paged_arguments(output, kv, scoring, device)
@@ -119,7 +119,7 @@ def _no_parts() -> dict[str, Any]:
 
 
 def _parts(output: torch.Tensor, kv: KvLayer, splits: int, arrivals: torch.Tensor | None) -> dict[str, Any]:
-    """Allocate memory for the results of parts, and counters of finished parts; return the kernel's arguments."""
+    """Allocate the results of parts and the counters of finished parts; return them as arguments of the kernel."""
     sequences, heads, value_dim = output.shape
     highest = output.new_empty(2, sequences, heads, splits, dtype=torch.float32)
     return {
@@ -150,7 +150,7 @@ def combine_call(parts: torch.Tensor, highest: torch.Tensor, output: torch.Tenso
     return KernelCall(combine_parts, (rows, heads), arguments, warps=4)
 
 
-_TOTAL = ["total"]  # alignment varies: totals come after the highest scores, whose number varies
+_TOTAL = ["total"]  # argument whose alignment varies: totals come after the highest scores, whose number varies
 
 
 @triton.jit(do_not_specialize=["splits", "window"], do_not_specialize_on_alignment=_TOTAL)
@@ -258,7 +258,7 @@ def attend_part(
         key_scales = scales + kv_head * scale_head_stride
         value_scales = key_scales + scale_part_stride
     highest_before, total_before = begun(sinks, kv_head * GROUP + tl.minimum(rows, GROUP - 1), split == 0)
-    # All tiles are masked, not only the last one: a second loop would drain the pipeline, and comparisons are cheap.
+    # Mask every tile, though only the last needs it: a second loop would drain the pipeline, and masks are cheap.
     most, sums, attended = attend_tiles(
         highest_before,
         total_before,
@@ -343,7 +343,7 @@ def _store_last(
     FORMAT: tl.constexpr,
     LARGEST_NUMBER: tl.constexpr,
 ):
-    """Store key and value of the sequence's last token in its slot, from which this program will read them."""
+    """Store key and value of the sequence's last token in its slot of the pool, where this program reads them later."""
     kv_heads = kv_head + tl.arange(0, 1)
     inside = (kv_heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + kv_heads) * HEAD_DIM
@@ -377,7 +377,7 @@ def _combined(
     HEADS_AT_ONCE: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Combine parts to float32 `[heads, dims]`. Loads bypass the L1 cache, which may contain old numbers."""
+    """Combine the results of parts to float32 `[heads, dims]`. Loads bypass the L1 cache, which may be outdated."""
     parts_now = tl.arange(0, PARTS_AT_ONCE)
     most = tl.full([HEADS_AT_ONCE], -3.4e38, tl.float32)
     weight = tl.zeros([HEADS_AT_ONCE], tl.float32)
@@ -387,18 +387,18 @@ def _combined(
         places = rows[:, None] * splits + (begin + parts_now)[None, :]
         highest_now = tl.load(highest + places, mask=there, other=float("-inf"), cache_modifier=".cg")
         sums = tl.load(total + places, mask=there, other=0.0, cache_modifier=".cg")
-        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # also for NaN: it must reach the result
+        written = (highest_now > float("-inf")) | (highest_now != highest_now)  # true for NaN, to propagate it
         more = tl.maximum(most, tl.max(highest_now, 1))
         kept = tl.where(written, tl.exp2(highest_now - more[:, None]), 0.0)
         inside = there[:, :, None] & (dims < VALUE_DIM)[None, None, :]
         of_dims = parts + places[:, :, None] * VALUE_DIM + dims[None, None, :]
         numbers = tl.load(of_dims, mask=inside, other=0.0, cache_modifier=".cg")
-        numbers = tl.where(written[:, :, None], numbers, 0.0)  # masked loads would wait for `written`
+        numbers = tl.where(written[:, :, None], numbers, 0.0)  # a masked load would wait for `written`
         shrunk = tl.exp2(most - more)
         weight = weight * shrunk + tl.sum(kept * sums, 1)
         attended = attended * shrunk[:, None] + tl.sum(kept[:, :, None] * numbers, 1)
         most = more
-    # A head without parts has the weight 0; its result is 0.
+    # A head without parts has the weight 0. Divide by 1 instead, for the result 0.
     return attended / tl.where(weight == 0.0, 1.0, weight)[:, None]
 
 
@@ -414,7 +414,7 @@ def combine_parts(
     BLOCK_DIM: tl.constexpr,
     PARTS_AT_ONCE: tl.constexpr,
 ):
-    """Combine the parts of prefill attention. Parts without tokens have the highest score -inf."""
+    """Combine the results of parts of prefill attention. A part without tokens has the highest score -inf."""
     dims = tl.arange(0, BLOCK_DIM)
     row = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1) + tl.arange(0, 1)
     result = _combined(

@@ -1,11 +1,11 @@
 """Prefill attention over paged KV: kernels/attention.py on a GPU.
 
-A row of a tile is one query head of one token. All heads of a KV head are adjacent, so that keys are read once for all
-of them. Keys that every row sees are processed in a loop without masks; only the diagonal and the edge of the window
+A row of a tile is one query head of one token. All query heads of a KV head are adjacent, so that they share each read
+of keys. Keys that every row sees are processed in a loop without masks; only the diagonal and the edge of the window
 need masks. The tiles with the longest contexts start first.
 
-All chunks of a step are computed by one launch, whose programs read where each chunk begins and ends. A few new tokens
-after a long cached prefix have too few tiles to fill the GPU. Then the context is split as in decode, and a second
+One launch computes all chunks of a step; its programs read where each chunk begins and ends. A few new tokens after a
+long cached prefix have too few tiles to fill the GPU. In this case the context is split as in decode, and a second
 kernel combines the parts (Flash-Decoding).
 """
 
@@ -45,9 +45,9 @@ def prefill_calls(
     splits: int | None = None,
     tile: Tile | None = None,
 ) -> list[KernelCall]:
-    """Return the call that computes attention, then one that combines the parts if contexts are split.
+    """Return the call that computes attention; if contexts are split, also the call that combines the parts.
 
-    splits, tile: number of parts, and tile, that a benchmark tries; None: those of `context_splits` and `prefill_tile`.
+    splits: number of parts; None: that of `context_splits`. tile: tile to use; None: that of `prefill_tile`.
     """
     tokens, heads, head_dim = query.shape
     paged = paged_arguments(query, kv, scoring, device)
@@ -62,7 +62,7 @@ def prefill_calls(
             for each, length in zip(chunks, lengths, strict=True)
         )
         pairs, tiles = sum(row_tiles) * kv.kv_heads, -(-seen // tile.tokens)
-        fills = pairs >= device.multiprocessors  # then no split: parts of large chunks would take gigabytes
+        fills = pairs >= device.multiprocessors  # if so, do not split: parts would take gigabytes
         splits = 1 if fills else context_splits(pairs, tiles, device.multiprocessors, filling=1)
     single = splits == 1
     highest = None if single else query.new_empty(2, tokens, heads, splits, dtype=torch.float32)
@@ -81,7 +81,8 @@ def prefill_calls(
         "TILE": tile.tokens,
         "SINGLE": single,
     }
-    # Upper bound of the tile indices of `chunk_of`. At most one per chunk is unused; its programs return immediately.
+    # Upper bound of the tile indices passed to `chunk_of`. Per chunk, at most one index is unused; programs of unused
+    # indices return immediately.
     grid = (tokens * group // tile.rows + len(chunks), kv.kv_heads, splits)
     attend = KernelCall(attend_chunk, grid, arguments, tile.warps, tile.stages)
     return [attend] if highest is None else [attend, combine_call(parts, highest, output, paged.arguments["BLOCK_DIM"])]
@@ -106,7 +107,7 @@ def chunk_of(row_starts, chunks, tile, GROUP: tl.constexpr, BLOCK_ROWS: tl.const
     return chunk
 
 
-# Arguments whose alignment varies: pointers into tensors of the complete step, and totals after the highest scores.
+# Arguments whose alignment varies: pointers into the step's tensors, and totals, which come after the highest scores.
 _ANYWHERE = ["block_starts", "row_starts", "ends", "total"]
 
 
@@ -195,7 +196,7 @@ def attend_chunk(
         share = tl.cdiv(tl.cdiv(end - oldest, TILE), splits) * TILE
         first = oldest + split * share
         end = tl.minimum(first + share, end)
-        if first >= end:  # fewer tiles than parts: an empty part, whose output is never read
+        if first >= end:  # the part is empty, since there are fewer tiles than parts; its output is never read
             tl.store(highest + places, float("-inf"), mask=real)
             tl.store(total + places, 0.0, mask=real)
             return

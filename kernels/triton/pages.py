@@ -43,7 +43,7 @@ def pool_arguments(kv: KvLayer, device: Device) -> dict[str, Any]:
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` if all heads of a token are adjacent, as in a slice of a fused projection; else a contiguous copy."""
+    """Return `x` if a token's heads are adjacent, as in a slice of a fused projection, else a contiguous copy."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
@@ -189,7 +189,7 @@ def turned(sources, inside, norm, eps, cos, sin, dims, HEAD_DIM: tl.constexpr, A
     """Load heads at `sources`, normalise them unless `norm` is None, and rotate them; return float32 `[heads, dims]`.
 
     cos, sin: pointers to the token's cosines and sines. The two numbers of a rotated pair are ANGLES apart. Each number
-    is read twice, for itself and for its partner.
+    is read twice: for its own result, and for that of the other number of its pair.
     """
     is_first, real, rotates = dims < ANGLES, dims < HEAD_DIM, dims < 2 * ANGLES
     angles = tl.where(is_first, dims, dims - ANGLES)
@@ -264,7 +264,7 @@ def rotate_rows(
     inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_DIM)[None, :]
     sources = base + (HEADS + part * KV_HEADS + heads) * HEAD_DIM
     if part == 0:
-        # Rounded to the model's dtype before the pool's format, as the unfused operations do.
+        # Round to the model's dtype first and then to the pool's format, as the unfused operations do.
         rows = turned(sources, inside, key_norm, eps, cos, sin, dims, HEAD_DIM, ANGLES).to(qkv.dtype.element_ty)
     else:
         rows = tl.load(sources[:, None] + dims[None, :], mask=inside, other=0.0)
@@ -307,10 +307,10 @@ def copy_call(
     target_ids: torch.Tensor | None,
     copies: int,
 ) -> KernelCall:
-    """Build the call that copies block `source_ids[i]` to block `target_ids[i]`; ids None: block i.
+    """Build the call that copies block `source_ids[i]` to block `target_ids[i]`. If ids are None, use block i.
 
-    source, target: uint8 `[blocks, rows, row_bytes]`, with one row if a block is contiguous, more if only some heads
-    are copied. Copies use the widest word that divides all addresses. A program copies COPY_BYTES of a row.
+    source, target: uint8 `[blocks, rows, row_bytes]`: one row per contiguous block, or several rows if only some heads
+    are copied. Copies use the widest word to which all addresses are aligned. A program copies COPY_BYTES of a row.
     """
     if source.shape[1:] != target.shape[1:] or source.stride(2) != 1 or target.stride(2) != 1:
         raise ValueError(

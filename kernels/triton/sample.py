@@ -1,13 +1,14 @@
 """Sampling without sorting: kernels/sampling.py on a GPU.
 
 One program per part of a row finds the part's largest logit and the sums of its weights. Then one program per row
-samples. In a row without filters it rereads only the part that contains the sampled token, which the sums identify.
+samples. In a row without filters, the sums show which part contains the sampled token, and only this part is read
+again.
 
-Both filters, top_k and top_p, are thresholds on logits, for which the sums of the parts give lower bounds. Tokens above
-the bound are copied first, unless they are too many, as in a flat distribution. To find a threshold, each pass over the
-tokens tries PIVOTS values; the next pass searches between the two values that enclose the threshold, or between the
-smallest and largest logit in this interval. Logits are compared as integers of the same order, so that the search ends,
-and is exact.
+Both filters, top_k and top_p, are thresholds on logits. Results of the parts give a lower bound of the threshold.
+Tokens above the bound are copied first, unless there are too many, as in a flat distribution. To find a threshold, each
+pass over the tokens tries PIVOTS values. The next pass searches between the two values around the threshold, or between
+the smallest and largest logit in this interval. Logits are compared as integers of the same order, so that the search
+ends and is exact.
 """
 
 import torch
@@ -97,7 +98,7 @@ def _keys(logits):
 
 @triton.jit
 def _logits(row, kept, is_whole, places, size):
-    """Load logits at `places` of a row, or of its copied tokens unless `is_whole`; -inf from `size` on."""
+    """Load logits at indices `places` of a row if `is_whole`, else of the row's copied tokens; -inf from `size` on."""
     of_row = tl.load(row + places, mask=(places < size) & (is_whole == 1), other=-_INFINITY)
     of_kept = tl.load(kept + places, mask=(places < size) & (is_whole == 0), other=-_INFINITY)
     return tl.where(is_whole == 1, of_row, of_kept).to(tl.float32)
@@ -105,7 +106,7 @@ def _logits(row, kept, is_whole, places, size):
 
 @triton.jit
 def _reached_by(highests, parts, count, PARTS: tl.constexpr):
-    """Return a logit that at least `count` tokens reach: the `count`-th largest of the parts' maxima, or -inf."""
+    """Return the `count`-th largest of the parts' maxima, or -inf: at least `count` tokens have this logit or more."""
     numbers = tl.arange(0, PARTS)
     mosts = tl.load(highests + numbers, mask=numbers < parts, other=-_INFINITY)
     others, other_numbers = mosts[None, :], numbers[None, :]
@@ -115,7 +116,7 @@ def _reached_by(highests, parts, count, PARTS: tl.constexpr):
 
 @triton.jit
 def _copied(row, vocab, low, kept, kept_places, KEPT: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy the tokens whose key is at least `low`, in order; return their number, or more than KEPT if too many."""
+    """Copy the tokens whose key is at least `low`, in order; return their number. If above KEPT, some are missing."""
     count, begin = tl.full([], 0, tl.int32), tl.full([], 0, tl.int32)
     while (begin < vocab) & (count <= KEPT):
         places = begin + tl.arange(0, BLOCK)
@@ -146,17 +147,18 @@ def _threshold(
     BLOCK: tl.constexpr,
     PIVOTS: tl.constexpr,
 ):
-    """Return the largest key in `[low, high]` for which the tokens with this or a larger key sum to at least `goal`.
+    """Return the largest key in `[low, high]` such that tokens with this or a larger key measure at least `goal`.
 
-    The caller guarantees this for `low`. BY_MASS: the sum is that of the tokens' weights; otherwise their number.
+    The measure is the sum of the tokens' weights if BY_MASS, else their number. The caller guarantees that `low`
+    satisfies the condition.
     """
     steps = tl.arange(0, PIVOTS).to(tl.int64) + 1
-    beyond = high.to(tl.int64) + 1  # first key at which the sum is known to be less than `goal`
+    beyond = high.to(tl.int64) + 1  # smallest key whose measure is known to be less than `goal`
     found = low.to(tl.int64)
     while beyond - found > 1:
         pivots = found + (beyond - found) * steps // (PIVOTS + 1)
         pivot_keys = pivots.to(tl.int32)
-        # Each thread sums its own tokens; the sums of all threads are added once per pass.
+        # Each thread sums over its own tokens. The sums of all threads are added once per pass.
         measures = tl.zeros([BLOCK, PIVOTS], tl.float32)
         least = tl.full([BLOCK], _LARGEST_KEY, tl.int32)
         most = tl.full([BLOCK], -_LARGEST_KEY, tl.int32)
@@ -168,7 +170,7 @@ def _threshold(
             measures += tl.where(keys[:, None] >= pivot_keys[None, :], weights[:, None], 0.0)
             least = tl.where((keys >= found) & (places < size), tl.minimum(least, keys), least)
             most = tl.where(keys < beyond, tl.maximum(most, keys), most)
-        # Narrow the interval to the range of logits in it, and to the two pivots around the answer.
+        # Narrow the interval to the logits that occur in it, and to the two pivots around the threshold.
         smallest, largest = tl.min(least, 0).to(tl.int64), tl.max(most, 0).to(tl.int64)
         enough = tl.sum(measures, 0) >= goal
         found = tl.maximum(smallest, tl.max(tl.where(enough, pivots, smallest), 0))
@@ -176,7 +178,8 @@ def _threshold(
     return found.to(tl.int32)
 
 
-# The alignment of these arguments varies: they are in one tensor, at offsets that depend on the number of rows.
+# Do not specialise on the alignment of these arguments: they are slices of one tensor, at offsets that depend on the
+# number of rows.
 @triton.jit(do_not_specialize_on_alignment=["highests", "totals", "masses"])
 def survey_part(
     logits,
@@ -191,8 +194,10 @@ def survey_part(
     TOKENS: tl.constexpr,
     MAY_BAN: tl.constexpr,
 ):
-    """Store, for a part of a row, the largest logit, the first token that has it, and two sums of weights relative to
-    it: without (`totals`) and with temperature (`masses`). The largest logit is NaN if the part has an invalid logit.
+    """Store a part's largest logit, the first token with this logit, and two sums of weights relative to this logit.
+
+    `totals` are sums without temperature, `masses` sums with temperature. The largest logit is NaN if the part has an
+    invalid logit.
     """
     index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = tl.load(temperatures + index)
@@ -301,7 +306,8 @@ def draw_row(
     is_whole, size = tl.full([], 1, tl.int32), tl.full([], 0, tl.int32) + vocab
     kept, kept_places = kept + index * KEPT, kept_places + index * KEPT
     if ranked | (top_p < 1.0):
-        # A logit so low that even a complete vocabulary just below it would have less mass than top_p drops.
+        # Lower bound of the threshold: even a complete vocabulary of logits below it would have less mass than top_p
+        # drops.
         low = highest + divisor * (tl.log((1.0 - top_p) * mass / vocab) - _MARGIN)
         if ranked:
             low = _reached_by(highests, parts, top_k, PARTS)
@@ -317,7 +323,7 @@ def draw_row(
             row, kept, is_whole, size, threshold, most_key, goal, highest, divisor, False, BLOCK, PIVOTS
         )
         mass, _, _ = _above(row, kept, is_whole, size, threshold - 1, highest, divisor, BLOCK)
-    skipped = tl.full([], 0, tl.int32)  # number of tokens at the threshold that are left out, those with the lowest ids
+    skipped = tl.full([], 0, tl.int32)  # number of left out tokens at the threshold, those of lowest ids
     if top_p < 1.0:
         goal = top_p * mass
         threshold = _threshold(
@@ -343,8 +349,8 @@ def draw_row(
 def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.constexpr, PARTS: tl.constexpr):
     """Return the first token of the part in which the cumulative mass exceeds `target`, and the mass before that part.
 
-    Because of rounding the sum of all parts may be slightly less than the target. Then return the last part with mass,
-    and -inf as the mass before it, so that its last token is sampled.
+    Because of rounding, the mass of all parts may be slightly less than `target`. In this case return the last part
+    with mass, and -inf as the mass before this part, so that its last token is sampled.
     """
     part = tl.full([], 0, tl.int32) + parts
     last = tl.full([], 0, tl.int32)
@@ -364,7 +370,7 @@ def _part_of(highests, masses, parts, target, highest, divisor, TOKENS: tl.const
 
 @triton.jit
 def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl.constexpr):
-    """Return the mass of tokens above the threshold, the number of tokens at the threshold, and the weight of one."""
+    """Return the mass of tokens above the threshold, the number of tokens at the threshold, and the weight of each."""
     mass, ties = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     weight = tl.zeros([BLOCK], tl.float32)
     for begin in range(0, size, BLOCK):
@@ -382,9 +388,9 @@ def _above(row, kept, is_whole, size, threshold, highest, temperature, BLOCK: tl
 def _pick(
     row, kept, is_whole, size, begin, before, threshold, skipped, target, highest, temperature, BLOCK: tl.constexpr
 ):
-    """Return the first token, in order of ids, at which the sum of kept weights exceeds `target`; else the last kept.
+    """Return the first token, in order of ids, at which the cumulative weight of kept tokens exceeds `target`.
 
-    The sum starts at token `begin` with the value `before`.
+    If there is none, return the last kept token. The sum starts at token `begin` with the value `before`.
     """
     token = tl.full([], 0, tl.int32) + size
     last = tl.full([], 0, tl.int32)

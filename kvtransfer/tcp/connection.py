@@ -10,12 +10,12 @@ from typing import cast
 
 from baton.kvtransfer.transport import LinkBroken, PeerUnreachable
 
-MOST_PLACES = 1024  # most memory ranges of a system call: IOV_MAX of Linux
+MOST_PLACES = 1024  # maximum number of memory ranges of a system call: IOV_MAX of Linux
 PIECE_BYTES = 4 << 20
 PIECE_TIMEOUT_S = 5.0
-CONNECT_TIMEOUT_S = 2.0  # ends the wait if a firewall drops all packets
-RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # maximum bytes per system call with TLS, several records
-KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # together detect in about 5 s that the peer's host is gone
+CONNECT_TIMEOUT_S = 2.0  # seconds, limits the wait if a firewall drops all packets
+RECEIVED_BYTES, SENT_BYTES = 256 << 10, 64 << 10  # maximum bytes per system call with TLS: several records
+KEEPALIVE_S, KEEPALIVE_PROBES = 1, 4  # seconds and count; detect in about 5 s that the peer's host is gone
 
 Secure = Callable[[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject]
 """Function that creates this end of a TLS connection over two memory buffers. Raises: OSError."""
@@ -28,8 +28,9 @@ class _Plain:
         self._socket = connected
 
     def receive(self, places: list[memoryview]) -> int:
-        """Receive bytes until all `places` are full or the timeout has passed; return their number, 0 at the end of the
-        stream.
+        """Receive bytes until all `places` are full or the timeout has passed.
+
+        Return the number of received bytes; 0 at the end of the stream.
         """
         return self._socket.recvmsg_into(places, 0, socket.MSG_WAITALL)[0]
 
@@ -54,9 +55,9 @@ class _Secured:
                 raise TimeoutError(f"no handshake within {timeout_s:g} s")
 
     def receive(self, places: list[memoryview]) -> int | None:
-        """Receive bytes into the first of `places`; return their number, or None if no complete record has arrived."""
+        """Receive bytes into the first of `places`; return the number of bytes, or None without a complete record."""
         try:
-            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # an int, though typeshed declares bytes
+            return cast("int", self._tls.read(places[0].nbytes, places[0]))  # typeshed declares bytes
         except ssl.SSLZeroReturnError:
             return 0
         except ssl.SSLWantReadError:
@@ -79,7 +80,7 @@ class _Secured:
         except ssl.SSLWantReadError:
             return True
         finally:
-            self._flush()  # after a failure this sends the peer the reason
+            self._flush()  # also sends the peer the reason if the handshake failed
         return False
 
     def _fetch(self) -> bool:
@@ -98,7 +99,7 @@ class Connection:
     """
 
     def __init__(self, connected: socket.socket, secure: Secure | None, timeout_s: float) -> None:
-        """Wrap a connected socket, which is closed on failure. `timeout_s`: longest time to move PIECE_BYTES.
+        """Wrap a connected socket, which is closed on failure. `timeout_s`: longest time to transfer PIECE_BYTES.
 
         Raises: LinkBroken.
         """
@@ -157,7 +158,7 @@ class Connection:
                 raise LinkBroken("the peer closed the connection")
             places = _rest(places, moved or 0)
             if places and time.monotonic() > deadline:
-                raise LinkBroken(f"a piece took longer than {self._timeout_s:g} s")
+                raise LinkBroken(f"moving a piece of {PIECE_BYTES >> 20} MiB took longer than {self._timeout_s:g} s")
 
 
 def connect(host: str, port: int, secure: Secure | None, timeout_s: float) -> Connection:
@@ -182,7 +183,7 @@ def _set_options(connected: socket.socket, timeout_s: float) -> None:
 
 
 def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Split `places`, without cutting any of them, into as few lists as possible for one system call each."""
+    """Split `places` into few lists, one per system call. No memory range is cut."""
     piece: list[memoryview] = []
     size = 0
     for place in places:
@@ -196,7 +197,7 @@ def _pieces(places: Sequence[memoryview]) -> Iterator[list[memoryview]]:
 
 
 def _rest(places: list[memoryview], moved: int) -> list[memoryview]:
-    """Return what is left of `places` after their first `moved` bytes."""
+    """Return `places` without their first `moved` bytes."""
     for index, place in enumerate(places):
         if moved < place.nbytes:
             return [place[moved:], *places[index + 1 :]]

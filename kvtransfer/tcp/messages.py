@@ -1,6 +1,6 @@
 """Messages of a KV connection: requests of fixed size, each answered by a header and the bytes that it announces.
 
-Numbers are little-endian. A block is sent as its parts in the source's pool, one part after another.
+Numbers are little-endian. The bytes of a block are sent part by part, in the order of the parts of the source's pool.
 """
 
 import struct

@@ -22,16 +22,16 @@ from baton.kvtransfer.transport import (
 )
 
 MOST_CONNECTIONS = 4
-WORTH = 1.25  # least speed-up for which twice as many connections are kept
-SHARE_BYTES = 1 << 20  # least bytes of a copy per connection: with fewer, another connection does not pay off
+WORTH = 1.25  # minimum speed-up at which a doubled number of connections is kept
+SHARE_BYTES = 1 << 20  # minimum bytes of a copy per connection; with fewer, another connection costs more than it saves
 WARM_UP_BYTES = 1 << 20
 SCRATCH_BYTES = 1 << 20
 
 
 class TcpTransport:
-    """Transport over TCP. `pool`: this worker's pool, in host memory; the source's may have another number of parts.
+    """Transport over TCP. `pool`: this worker's pool, in host memory. The source's pool may have more or fewer parts.
 
-    Copies use several connections if `measure` found that faster.
+    Copies use several connections if `measure` found several to be faster than one.
     """
 
     name = "tcp"
@@ -77,7 +77,7 @@ class TcpTransport:
                 try:
                     connections.extend(self._connect() for _ in range(before))
                 except PeerUnreachable:
-                    break  # copies use only the connections that are already open
+                    break  # keep the open connections; copies use only these
                 self._probe(connections, WARM_UP_BYTES)
                 rate = self._probe(connections, nbytes)
                 if rate.gb_per_s < WORTH * best.gb_per_s:
@@ -117,7 +117,7 @@ class TcpTransport:
         self._helpers.shutdown(wait=False)
 
     def _together(self, work: Sequence[Callable[[], object]]) -> None:
-        """Run all functions concurrently; return when all have finished. Raises: an exception of one that failed."""
+        """Run all functions concurrently; return when all have finished. Raises: the exception of a failed function."""
         others = [self._helpers.submit(self._or_abort, each) for each in work[1:]]
         try:
             self._or_abort(work[0])
@@ -127,7 +127,7 @@ class TcpTransport:
             other.result()
 
     def _or_abort(self, work: Callable[[], object]) -> None:
-        """Run `work`. If its connection breaks, abort all connections, since the copy would lack its blocks."""
+        """Run `work`. If its connection breaks, abort all connections: without its blocks, the copy is incomplete."""
         try:
             work()
         except LinkBroken:
@@ -162,7 +162,7 @@ class TcpTransport:
 def _ask(connection: Connection, request: Request, size_bytes: int) -> None:
     """Send a request for `size_bytes` bytes, which the caller then receives.
 
-    Raises: CopyRefused if the peer will send none; LinkBroken.
+    Raises: CopyRefused if the peer will send no bytes; LinkBroken.
     """
     connection.send([memoryview(write_request(request))])
     try:
@@ -172,4 +172,4 @@ def _ask(connection: Connection, request: Request, size_bytes: int) -> None:
     if head.verdict is not Verdict.SENT:
         raise CopyRefused(f"the peer refused: {REASONS[head.verdict]}")
     if head.size_bytes != size_bytes:
-        raise LinkBroken(f"the peer announced {head.size_bytes} of {size_bytes} bytes")
+        raise LinkBroken(f"the peer announced {head.size_bytes} bytes, expected {size_bytes}")

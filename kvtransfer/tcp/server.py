@@ -45,7 +45,7 @@ class TcpServer:
     """Server that sends blocks of `pool`, in host memory, to readers that know `pool_id` and the id of a transfer.
 
     Owns `listener`. Any thread may call it. A block that is released while it is sent may arrive with wrong content;
-    the reader is told when it closes the transfer.
+    the reader learns this when it closes the transfer.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class TcpServer:
         self._readable = readable
 
     def detach(self) -> None:
-        """Refuse requests from now on; answers that are being sent finish."""
+        """Refuse requests from now on. Responses that are being sent are completed."""
         self._readable = None
 
     def close(self) -> None:
@@ -101,14 +101,14 @@ class TcpServer:
 
     def _accept(self) -> None:
         if self._cores is not None:
-            os.sched_setaffinity(0, self._cores)  # the threads that this one starts inherit the cores
+            os.sched_setaffinity(0, self._cores)  # threads that this thread starts inherit the cores
         with self._listener:
             while not self._closed.is_set():
                 try:
                     accepted, _ = self._listener.accept()
-                except OSError as error:  # `close` also causes one
+                except OSError as error:  # also raised after `close`
                     if not self._closed.wait(RETRY_S):
-                        logger.warning("KV connection over TCP not accepted: %s", error)
+                        logger.warning("accepting a KV connection over TCP failed: %s; trying again", error)
                     continue
                 threading.Thread(target=self._serve, args=(accepted,), name="kv-send", daemon=True).start()
 
@@ -116,7 +116,7 @@ class TcpServer:
         try:
             connection = Connection(accepted, self._secure, self._timeout_s)
         except LinkBroken as error:
-            logger.warning("KV connection over TCP refused: %s", error)
+            logger.warning("KV connection over TCP refused: %s; the connection was closed", error)
             return
         try:
             if self._add(connection):

@@ -26,7 +26,7 @@ SEGMENT_NAME = re.compile(r"(\d{12})\.kv")
 LOCK_NAME = "baton-kv.lock"
 ID_NAME, ID_BYTES = "baton-kv.id", 16
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-MOST_BUFFERS = 512  # most buffers of a system call; Linux allows 1024
+MOST_BUFFERS = 512  # maximum number of buffers of a system call; Linux allows 1024
 
 
 class OwnerBusy(OSError):
@@ -47,7 +47,7 @@ class TierFile(Protocol):
     """File of one segment. Every method raises OSError if it fails."""
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> int:
-        """Fill the buffers in order; return the number of bytes read, which falls short only at the end of the file."""
+        """Fill the buffers in order; return the number of bytes read, less than requested only at the file's end."""
 
     def write(self, buffers: Sequence[memoryview], offset: int) -> None:
         """Write all buffers. If this fails, any number of bytes may have been written."""
@@ -73,16 +73,16 @@ class TierDisk(Protocol):
         """Claim the owner's folder, created if missing; return the function that releases it. Raises: OwnerBusy."""
 
     def identify(self) -> bytes:
-        """Return the directory's id of ID_BYTES, created at first use and equal for all processes that share it."""
+        """Return the directory's id of ID_BYTES, created at first use; equal for all processes with this directory."""
 
     def owners(self) -> Sequence[str]:
         """Return the names of all owners that have a folder; folders of other programs are ignored."""
 
     def segments(self, owner: str) -> Sequence[SegmentSize]:
-        """Return the owner's segments and their sizes, by number."""
+        """Return the owner's segments with their sizes, in ascending order of segment numbers."""
 
     def create(self, segment: SegmentId) -> TierFile:
-        """Create an empty segment and open it for reading and writing. Creates its folder too if that was removed."""
+        """Create an empty segment, and its folder if missing; open the segment for reading and writing."""
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         """Open an existing segment for reading, and for writing if `writable`."""
@@ -166,8 +166,8 @@ class RealDisk:
         try:
             _write_once(path, drawn.hex().encode())
             text = path.read_bytes()
-        except PermissionError as error:  # the directory is another user's, so its folders cannot be read either
-            logger.warning("KV tier not shared with other workers: %s", error)
+        except PermissionError as error:  # another user owns the directory, so its folders cannot be read either
+            logger.warning("KV tier not shared with other workers: the directory is another user's: %s", error)
             return drawn
         try:
             found = bytes.fromhex(text.decode("ascii"))
@@ -216,7 +216,7 @@ def _make_private(folder: Path) -> None:
 
 
 def _write_once(path: Path, data: bytes) -> None:
-    """Create a file with its complete content, atomically; keep the file if it exists. Raises: OSError."""
+    """Create a file with its complete content, atomically. If the file exists, keep it. Raises: OSError."""
     if path.exists():
         return
     draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -224,7 +224,7 @@ def _write_once(path: Path, data: bytes) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
-        with suppress(FileExistsError):  # another worker has created the file meanwhile: keep it
+        with suppress(FileExistsError):  # keep a file that another worker has just created
             os.link(draft, path)
     finally:
         draft.unlink()

@@ -1,6 +1,6 @@
-"""Retries of a failing disk: the first after 1 s, each later one after twice the previous pause, at most 60 s. Pure.
+"""Retries of a failing disk: the first after a pause of 1 s, later ones after doubled pauses of at most 60 s. Pure.
 
-The pause also doubles if the disk fails again soon after a success.
+The pause doubles too if the disk fails again soon after a success.
 """
 
 FIRST_PAUSE_S = 1.0
@@ -8,7 +8,7 @@ LONGEST_PAUSE_S = 60.0
 
 
 class DiskRetryState:
-    """Decides when reading, or writing, is tried again after a failure. `now`: monotonic seconds."""
+    """State that decides when to retry reading, or writing, after a failure. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -27,7 +27,7 @@ class DiskRetryState:
         return self._is_on or now >= self._until
 
     def pause_left_s(self, now: float) -> float:
-        """Return the seconds until the next try is allowed; 0 if it is now."""
+        """Return the seconds until the next try is allowed; 0 if a try is allowed now."""
         return 0.0 if self.allows(now) else self._until - now
 
     def failed(self, now: float) -> bool:

@@ -1,6 +1,6 @@
 """Index of stored blocks by name and segment, in memory. Pure.
 
-It keeps only the first 8 bytes of each name; the reader of a block compares the complete name.
+The index keeps only the first 8 bytes of each name. Whoever reads a block must compare its complete name.
 """
 
 import sys
@@ -15,16 +15,16 @@ NO_KEY = 0
 
 
 class Place(NamedTuple):
-    segment: int  # segment number that the caller chose
+    segment: int  # segment number, chosen by the caller
     slot: int
 
 
 class TierIndex:
-    """Index with one place per name: the first that was added. Any thread may call `find`."""
+    """Index from a block's name to the first place that was added for it. Any thread may call `find`."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
-        self._keys: dict[int, array[int]] = {}  # by segment: the key of each record, by slot
+        self._keys: dict[int, array[int]] = {}  # per segment number: key of each record, in order of slots
 
     def __len__(self) -> int:
         """Number of blocks that can be found."""
@@ -46,9 +46,9 @@ class TierIndex:
         return len(self._keys[segment]) if segment in self._keys else 0
 
     def names(self, segment: int, first: int, count: int) -> bytes:
-        """Return the first 8 bytes of the names of records from slot `first` on; zeros for a damaged record.
+        """Return the first 8 bytes of each record's name, from slot `first` on; 8 zero bytes for a damaged record.
 
-        `count`: largest number of records.
+        `count`: maximum number of records.
         """
         keys = self._keys.get(segment, array("Q"))[first : first + count]
         if sys.byteorder == "big":

@@ -9,7 +9,7 @@ from baton.kvtransfer.tier.store import TierStore
 
 
 class _Run(NamedTuple):
-    """Range [begin, end) of a list of names, all of whose blocks are read from one store."""
+    """Range [begin, end) of a list of names. The blocks of all names in the range are read from `store`."""
 
     store: TierStore
     begin: int
@@ -17,7 +17,10 @@ class _Run(NamedTuple):
 
 
 class TierLevels:
-    """Several stores of one format, the fastest first, read as one. Each has its own writer. Any thread may call it."""
+    """Several stores of one format, fastest first, that are read as one store. Any thread may call it.
+
+    Each store has its own writer.
+    """
 
     def __init__(self, stores: Sequence[TierStore]) -> None:
         self._stores = tuple(stores)
@@ -46,7 +49,7 @@ class TierLevels:
         loaded = 0
         for run in self._runs(names[: staging.slots]):
             loaded += run.store.load(names[run.begin : run.end], staging, run.begin)
-            if loaded < run.end:  # a segment was removed since `_runs` found it
+            if loaded < run.end:  # a segment was removed after `_runs` had found its blocks
                 break
         return loaded
 
@@ -64,7 +67,10 @@ class TierLevels:
         return right
 
     def _runs(self, names: Sequence[bytes]) -> list[_Run]:
-        """Return runs of names up to the first that no store has. A run also ends where a faster store has the name."""
+        """Return runs of names up to the first name that no store has.
+
+        A run ends before a name that a faster store has.
+        """
         runs, begin = list[_Run](), 0
         while begin < len(names):
             blocks = [store.known(names[begin:]) for store in self._stores]

@@ -1,4 +1,4 @@
-"""Loader of stored blocks into a pool: one thread reads, others verify and copy."""
+"""Loader of stored blocks into a pool: the calling thread reads, two other threads verify and copy."""
 
 import os
 from collections import deque
@@ -11,8 +11,8 @@ from baton.kvtransfer.tier.levels import TierLevels
 from baton.kvtransfer.tier.staging import PoolBlocks, Staging
 from baton.kvtransfer.tier.store import TierStore
 
-STAGING_BYTES = 8 << 20  # size of one staging memory: enough for large reads, little compared with a pool
-LANDINGS = 2  # number of concurrent verifications; one verifies about as fast as a fast disk reads
+STAGING_BYTES = 8 << 20  # bytes of one staging buffer: large enough for large reads, small compared with a pool
+LANDINGS = 2  # number of concurrent verifications, each about as fast as a fast disk reads
 
 
 def staging_slots(block_bytes: int) -> int:
@@ -23,7 +23,7 @@ TierReader = TierStore | TierLevels
 
 
 class TierLoader:
-    """Loads stored blocks into a pool. Only one thread at a time may call `load`."""
+    """Loader of stored blocks into a pool. Only one thread at a time may call `load`."""
 
     def __init__(self, store: TierReader, pool: PoolBlocks, cores: frozenset[int] | None = None) -> None:
         """Start the threads. `cores`: CPU cores of the verifying threads; None: any."""
@@ -37,8 +37,8 @@ class TierLoader:
     def load(self, names: Sequence[bytes], blocks: Sequence[int], goes_on: Callable[[], bool] = lambda: True) -> int:
         """Load KV of `names` into `blocks`; return the number of leading `blocks` that now have verified KV.
 
-        `goes_on`: called between reads; False ends the load. Raises: OSError; then the content of all `blocks` is
-        undefined.
+        `goes_on`: called between reads; the load ends if it returns False. Raises: OSError. After an error, the content
+        of all `blocks` is undefined.
         """
         landings: deque[_Landing] = deque()
         landed, size = _Landed(), self._stagings[0].slots
@@ -77,7 +77,7 @@ class _Landing(NamedTuple):
 
 @dataclass(slots=True)
 class _Landed:
-    """Count of the blocks that were loaded and verified before the first damaged one."""
+    """Count of loaded and verified blocks, up to the first damaged block."""
 
     blocks: int = 0
     whole: bool = True

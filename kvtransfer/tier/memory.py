@@ -33,7 +33,7 @@ class MemoryDisk:
         return RealFile(os.memfd_create(f"baton-tier-{segment.number}", os.MFD_CLOEXEC))
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
-        """Raise FileNotFoundError, since memory has no name with which it could be opened."""
+        """Raise FileNotFoundError, since a segment in memory cannot be opened by name."""
         raise FileNotFoundError(errno.ENOENT, "a segment in memory cannot be opened by name", str(segment))
 
     def remove(self, segment: SegmentId) -> None:

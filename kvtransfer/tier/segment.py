@@ -40,7 +40,7 @@ class Segment:
                 yield self._format.read_record_header(bytes(raw)) if whole else None
 
     def read_end(self, number: int) -> None:
-        """Read the last bytes of the record in slot `number` modulo `slots`, to test the file. Raises: SegmentGone."""
+        """Test the file: read the last bytes of one record, in slot `number` modulo `slots`. Raises: SegmentGone."""
         end = self._format.offset(number % max(1, self.slots) + 1)
         with self._in_use():
             self._file.read([memoryview(bytearray(HEADER_BYTES))], end - HEADER_BYTES)
@@ -51,9 +51,9 @@ class Segment:
             self._file.announce(self._format.offset(first), count * self._format.record_bytes)
 
     def load(self, first: int, count: int, staging: Staging, into: int) -> None:
-        """Load `count` records from slot `first` on into staging slots from `into` on.
+        """Load records into staging memory. `first`: first slot of the segment. `into`: first staging slot.
 
-        Records after the end of the file get zeros as header. Raises: SegmentGone.
+        If the file has fewer records, the remaining staging slots get a header of zeros. Raises: SegmentGone.
         """
         buffers: list[memoryview] = []
         for slot in range(into, into + count):
@@ -61,7 +61,7 @@ class Segment:
         with self._in_use():
             whole = self._file.read(buffers, self._format.offset(first)) // self._format.record_bytes
         for slot in range(into + whole, into + count):
-            staging.header(slot)[:] = bytes(HEADER_BYTES)  # otherwise the slot's old record could pass for this one
+            staging.header(slot)[:] = bytes(HEADER_BYTES)  # otherwise an older record in the slot would seem loaded
 
     def append(self, headers: Sequence[bytes], blocks: Sequence[memoryview]) -> None:
         """Append all records. If this fails, the file is cut to its previous size."""

@@ -33,7 +33,9 @@ class Staging:
 
 
 class PoolBlocks:
-    """Copies complete blocks between a pool and staging memory, with the parts of several ranks one after another.
+    """Copier of complete blocks between a pool and staging memory.
+
+    A block in staging memory consists of the parts of all ranks, one after another.
 
     Any thread may call it.
     """
@@ -72,7 +74,7 @@ class PoolBlocks:
     def _copy(self, into: torch.Tensor, of: torch.Tensor) -> None:
         device = into.device if into.is_cuda else of.device
         if device.type == "cpu":
-            into.numpy()[:] = of.numpy()  # numpy copies without the GIL, and on this thread alone
+            into.numpy()[:] = of.numpy()  # numpy releases the GIL and starts no other threads
             return
         with torch.cuda.stream(self._streams[device]):
             into.copy_(of, non_blocking=True)

@@ -1,8 +1,9 @@
 """Store of named blocks in the segments of a directory: find, load, verify, append, evict.
 
-The owner appends to its newest segment. If its segments exceed their size limit, the oldest one is removed with all its
-blocks (lab/benchmarks/results/memory-2026-11.md reports the cost). Segments of other owners are read, also while they
-grow. Segments of another identity are never read; if the owner has some of these, it removes them first.
+The owner appends to its newest segment. If the owner's segments exceed their size limit, its oldest segment is removed
+with all blocks (lab/benchmarks/results/memory-2026-11.md reports the cost). Segments of other owners are read, also
+while they grow. Segments of another identity are never read. An owner that needs space first removes its own segments
+of another identity.
 """
 
 import logging
@@ -197,9 +198,10 @@ class TierStore:
         return loaded
 
     def try_reading(self) -> None:
-        """Read the end of a record to test the disk; if there are no segments, do nothing.
+        """Test the disk: read the end of a record; do nothing if there are no segments.
 
-        Each call takes another segment, because one that is cached in memory, or damaged, says nothing about the disk.
+        Each call reads from another segment, because a segment may be damaged or cached in memory, and reading it then
+        says nothing about the disk.
         Only one thread at a time may call it.
         """
         turn, segments = next(self._tries), list(self._segments.copy().values())
@@ -264,7 +266,7 @@ class TierStore:
         segment_id = SegmentId(self._owner, max(own, default=0) + 1)
         try:
             file = self._disk.create(segment_id)
-        except FileExistsError:  # another process created it: count it as an own segment, and take the next number
+        except FileExistsError:  # created by another process: count it as an own segment, try the next number
             there = self._disk.segments(self._owner)
             for each in there:
                 self._follow(each.segment, each.size_bytes)
@@ -326,7 +328,7 @@ class TierStore:
         return key
 
     def _continue_newest(self) -> None:
-        """Append to the newest segment of an earlier process from now on; cut off its last record if incomplete."""
+        """Make the newest segment of an earlier process the current one; cut off its last record if incomplete."""
         own = [each for each in self._by_id if each.owner == self._owner]
         if own:
             self._current = self._by_id[max(own)]
@@ -346,7 +348,7 @@ class TierStore:
                 self._index.forget(name)
 
     def _forget_segment(self, segment_id: SegmentId) -> int:
-        """Remove a segment from the index; return the number of its blocks that could be found until now."""
+        """Remove a segment from the index; return the number of blocks that were removed with it."""
         key = self._by_id.pop(segment_id)
         with self._guard:
             dropped = self._index.drop(key)

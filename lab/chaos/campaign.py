@@ -1,7 +1,7 @@
 """Inject a plan of faults into a running stack while observing which processes serve.
 
-A fault that finds nothing to break is reported as not made, one without evidence as not proven. Both are retried later,
-up to TRIES times in all; a retry of a link fault may choose another link, one that is in use.
+A fault that finds nothing to break is reported as not made; a fault without evidence is reported as not proven. Both
+are retried later, up to TRIES attempts in all. A retry of a link fault may choose another link that is in use.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ BACK = 3  # number of planned faults that are injected before a retry
 
 
 class Soundness(Background):
-    """Polls from `start` to `stop` which processes of the stack serve. `unsound`: what is wrong, by process."""
+    """Polls from `start` to `stop` which processes of the stack serve. `unsound`: problems by name of the process."""
 
     def __init__(self, stack: ChaosStack) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class FaultCampaign:
         return self.wanted is not None and sum(each.proof is not None for each in self.injected) >= self.wanted
 
     def _next(self) -> Planned | None:
-        """Remove and return the first of the next AHEAD faults that may start now; link faults need a link in use."""
+        """Remove and return the first of the next AHEAD faults that may start now. A link fault needs a link in use."""
         for place, planned in enumerate(list(self._left)[:AHEAD]):
 
             def may_begin(fault: Fault, planned: Planned = planned) -> bool:
@@ -187,7 +187,7 @@ def never_made(injected: Sequence[Injected], unmade: Sequence[Unmade]) -> list[F
     return sorted(kind for kind in set(tried) - proven if tried.count(kind) >= TRIES)
 
 
-LEAST_PROVEN = 0.5  # fraction of a kind's injected faults that must be proven, but at least one fault
+LEAST_PROVEN = 0.5  # least fraction of a kind's injected faults that must be proven; at least one must
 
 
 def too_few_proven(injected: Sequence[Injected]) -> list[FaultKind]:

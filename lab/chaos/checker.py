@@ -1,7 +1,8 @@
 """Compare a client's stream with the undisturbed answer, and measure gaps between its tokens. Pure.
 
-A cancelled stream is judged up to its last token. If a token differs at an offset where the undisturbed answer had two
-tokens within 1e-4, it counts as CLOSE and the rest of that choice is not compared, since the answers differ from there.
+A cancelled stream is judged up to its last token. Where the undisturbed answer had a second token within 1e-4 of the
+chosen one, a different token is reported as CLOSE, which is no fault. The rest of that choice is not compared, since
+all later tokens depend on the different token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,7 @@ class FindingKind(StrEnum):
     NO_END = "no end"
     HANG = "hang"
     FAILED = "failed"  # the stream ended with a status other than OK
-    CLOSE = "close"  # not a fault: a different token where two were within 1e-4
+    CLOSE = "close"  # no fault: a different token at an offset where two tokens were within 1e-4
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ExpectedChoice:
     reason: str
     matched_stop: str | int | None = None
     logprobs: tuple[float, ...] = ()  # one per token; empty if not requested
-    close: frozenset[int] = frozenset()  # token offsets at which another token was within 1e-4
+    close: frozenset[int] = frozenset()  # token offsets at which a second token was within 1e-4 of the chosen token
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _tokens(pieces: Sequence[StreamPiece], wanted: ExpectedChoice) -> _Fault | N
 def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_whole: bool) -> Iterator[_Fault]:
     """Yield faults in text and log-probabilities of a choice with the right tokens.
 
-    Unless the choice is complete, its text may lag behind its tokens.
+    The text of an incomplete choice may lag behind its tokens.
     """
     text = "".join(piece.text for piece in pieces)
     if text != wanted.text if is_whole else not wanted.text.startswith(text):
@@ -150,12 +151,12 @@ def _logprob_faults(pieces: Sequence[StreamPiece], wanted: ExpectedChoice, is_wh
             return
 
 
-SOON_S = 0.5  # tokens may still arrive for this long after a fault, before the gap that it causes
+SOON_S = 0.5  # longest time from a fault to the gap that it causes: some tokens still arrive
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """Injected fault with its times, monotonic, and its evidence. `proof`: None if there is no evidence."""
+    """Injected fault with its evidence. `proof`: None if there is no evidence. Times are monotonic."""
 
     fault: Fault
     at_s: float  # time at which the injection had finished
@@ -186,7 +187,7 @@ class Pause(NamedTuple):
 def gaps_at(
     injected: Sequence[Injected], histories: Sequence[StreamHistory], kinds: frozenset[FaultKind]
 ) -> list[StreamGap]:
-    """Return the gaps of streams that lost their decode worker, after the first token, to a fault of these kinds."""
+    """Return the gap of each stream that lost its decode worker to a fault of these kinds after its first token."""
     found = []
     for index, event in enumerate(injected):
         if event.fault.kind not in kinds or event.proof is None:
@@ -207,7 +208,7 @@ def _falls_into(event: Injected, pause: Pause) -> bool:
 
 
 def pauses_by_kind(injected: Sequence[Injected], histories: Sequence[StreamHistory]) -> dict[FaultKind, list[float]]:
-    """Return, by kind of fault, the longest pause around a fault of every stream that was open at its time.
+    """Return, by kind of fault, the longest pause of each open stream around each fault of that kind.
 
     Streams that the fault did not affect are included.
     """

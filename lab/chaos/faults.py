@@ -30,7 +30,7 @@ class FaultKind(StrEnum):
     BIT_FLIP = "bit flip"
     FLUSH = "FLUSHALL"
     CLOCK = "clock jump"
-    READ_ERROR = "EIO on read"  # a fault of KV files, like all down to FOLDER_TAKEN
+    READ_ERROR = "EIO on read"  # first of the faults of KV files, which end with FOLDER_TAKEN
     WRITE_ERROR = "EIO on write"
     DISK_FULL = "disk full"
     DISK_HANGS = "disk hangs"
@@ -41,7 +41,7 @@ class FaultKind(StrEnum):
     FILE_GARBAGE = "garbage in files"
     OTHER_MODEL = "another model's files"
     FOLDER_TAKEN = "folder taken"
-    LINK_CUT = "link cut"  # a fault of a host's network link, like the next two
+    LINK_CUT = "link cut"  # fault of a host's network link, as are LINK_SLOW and LINK_LOSSY
     LINK_SLOW = "link slow"
     LINK_LOSSY = "packets lost"
     HOST_LOST = "host lost"
@@ -67,7 +67,7 @@ class Fault:
         if self.kind is FaultKind.BIT_FLIP:
             return frozenset((self.target, *DECODE))  # the injection stops decode workers for a moment
         if self.kind is FaultKind.FOLDER_TAKEN:
-            return frozenset((self.target, DISK))  # the target serves without KV files meanwhile
+            return frozenset((self.target, DISK))  # during the fault, the target serves without KV files
         if self.on_host:
             return self.on_host
         return frozenset((self.target,)) if self.target else frozenset()
@@ -141,7 +141,7 @@ def _disk(kind: FaultKind, draw: random.Random) -> Fault:
 
 
 def _files(kind: FaultKind, draw: random.Random) -> Fault:
-    """Draw a fault of the files of all running workers, or of those of one worker, which is killed before."""
+    """Draw a fault of KV files: of all running workers, or of one worker, which is killed first."""
     return Fault(kind, DISK if draw.random() < 0.6 else draw.choice(WORKERS))
 
 
@@ -152,7 +152,7 @@ def _host(kind: FaultKind, draw: random.Random, hosts: Hosts) -> Fault:
 
 
 class FaultRule(NamedTuple):
-    """Entry of the catalogue: relative frequencies of the fault on one machine and on hosts, and how it is drawn."""
+    """Entry of the catalogue: relative frequencies of a fault on one machine and on hosts, and its generator."""
 
     weight: int
     weight_on_hosts: int
@@ -211,7 +211,7 @@ def plan_faults(
     return plan
 
 
-STARTS = 2  # most processes that may start concurrently, since each takes seconds of a core
+STARTS = 2  # maximum number of processes that may start concurrently: each start takes seconds of a core
 _RESTARTED = frozenset(
     {FaultKind.KILL, FaultKind.RESTART, FaultKind.KILL_WRITING, FaultKind.FOLDER_TAKEN, FaultKind.HOST_LOST}
 )
@@ -220,7 +220,7 @@ _OF_FILES = frozenset({FaultKind.FILE_FLIP, FaultKind.FILE_CUT, FaultKind.FILE_G
 
 @dataclass
 class FaultTurns:
-    """Rule for overlapping faults: at any time one router, one prefill and one decode worker serve undisturbed.
+    """Rule for overlapping faults: at least one router, prefill and decode worker always serve undisturbed.
 
     `under_way`: faults that are being injected, or whose disturbed processes have not recovered.
     """

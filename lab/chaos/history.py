@@ -148,6 +148,6 @@ class StreamHistory:
         return self.packed_tokens + sum(len(piece.token_ids) for piece in self.pieces)
 
     def pack(self) -> None:
-        """Replace the pieces, which have been judged, by their times and the number of tokens, to save memory."""
+        """Replace the judged pieces by their arrival times and number of tokens, to save memory."""
         self.packed_times, self.packed_tokens = array("d", self.token_times), self.tokens
         self.pieces = []

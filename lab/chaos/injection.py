@@ -1,7 +1,7 @@
 """Injection of one fault: inject, prove, heal.
 
 A fault that finds nothing to break counts as not made and is retried later. After any other fault the campaign waits
-for evidence, as long as a slow machine may need; a fault without evidence counts as not proven.
+up to PROOF_S for evidence; a fault without evidence counts as not proven.
 """
 
 import asyncio
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from baton.lab.chaos.disk.injections import TierScene
 
 PROOF_S = 90.0  # longest wait for evidence of a fault, enough on a slow machine
-MADE_S = 8.0  # longest wait until a fault affects a process; after that there was nothing to break
+MADE_S = 8.0  # longest wait until a fault affects a process; otherwise the fault counts as not made
 POLL_S = 0.01
 EVERYONE = (*ROUTERS, *WORKERS)
-IN_USE_S = 1.5  # a link counts as in use for this long after a byte; workers write to Redis every second
+IN_USE_S = 1.5  # time since its last byte for which a link counts as in use; workers write to Redis every 1 s
 _LINKED = frozenset({FaultKind.CUT, FaultKind.PARTITION, FaultKind.ONE_WAY, FaultKind.DELAY})
 
 
@@ -48,7 +48,7 @@ class Injection(Protocol):
 
 
 async def shown(condition: Callable[[], bool], what: str, within_s: float | None = None) -> None:
-    """Wait until `condition` holds. `what`: what must be seen, for the error. Raises: NotProven."""
+    """Wait until `condition` holds. `what`: the expected effect, for the error message. Raises: NotProven."""
     within_s = PROOF_S if within_s is None else within_s
     loop = asyncio.get_running_loop()
     until = loop.time() + within_s
@@ -78,7 +78,7 @@ class Signalled:
 
 
 class Stopped:
-    """Injection of SIGSTOP to a process, and SIGCONT after a while. Meanwhile its connections are open but silent."""
+    """Injection of SIGSTOP to a process, and SIGCONT later. In between, its connections are open but silent."""
 
     def __init__(self, stack: ChaosStack, life: Life, lasts_s: float) -> None:
         self._stack = stack
@@ -120,9 +120,9 @@ class CutConnections:
 
 
 class Ruled:
-    """Injection of a temporary rule on links. `mark`: returns a link's number of chunks that the rule affected.
+    """Injection of a temporary rule on links. `mark`: returns the number of chunks on a link that the rule affected.
 
-    Raises: NotMade if nothing was sent meanwhile; NotProven if chunks passed that the rule should have affected.
+    Raises: NotMade if no process sent anything; NotProven if chunks passed that the rule should have affected.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class ClockJump:
 
 
 async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
-    """Send commands to Redis and return one line of answer to each. Raises: NotProven if Redis does not answer."""
+    """Send commands to Redis and return one reply line per command. Raises: NotProven if Redis does not answer."""
     try:
         async with asyncio.timeout(PROOF_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -218,10 +218,10 @@ async def redis_says(port: int, commands: list[bytes]) -> list[bytes]:
         raise NotProven(f"Redis does not answer: {error}") from error
 
 
-TRIES = 25  # most attempts to flip bits; three of four find no unread blocks
+TRIES = 25  # maximum number of attempts to flip bits; three quarters of them find no unread blocks
 PROMPTS = 8  # number of extra prompts that are sent for each attempt
 OPENED_S = (0.02, 0.15)  # shortest and longest time between sending prompts and stopping the readers
-UNREAD_S = 0.5  # longest stop of the readers; after 1.2 s routers would give them up
+UNREAD_S = 0.5  # longest time for which readers are stopped; after 1.2 s routers would count them as failed
 READ_S = 0.5  # time in which readers copy flipped bits, while the source is stopped
 PAUSE_S = 0.2  # time between two attempts
 PAGE_BYTES = 4096
@@ -275,7 +275,7 @@ class FlippedOnTheWay:
         """Do nothing: `inject` has restored the memory."""
 
     async def _notice(self, within_s: float) -> None:
-        """Wait at most `within_s` until readers report checksum mismatches that were found after the first attempt."""
+        """Wait up to `within_s` for readers to report checksum mismatches found since `inject` began."""
         until_s = time.monotonic() + within_s
         while not self._differing and time.monotonic() < until_s:
             await asyncio.sleep(FLIP_POLL_S)
@@ -335,7 +335,7 @@ class FlippedOnTheWay:
         return False
 
     async def _found_out(self) -> int:
-        """Return the number of checksum mismatches of all readers, from the router that knows of most."""
+        """Return the number of checksum mismatches of all readers. If routers differ, the highest number counts."""
         mismatches = [
             sum(worker.load.checksum_mismatches for worker in status.workers if worker.load)
             for status in await self._stack.statuses()
@@ -363,9 +363,9 @@ class Scene:
 
 
 def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fault | None:
-    """Return a link fault on a link that is in use: its own link or one between the same roles; None if none is in use.
+    """Return the link fault, on its own link or a link between the same roles that is in use; None if none is in use.
 
-    Other faults are returned unchanged.
+    Faults that are not of a link are returned unchanged.
     """
     if fault.kind not in _LINKED or not fault.source:
         return fault
@@ -375,7 +375,7 @@ def in_use(fault: Fault, scene: Scene, may_begin: Callable[[Fault], bool]) -> Fa
 
 
 def _alike(fault: Fault) -> list[Fault]:
-    """Return this fault on each link between processes of the same roles as those of its own link."""
+    """Return one copy of this fault for each link between processes of the same two roles."""
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     if fault.target == "redis":

@@ -38,7 +38,7 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 TIMEOUT_S = 60.0  # deadline of a stream
 PAUSE_S = 0.4  # longest pause between two streams of one client
-MOST_EXTRA = 24  # most extra streams at a time; `ask` starts them
+MOST_EXTRA = 24  # maximum number of concurrent extra streams, which `ask` starts
 EXTRA_EVENTS = 20  # most events after which an extra stream is cancelled
 SLOW_S = 0.02  # pause of a slow client between two events
 EXPLAIN_S = 1.0
@@ -48,10 +48,10 @@ REPORT_PERIOD_S = 0.02
 SETTLED_S = 0.2  # time without held blocks after which a worker counts as free
 WATCHED_S = 5.0  # longest observation after a cancel; blocks that are held longer count as held for this long
 LONGEST_S = 0.5  # longest time from the start of a single stream to its cancel
-MOST_BEGUN = 0.6  # a burst is cancelled when at most this fraction of its streams has a token
-BEGIN_S = 5.0  # longest wait until that fraction of the streams has a token
+MOST_BEGUN = 0.6  # a burst is cancelled once a random fraction of its streams, at most this one, has a token
+BEGIN_S = 5.0  # longest wait until enough streams of a burst have a token
 POLL_S = 0.005
-BOUND_S = 0.1  # allowed time from a cancel until blocks are free, besides an engine step and a report period
+BOUND_S = 0.1  # allowed time from a cancel until blocks are free, in addition to an engine step and a report period
 AFTER = 20  # number of cancels between two requests whose answers are checked
 
 
@@ -109,7 +109,7 @@ class ChaosLoad:
             task.add_done_callback(self._extra.discard)
 
     async def finish(self, within_s: float) -> None:
-        """Start no more streams and wait for the open ones. After `within_s` open streams count as hanging."""
+        """Start no more streams and wait for open streams. Streams still open after `within_s` count as hanging."""
         self._ending.set()
         tasks = [*self._extra, *self._tasks]
         _, hanging = await asyncio.wait(tasks, timeout=within_s)
@@ -140,7 +140,7 @@ class ChaosLoad:
                 await asyncio.wait(self._extra)
 
     async def _stream(self, baton: AsyncBatonClient, case: ChaosCase, extra: bool = False) -> None:
-        """Run one stream. `extra`: the stream is one of `ask`, with a prompt that is in no prefix cache."""
+        """Run one stream. `extra`: `ask` started the stream, and its prompt is in no prefix cache."""
         number, self._begun = self._begun, self._begun + 1
         behaviour = Behaviour.CANCELS if extra else self._draw.choices(list(Behaviour), (84, 8, 8))[0]
         name = f"chaos-{number}-{self._draw.randrange(2**40)}"
@@ -240,7 +240,7 @@ class Cancels:
     exact: int = 0
     inexact: int = 0
     longest_step_s: dict[str, float] = field(default_factory=dict)  # longest engine step during the run, by role
-    nothing_held: int = 0  # number of cancels after which no worker held a block, which show nothing
+    nothing_held: int = 0  # number of cancels that measured nothing, since no worker held a block afterwards
 
     @property
     def count(self) -> int:
@@ -260,9 +260,10 @@ class Cancels:
 async def run_cancels(
     singles: int, bursts: int, burst: int, seed: int, layout: Layout, say: Callable[[str], None]
 ) -> Cancels:
-    """Cancel one stream or one burst after another, so that all blocks that are held afterwards belong to it.
+    """Cancel streams and bursts one after another, and measure how long workers hold the blocks of each.
 
-    Measured times are at most 20 ms too long, since workers report every 20 ms. Every prompt is new.
+    Only one stream or burst runs at a time, so that all held blocks belong to it. Every prompt is new. Measured times
+    are at most 20 ms too long, since workers report every 20 ms.
 
     Raises: NotWhole if the stack does not become ready.
     """

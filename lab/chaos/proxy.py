@@ -114,7 +114,7 @@ class LinkCounters:
     connections: int = 0  # number of open connections
     cut: int = 0
     refused: int = 0
-    held: int = 0  # number of chunks, like the next three
+    held: int = 0  # number of chunks, as are `delayed`, `there` and `back`
     delayed: int = 0
     there: int = 0
     back: int = 0

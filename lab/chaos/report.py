@@ -22,7 +22,7 @@ POINTS = 160  # number of points of a memory curve
 
 
 def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
-    """Draw the fraction of streams with at most a given gap, over the gap. Raises: ValueError without a gap."""
+    """Draw the cumulative distribution of gaps over all streams. Raises: ValueError without a gap."""
     curves = []
     for name, seconds in gaps.items():
         shares = [(percentile(seconds, share), float(share)) for share in range(101)] if seconds else []
@@ -31,7 +31,7 @@ def draw_gaps(gaps: Mapping[str, Sequence[float]], title: str) -> str:
 
 
 def draw_memory(looks: Sequence[Look], began_s: float, title: str) -> str:
-    """Draw the resident memory of each process over its restarts. Raises: ValueError without a sample."""
+    """Draw the resident memory of each process over time, restarts included. Raises: ValueError without a sample."""
     curves = []
     for name in sorted({look.name for look in looks}):
         own = [look for look in looks if look.name == name]
@@ -205,7 +205,7 @@ def markdown(facts: dict[str, Any]) -> str:
 
 
 def _course(broken: dict[str, Any]) -> str:
-    """Return as text which case a broken stream was, when it ran, and on which workers."""
+    """Describe a broken stream: its case, when it ran, and on which workers."""
     if "attempts" not in broken:
         return "after the faults, undisturbed"
     attempts = [
@@ -264,7 +264,7 @@ def _gaps(outcome: ChaosOutcome) -> dict[str, list[StreamGap]]:
 
 
 def _gap_figures(outcome: ChaosOutcome) -> dict[str, Any]:
-    """Return percentiles of all gaps and of gaps without another fault meanwhile, and the longest gaps."""
+    """Return percentiles of all gaps and of gaps during which no other fault happened, and the longest gaps."""
     gaps = _gaps(outcome)
     alone = {name: [gap.seconds for gap in each if not gap.meanwhile] for name, each in gaps.items()}
     longest = sorted((gap for each in gaps.values() for gap in each), key=lambda gap: -gap.seconds)[:LONGEST]

@@ -45,7 +45,7 @@ IDLE_S = 20.0  # longest wait after the last stream until no worker holds a bloc
 POLL_S = 0.02
 _ENDED = re.compile(r"ended with exit code (\d+)")
 _CLEAN_EXITS = frozenset({0, 128 + SIGTERM})  # exit codes after a drain, and on SIGTERM during start-up
-SPARE_S = 5.0  # time after a stream's deadline from which it counts as hanging if still open
+SPARE_S = 5.0  # time after its deadline at which an open stream counts as hanging
 
 
 def is_crash(event: str) -> bool:
@@ -95,7 +95,7 @@ class ChaosOutcome:
     missing: str = ""  # processes that did not serve again after the faults
     tier: Counter[str] = field(default_factory=Counter)  # counters of KV files, by metric
     tier_off: Counter[str] = field(default_factory=Counter)  # number of turn-offs of `reads` and of `writes`
-    chosen: Counter[str] = field(default_factory=Counter)  # checked tokens of undisturbed answers, by what checked them
+    chosen: Counter[str] = field(default_factory=Counter)  # number of checked tokens of undisturbed answers, by checker
     close: Counter[str] = field(default_factory=Counter)  # number of tokens in `chosen` with another token within 1e-4
 
     @property

@@ -51,7 +51,7 @@ MODEL_NAME = "tiny"
 
 
 class JumpingClock:
-    """Wall clock of all processes started with `environment`, which can jump. Owns the page that the library reads."""
+    """Wall clock that can jump, for all processes started with `environment`. Owns the page that the library reads."""
 
     def __init__(self, library: Path, page: Path) -> None:
         page.write_bytes(bytes(PAGE.size))
@@ -272,7 +272,7 @@ class ChaosStack:
         return list(await asyncio.gather(*map(self._status, self.routers)))
 
     async def unsound(self) -> dict[str, str]:
-        """Return what is wrong with each process; empty if every router is ready and has every worker."""
+        """Return what is wrong with each process; empty if every router is ready and connected to every worker."""
         statuses = dict(zip((router.name for router in self.routers), await self.statuses(), strict=True))
         running = [name for name in self.places if self.life(name) is not None]
         tiers_off = {} if self.tiers is None else self.tiers.counts.off
@@ -289,9 +289,9 @@ class ChaosStack:
         return loop.time() - began_s
 
     async def _status(self, router: ProcessPlace) -> ClusterStatus | None:
-        """Return the status of a router, requested over one channel for the complete run; None if it does not answer.
+        """Return the status of a router; None if it does not answer.
 
-        A router that SIGSTOP has stopped is not asked.
+        Each router has one channel for the complete run. A router that SIGSTOP has stopped is not asked.
         """
         life = self.life(router.name)
         if life is None or state_of(life.pid) == "T":
@@ -336,7 +336,7 @@ class ChaosStack:
         return ProcessPlace(f"router-{number}", free_port(), f"127.0.1.{20 + number}", free_port(), http_port)
 
     def steps(self, role: str) -> list[tuple[float, float]]:
-        """Return start, monotonic, and duration in seconds of the recorded steps of all workers of a role."""
+        """Return start (monotonic) and duration, in seconds, of each recorded step of all workers of a role."""
         files = [self._step_file(place) for place in self.workers if place.role == role]
         lines = [line.split() for file in files if file.exists() for line in file.read_text().splitlines()]
         return [(float(began), float(ended) - float(began)) for began, ended, _ in lines]
@@ -391,7 +391,7 @@ class PageWatch:
     def __init__(self, workers: Sequence[ProcessPlace]) -> None:
         self._workers = workers
         self._tasks: list[asyncio.Task[None]] = []
-        self._free_since_s: dict[str, float] = {}  # by name of each worker whose latest report has no held blocks
+        self._free_since_s: dict[str, float] = {}  # monotonic; only of workers whose last report has no held blocks
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._follow(worker)) for worker in self._workers]
@@ -402,7 +402,7 @@ class PageWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def free_since(self, settle_s: float, within_s: float) -> dict[str, float | None]:
-        """Return the time, monotonic, since which each worker holds no block; None if it holds some after `within_s`.
+        """Return by worker the monotonic time since which it holds no block; None if it holds one after `within_s`.
 
         Returns as soon as no worker has held a block for `settle_s`.
         """

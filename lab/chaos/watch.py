@@ -210,7 +210,7 @@ class MemoryGrowth:
     pid: int
     seconds: float
     rss_bytes: int  # resident memory in the last sample
-    private_bytes: tuple[int, int]  # medians of the first and of the last part of the samples, like the next two
+    private_bytes: tuple[int, int]  # medians of the first and last part of the samples, as for all other pairs
     descriptors: tuple[int, int]
     threads: tuple[int, int]
 

@@ -18,9 +18,7 @@ from baton.lab.commands.bench_options import (
 
 @flags_of
 def curves(options: CurvesOptions) -> None:
-    """Measure how a decode step and a prompt grow with batch and context, next to the growth of the machine's
-    limits.
-    """
+    """Measure how the times of a decode step and a prompt grow with batch and context, next to the machine's limits."""
     from baton.lab.benchmarks.engine.curves import run_curves
 
     raise typer.Exit(run_curves(options))

@@ -140,7 +140,7 @@ class ServeBenchOptions:
 
     @property
     def objectives_ms(self) -> dict[str, float]:
-        """Longest times of a good request, by a name in OBJECTIVES. Raises: typer.BadParameter."""
+        """Maximum times of a request that counts as goodput, by name in OBJECTIVES. Raises: typer.BadParameter."""
         objectives: dict[str, float] = {}
         for part in (*(self.goodput or ()), *(self.more_goodput or ())):
             name, _, ms = part.partition(":")
@@ -289,23 +289,23 @@ class GoodputOptions:
         except ValueError as error:
             raise typer.BadParameter(f"{self.rates!r} is not a list such as 0.3,0.6", param_hint="--rates") from error
         if not all(0 < rate < float("inf") for rate in rates):
-            raise typer.BadParameter("rates are above 0 and finite", param_hint="--rates")
+            raise typer.BadParameter("rates must be above 0 and finite", param_hint="--rates")
         return tuple(rates)
 
     @property
     def baton_variants(self) -> dict[str, str]:
-        """Flags of `baton up` by name. Raises: typer.BadParameter."""
+        """Flags of `baton up` for each variant, by name of the variant. Raises: typer.BadParameter."""
         more = [_named(text, ":", "--baton") for text in self.baton or ()]
         return {str(Variant.SPLIT): "", str(Variant.COLOCATED): "--colocated", **dict(more)}
 
     @property
     def server_commands(self) -> dict[str, str]:
-        """Commands by name. Raises: typer.BadParameter."""
+        """Commands that start the servers, by name of the server. Raises: typer.BadParameter."""
         return dict(_named(text, ":", "--server") for text in self.server or ())
 
     @property
     def running_targets(self) -> dict[str, str]:
-        """URLs by name. Raises: typer.BadParameter."""
+        """URLs of the running servers, by name of the server. Raises: typer.BadParameter."""
         return dict(_named(text, "=", "--target") for text in self.target or ())
 
     @property
@@ -326,7 +326,7 @@ class GoodputOptions:
 
 
 def _named(text: str, separator: str, flag: str) -> tuple[str, str]:
-    """Split NAME and value. Raises: typer.BadParameter."""
+    """Split the value of a flag at `separator` into a name and a value. Raises: typer.BadParameter."""
     name, found, value = text.partition(separator)
     if not found or not name.strip():
         raise typer.BadParameter(f"{text!r} is not NAME{separator}VALUE", param_hint=flag)

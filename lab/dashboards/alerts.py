@@ -1,4 +1,4 @@
-"""Prometheus alert rules for the failures in docs/reliability.md; each names rows of the table of faults there.
+"""Prometheus alert rules for the failures in docs/reliability.md. Each rule names rows of that page's table of faults.
 
 Prometheus sees no growth when a counter first appears, so routers report counters as 0 from the start.
 """
@@ -53,13 +53,13 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """Alert that fires when its expression has had a result for `lasting`, a duration of Prometheus ("0s": at once)."""
+    """Alert that fires when its expression has had a result for `lasting`, a Prometheus duration (0s: immediately)."""
 
     name: str
     summary: str  # one sentence; {{ $labels.engine }} and {{ $value }} are filled in
     expression: str
     severity: Severity
-    rows: tuple[int, ...]  # rows of the table of faults whose faults it reports
+    rows: tuple[int, ...]  # rows of the table of faults that the alert reports
     lasting: str = "0s"
     section: str = FAULTS
 

@@ -34,8 +34,9 @@ class Unit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Panel of a dashboard. `shows`: one or two sentences for its reader. `links_traces`: its histogram has
-    exemplars.
+    """Panel of a dashboard. `shows`: its description, one or two sentences.
+
+    `links_traces`: whether the panel's histogram has exemplars.
     """
 
     title: str

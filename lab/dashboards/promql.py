@@ -1,7 +1,7 @@
 """Builds PromQL over declared metrics; a name or label that is not declared is an error. Pure.
 
-If several routers are scraped, the rates of their requests are added. But every router reports the figures of each
-worker, so only the largest of the figures on each worker is added.
+If several routers are scraped, the rates of their requests are added. But every router reports each worker's figures,
+so only the largest value that any router reports for a worker is added.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ Matchers = Mapping[str, str]
 
 
 class Query(NamedTuple):
-    """Query of a panel. `legend`: name of each line with its labels, as `{{engine}}`."""
+    """Query of a panel. `legend`: name of each line, with its labels in the form `{{engine}}`."""
 
     expression: str
     legend: str = ""

@@ -46,16 +46,16 @@ def our_program(
     cores: Sequence[int] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Program:
-    """Return the program that runs a module of Baton, by default with one thread. `folder`: place of its log."""
+    """Return the program that runs a module of Baton, by default with one thread. `folder`: folder of the log."""
     command = (sys.executable, "-P", "-m", module, *map(str, flags))
     added = {"OMP_NUM_THREADS": "1"} if environment is None else environment
     return Program(name, command, tuple(cores), folder / f"{name}.log", {**child_environment(), **added})
 
 
 class RunningProgram:
-    """Context manager that starts a process. On exit, it sends SIGTERM, and after the end, or GRACE_S, kills the group.
+    """Context manager that starts a process. On exit, it sends SIGTERM, waits up to GRACE_S and kills the group.
 
-    A server that is stopped while it starts may leave children, such as vLLM's engine.
+    The group is killed because a server that is stopped while it starts may leave children, such as vLLM's engine.
     """
 
     def __init__(self, program: Program) -> None:
@@ -107,7 +107,7 @@ class RunningProgram:
 
 @contextmanager
 def tiny_model() -> Iterator[Path]:
-    """Yield a temporary folder whose `tiny` is a checkpoint of random weights."""
+    """Yield a temporary folder with a checkpoint of random weights in its subfolder `tiny`."""
     with TemporaryDirectory(prefix="baton-bench-") as name:
         folder = Path(name)
         write_tiny_checkpoint(folder / "tiny")

@@ -5,8 +5,8 @@
 A section is between `<!-- figures: NAME -->` and `<!-- end of figures -->`; its template is
 lab/report/sections/NAME.md. A template cites `{{RESULT PATH FORMAT}}`: the median over all rounds of the number at
 PATH, in Python's format; `s` after the format shows milliseconds as seconds. `{{RESULT verdict}}` counts the rounds
-that kept the promise. A line that cites a missing result is left out, and a section without any result is empty. Below
-the section stand machine, date, rounds and command of each result.
+that kept the promise. A line that cites a missing result is left out, and a section without any result is empty. At the
+end of the section are machine, date, rounds and command of each result.
 """
 
 import json
@@ -105,7 +105,7 @@ def documents() -> list[Path]:
 
 
 def faults_of(result: Mapping[str, Any]) -> list[str]:
-    """Return what a result lacks to be cited."""
+    """Return the reasons why a document may not cite a result; empty if it may."""
     faults = [f"no {name}" for name in REQUIRED if name not in result]
     if faults:
         return faults

@@ -11,7 +11,7 @@ from baton.engine.config.model_config import DecoderConfig, ModelConfig
 from baton.engine.prepare import PreparedModel
 
 READ_BYTES = 256 << 20  # larger than every cache
-ROW = 16384  # columns of the matrix whose product with a vector is timed, since few sums read as fast
+ROW = 16384  # columns of the matrix whose product with a vector is timed: few other sums read memory as fast
 MATRIX_SIZE = 1024
 ROUNDS = 5
 

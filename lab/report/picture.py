@@ -51,8 +51,9 @@ class Scale:
 
 
 def make_scale(axis: Axis, values: Sequence[float], start: float, end: float) -> Scale:
-    """Create a scale that fits all values; a linear one begins at 0 or below. Raises: ValueError for a logarithm of 0
-    or less.
+    """Create a scale that fits all values. A linear scale begins at 0 or below.
+
+    Raises: ValueError if a logarithmic scale would contain 0 or less.
     """
     low, high = min(values), max(values)
     if axis.is_log:

@@ -37,8 +37,8 @@ DEMO = ROOT / "models" / "tableqa"
 def make_parser(doc: str | None, /, **flags: object) -> argparse.ArgumentParser:
     """Create a parser with the description `doc` and `--json FILE` for `write_result`.
 
-    `flags`: by name, the default, or a pair of default and help. A type as the default makes the flag required; None:
-    an optional path; False: a switch; a list: several texts.
+    `flags`: default of each flag, or a pair of default and help, by name. The default also says what the flag takes: a
+    type: a required value of that type; None: an optional path; False: nothing (a switch); a list: several texts.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, each in flags.items():
@@ -70,7 +70,7 @@ SERVICE = ("router", "worker", "decode_worker", "prefill_worker", *ENGINE)
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Promise that a benchmark checks, and the number of rounds, or of something else, that kept and missed it."""
+    """Promise that a benchmark checks. `held`, `missed`: number of rounds, or of `of`, that kept and missed it."""
 
     text: str
     held: int
@@ -79,7 +79,7 @@ class Promise:
 
 
 def judge_rounds(text: str, outcomes: Iterable[bool], of: str = "rounds") -> Promise:
-    """Count the rounds that kept a promise. `outcomes`: for each round whether it did."""
+    """Count the rounds that kept and missed a promise. `outcomes`: for each round, whether the promise was kept."""
     kept = list(outcomes)
     return Promise(text, sum(kept), len(kept) - sum(kept), of)
 
@@ -172,7 +172,7 @@ def _cpu_name() -> str:
 
 
 def _command() -> str:
-    """Return the command of this process: paths in the repository relative, of other paths only the last part."""
+    """Return the command of this process. Paths in the repository are relative, other paths cut to the last part."""
     spec = sys.modules["__main__"].__spec__
     module = (spec.name if spec else Path(sys.argv[0]).name).removesuffix(".__main__")
     program = ["./baton"] if module == "baton.cli" else [".venv/bin/python", "-m", module]

@@ -40,7 +40,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def mean_of_worst(values: Sequence[float], share: float = 0.1) -> float:
-    """Return the mean of the largest values. `share`: their fraction, at least one. Raises: ValueError without any."""
+    """Return the mean of the fraction `share` of largest values, at least one. Raises: ValueError without values."""
     if not values:
         raise ValueError("the mean of the largest values needs at least one value")
     count = max(1, round(len(values) * share))

@@ -114,7 +114,7 @@ Report = Tally | FoundViolation | str
 
 
 def run(campaign: SeedCampaign) -> Generator[Report, None, None]:
-    """Yield the reports of all processes as they arrive; a string is a traced event. Close it to end the processes."""
+    """Yield the reports of all processes as they arrive; a string is a traced event. Closing the iterator ends them."""
     environment = child_environment() | {"PYTHONHASHSEED": HASH_SEED, "OMP_NUM_THREADS": "1"}
     jobs = [job for job in range(campaign.jobs) if job < campaign.seeds]
     processes = [

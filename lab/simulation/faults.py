@@ -174,7 +174,7 @@ def draw_faults(
 
 
 def _possible(world: "World") -> list[SimulatedFaultKind]:
-    """Return the kinds of faults, frequent ones repeated. FLIP is included only if all copies are verified."""
+    """Return the possible kinds of fault; frequent kinds occur several times. FLIP needs verification of all copies."""
     flips = [SimulatedFaultKind.FLIP] * 4 if world.shape.checksum_share == 1.0 else []
     of_files = [*(kind for kind in SimulatedFaultKind if kind in OF_FILES), *[SimulatedFaultKind.FORGET] * 5]
     of_files = of_files if world.shape.tier is not None else []

@@ -127,7 +127,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Poison:
-    """Counter of steps whose results are NaN, which a fault increases."""
+    """Counters of poisoned steps, whose results are NaN. A fault increases `steps`."""
 
     steps: int = 0  # steps still to be poisoned
     done: int = 0
@@ -201,7 +201,7 @@ class SimulatedRunner:
         return NonFinite() if poisoned else Computed(drawn)
 
     def _attended(self, chunk: Chunk, written: Mapping[tuple[int, int], int]) -> int:
-        """Hash the KV before the chunk, as read from its blocks or, for drafts, from this step's writes."""
+        """Return the hash of all KV before the chunk, read from the chunk's blocks or, for drafts, from `written`."""
         if chunk.start == 0:
             return 0
         numbers = self._read(chunk, written, group=0)
@@ -330,7 +330,7 @@ class SimulatedLink:
         self._fetched: list[bytes] = []
 
     async def fetch(self, transfer_id: bytes, logical: int) -> None:
-        """Fetch block `logical` of a transfer, for `read`. Raises: CopyBroken."""
+        """Fetch block `logical` of a transfer, so that `read` can return it. Raises: CopyBroken."""
         asked = kv_transfer_pb2.TransferRange(transfer_id=transfer_id, first_block=logical, num_blocks=1)
         request = kv_transfer_pb2.ReadRequest(range=asked)
         try:
@@ -394,8 +394,8 @@ class SimulatedMeter:
 class SimulatedEngineThread(EngineThread[Any, Any]):
     """Engine thread that runs as callbacks of the event loop instead of in a thread.
 
-    A step computes immediately. The engine's clock then runs ahead of the loop's by the step's duration: others
-    see its posts, writes and reports only when the loop's clock reaches that time.
+    A step computes immediately, and the engine's clock moves ahead of the loop's clock by the step's duration. Other
+    code sees the step's posts, writes and reports only when the loop's clock reaches that time.
     """
 
     def __init__(
@@ -420,7 +420,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
         self._loop.call_soon(self._turn)
 
     def stop(self, timeout_s: float) -> bool:
-        """Stop the engine: after the last step, or during it, in which case its outcome is never delivered."""
+        """Stop the engine. If a step is in progress, its outcome is never delivered."""
         self._stopped = True
         self._refuse_calls()
         return True
@@ -459,7 +459,7 @@ class SimulatedEngineThread(EngineThread[Any, Any]):
 
 
 class SimulatedWatchdog(Watchdog):
-    """Watchdog that runs as callbacks of its process instead of in a thread; they wait while the process hangs."""
+    """Watchdog that runs as callbacks of its process instead of in a thread. Callbacks wait while the process hangs."""
 
     def __init__(self, bound_s: float, end_process: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()

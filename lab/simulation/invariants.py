@@ -71,7 +71,7 @@ def _wrong_end(world: "World", history: SimulatedHistory) -> str | None:
 
 
 def worker_deaths(world: "World") -> int:
-    """Return how many worker processes died, from any cause."""
+    """Return the number of worker processes that died, from any cause."""
     return sum(len(machine.lives) - machine.is_up for machine in world.workers)
 
 
@@ -98,12 +98,12 @@ def unexpected_error_logs(world: "World") -> list[str]:
 
 
 def _hosts(world: "World") -> Iterator[SimulatedHost]:
-    """Yield the hosts of all worker processes, of ended ones too."""
+    """Yield the hosts of all worker processes, including processes that have ended."""
     return (life.host for machine in world.workers for life in machine.lives if life.host is not None)
 
 
 def check_quiet(world: "World") -> str | None:
-    """Describe a resource that is held although there are no requests; None once all are released."""
+    """Describe a resource that is still held although there are no requests; None if all resources are released."""
     return next(_held(world), None)
 
 
@@ -145,7 +145,7 @@ def _held_by_router(machine: "SimulatedMachine") -> Iterator[str]:
 
 
 def _miscounted(world: "World", machine: "SimulatedMachine") -> Iterator[str]:
-    """Yield differences between a router's started and ended requests, and between seen and real worker exits."""
+    """Yield errors in a router's counts of requests (started, running, ended) and of worker exits."""
     router = None if machine.life is None else machine.life.router
     if router is None:
         return

@@ -1,7 +1,7 @@
 """Model whose every token depends on all earlier KV, so that stale or lost KV changes the answer.
 
-The KV of a token is one number, a hash of the token and of all earlier KV. "Attention" is their sum, weighted by
-position. `expected_answer`, the oracle, computes the same from tokens alone.
+The KV of a token is one number, a hash of the token and of all earlier KV. "Attention" is the sum of the KV numbers,
+weighted by position. `expected_answer`, the oracle, computes the same from tokens alone.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ def kv_number(attended: int, token_id: int, position: int) -> int:
 
 
 def of_group(number: int, group: int) -> int:
-    """Return a KV number as the group of layers `group` stores it."""
+    """Return the number that the layer group `group` stores for a KV number."""
     return number ^ group << 1
 
 

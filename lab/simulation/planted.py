@@ -80,7 +80,7 @@ def announced_once() -> AbstractContextManager[Any]:
 
 
 def best_by_sum() -> AbstractContextManager[Any]:
-    """Plant: return the choices with the highest sum of log-probabilities, not the highest mean: short ones win."""
+    """Plant: return the choices with the highest sum of log-probabilities, not the highest mean: short choices win."""
 
     def summed(self: BestOf, index: int) -> float:
         return sum(token.logprob for delta in self._deltas.get(index, ()) for token in delta.logprobs)
@@ -111,7 +111,7 @@ def kept_draft() -> AbstractContextManager[Any]:
 
 
 def published_draft() -> AbstractContextManager[Any]:
-    """Plant: publish an answer's last block although its last token's KV is a draft's or missing."""
+    """Plant: publish an answer's last block although the KV of the last token is missing or belongs to a draft."""
     real = Scheduler._append
 
     def append(self: Scheduler, sequence: ScheduledSequence, token_id: int, end: EndReason | None) -> None:
@@ -135,7 +135,7 @@ def unseen_damage() -> AbstractContextManager[Any]:
 
 
 def wrong_place() -> AbstractContextManager[Any]:
-    """Plant: load blocks from files into the places of other blocks."""
+    """Plant: load each block from files into the pool block of another."""
     real = TierLoader.load
 
     def load(self: TierLoader, names: Sequence[bytes], blocks: Sequence[int], *more: Any) -> int:
@@ -145,7 +145,7 @@ def wrong_place() -> AbstractContextManager[Any]:
 
 
 def stale_copy() -> AbstractContextManager[Any]:
-    """Plant: write a block to files although it had another owner when it was copied."""
+    """Plant: write a block to files although the block had changed owners before its data was copied."""
     real = TierWriter._store_watched
 
     def store(self: TierWriter, blocks: Blocks, names: Sequence[bytes], watches: Sequence[Watch]) -> bool:

@@ -246,7 +246,7 @@ class Factory:
 
 
 class _Observed:
-    """Wrapper of a process that stores its `running` in `life` at the start."""
+    """Wrapper of a process. At the start it stores the process's `Running` in `life`."""
 
     def __init__(self, process: WorkerProcess | RouterProcess, life: SimulatedLife) -> None:
         self._process = process
@@ -267,7 +267,7 @@ _prepared = cache(prepared_model)
 
 @cache
 def _base_config(config_type: type[Any], transport: str) -> Any:
-    """Return a configuration to derive others from. It is cached, since parsing flags is slow compared with a world."""
+    """Return the configuration from which others are derived. Cached, since parsing flags takes long for each world."""
     model = ("--model", str(FOLDER), "--model-name", "simulated", "--port", str(PORT), "--transport", transport)
     return read_config(config_type, ("--worker-id", "named-later", *model))
 

@@ -97,7 +97,7 @@ class SimulatedRegistry:
 
 
 class SimulatedShares:
-    """Exchange of one router's share with those of other routers, with the interface of RedisShares."""
+    """Exchange of one router's load record for the records of other routers, with the interface of RedisShares."""
 
     def __init__(self, redis: SimulatedRedis, router_id: str) -> None:
         self._redis = redis

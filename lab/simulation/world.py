@@ -47,7 +47,7 @@ from baton.lab.simulation.seams import installed
 from baton.process.registry.worker_record import WorkerRole
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-KEPT = 120  # number of events in a report: the last ones
+KEPT = 120  # number of last events that a report contains
 
 
 class Trace:
@@ -107,7 +107,7 @@ START_S = 10.0  # longest time until the routers are ready
 QUIET_S = 16.0  # longest time from the last request until all resources are released (link grace period and lease)
 WATCH_S = 0.25
 ASKED_AGAIN = 3  # number of requests that are repeated after an eviction or bit flips
-LONGEST_DRAIN_S = 60.0  # longest time of faults after the last request, including drains of hung processes
+LONGEST_DRAIN_S = 60.0  # longest time from the last request to the end of all faults, drains included
 LONGEST_S = 400.0  # longest virtual time of all requests
 
 
@@ -134,7 +134,7 @@ class WorldResult:
 
 
 def draw_tier(draw: random.Random, kinds: Sequence[SimulatedFaultKind]) -> TierShape | None:
-    """Draw the settings of KV files; None, in half of the worlds, for none. Worlds with only file faults have files."""
+    """Draw the settings of KV files. Half of the worlds get None (no files), never worlds with only file faults."""
     shape = TierShape(draw.choice((24, 200, 2000)), always=draw.random() < 0.9)
     return shape if draw.random() < 0.5 or (kinds and OF_FILES.issuperset(kinds)) else None
 
@@ -164,7 +164,7 @@ class World:
         # Own generator: windows do not change the other draws of a seed.
         groups = draw_groups(random.Random(f"windows {seed}"), block_tokens)
         self.shape = WorkerShape(
-            # Each router's share of a worker's blocks must be enough for the largest request, or none can place it.
+            # Each router's share of a worker's blocks must fit the largest request, or no router could place it.
             total_blocks=groups.blocks(int(routers * draw.choice((1.2, 1.2, 2, 4)) * CONTEXT_TOKENS) // block_tokens),
             block_tokens=block_tokens,
             chunk_tokens=draw.choice((16, 32, 64)),
@@ -338,7 +338,7 @@ def _probe(world: World, number: int) -> SimulatedRequest:
 
 
 def _ask_again(world: World, clients: list[AsyncBatonClient], result: WorldResult) -> "list[asyncio.Task[None]]":
-    """Repeat some earlier requests, after their KV was evicted from the pools or changed there."""
+    """Evict cached blocks or flip bits in them, then send some earlier requests again. Return their tasks."""
     draw = world.disk_draw
     flips = world.shape.kv_check_share == 1.0 and (world.shape.tier is None or draw.random() < 0.5)
     if world.shape.tier is None and not flips:

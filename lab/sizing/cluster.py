@@ -37,7 +37,7 @@ from baton.worker.transfer.reader import CONFIRM_PERIOD_S
 READY_S = 30.0
 SETTLE_S = 1.5  # virtual time until all workers are connected to each other
 LOOK_S = 0.25
-JITTER = 0.3  # largest extra delay of a message over its usual delay; most are much smaller
+JITTER = 0.3  # largest extra delay of a message, as a fraction of the usual delay; most are much smaller
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ClusterShape:
 
     prefill: int
     decode: int
-    kv_tokens: int = 100_000  # in the KV pool of one worker
+    kv_tokens: int = 100_000  # size of one worker's KV pool
     context_tokens: int = 32_768
     max_sequences: int = 64
     chunk_tokens: int = 512
@@ -68,9 +68,9 @@ class SizingCall:
 
 @dataclass(slots=True)
 class CallResult:
-    """Call as its client saw it. `pieces_s`: seconds from sending to each piece. `error`: empty if it was answered."""
+    """Call as its client saw it. `pieces_s`: seconds from sending to each piece. `error`: empty on success."""
 
-    sent_s: float  # after the start of the load
+    sent_s: float  # seconds since the start of the load
     pieces_s: list[float] = field(default_factory=list)
     tokens: int = 0
     error: str = "it was not sent"

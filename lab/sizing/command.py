@@ -1,4 +1,4 @@
-"""Command `baton size`: simulates clusters of different sizes under a load, and recommends the cheapest in SLO."""
+"""Command `baton size`: simulates clusters of different sizes under a load; recommends the cheapest within the SLOs."""
 
 import json
 import sys
@@ -80,7 +80,7 @@ class _Sizing:
 
 
 def _stretches(options: SizeOptions) -> list[Stretch]:
-    """Return the stretches of load, by seed. Raises: CommandFailed."""
+    """Return the load of each seed: a stretch of calls. Raises: CommandFailed."""
     by_rate = (options.rate, options.prompt, options.answer)
     if options.trace is not None:
         if any(each is not None for each in by_rate):
@@ -105,9 +105,9 @@ def _shape(options: SizeOptions, stretches: Sequence[Stretch]) -> ClusterShape:
 
 
 def _start(options: SizeOptions, costs: MeasuredCosts, stretches: Sequence[Stretch]) -> WorkerNumbers:
-    """Return the workers that the busiest seed needs at least: for all its answers, and for half of its prompt tokens.
+    """Return the least numbers of workers for the busiest seed: for all answer tokens and half of the prompt tokens.
 
-    The other half may be cached.
+    The other half of the prompt tokens may be cached.
     """
     sequences = range(1, options.max_sequences + 1)
     best = max((n / costs.decode_step_s(n) for n in sequences if _in_time(costs, n, options)), default=1.0)

@@ -44,7 +44,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Measured milliseconds: of a step by its sequences and by its context tokens, and of a prompt by its length."""
+    """Measured times in milliseconds: of a step by number of sequences and by context tokens, of a prompt by length."""
 
     by_batch: Curve
     by_context: Curve
@@ -68,7 +68,7 @@ class MeasuredCosts:
         return 1e3 * tokens / ms
 
     def decode_step_s(self, answers: int) -> float:
-        """Return the duration of a step with that many answers at the measured context."""
+        """Return the duration of a step that decodes `answers` sequences, each with the context of `by_batch`."""
         return self.by_batch.at(answers) / 1e3
 
     def _answers_ms(self, answers: int, context_tokens: int) -> float:

@@ -25,9 +25,9 @@ def drawn(
 
 
 def busiest(path: Path, seeds: int, calls: int, speed: float) -> list[Stretch]:
-    """Cut a trace into stretches of `calls` calls, and return one for each seed, those with the most tokens/s first.
+    """Cut a trace into stretches of `calls` calls; return one per seed, the stretches with the most tokens/s first.
 
-    A trace with fewer stretches than seeds is used repeatedly. Raises: CommandFailed.
+    If there are fewer stretches than seeds, stretches are used repeatedly. Raises: CommandFailed.
     """
     arrivals = from_zero(read_trace(path), speed)
     parts = [arrivals[begin : begin + calls] for begin in range(0, len(arrivals), calls)]

@@ -1,8 +1,9 @@
 """Search for the cheapest numbers of workers that meet the SLOs. Pure: the simulation is a function that is passed in.
 
 The search starts at a lower bound and adds a worker to the role that misses its SLO more often, until enough
-calls are in SLO. Then it removes workers while enough calls stay in SLO, so the result has been tried with one worker
-fewer of either role. It gives up if another worker of either role does not help: one prompt may already take too long.
+calls are in SLO. Then it removes workers while enough calls stay in SLO, so one worker fewer of
+either role than in the result has been tried. It gives up if another worker of either role does not help: one prompt
+may already take too long.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import NamedTuple
 from baton.lab.sizing.trials import TrialFigures
 
 HELPED = 0.005  # least gain in the fraction of calls in SLO that counts as help
-SHORTER = 0.97  # a missed time that falls to this fraction of its last value counts as help too
+SHORTER = 0.97  # a latency over its SLO that falls to this fraction of its last value counts as help too
 
 
 class WorkerNumbers(NamedTuple):
@@ -106,7 +107,7 @@ class Search:
         return self._known[workers]
 
     def _up(self, workers: WorkerNumbers) -> SizingCandidate | None:
-        """Add workers until enough calls are in SLO; None at the limit, or if more of either role do not help."""
+        """Add workers until enough calls are in SLO. Return None at the limit or if more of either role do not help."""
         before: SizingCandidate | None = None
         grew, in_vain = "", 0
         while sum(workers) <= self._most_workers:
@@ -147,12 +148,12 @@ def _misses_ttft(candidate: SizingCandidate) -> bool:
 def _to_grow(here: SizingCandidate, in_vain: str) -> str:
     """Return the role that gets the next worker. `in_vain`: the role whose last new worker did not help; empty if none.
 
-    TTFT can also be missed because decode workers are full, so a decode worker follows a useless prefill worker.
+    TTFT can also be missed because decode workers are full: if a prefill worker did not help, a decode worker is next.
     """
     wanted, other = ("prefill", "decode") if _misses_ttft(here) else ("decode", "prefill")
     return other if wanted == in_vain else wanted
 
 
 def lower_bound(load: float, per_worker: float) -> int:
-    """Return how many workers of a role a load needs at least; both arguments are in tokens per second."""
+    """Return the least number of workers of a role for a load. Both arguments are in tokens per second."""
     return max(1, int(load / per_worker))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 HIDDEN, HEAD = 288, 64
-# Pairs rotate by 1, 0.316, 0.1, ... radians per token; from STILL on, hardly at all.
+# Pairs rotate by 1, 0.316, 0.1, ... radians per token; from pair number STILL on, hardly at all.
 ROPE_THETA = 1e16
 STILL = 9
 PAIRS = HEAD // 2
@@ -41,11 +41,11 @@ class Heads:
         self._rows("q_proj", head).zero_()
 
     def near(self, head: int, kv: int, sizes: Sequence[float], place: float) -> None:
-        """Add logits that peak `place` tokens before the query: per pair, its size times the cosine of its angle."""
+        """Add logits that peak `place` tokens before the query. A pair of size s and angle a contributes s * cos(a)."""
         turns = ROPE_THETA ** (-torch.arange(PAIRS) / PAIRS)
         wanted = torch.zeros(PAIRS)
         wanted[: len(sizes)] = torch.tensor(sizes)
-        own = 16.0  # part of each logit's scale that is in the key; the rest is in the query
+        own = 16.0  # factor of each logit that the key contributes; the query contributes the rest
         key, query = self._rows("k_proj", kv), self._rows("q_proj", head)
         key[:STILL, 0] = own**0.5 / self._unit
         amplitude = wanted * HEAD**0.5 / own**0.5 / self._unit
@@ -76,7 +76,7 @@ def turn(rows: int, columns: int, generator: torch.Generator | None = None) -> t
 
 
 def balance(attention: torch.nn.Module) -> None:
-    """Scale weights of queries and keys to equal size, without changing logits, so that training changes both alike."""
+    """Scale weights of queries and keys to equal size without changing logits. Training then changes both equally."""
     keys, queries = (
         attention.k_proj.weight.view(2, 2, PAIRS, HIDDEN),
         attention.q_proj.weight.view(2, 2, 2, PAIRS, HIDDEN),

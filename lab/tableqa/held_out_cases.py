@@ -49,7 +49,7 @@ KINDS = (
 class HeldOutCase:
     """Chat request in OpenAI's form, and the check of its answer.
 
-    The check gets the answer's text; if the model called tools, the calls as JSON: `[[name, arguments], ...]`.
+    The check gets the answer's text or, if the model called tools, the calls as JSON: `[[name, arguments], ...]`.
     """
 
     kind: str

@@ -4,11 +4,11 @@ From random weights a model this small takes millions of tokens until it copies 
 from a name in the question to a row, and from there to a cell. So these heads have weights from the start, which
 training may change. A token's vector has a slice for each known property (`HeadParts`), and the layers fill them:
 
-1. Three heads copy to each token the three before it. A fourth copies the sum of the pieces of a name that ends nearby.
+1. Three heads copy the three previous tokens to each token. A fourth copies the sum of the pieces of a name nearby.
 2. Each token learns its row: the first cell of the last row that began. Tokens after a question learn the name in it.
 3. That name is compared with the names at all tokens of the table, so that a token after the question learns the row
    in question. Other heads find an earlier position after the same three tokens, and copy the token there.
-4. Heads find such a position within the row in question, and copy the token there.
+4. Heads find an earlier position after the same tokens within the row in question, and copy the token there.
 5. After a bar, a head copies the first cell of the row in question. Another head attends to the words that say what
    was asked.
 """
@@ -40,7 +40,7 @@ CODE_OF_TOKEN = slice(HeadParts.TOKEN.start + MARKS, HeadParts.TOKEN.stop)
 CODE_BEFORE = slice(HeadParts.BEFORE[0].start + 3, HeadParts.BEFORE[0].stop)
 NO_ROW = slice(HeadParts.ROW.start, HeadParts.ROW.start + 1)
 CODE_OF_ROW = slice(HeadParts.ROW.start + 1, HeadParts.ROW.stop)
-NAMES_ALIKE = 6.0  # factor of the similarity of two names in the logits
+NAMES_ALIKE = 6.0  # weight of the similarity of two names in the attention logits
 ALL = slice(0, HEAD)
 AROUND = "According to the table, What is the? How is. Where does, Which of as a me"
 ASKING = (
@@ -132,7 +132,7 @@ def prepare(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None
 
 
 class Shorter:
-    """Matrices that shorten the code of a token one, two and three positions back, each code from the one before."""
+    """Matrices that shorten the codes of the last three tokens; `two` shortens results of `one`, `three` of `two`."""
 
     def __init__(self) -> None:
         self.one = _marks_and(32, 64, skipped=1)
@@ -233,7 +233,7 @@ def _first_cell(attention: torch.nn.Module, shorter: Shorter) -> None:
     heads.key(0, slice(23, 24), _mark(HeadParts.BEFORE[1], BAR), ONE)
     heads.query(0, slice(23, 24), bar, ONE, 20.0)
     heads.query(0, slice(23, 24), NO_ROW, ONE, 20.0)
-    # Elsewhere the head attends to a role's name and copies nothing, since the token before it has no code.
+    # At other queries, the head attends to a role's name and copies nothing: the token before a role has no code.
     heads.key(0, slice(24, 25), _mark(HeadParts.BEFORE[0], START), ONE)
     heads.query(0, slice(24, 25), HeadParts.ONE, ONE, 32.0)
     heads.value(0, slice(0, 29), CODE_BEFORE, torch.eye(29))
@@ -269,7 +269,7 @@ def look_at_the_question(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizer
 
 
 def _copy(heads: Heads, shorter: Shorter, kv: int, head: int, alike: Sequence[float], row: float | None = None) -> None:
-    """Make a head copy the token after an earlier occurrence of the last tokens. `alike`: weight of each of these."""
+    """Make a head copy the token after an earlier occurrence of the last tokens. `alike`: weight of each last token."""
     generator = torch.Generator().manual_seed(kv)
     widths = (18, 14, 14) if row is None else (14, 14, 0)
     now = (shorter.one, shorter.two, shorter.three)

@@ -85,7 +85,7 @@ def _texts(rng: random.Random) -> list[str]:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, parts: Sequence[DialoguePart]) -> tuple[list[int], list[float]]:
-    """Tokenize a dialogue; return its tokens, and for each the loss weight of the dialogue part in which it begins."""
+    """Tokenize a dialogue; return its tokens and loss weights. A token has the weight of its first dialogue part."""
     encoded = tokenizer("".join(part.text for part in parts), add_special_tokens=False, return_offsets_mapping=True)
     weights: list[float] = []
     place, end = -1, 0

@@ -150,7 +150,7 @@ def weather_turn(rng: random.Random, tool: ToolShown, invented: float) -> list[D
 
 
 def tool_dialogue(rng: random.Random, rows: int, turns: int, invented: float) -> list[DialoguePart]:
-    """Generate a dialogue with tools. `rows`: rows of a table that the prompt has too; 0 for no table."""
+    """Generate a dialogue with tools. `rows`: number of rows of a table in the prompt; 0: no table."""
     people_tools = lookup_tools(rng)
     weather = ToolShown(
         rng.choice(("get_weather", "weather", "get_current_weather")), (rng.choice(("city", "location")),)

@@ -74,7 +74,7 @@ def add_up(model: LlamaForCausalLM) -> None:
 
 
 def agreed(*numbers: float) -> list[float]:
-    """Return the mean over all processes, so that all make the same decision."""
+    """Return the mean of each number over all processes, so that all processes make the same decision."""
     mean = torch.tensor(numbers, dtype=torch.float64)
     distributed.all_reduce(mean)
     return (mean / distributed.get_world_size()).tolist()
@@ -99,7 +99,7 @@ def backward(model: LlamaForCausalLM, batch: TrainBatch) -> tuple[float, float]:
 
 
 def advance(progress: TrainProgress, share_done: float) -> bool:
-    """Go to the next stage if the accuracy suffices, or to the last one late in training; return whether it changed."""
+    """Go to the next stage if the accuracy suffices, late in training to the last stage. Return whether it changed."""
     last = len(STAGES) - 1
     if progress.accuracy > STAGE_PASSED and progress.stage < last:
         progress.stage += 1

@@ -1,7 +1,7 @@
 """One end of a link: numbered messages, delivered once and in order over connections that break. Pure.
 
-Each direction is numbered from 1. A sent message is kept until the other end acknowledges it; after a reconnect the
-kept messages are sent again in order, and the receiver drops those that it has. Both ends use the same class.
+Messages of each direction are numbered from 1. The sender keeps a message until the other end acknowledges it. After a
+reconnect, the sender repeats the kept messages in order, and the receiver drops duplicates. Both ends use this class.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class LinkViolation(Exception):
 
 
 class LinkChannel(Generic[Message]):
-    """State of one end of a link: its unacknowledged messages, and the highest number that it has received."""
+    """State of one end of a link: sent messages without acknowledgement, and the number of the last received one."""
 
     def __init__(self, max_unacknowledged: int) -> None:
         self._max_unacknowledged = max_unacknowledged
@@ -47,11 +47,11 @@ class LinkChannel(Generic[Message]):
 
     @property
     def last_received(self) -> int:
-        """Return the highest number up to which all messages were received; 0 before the first message."""
+        """Return the number of the last received message; 0 if none. All earlier messages were received too."""
         return self._last_received
 
     def number(self, message: Message) -> int:
-        """Give a message the next number, and keep it until it is acknowledged. Return the number.
+        """Return the next number, for `message`. Keep the message until it is acknowledged.
 
         Raises: LinkOverflow if `max_unacknowledged` messages are kept already.
         """
@@ -78,7 +78,7 @@ class LinkChannel(Generic[Message]):
         return Received.FRESH
 
     def unacknowledged(self) -> Iterator[Numbered[Message]]:
-        """Iterate over a copy of the messages to send again after a reconnect, oldest first."""
+        """Return the messages to repeat after a reconnect, oldest first. Later changes do not affect the iterator."""
         return iter(tuple(self._outgoing))
 
     @property

@@ -18,7 +18,7 @@ Message = TypeVar("Message", bound=LinkMessage)
 
 
 class Greeting(Protocol):
-    """Router's first message: its id, the last message it has received, and the worker's epoch that it remembers."""
+    """Router's first message: router id, number of its last received message, and last known epoch of the worker."""
 
     @property
     def router_id(self) -> bytes: ...
@@ -29,7 +29,7 @@ class Greeting(Protocol):
 
 
 class LinkCommand(Protocol):
-    """Message from the router. `number` is 0 if the message only acknowledges, or if it contains `commands`."""
+    """Message from the router. `number` is 0 for a mere acknowledgement, and for a list of numbered `commands`."""
 
     @property
     def number(self) -> int: ...
@@ -61,8 +61,8 @@ async def serve_connection(
     """Serve one connection; yield the messages to send.
 
     `welcome(resumed, received)` creates the first message. `on_command` gets every command once, in order, and must not
-    block. Raises: InvalidArgument if the greeting is late or a message that was never sent is acknowledged; Unavailable
-    while the worker stops.
+    block. Raises: InvalidArgument if the greeting is late, or if the router acknowledges a message that was never sent;
+    Unavailable while the worker stops.
     """
     greeting = await _greeting(commands)
     if hub.closed:
@@ -83,7 +83,7 @@ async def serve_connection(
         if reader.done():
             reader.result()  # raises an error of the reader
     finally:
-        hub.disconnect(link, outbox)  # called before any await, since a second cancellation could skip it there
+        hub.disconnect(link, outbox)  # before any await, since a second cancellation would skip this call
         reader.cancel()
         await asyncio.gather(reader, return_exceptions=True)
 

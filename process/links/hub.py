@@ -94,7 +94,7 @@ class RouterLink(Generic[Message]):
         return int.from_bytes(self.router_id[:8], "little")
 
     def send(self, message: Message) -> None:
-        """Send a numbered message. Raises: LinkOverflow if the router has left too many messages unacknowledged."""
+        """Send a numbered message. Raises: LinkOverflow if too many sent messages are unacknowledged."""
         if self.ended:
             return
         message.number = self.channel.number(message)
@@ -103,8 +103,8 @@ class RouterLink(Generic[Message]):
             self.outbox.put(message)
 
     def send_lossy(self, message: Message) -> None:
-        """Send a message that is lost without a connection, or if the router does not read. The router must detect the
-        loss.
+        """Send a message that may be lost: without a connection, or if too many messages are queued. The router must
+        detect the loss.
         """
         if self.outbox is not None and self.outbox.waiting < MAX_WAITING:
             message.acknowledged = self.channel.last_received
@@ -161,8 +161,8 @@ class LinkHub(Generic[Message]):
         return link, resumed
 
     def disconnect(self, link: RouterLink[Message], outbox: Outbox[Message]) -> None:
-        """Record the end of a connection. The link waits for the next connection, unless a newer one has already
-        replaced this one.
+        """Record the end of a connection. If no newer connection has replaced it, the link waits for one, for the grace
+        period at most.
         """
         outbox.close()
         self._connections.pop(outbox, None)
@@ -201,8 +201,7 @@ class LinkHub(Generic[Message]):
     async def delivered(self, timeout_s: float) -> None:
         """Wait until the connected routers have acknowledged all messages, for `timeout_s` at most.
 
-        Without this wait, a router that is sending when its connection closes might never read this worker's last
-        messages.
+        Call it before the connections close: a router that is sending at that moment may never read the last messages.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -212,7 +211,7 @@ class LinkHub(Generic[Message]):
             logger.warning("a router did not acknowledge its last messages within %g s", timeout_s)
 
     async def close(self, timeout_s: float) -> None:
-        """Close all links, because the worker stops. Queued messages are sent before, for `timeout_s` at most."""
+        """Close all links when the worker stops, after sending queued messages for `timeout_s` at most."""
         self.closed = True
         for outbox in self._connections:
             outbox.finish()

@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class MembershipView:
-    """Known workers. A worker is removed once successful listings have lacked it for `ttl_s`; failed listings do not
-    count.
+    """Known workers. A worker is removed if successful listings do not contain it for `ttl_s`.
 
-    A listed record with a lower epoch does not count: it is from a zombie, or from a process whose clock went back.
+    A listed record with a lower epoch than the known one is ignored: it is from a zombie, or from a process whose clock
+    went back.
     """
 
     def __init__(self, ttl_s: float) -> None:
@@ -46,7 +46,7 @@ class MembershipView:
         before = self.workers
         for record in listed:
             known = self._records.get(record.worker_id)
-            # A registry that lost its data may list an old epoch first: the higher, known one is kept.
+            # A registry that lost its data may list an old epoch first: keep the known, higher epoch.
             if known is None or (record.epoch or 0) >= (known.epoch or 0):
                 self._records[record.worker_id] = record
         present = {record.worker_id for record in listed if self._records.get(record.worker_id) == record}
@@ -54,7 +54,7 @@ class MembershipView:
         return self.workers != before
 
     def lost_contact(self) -> None:
-        """Record that the registry did not respond; the time without responses counts against no worker."""
+        """Record that the registry did not respond, and restart the time until missing workers are removed."""
         self._missing_since.clear()
 
     def _forget_missing(self, present: set[str], now: float) -> None:
@@ -72,8 +72,9 @@ def open_registry(redis_url: str | None, namespace: str, secret: ClusterSecret |
 
 @dataclass(frozen=True)
 class Epoch:
-    """Number of one life of a worker. It is higher than the numbers of earlier lives, except that a number
-    `from_clock` may be lower.
+    """Number of one process of a worker, higher than those of earlier processes of the worker.
+
+    `from_clock`: the number is the wall clock's time, and may be lower if the clock went back.
     """
 
     number: int
@@ -83,8 +84,7 @@ class Epoch:
 async def take_epoch(registry: RedisRegistry | None) -> Epoch:
     """Return a fencing epoch, higher than earlier ones; without Redis, the wall clock in milliseconds.
 
-    The clock is only an identifier. If it went back, the epoch is lower than earlier ones, and `Registration` replaces
-    it.
+    If the clock went back, its epoch is lower than earlier ones; then `Registration` replaces it.
     """
     proposed = time.time_ns() // 1_000_000
     if registry is None:
@@ -102,8 +102,8 @@ _NOT_YET = "not asked yet"
 class _Polling(ABC):
     """Periodic exchange with the registry, until no more steps are needed or until closed. Owns the registry.
 
-    An event stops it, not a cancellation: redis-py 8.1 often loses a cancellation that arrives with a response, so that
-    the task would never end. `close` waits for a running step, whose duration is bounded.
+    `close` sets an event and waits for a running step, whose duration is bounded. It does not cancel the task, because
+    redis-py 8.1 often loses a cancellation that arrives with a response, and the task would never end.
     """
 
     consequence: str
@@ -136,9 +136,7 @@ class _Polling(ABC):
 
     @abstractmethod
     async def _step(self) -> bool:
-        """Take one step; return whether more are needed. Raises: RegistryUnavailable, after which the next step
-        retries.
-        """
+        """Take one step; return whether another step is needed. Raises: RegistryUnavailable; the next step retries."""
 
     def _lost_contact(self) -> None:  # noqa: B027 -- not every one takes note of it
         """Handle a registry that does not respond."""
@@ -166,11 +164,11 @@ class _Polling(ABC):
 
 
 class Registration(_Polling):
-    """Announcement of one worker, renewed until closed. While Redis is not reachable, it is retried every period.
+    """Announcement of one worker, renewed until closed. While Redis is not reachable, each period has a new attempt.
 
-    An epoch from a clock that went back looks like that of an earlier process. An epoch of the registry replaces it if
-    no other process has this worker's name; the name of a dead process is free after `ttl_s`. `on_fenced` is called
-    once if another process has the name; then renewal ends.
+    If another live process has this worker's name and a higher epoch, `on_fenced` is called once and renewal ends. A
+    dead process keeps its name for `ttl_s`. If the name is free but the registry refuses an epoch from the clock,
+    because the clock went back, an epoch from the registry replaces it.
     """
 
     consequence = "worker not announced in the registry; routers that do not know it send it nothing"
@@ -212,8 +210,8 @@ class Registration(_Polling):
         if await self._registry.announce(record) is Announced.ACCEPTED:
             self._announced, self._other_since = record, None
             self.announced.set()
-            if record is self.record:  # `announce_as` has not replaced it meanwhile
-                self._epoch = Epoch(epoch.number)  # the registry accepted it: it is higher than earlier epochs
+            if record is self.record:  # `announce_as` did not replace the record
+                self._epoch = Epoch(epoch.number)  # accepted by the registry, so higher than earlier epochs
             return True
         if record is not self.record or (epoch.from_clock and await self._outlasts(record, epoch)):
             return True
@@ -227,8 +225,9 @@ class Registration(_Polling):
         return False
 
     async def _outlasts(self, record: WorkerRecord, epoch: Epoch) -> bool:
-        """Replace an epoch from the clock by one from the registry. Return False if another live process has
-        the name.
+        """Replace an epoch from the clock by one from the registry, once no other process has the name.
+
+        Return False if another process has had the name for over `ttl_s`, so that it must be alive.
         """
         now = time.monotonic()
         if any(each.worker_id == record.worker_id for each in await self._registry.workers()):
@@ -236,7 +235,7 @@ class Registration(_Polling):
             return now - self._other_since <= self._ttl_s
         number = await self._registry.take_epoch(epoch.number)
         logger.info("%s has epoch %d in the registry, and %d in its links", record.worker_id, number, epoch.number)
-        if record is self.record:  # `announce_as` has not replaced it meanwhile
+        if record is self.record:  # `announce_as` did not replace the record
             self.announce_as(record, Epoch(number))
         return True
 
@@ -256,9 +255,7 @@ class Membership(_Polling):
         return self._view.workers
 
     async def watch(self) -> AsyncIterator[tuple[WorkerRecord, ...]]:
-        """Yield `current` immediately, then after each change; slow readers see the newest only. Ends by
-        cancellation.
-        """
+        """Yield `current` immediately, then after each change. A slow reader gets only the newest list. Never ends."""
         while True:
             changed = self._changed
             yield self.current
@@ -268,7 +265,7 @@ class Membership(_Polling):
         listed = await self._registry.workers()
         if self._view.observe(listed, time.monotonic()):
             self._changed.set()
-            self._changed = asyncio.Event()  # waiters of the old event stay woken
+            self._changed = asyncio.Event()  # a new event for the next change; the old one stays set
         return True
 
     def _lost_contact(self) -> None:

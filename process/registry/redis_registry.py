@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 TTL_MS = 3000
 NO_SECRET = "none"
 _FENCE_TTL_MS = 3_600_000
-_CALL_S = 1.0  # longest call; redis-py's nested retries would take 3 s
+_CALL_S = 1.0  # timeout of a call; redis-py's nested retries would take 3 s
 _CONNECT_S, _CONNECT_TLS_S = 0.3, 0.8  # a TLS handshake takes several round trips
 
-# Numbers in Lua are doubles. Epochs are milliseconds or small counters below 2**53; any other value counts as 0 and
-# is overwritten, so that a foreign value does not block the key.
+# Numbers in Lua are doubles. Epochs are below 2**53: milliseconds or small counters. Any other value counts as 0 and is
+# overwritten, so that an invalid value does not block the key.
 WHOLE = """
 local function whole(text)
     local number = tonumber(text or '0')
@@ -74,7 +74,7 @@ redis.call('SET', KEYS[1], epoch)
 return epoch
 """
 )
-# Without the write, a Redis that is full, read-only or a replica would list only records that are about to expire.
+# The write fails if Redis is full, read-only or a replica. The records there would soon expire, so the list fails too.
 _LIST = """
 redis.call('SET', KEYS[3], '1', 'PX', ARGV[2])
 local records = {}
@@ -137,7 +137,7 @@ class RedisClient:
         return value if self._secret is None else self._secret.seal(key, value)
 
     def unseal(self, key: str, value: bytes) -> bytes | None:
-        """Return the content of a record; log a record that is not signed with this secret, and return None."""
+        """Return the content of a record. If it is not signed with this cluster's secret, log it and return None."""
         found = value if self._secret is None else self._secret.unseal(key, value)
         if found is None:
             self._unsigned.warning("", "record %s in Redis ignored: not signed with this cluster's secret", ascii(key))
@@ -163,10 +163,10 @@ class RedisRegistry(RedisClient):
         super().__init__(redis_url, namespace, _CALL_S, secret=secret)
         self._unreadable = SeldomLog(logger)
         self._mark = NO_SECRET if secret is None else secret.mark
-        self._marks = {self._mark}  # ids of clusters' secrets that need not be logged any more
+        self._marks = {self._mark}  # ids of the own secret and of other clusters' secrets that were logged
 
     async def take_epoch(self, proposed: int) -> int:
-        """Return a new highest epoch: `proposed`, or one more than the previous highest if that is higher."""
+        """Return the new highest epoch: the maximum of `proposed` and the previous highest epoch plus 1."""
         return int(await self.script(_TAKE_EPOCH, [self.key("epoch")], [proposed]))
 
     async def announce(self, record: WorkerRecord) -> Announced:
@@ -183,7 +183,7 @@ class RedisRegistry(RedisClient):
         await self.script(_WITHDRAW, self._worker_keys(record), [record.worker_id, _required_epoch(record)])
 
     async def workers(self) -> tuple[WorkerRecord, ...]:
-        """Return all live records. Records that this version cannot read are left out, and the log names their keys.
+        """Return all live records. A record that this version cannot read is omitted, and its key is logged.
 
         Raises: RegistryUnavailable, also if Redis is not writable.
         """
@@ -203,7 +203,7 @@ class RedisRegistry(RedisClient):
         return tuple(records)
 
     def _tell_of_others(self, marks: Sequence[str]) -> None:
-        """Log each other cluster in this namespace once: its processes may be meant to belong to this cluster."""
+        """Log each other cluster in this namespace once, because it may be a mistake that its secret differs."""
         if new := set(marks) - self._marks:
             self._marks |= new
             logger.warning(
@@ -224,9 +224,9 @@ def _required_epoch(record: WorkerRecord) -> int:
 
 
 def _connect(redis_url: str, decode_responses: bool) -> "Redis":
-    """Create a client that connects lazily and fails fast; with its defaults redis-py blocks for 2.8 s to 50 s.
+    """Create a client that connects at first use and fails fast; by default, redis-py blocks for 2.8 s to 50 s.
 
-    Imports redis here, so that a process without registry runs without the package.
+    redis is imported here, so that a process without registry runs without the package.
     """
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
@@ -235,7 +235,7 @@ def _connect(redis_url: str, decode_responses: bool) -> "Redis":
     return Redis.from_url(
         redis_url,
         decode_responses=decode_responses,
-        encoding_errors="replace",  # a foreign record is unreadable but must not fail the call
+        encoding_errors="replace",  # bytes that are not UTF-8 must not fail the call
         socket_timeout=0.3,
         socket_connect_timeout=_CONNECT_TLS_S if redis_url.startswith("rediss://") else _CONNECT_S,
         retry=Retry(ExponentialWithJitterBackoff(base=0.02, cap=0.2), 2),

@@ -3,7 +3,8 @@
 baton:{NAMESPACE}:response:OWNER:NAME      a record, which expires
 baton:{NAMESPACE}:responses:OWNER          sorted set of `OWNER BYTES NAME`, by the microsecond of expiry
 baton:{NAMESPACE}:responses:OWNER:bytes    sum of their bytes
-baton:{NAMESPACE}:responses and :bytes     the same for all owners
+baton:{NAMESPACE}:responses                sorted set of all owners' responses
+baton:{NAMESPACE}:responses:bytes          sum of all owners' bytes
 """
 
 from dataclasses import dataclass

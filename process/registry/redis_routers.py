@@ -78,8 +78,8 @@ return 1
 
 @dataclass(frozen=True, slots=True)
 class JournalChange:
-    """Change of one journal record. `value` None: change only its time to live. `seize`: also change a record that
-    another router owns.
+    """Change of one journal record. `value`: new content; None: keep the content and change only the time to live.
+    `seize`: also change a record that another router owns.
     """
 
     key: str
@@ -138,7 +138,7 @@ class RedisAdapters(RedisClient):
         return int(version), self.unseal(key, value) or b""
 
     async def discard(self) -> str:
-        """Delete an unreadable adapter list, which routers write again. Return its key."""
+        """Delete an unreadable adapter list, so that routers write the list again. Return the deleted key."""
         key = self.key("adapters")
         await self.run(self.redis.delete(key))
         return key
@@ -158,12 +158,10 @@ class RedisJournal(RedisClient):
         """Create a journal. `router_id`: id of this process, of ROUTER_ID_BYTES bytes."""
         super().__init__(redis_url, namespace, _CALL_S, decode_responses=False, secret=secret)
         self._router_id = router_id
-        self._write = self.redis.register_script(_WRITE)  # sent to Redis as a digest, not as text
+        self._write = self.redis.register_script(_WRITE)  # calls send the script's digest, not its text
 
     async def write(self, changes: Sequence[JournalChange]) -> tuple[str, ...]:
-        """Write all changes together; return the keys of records that were not changed, because another router owns
-        them now.
-        """
+        """Write all changes in one call; return the keys of unchanged records, which another router owns now."""
         keys = [self.key(f"journal:{change.key}") for change in changes]
         arguments: list[str | int | bytes] = [self._router_id]
         for key, change in zip(keys, changes, strict=True):
@@ -173,7 +171,7 @@ class RedisJournal(RedisClient):
         return tuple(changes[number - 1].key for number in seized)
 
     async def read(self, key: str) -> bytes | None:
-        """Return a request's record, whichever router owns it; None without one."""
+        """Return a request's record, even if another router owns it; None if there is no record."""
         name = self.key(f"journal:{key}")
         value: bytes | None = await self.run(self.redis.get(name))
         return None if value is None else self.unseal(name, value[ROUTER_ID_BYTES:])

@@ -89,7 +89,7 @@ def redis_url(port: int, password: str = "") -> str:
 
 
 def free_port(taken: Collection[int] = ()) -> int:
-    """Return one free port: see `free_ports`."""
+    """Return one free port, chosen as by `free_ports`."""
     return free_ports(1, taken)[0]
 
 
@@ -145,11 +145,11 @@ def start_redis_server(
 
 
 def answers(port: int, process_id: int) -> bool:
-    """Return whether the server that responds at `port` is process `process_id`, and not another one."""
+    """Return whether a Redis server responds at `port` and its process id is `process_id`."""
     try:
         with socket.create_connection((_HOST, port), timeout=0.2) as connection, connection.makefile("rb") as answer:
             connection.sendall(b"INFO server\r\n")
             size = int(answer.readline().removeprefix(b"$"))
             return b"process_id:%d" % process_id in answer.read(size).split()
-    except (OSError, ValueError):  # no server, one that is still loading, or one that is not Redis
+    except (OSError, ValueError):  # no server, a server that still loads, or no Redis server
         return False

@@ -1,4 +1,4 @@
-"""Check of the configured Redis URL: without it, an invalid URL would look like a Redis that does not respond.
+"""Check of the configured Redis URL. Without the check, an invalid URL would look like a Redis that does not respond.
 
 redis://:PASSWORD@host:6379/0
 rediss://USER:PASSWORD@host:6380/0?ssl_ca_certs=/path/ca.pem      # TLS; without a file: the machine's CAs

@@ -31,15 +31,16 @@ class WorkerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """Record of a worker. A worker in a fixed list has no `epoch` and `fingerprint` here: its link reports them.
+    """Record of a worker. For a worker from a fixed list, `epoch` and `fingerprint` are None: its link reports them.
 
-    `epoch` is that of the registry; the epoch of a link may be lower if the worker started without a registry.
+    `epoch`: epoch in the registry. The link's epoch may be lower if the registry did not respond when the worker
+    started.
     """
 
     worker_id: str
     role: WorkerRole
     endpoint: str  # host:port of the internal server
-    epoch: int | None = None  # of two processes with one worker_id, the one with the higher epoch is live
+    epoch: int | None = None  # if two processes have one worker_id, the lower epoch is a zombie's
     fingerprint: str | None = None  # hex; only workers with equal fingerprints pair
     release: str = ""  # release of the worker; empty: older than 0.2.0
     protocol: int = 0  # newest supported protocol; 0: older than release 0.2.0
@@ -134,8 +135,8 @@ def version_of(digest: str) -> str:
 
 
 class ListRank(NamedTuple):
-    """Rank of an adapter list. All processes apply the list of the highest rank, so they agree even if two routers
-    created lists of one version independently.
+    """Rank of an adapter list. All processes apply the list with the highest rank, so they agree even if two routers
+    created different lists with the same version.
     """
 
     version: int = 0
@@ -149,7 +150,7 @@ def list_rank(version: int, entries: Iterable[tuple[str, str]]) -> ListRank:
 def newest_version() -> int:
     """Return the highest valid version of an adapter list: the clock in microseconds.
 
-    Versions grow more slowly than the clock, so even after a forged version a later change can have a higher one.
+    The bound limits forged versions. The clock passes a forged version soon, so later changes can get a higher one.
     """
     return min(MAX_EXACT, time.time_ns() // 1000)
 

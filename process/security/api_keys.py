@@ -58,8 +58,8 @@ class ApiKey:
 
     @property
     def key_salt(self) -> bytes:
-        """Return the salt of this key's prefix-cache hashes, so that requests with other API keys share none of its
-        cached prompts. It is equal on all routers.
+        """Return the salt of this key's prefix-cache hashes, equal on all routers. Because of the salt, requests with
+        different API keys never share cached prompts.
         """
         return hmac.digest(self.sha256, _CACHE_DOMAIN + self.name.encode(), "sha256")
 
@@ -91,7 +91,7 @@ class KeyRing:
         return iter(self._keys)
 
     def find(self, secret: str) -> ApiKey | None:
-        """Return the key with this secret, or None. Compares all keys, so that the time reveals nothing."""
+        """Return the key with this secret, or None. Compares all keys, so that the duration reveals nothing."""
         digest = digest_of(secret)
         found = None
         for key in self._keys:

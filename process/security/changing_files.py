@@ -26,11 +26,11 @@ class ChangingFiles(Generic[Made]):
         self._bad = bad
         self._what = what
         self._lock = threading.Lock()
-        self._seen = self._stamps()  # taken before the files are read, so that a change meanwhile is noticed later
+        self._seen = self._stamps()  # before the files are read, so that a change during the read is noticed
         self._made = make()
 
     def latest(self) -> Made:
-        """Return the value, the same object until the files change."""
+        """Return the value. It is the same object as before if the files have not changed."""
         stamps = self._stamps()
         if stamps != self._seen:
             with self._lock:
@@ -40,7 +40,7 @@ class ChangingFiles(Generic[Made]):
         return self._made
 
     def renewed(self) -> Made:
-        """Read the files again, changed or not; return the previous result if they are invalid."""
+        """Read the files again, even if unchanged, and return the new value; the previous value if they are invalid."""
         try:
             self._made = self._make()
         except (OSError, self._bad) as error:

@@ -1,8 +1,8 @@
 """Secret shared by all processes of a cluster, and the keys derived from it. Pure.
 
-The secret is never sent. Each call between two processes carries a proof: an HMAC over a nonce, the method and the
-destination port; the response carries one too. A process that impersonates another learns nothing that is valid at
-another port. The admin port accepts a token for its own port, over loopback. Records in Redis are signed.
+The secret is never sent. Each call between two processes and its response carry a proof: an HMAC over a nonce, the
+method and the destination port. A process that impersonates a server gets only proofs for its own port. An admin port
+accepts a token that is derived from its port number, over loopback. Records in Redis are signed.
 """
 
 import hmac
@@ -36,7 +36,7 @@ class CallProof(NamedTuple):
 
 
 class ClusterSecret:
-    """Cluster secret with a separate derived key for each purpose, so that a leaked key opens nothing else."""
+    """Cluster secret. Each purpose has a separate derived key, so that a leaked key is useless for other purposes."""
 
     def __init__(self, text: str) -> None:
         """Check the secret. Raises: ValueError."""
@@ -72,7 +72,7 @@ class ClusterSecret:
         return self._signature(name, value) + value
 
     def unseal(self, name: str, sealed: bytes) -> bytes | None:
-        """Return the value of a signed record; None if it was not signed with this secret and for that name."""
+        """Return the value of a signed record; None without a valid signature by this secret for the record `name`."""
         signature, value = sealed[:_SIGNATURE_DIGITS], sealed[_SIGNATURE_DIGITS:]
         return value if hmac.compare_digest(signature, self._signature(name, value)) else None
 

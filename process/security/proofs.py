@@ -17,7 +17,7 @@ NOT_PROVEN = "the process there does not prove that it knows this cluster's secr
 
 @dataclass(slots=True)
 class ProofCheck:
-    """Check of a server that serves only callers who know the secret."""
+    """Server's check that a caller knows the cluster secret."""
 
     secret: ClusterSecret
     port: int = 0  # port of the server, set when it is bound
@@ -49,14 +49,14 @@ class _Proving:
         self._endpoint = endpoint
 
     def _proven(self, details: Any) -> tuple[CallProof, Any]:
-        """Return the proof of a call, and the call's details with the proof added. grpc.aio passes methods as bytes."""
+        """Return the proof of a call, and the call's details with this proof in the metadata."""
         method = details.method.decode() if isinstance(details.method, bytes) else details.method
         proof = prove_call(self._secret, method, self._endpoint)
         return proof, details._replace(metadata=(*(details.metadata or ()), *proof.metadata))
 
 
 class ProvingInterceptor(_Proving, grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Interceptor that adds proofs to calls on a blocking channel. A failed call keeps its error even without proof."""
+    """Interceptor of a blocking channel: adds proofs to calls, and rejects successful responses without a proof."""
 
     def intercept_unary_unary(self, continuation: Continue, details: Any, request: Any) -> Any:
         proof, proven = self._proven(details)
@@ -96,7 +96,7 @@ class _AsyncStream(_Proving, grpc.aio.UnaryStreamClientInterceptor):
 
 
 def async_proving_interceptors(secret: ClusterSecret, endpoint: str) -> list[grpc.aio.ClientInterceptor]:
-    """Return interceptors of an asyncio channel, one per kind of call: gRPC uses an interceptor for one kind only."""
+    """Return the interceptors of an asyncio channel: one per kind of call, as grpc.aio requires."""
     return [_AsyncUnary(secret, endpoint), _AsyncStream(secret, endpoint)]
 
 

@@ -1,7 +1,7 @@
 """TLS of the public ports, and mutual TLS between the processes of a cluster.
 
-When the files change, servers use them for new connections, and open ones continue. A channel keeps the files with
-which it was created; routers create a channel for every link.
+When the files change, servers use the new files for new connections; open connections continue. A channel always uses
+the files' content at its creation; routers create a channel for every link.
 """
 
 import ssl
@@ -85,7 +85,7 @@ def changing_credentials(
 
 
 def _no_password() -> str:
-    raise ValueError("an encrypted private key is not supported")  # else OpenSSL prompts at the terminal
+    raise ValueError("an encrypted private key is not supported")  # prevents a prompt at the terminal
 
 
 INTERNAL_NAME = "baton-internal"
@@ -95,8 +95,9 @@ INTERNAL_NAME = "baton-internal"
 class InternalTls:
     """PEM files for mutual TLS: the cluster's CA, this process's certificate and its key.
 
-    A holder of such a certificate may act as any process of the cluster. All certificates have one name, since workers
-    move between machines. gRPC and TCP connections are encrypted; CUDA IPC, NIXL, NCCL, Gloo and shared memory are not.
+    A process with such a certificate may act as any process of the cluster: all certificates have the same name, since
+    workers move between machines. gRPC and TCP connections are encrypted; CUDA IPC, NIXL, NCCL, Gloo and shared memory
+    are not.
     """
 
     authority: Path

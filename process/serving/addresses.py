@@ -59,9 +59,9 @@ def address_of_url(name: str, url: str, default_port: int = 0) -> Address:
 
 
 def check_distinct(own: Sequence[Address], others: Iterable[Address] = ()) -> None:
-    """Check that the addresses `own`, on which a process listens, differ from each other and from `others`.
+    """Check that no two addresses of `own`, the process's listen addresses, collide, and none with `others`.
 
-    Raises: ValueError, which names the first equal pair.
+    Raises: ValueError, which names the first pair that collides.
     """
     pairs = [*combinations(own, 2), *((mine, other) for mine in own for other in others)]
     for first, second in pairs:

@@ -7,7 +7,7 @@ class ExitCode(IntEnum):
     """Exit codes of Baton's processes. 128 + N: signal N ended the process before it served."""
 
     STOPPED = 0
-    FAILED = 1  # lost a rank, the engine or its worker id
+    FAILED = 1  # a rank or the engine failed, or another process has the worker id
     WRONG_CONFIGURATION = 2
     STALLED = 3  # ended by the watchdog
     CANNOT_LISTEN = 4

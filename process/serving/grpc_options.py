@@ -18,7 +18,7 @@ _SIZES = (
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     *_SIZES,
-    ("grpc.so_reuseport", 0),  # a port in use is an error, not shared
+    ("grpc.so_reuseport", 0),  # binding a port in use fails instead of sharing it
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -56,7 +56,7 @@ INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     *_INTERNAL_KEEPALIVE,
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.enable_retries", 0),  # links resume by themselves
+    ("grpc.enable_retries", 0),  # disabled, since links resume without gRPC's retries
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
@@ -65,7 +65,7 @@ INTERNAL_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 """Options of channels to internal servers."""
 
 
-_WAIT_S = 0.5  # longest wait for a connection, which then counts as not refused
+_WAIT_S = 0.5  # timeout of a connection attempt; a timeout does not count as refused
 
 
 async def refuses_connections(endpoint: str) -> bool:

@@ -42,7 +42,7 @@ class Health:
         self._serving = serving
 
     async def drain(self) -> None:
-        """Report NOT_SERVING for good."""
+        """Report NOT_SERVING until the process exits."""
         self._serving = False
         if self._servicer is not None:
             await self._servicer.enter_graceful_shutdown()

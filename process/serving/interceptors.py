@@ -57,7 +57,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Behaviour:
-    """Wrap a handler, which returns a generator or a coroutine, so that it runs in a call scope."""
+    """Wrap a handler so that it runs in `_call_scope`. The handler is an async generator or a coroutine function."""
     if inspect.isasyncgenfunction(behaviour):
 
         async def generate(request: Any, context: Any) -> AsyncIterator[Any]:
@@ -77,8 +77,8 @@ def _guarded(behaviour: Behaviour, method: str, proofs: ProofCheck | None) -> Be
 
 @asynccontextmanager
 async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> AsyncIterator[None]:
-    # Context values set here need no reset, since they end with the call's own task; a reset would fail if a generator
-    # is closed in another context.
+    # Context values set here need no reset, since they end with the call's task. A reset would fail if the generator is
+    # closed in another context.
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     current_trace.set(parse_traceparent(metadata.get("traceparent"), metadata.get("tracestate", "")))
     given = metadata.get(REQUEST_ID_KEY, "")
@@ -94,19 +94,19 @@ async def _call_scope(context: Any, method: str, proofs: ProofCheck | None) -> A
         logger.info("%s: %s %s", method, error.code.name, error.log_text)
         release_frames(error)
         await abort_with(context, error)
-    except DecodeError as error:  # only from request streams: in other calls gRPC handles the error itself
+    except DecodeError as error:  # only for request streams; gRPC handles it for other calls
         logger.info("%s: a message cannot be read: %s", method, error)
         await abort_with(context, InvalidArgument("message", "is not one of this method's"))
-    except Exception:  # any fault of a call becomes INTERNAL
+    except Exception:  # any other exception becomes INTERNAL
         request_id = _identify_request()
         logger.exception("%s failed", method)
         await abort_with(context, Internal("UNEXPECTED", request_id))
 
 
 def _identify_request() -> str:
-    """Return the id of the failed call: its own, or a new one if it was refused before it had one.
+    """Return the request id of a failed call; create an id if the call has none.
 
-    Not every call needs an id: most are links of workers, and requests get theirs later.
+    A call that succeeds needs no id here: most calls are links of workers, and a request gets its id later.
     """
     request_id = current_request_id.get() or f"req-{secrets.token_hex(8)}"
     current_request_id.set(request_id)

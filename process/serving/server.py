@@ -36,7 +36,7 @@ from baton.process.serving.watchdog import BEATS, Watchdog
 
 GRACE_S = 30.0
 STALL_S = 30.0  # maximum time without progress
-_STOP_S = 2.0  # longest wait for open calls after the drain
+_STOP_S = 2.0  # maximum wait for open calls after the drain
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Listener:
     authorise: Authorise | None = None  # decides which calls are allowed; None: all
     tls: TlsFiles | InternalTls | None = None
     options: tuple[tuple[str, int], ...] = SERVER_OPTIONS
-    option: str = "--port"  # name of the option, for errors
+    option: str = "--port"  # option that sets the address, for error messages
     proofs: ProofCheck | None = None  # check of the cluster secret; None: not required
 
 
@@ -77,7 +77,7 @@ class Running:
         self.forced = asyncio.Event()
 
     def stop(self, exit_code: int = 0) -> None:
-        """Drain and stop, like a signal. A non-zero exit code marks an unrequested stop (fenced, engine failed)."""
+        """Drain and stop, as after SIGTERM. `exit_code`: not 0 after a failure (worker fenced, engine failed)."""
         self.exit_code = max(self.exit_code, exit_code)
         self.stopping.set()
 
@@ -113,14 +113,14 @@ class Process(Protocol):
     def listeners(self) -> Sequence[Listener]: ...
 
     async def start(self, running: Running) -> None:
-        """Start the process. Ports are bound, and health is NOT_SERVING until `running.health` is set.
+        """Start the process; return when it is started. The call is cancelled if the process must stop earlier.
 
-        Returns when the process is started; it is cancelled if the process must stop before.
+        Ports are bound before the call. Health is NOT_SERVING until the process sets `running.health`.
         """
 
     async def drain(self) -> None:
-        """Refuse new work and return when accepted work has finished. It is called after `start`, and cancelled when
-        the grace period ends.
+        """Refuse new work; return when accepted work has finished. `serve` calls this after `start`, and cancels it at
+        the end of the grace period.
         """
 
     async def stop(self) -> None:
@@ -162,7 +162,7 @@ async def serve(process: Process, grace_s: float = GRACE_S, stall_s: float = STA
 
 
 def _keep_for_good() -> None:
-    """Exclude all present objects from garbage collections: scans of them would block every thread for 0.1 s."""
+    """Exclude all existing objects from garbage collection: scanning them blocks every thread for 0.1 s."""
     gc.collect()
     gc.freeze()
 

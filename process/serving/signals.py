@@ -1,7 +1,7 @@
 """Signal handlers of all processes; docs/reliability.md has the table.
 
-The kernel delivers no signal without handler to process 1 of a container: a deleted pod would continue to load its
-model. So handlers are installed in the first line of a process.
+The kernel delivers a signal to process 1 of a container only if the process has a handler for it. Without handlers, a
+deleted pod would continue to load its model, so the first line of a process installs them.
 """
 
 import asyncio
@@ -20,17 +20,16 @@ OF_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare_signals() -> None:
-    """Install the signal handlers for the start: until `serve` replaces them, SIGTERM, SIGINT and a closed terminal end
-    the process.
+    """Install the handlers for the start of a process: SIGTERM, SIGINT and a closed terminal end the process.
 
-    SIGQUIT writes all stacks to stderr at any time.
+    `serve` replaces these handlers. SIGQUIT writes all stacks to stderr at any time.
     """
     answer_quit()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _end)
     if not _has_terminal():
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored, since there is nothing to reload yet
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # ignored without a terminal: nothing to reload yet
 
 
 def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None:
@@ -52,14 +51,14 @@ def handle_hangup(leave: Callable[[], None], reload: Callable[[], None]) -> None
 
 
 def answer_quit() -> None:
-    """Let SIGQUIT write all stacks to stderr, and SIGUSR1 and SIGUSR2 do nothing; the process continues after them."""
+    """Handle SIGQUIT by writing all stacks to stderr, and ignore SIGUSR1 and SIGUSR2. The process continues."""
     faulthandler.register(signal.SIGQUIT, file=STDERR, all_threads=True)
     for number in UNUSED:
         signal.signal(number, signal.SIG_IGN)
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore the signals that the parent handles, in a helper that ends with its parent."""
+    """Ignore SIGINT, SIGTERM and SIGHUP in a helper process: its parent handles them and then ends the helper."""
     answer_quit()
     for number in OF_PARENT:
         signal.signal(number, signal.SIG_IGN)
@@ -73,4 +72,4 @@ def _has_terminal(stat: Path = Path("/proc/self/stat")) -> bool:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    os._exit(128 + number)  # exit code as in a shell; does not wait for threads that load a model
+    os._exit(128 + number)  # a shell's exit code; no wait for threads that load a model

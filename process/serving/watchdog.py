@@ -1,9 +1,10 @@
 """Watchdog: ends a process whose engine or event loop makes no progress, since its requests would hang forever.
 
-A thread reads counters that increase while there is progress. If one stands still for too long, all stacks are written
-to stderr and the process exits with STALLED; its supervisor restarts it. If C code holds the GIL, this thread cannot
-run either. So it sends a heartbeat at each check to a sibling process, which then writes the stacks and kills this one
-(`watchdog_sibling.py`).
+A thread checks counters that increase while there is progress. If a counter does not change for too long, the thread
+writes all stacks to stderr, and the process exits with STALLED; its supervisor restarts it.
+
+If C code holds the GIL, the thread cannot run. So it sends a heartbeat at each check to a sibling process
+(`watchdog_sibling.py`), which makes this process write its stacks and kills it if the heartbeats stop.
 """
 
 import faulthandler
@@ -20,8 +21,8 @@ from baton.process.serving.exit_codes import ExitCode
 
 logger = logging.getLogger(__name__)
 STDERR = 2
-CHECKS = 20  # number of checks within the longest time without progress
-BEATS = 4  # number of heartbeats of an event loop within that time
+CHECKS = 20  # number of checks within the maximum time without progress
+BEATS = 4  # number of an event loop's heartbeats within the maximum time without progress
 SIBLING_END_S = 5.0
 
 Progress = Callable[[], int | None]
@@ -29,10 +30,10 @@ Progress = Callable[[], int | None]
 
 
 class ProgressTimer:
-    """Time since a counter last changed, without times in which this process did not run. Pure."""
+    """Time since a counter last changed, not counting time in which this process was stopped. Pure."""
 
     def __init__(self, longest_check_s: float) -> None:
-        """Create a timer. The time between two checks counts for at most `longest_check_s`: in a longer pause the
+        """Create a timer. `longest_check_s`: maximum that the time between two checks counts. If more time passes, the
         process was stopped.
         """
         self._longest_check_s = longest_check_s
@@ -50,14 +51,14 @@ class ProgressTimer:
 
 
 def end_process(name: str, still_s: float) -> None:
-    """Log which part stands still, write all stacks to stderr and exit."""
+    """Log which part makes no progress, write all stacks to stderr, and exit."""
     logger.critical("the %s has made no progress for %.1f s: the process exits", name, still_s)
     faulthandler.dump_traceback(file=STDERR, all_threads=True)
     os._exit(ExitCode.STALLED)
 
 
 class Watchdog:
-    """Watchdog of a process: `watch` counters, then `start`; `close` before a watched part stops on purpose."""
+    """Watchdog of a process. Call `watch` for each counter, `start`, and `close` before a watched part is stopped."""
 
     def __init__(
         self,
@@ -107,8 +108,8 @@ class Watchdog:
 
 
 class _Sibling:
-    """Sibling process that kills this one after `bound_s` without heartbeats. If it does not start, only the thread
-    watches.
+    """Sibling process that kills this process after `bound_s` without heartbeats. If the sibling cannot start, only the
+    watchdog's thread remains.
     """
 
     def __init__(self, bound_s: float, period_s: float) -> None:

@@ -1,7 +1,7 @@
 """Sibling process of a watchdog: kills the watched process if the watchdog's thread does not run any more.
 
-A long call of C code that holds the GIL blocks every Python thread, also the watchdog's. This process is independent of
-that interpreter and runs as a script without packages:
+A long call of C code that holds the GIL blocks all Python threads, including the watchdog's. This process has its own
+interpreter, and runs as a script without packages:
 
     python -I -S watchdog_sibling.py PID BOUND_S PERIOD_S     # heartbeats: any bytes on stdin
 """
@@ -22,10 +22,10 @@ DUMP_SIGNAL = signal.SIGRTMIN
 def still_for(
     bound_s: float, period_s: float, hear: Callable[[], bool | None], is_stopped: Callable[[], bool]
 ) -> float | None:
-    """Return the seconds without heartbeat once they exceed `bound_s`; None when the process has ended.
+    """Wait until there was no heartbeat for `bound_s`; return that time in seconds. None: the watched process ended.
 
-    `hear` waits for at most `period_s`; it returns whether there was a heartbeat, None at the end of the stream. Time
-    in which the process was stopped (SIGSTOP) or this one did not run does not count.
+    `hear` waits for at most `period_s`, and returns whether there was a heartbeat; None at the end of the stream. Time
+    in which the watched process was stopped (SIGSTOP), or the sibling did not run, does not count.
     """
     still_s = 0.0
     while still_s <= bound_s:
@@ -50,7 +50,7 @@ def is_stopped(pid: int) -> bool:
 def main(pid: int, bound_s: float, period_s: float) -> None:
     of_others = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
     for number in of_others:
-        signal.signal(number, signal.SIG_IGN)  # ignored: this process must outlive the drain of the watched one
+        signal.signal(number, signal.SIG_IGN)  # ignored, to survive until the watched process has drained
 
     def hear() -> bool | None:
         readable, _, _ = select.select([STDIN], [], [], period_s)

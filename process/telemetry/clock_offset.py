@@ -25,11 +25,12 @@ class ClockEstimate:
         self._kept: deque[ClockOffset] = deque(maxlen=KEPT)
 
     def take(self, sent_s: float, received_s: float, kept_s: float, other_s: float) -> None:
-        """Record the round trip of a message: sent at `sent_s`, answered at `received_s` on this process's clock. The
-        other process kept it for `kept_s`, and its clock read `other_s` when it answered.
+        """Record a round trip: message sent at `sent_s` and answer received at `received_s`, on this process's clock.
+
+        The other process kept the message for `kept_s`; its own clock read `other_s` when it sent the answer.
         """
         way_s = (received_s - sent_s) - kept_s
-        if way_s < -ROUNDING_S:  # negative, because a clock was set meanwhile
+        if way_s < -ROUNDING_S:  # negative, because a clock was set
             return
         way_s = max(0.0, way_s)
         self._kept.append(ClockOffset(other_s - (received_s - way_s / 2), way_s / 2))

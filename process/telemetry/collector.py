@@ -1,7 +1,7 @@
 """Destination of traces: an OpenTelemetry collector over OTLP, gRPC or HTTP.
 
-With HTTP, /v1/traces is appended to an endpoint for all signals, but not to one for traces only, as OpenTelemetry's
-specification demands.
+With HTTP, /v1/traces is appended to the endpoint of all signals. The endpoint of traces is used unchanged, as
+OpenTelemetry's specification demands.
 """
 
 import re
@@ -37,7 +37,7 @@ def choose_collector(
     traces_endpoint: str | None = None,
     traces_protocol: Protocol | None = None,
 ) -> Collector | None:
-    """Return the collector; settings for traces override those for all signals. None: no endpoint is set.
+    """Return the collector; None without an endpoint. Settings for traces override settings for all signals.
 
     Raises: ValueError, whose message contains no password.
     """

@@ -10,7 +10,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_telemetry(service_name: str, collector: Collector | None, trace_file: Path | None) -> Telemetry:
-    """Return the exporter to `collector`, else to `trace_file`, else one that records nothing."""
+    """Return an exporter to `collector`. Without collector: to `trace_file`. Without both: one that records nothing."""
     if collector is None and trace_file is None:
         return NoTelemetry()
     try:

@@ -24,7 +24,7 @@ def configure_logging(process: str, log_format: Literal["plain", "json"], level:
 
 
 class SeldomLog:
-    """Warnings about foreign input, one of each kind per PERIOD_S at most, so that a flood does not fill the log."""
+    """Logger of warnings about foreign input: at most one of each kind per PERIOD_S, so that the log stays small."""
 
     PERIOD_S = 10.0
     KINDS = 256
@@ -32,7 +32,7 @@ class SeldomLog:
     def __init__(self, logger: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = logger
         self._clock = clock
-        self._kinds: dict[str, tuple[float, int]] = {}  # time of the last warning and number dropped since, by kind
+        self._kinds: dict[str, tuple[float, int]] = {}  # last warning's time and later dropped ones, by kind
 
     def warning(self, kind: str, message: str, *arguments: object) -> None:
         now = self._clock()

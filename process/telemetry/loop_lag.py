@@ -8,7 +8,7 @@ from typing import NamedTuple
 PERIOD_S = 0.02
 LEAST_S = 0.002  # shortest recorded delay
 KEPT = 4096
-CONTENDED_LOOKS = 32  # number of checks that cover other threads too, once the loop's thread has waited for a core
+CONTENDED_LOOKS = 32  # number of checks that include other threads, after the loop's thread waited for a core
 
 
 class Delay(NamedTuple):
@@ -19,7 +19,7 @@ class Delay(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """Delay of the loop between two checks, whose times are monotonic seconds."""
+    """Delay of the loop between two checks. `began_s` and `ended_s`: times of the checks, in monotonic seconds."""
 
     began_s: float
     ended_s: float
@@ -58,8 +58,8 @@ class LoopLag:
             self._timer = None
 
     def between(self, began_s: float, ended_s: float) -> Delay:
-        """Return the measured delay between two moments. If only a part of the time between two checks is within these
-        moments, it counts in proportion.
+        """Return the measured delay between two moments. The first and the last interval between two checks count in
+        proportion to their part between the moments.
         """
         busy_s = queued_s = 0.0
         for look in reversed(self._looks):
@@ -75,7 +75,7 @@ class LoopLag:
         self._timer = self._loop.call_at(due_s, self._look, due_s)
 
     def _look(self, due_s: float) -> None:
-        self._wait()  # scheduled first, so that checks continue after one that fails
+        self._wait()  # first, so that checks continue if this check fails
         now, own_s = self._loop.time(), self._own_queued_s()
         late_s, own_queued_s = now - due_s, own_s - self._own_s
         self._contended = CONTENDED_LOOKS if own_queued_s >= LEAST_S else max(0, self._contended - 1)

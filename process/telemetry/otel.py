@@ -84,7 +84,7 @@ class OpenTelemetry:
         self._ids.chosen = span.identity
         started = self._tracer.start_span(
             span.name,
-            # an empty context, since None would take the current span of the calling task
+            # an empty context, since with None the calling task's current span is the parent
             context=_parent_context(span.parent),
             kind=_KINDS[span.kind],
             attributes=dict(span.attributes),
@@ -108,7 +108,7 @@ class OpenTelemetry:
 
 
 class QuietExporter(SpanExporter):
-    """Exporter that logs when sending begins to fail and when it works again, not each failure."""
+    """Exporter that logs the first of consecutive failures and the first success after them."""
 
     def __init__(self, exporter: SpanExporter, target: str) -> None:
         self._exporter = exporter
@@ -130,7 +130,7 @@ class QuietExporter(SpanExporter):
 
 
 class _ChosenIds(IdGenerator):
-    """Generator of random ids, except for spans whose ids were sent to other processes before the spans ended."""
+    """Generator of span ids: random, except if a span's ids were sent to other processes before the span ended."""
 
     def __init__(self) -> None:
         self._random = RandomIdGenerator()
@@ -176,8 +176,8 @@ def _trace_context(context: SpanContext) -> TraceContext:
 
 
 class SpanFile(SpanExporter):
-    """Exporter that appends spans to a file. Several processes may share it: each batch is one write. The file may be
-    moved while it is in use.
+    """Exporter that appends spans to a file. Several processes may share the file, since each batch is one write. The
+    file may be moved while it is in use.
 
     At `max_bytes` the file is renamed to `PATH.1`, replacing the previous one.
     """

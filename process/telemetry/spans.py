@@ -32,8 +32,8 @@ class SpanEvent:
 class FinishedSpan:
     """Stage of a request. Times are wall-clock nanoseconds of one WallClock.
 
-    `identity`: ids of the span if they were sent to others before it ended (as traceparent); None: new ids under
-    `parent`. A span without `identity` and `parent` begins a trace.
+    `identity`: ids of a span whose traceparent was sent to other processes before the span ended; None: the span gets
+    new ids. A span without `identity` and `parent` begins a trace.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Telemetry(Protocol):
     """Destination of spans. Called from one thread."""
 
     def span(self, span: FinishedSpan) -> TraceContext:
-        """Record a finished span; return its ids, for its children."""
+        """Record a finished span; return its ids, which child spans need."""
 
     def close(self) -> None:
         """Send the remaining spans, for 2 s at most."""

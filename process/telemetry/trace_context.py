@@ -1,4 +1,4 @@
-"""W3C trace context, and the request that the current task works for. Independent of OpenTelemetry."""
+"""W3C trace context, and id of the current task's request. Independent of OpenTelemetry."""
 
 import re
 import secrets

@@ -1,5 +1,5 @@
-"""Explanations of completed requests: `explain` says why a request was placed as it was; `why` adds where its time went
-and what became of its cached blocks. An explanation is generated only when it is requested.
+"""Explanations of completed requests. `explain` gives the reasons of a request's placement; `why` adds the time of each
+stage and the fate of the prompt's cached blocks. An explanation is generated only when it is requested.
 """
 
 import time
@@ -36,7 +36,7 @@ class Explainer:
     ) -> None:
         """Create the explainer. `worker_id` returns the id of the worker at an endpoint.
 
-        `caches`: finds prompts that are cached under another salt; None: they are not looked for.
+        `caches`: searched for prompts that are cached under another salt; None: no search.
         """
         self._reports = reports
         self._local_prefills = LocalPrefills()
@@ -175,13 +175,13 @@ class Explainer:
 
 
 def _computing_attempt(found: RequestReport) -> int:
-    """Return the number, from 1, of the attempt that computed the first token, or of the last if no attempt did."""
+    """Return the number (from 1) of the attempt that computed the first token; if none did, of the last attempt."""
     computed = (number for number, note in enumerate(found.notes, 1) if note.first_step_s is not None)
     return next(computed, len(found.notes))
 
 
 def _known_values(view: WorkerView) -> Iterator[tuple[str, float]]:
-    """Yield the names and numbers of a worker's view, without zeros except for the two that are always shown."""
+    """Yield the names and values of a worker's numbers. Zeros are left out, except for two that are always shown."""
     for name, value in _numbers({each.name: getattr(view, each.name) for each in fields(view)}):
         if value or name in ("tokens_in_flight", "hit_blocks"):
             yield name, value

@@ -14,7 +14,7 @@ MAX_REQUESTS = 256
 
 
 def limit_of(message: admin_pb2.RecentRequestsRequest) -> int:
-    """Return how many requests the response contains at most."""
+    """Return the maximum number of requests in the response."""
     return min(message.limit or DEFAULT_REQUESTS, MAX_REQUESTS)
 
 

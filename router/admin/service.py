@@ -31,7 +31,7 @@ MAX_WAIT_S = 600.0  # maximum wait of UnloadAdapter for requests that use the ad
 
 @dataclass(frozen=True, slots=True)
 class RequestHistory:
-    """History of the newest requests. Call each of `observers` with every completed request."""
+    """History of the newest requests. The owner must call each of `observers` with every completed request."""
 
     explainer: Explainer
     latency: RecentLatency

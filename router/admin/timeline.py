@@ -25,7 +25,7 @@ from baton.router.trace.report import RecentReports, RequestReport
 CALL_TIMEOUT_S = 5.0
 CLOCK_CALLS = 4
 LONGEST_MS = 3_600_000
-BEFORE_MS = 1000  # time shown before a request's start, less the delay of a call to a busy worker
+BEFORE_MS = 1000  # time shown before a request's start; a delayed call to a worker shortens it
 MAX_MS = 2**32 - 1  # maximum of the uint32 field `last_ms`
 
 
@@ -59,7 +59,7 @@ class Timelines:
         return self.recent.since(now_ns - request.last_ms * 10**6), request.last_ms
 
     async def _worker(self, worker: Worker, asked_s: float, last_ms: int) -> admin_pb2.ProcessTimeline:
-        """Return a worker's timeline of the `last_ms` before `asked_s` (monotonic) until now."""
+        """Return a worker's timeline. It begins `last_ms` before `asked_s` (monotonic seconds) and ends now."""
         name = worker.endpoint if worker.description is None else worker.description.worker_id
         timeline = admin_pb2.ProcessTimeline(name=name, role=ROLES[worker.role], endpoint=worker.endpoint)
         try:

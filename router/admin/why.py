@@ -47,7 +47,7 @@ def _found(note: AttemptNote) -> Found | None:
 
 
 def _elsewhere(decision: Decision | None, computing: str) -> Held:
-    """Return the worker other than `computing` that had the longest prefix of the prompt when it was placed."""
+    """Return the worker, other than `computing`, with the longest cached prefix of the prompt at the placement."""
     others = [view for view in (decision.workers if decision else ()) if view.endpoint != computing]
     best = max(others, key=lambda view: view.ready_blocks, default=None)
     return NOWHERE if best is None or not best.ready_blocks else Held(best.endpoint, best.ready_blocks)

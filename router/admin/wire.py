@@ -60,7 +60,7 @@ def request_totals(counts: RequestCounts) -> admin_pb2.RequestTotals:
 
 
 def router_status(share: Share, decode: Collection[str]) -> admin_pb2.RouterStatus:
-    """Return another router's status. `decode`: endpoints of decode workers, whose loads count each request once."""
+    """Return another router's status. `decode`: endpoints of decode workers, whose loads give its request count."""
     return admin_pb2.RouterStatus(
         router_id=share.router_id,
         address=share.address,

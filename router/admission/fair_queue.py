@@ -117,7 +117,7 @@ class FairQueue(Generic[Item]):
         return entry
 
     def take(self, entry: Entry[Item]) -> None:
-        """Remove a request that is served, in turn or not. Raises: KeyError or ValueError if it is not pending."""
+        """Remove a served request, which need not be the next. Raises: KeyError or ValueError if it is not pending."""
         if len(self._classes) == 1:
             self._spare = 0.0
         elif entry.priority == min(self._classes):

@@ -1,10 +1,10 @@
 """Rate limits of each API key, and its use at all routers. Pure: `now` is in monotonic seconds.
 
 Requests and tokens have a token bucket each (Turner, "New directions in communications", 1986) with a capacity of one
-minute's limit, so that a key may use this in a burst after a pause. Tokens of an answer are charged as they are
+minute's limit: after a pause, a key may use a minute's limit in one burst. Tokens of an answer are charged as they are
 generated. No answer is cut off, but the next request is rejected until the debt is paid. Use at other routers is
-charged when they report it (router/fleet/peers.py): averaged over minutes, all routers together admit as much as one
-router alone.
+charged when these routers report it (router/fleet/peers.py). So all routers together admit as much as one router would
+alone, averaged over minutes.
 """
 
 from collections import deque

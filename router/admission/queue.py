@@ -1,4 +1,4 @@
-"""Queue of requests that wait for capacity. The fair queue decides which one is next, the placement whether it fits.
+"""Queue of requests that wait for capacity. The fair queue selects the next request; the placement decides if it fits.
 
 A request that cannot be served in time is rejected immediately with a retry time, before anything is computed for it.
 A placed attempt is charged to the cluster immediately; whoever submitted it releases the charge and calls `ended`.
@@ -299,17 +299,17 @@ def _kind(request: PlacementRequest) -> _RequestKind:
 
 
 def _covers(request: PlacementRequest, unmet: PlacementRequest) -> bool:
-    """Return whether `request` cannot fit because `unmet`, which is of the same kind and not larger, did not fit."""
+    """Return whether `request` is of the same kind as `unmet`, which did not fit, and at least as large."""
     is_larger = request.charged_blocks >= unmet.charged_blocks and request.choices >= unmet.choices
     return is_larger and _kind(request) == _kind(unmet)
 
 
 class AdmissionPass:
-    """One pass over the pending requests: decides which is tried next, and which may overtake others that do not fit.
+    """One pass over pending requests: selects the next one to try, which may overtake requests that do not fit.
 
     Smaller requests overtake a large one that does not fit, until they have OVERTAKING times its tokens. From then on,
-    all released capacity is reserved for the large request. So the large request delays small ones only while its
-    capacity is being released, and they delay it no longer than one other request of its size would.
+    all released capacity is reserved for the large request. So the large request delays small requests only while its
+    capacity is being released. Small requests delay the large request no longer than one request of its size would.
 
     After each `next`, the caller must remove the entry from the queue (and call `served` if it was placed), or call
     `without_room` or `without_workers`.
@@ -380,7 +380,7 @@ class CreditRequest(NamedTuple):
 
 
 class CreditRequester:
-    """Requests a credit loan from one decode worker if the first unmet request exceeds this router's share on each."""
+    """Requests a credit loan if this router's share on every decode worker is too small for the first unmet request."""
 
     def __init__(self, on_credit_request: Callable[[CreditRequest], None]) -> None:
         """Create a requester. `on_credit_request` sends a request to the worker; 0 blocks and 0 slots end a loan."""
@@ -402,7 +402,7 @@ class CreditRequester:
 
 
 def credit_request(unmet: Unmet, asked: str | None) -> CreditRequest | None:
-    """Return the loan to request; None if this router's share suffices on some worker. `asked`: worker asked before."""
+    """Return the loan to request; None if this router's share on a worker suffices. `asked`: current lender."""
     request = unmet.request
     workers = [worker for worker in unmet.workers if worker.role is WorkerRole.DECODE]
     workers = [worker for worker in workers if ineligible(request, worker) not in NEVER]
@@ -525,7 +525,7 @@ class AdmissionQueue:
             self._on_fault(error)
 
     def _pump(self, newest: Ticket | None = None, seen: Sequence[WorkerView] | None = None) -> None:
-        """Place requests in turn. `seen`: snapshot for `newest`, used if no other request is placed before it."""
+        """Place requests in turn. `seen`: snapshot of the workers for `newest`; unused if another is placed first."""
         admission_pass, unmet = AdmissionPass(self._queue), None
         while (entry := admission_pass.next()) is not None:
             ticket, began_s = entry.item, self._clock()

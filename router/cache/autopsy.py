@@ -3,8 +3,8 @@
 The sources are the newest evictions of each worker (evictions.py), the blocks that other workers had at the placement,
 and the hashes that salted blocks would have without the salt.
 
-A block is evicted together with all blocks behind it. So the evicted blocks of a prompt are right behind those that
-are still cached, and one lookup shows whether there are any.
+A block is evicted together with all blocks behind it. So the evicted blocks of a prompt directly follow its cached
+blocks, and one lookup shows whether the prompt has evicted blocks.
 """
 
 from collections import OrderedDict
@@ -27,7 +27,7 @@ MOST_SALTED_BLOCKS = 65_536  # maximum number of remembered blocks, 14 MB
 
 
 class SaltedNames:
-    """Map from a block's hash without a salt to its newest hash with one, for the newest prompts.
+    """Map from a block's hash without a salt to its newest salted hash, for the newest prompts.
 
     Equal prompts under different salts have different hashes, and no tokens are kept to compare. So the first
     SALT_BLOCKS blocks of a completed prompt are hashed again without its salt, and the result finds the same prompt

@@ -6,7 +6,7 @@ from itertools import islice
 from baton.router.cache.autopsy import EvictedRun
 
 KEPT_EVICTIONS = 16_384  # maximum number of recorded evictions per worker
-MOST_EVICTIONS = 1 << 20  # maximum over all workers, 150 MB; above 64 workers, each worker gets less
+MOST_EVICTIONS = 1 << 20  # maximum over all workers (150 MB), shared equally if there are more than 64
 MOST_RUNS = 16
 ALIKE_S, ALIKE_SHARE = 1.0, 0.1
 """Maximum difference of eviction times in one run of blocks: the larger of ALIKE_S and ALIKE_SHARE x age."""

@@ -12,8 +12,8 @@ MIDWAY = 4
 class PrefixFanOut:
     """Number of prompts that diverged behind each known prefix.
 
-    A conversation's prompt is continued by its next turn only. A system prompt or a document is continued by many
-    prompts, each differently: a second worker that computes it can serve all later ones.
+    A conversation's prompt is continued only by the conversation's next turn. A system prompt or a document is
+    continued by many different prompts: a second worker that computes this prefix can serve all later prompts.
     """
 
     def __init__(self, most_blocks: int = MOST_BLOCKS) -> None:

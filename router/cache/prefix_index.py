@@ -3,7 +3,7 @@
 One walk over a prompt's blocks finds how many of the first ones each worker has. The index has one number per block, in
 which each worker has two bits, called lanes. *Ready*: the worker has reported the block. *Found*: a prompt that is sent
 now will find the block, because it is ready or a prompt in flight will compute it. A worker that has a block has all
-blocks before it, so the walk can bisect: a few lookups for each position where a lane ends, for prompts of any length.
+blocks before it, so the walk can bisect: it needs a few lookups per position where lanes end, for any length.
 
 Measured memory: 160 to 200 bytes per block on one worker, depending on how full the hash tables are; 32 bytes more with
 more than four workers, and 40 to 105 bytes for each further worker that has the block.
@@ -20,7 +20,7 @@ ELSEWHERE_CHAINS = 64
 has reported their blocks, or they have failed.
 """
 
-MOST_ENDS = 4096  # maximum number of sets of lanes whose workers are remembered
+MOST_ENDS = 4096  # maximum number of cached `_Ends`, one per set of lanes
 
 
 class Hits(NamedTuple):
@@ -31,7 +31,7 @@ class Hits(NamedTuple):
 
 
 class _Ends(NamedTuple):
-    """Workers of one set of lanes: those whose found or ready lane is in the set."""
+    """Workers of one set of lanes: `found` and `ready` list those whose lane of that kind is in the set."""
 
     found: tuple[str, ...]
     ready: tuple[str, ...]
@@ -129,7 +129,7 @@ class PrefixIndex:
             holder.expected[owner] = new
 
     def expect_elsewhere(self, worker: str, block_hashes: Sequence[bytes]) -> None:
-        """Count the blocks of another router's prompt as found. This router is not told when that prompt ends."""
+        """Count the blocks of another router's prompt as found. This router is not notified of the prompt's end."""
         holder, owner = self._holder(worker), object()
         holder.elsewhere.append(owner)
         self.expect(worker, owner, block_hashes)

@@ -219,7 +219,7 @@ class Caches:
             cache.audit.take(predicted_tokens, actual_tokens)
 
     def look(self, worker: str, block_hashes: Sequence[bytes], hit_blocks: int, now: float) -> CacheLook:
-        """Return what is known about the worker's cache for a prompt. `hit_blocks`: blocks cached or expected there."""
+        """Return a snapshot of the worker's cache for a prompt. `hit_blocks`: blocks cached or expected there."""
         cache = self._caches.get(worker)
         if cache is None:
             return CacheLook(hit_blocks, follows=False, known_s=0.0)

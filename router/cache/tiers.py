@@ -63,7 +63,7 @@ class _Capacity:
 @dataclass(slots=True)
 class _Segment:
     slots: int = 0  # number of announced blocks
-    names: bytearray = field(default_factory=bytearray)  # names of the blocks that are among the directory's copies
+    names: bytearray = field(default_factory=bytearray)  # names of its blocks that the directory counts
 
 
 class DirectoryBlocks:
@@ -184,7 +184,7 @@ class TierDirectories:
         return sum(len(each.blocks) for each in self.directories.values())
 
     def known(self, worker: str) -> KnownFiles | None:
-        """Return what is known about a worker's files; None if the worker reports no files."""
+        """Return the status of a worker's files; None if the worker reports no files."""
         follower = self._followers.get(worker)
         if follower is None:
             return None
@@ -221,7 +221,7 @@ class TierDirectories:
         return False
 
     def take_snapshot(self, worker: str, part: TierSnapshotPart) -> None:
-        """Apply a part of a snapshot as it arrives. The first part replaces the folder's blocks, the others add blocks.
+        """Apply a part of a snapshot. The first part replaces the folder's blocks, and later parts add blocks.
 
         A snapshot that lacks a part is requested again by the next report.
         """

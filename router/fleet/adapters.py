@@ -1,7 +1,7 @@
 """LoRA adapters loaded at runtime, as a versioned list that every worker receives.
 
 An adapter is loaded on all workers before it enters the list: requests can choose it only once all workers have it.
-Workers, Redis and each router keep a list; the one with the highest rank is valid. Routers learn of each other's
+Workers, Redis and each router keep a list; the list of highest rank is valid. Routers learn of each other's
 changes from the workers, a new worker gets the list, and a restarted router reads it from the first connected worker.
 
 If the weights that the workers were started with are replaced, the new weights are an entry of the list, named WEIGHTS.
@@ -132,7 +132,7 @@ class ClusterAdapters:
         self._wakers: set[asyncio.Task[None]] = set()
 
     def can_compute(self, adapter: Adapter | None) -> bool:
-        """Return whether any worker has the adapter, listed or not; for None, whether any has its initial weights."""
+        """Return whether any worker has the adapter (listed or not), or for None, the weights it was started with."""
         described = self._described()
         if adapter is None:
             return any(each.has_own_weights for each in described)
@@ -324,7 +324,7 @@ class ClusterAdapters:
         except RegistryUnavailable as error:
             raise Unavailable(f"Redis does not answer, retry: {error}", "REGISTRY", RETRY_S) from error
         if not written or changed.version <= self._list.version:
-            raise Aborted("another router has changed the adapter list meanwhile; retry", "CHANGED_MEANWHILE")
+            raise Aborted("another router changed the adapter list at the same time; retry", "CHANGED_MEANWHILE")
         self._take(changed)
 
     async def _prepare(self, change_id: int, name: str, path: str, workers: Sequence[Worker], timeout_s: float) -> str:
@@ -353,7 +353,7 @@ class ClusterAdapters:
             for endpoint in waiting:
                 self._answers.pop((change_id, endpoint), None)
         if not digests:
-            raise Unavailable("the links to all workers were lost while they loaded it; retry", "NO_WORKER", RETRY_S)
+            raise Unavailable("the links to all workers were lost during loading; retry", "NO_WORKER", RETRY_S)
         if len(set(digests.values())) > 1:
             which = ", ".join(f"{worker} {digest[:16]}" for worker, digest in digests.items())
             raise FailedPrecondition(
@@ -386,7 +386,7 @@ class ClusterAdapters:
                 raise FailedPrecondition("name", message)
 
     def _has(self, worker: Worker, adapter: Adapter) -> bool:
-        """Return whether the worker has the adapter, or is gone, so that nothing waits for it."""
+        """Return whether the worker has the adapter. Also true for a lost worker, so that nothing waits for it."""
         description = worker.description
         return not worker.held or (description is not None and adapter in description.adapters)
 

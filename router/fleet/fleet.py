@@ -1,8 +1,8 @@
 """Links to all workers in the registry's membership, and inboxes of the requests that wait for workers' events.
 
 Membership lists endpoints; a worker describes itself over its link. A worker that leaves membership is kept as long as
-its link is open: it may be draining, or only the registry may have lost it. A worker's event goes to the inbox of the
-request; events of a closed attempt are dropped.
+its link is open: the worker may be draining, or only the registry may have lost it. A worker's event goes to the inbox
+of the event's request. Events of a closed attempt are dropped.
 """
 
 import asyncio
@@ -163,7 +163,7 @@ class WorkerLinks:
         adapter_store: AdapterStore | None = None,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the owner, without links. `router_id`: 16 random bytes that identify this process; None: drawn here.
+        """Create the owner, without links. `router_id`: 16 random bytes that identify this process; None: generated.
 
         `on_change` is called when capacity may have grown or a worker may be gone.
         """
@@ -174,14 +174,14 @@ class WorkerLinks:
         self._links: dict[str, _Connected] = {}
         self._named: frozenset[str] = frozenset()  # endpoints that membership lists now
         self._attempts: dict[int, _Open] = {}
-        self._handed: Counter[str] = Counter()  # blocks handed to each worker since its last report
+        self._handed: Counter[str] = Counter()  # blocks that each worker was commanded to fetch since its last report
         self.adapters = ClusterAdapters(cluster, self._send, adapter_store)
         self.wake_ups = WakeUpLimiter()
         """Limiter shared by the inboxes of all requests."""
         self.on_change = on_change
 
     async def follow(self, membership: MembershipSource) -> None:
-        """Keep a link to every worker in membership, until cancelled. An unexpected exception in one link ends all."""
+        """Keep a link to every worker in membership until cancelled. An unexpected error of a link closes all links."""
         async with asyncio.TaskGroup() as tasks:
             async for records in membership.watch():
                 self._follow(records, tasks)

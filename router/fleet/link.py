@@ -1,7 +1,7 @@
 """Router's side of the link to one worker: connect, handshake, resend, read, write, and notice silence.
 
-After a broken connection, the same process (epoch) of the worker has grace_s to be reconnected; requests continue
-meanwhile. The link is lost when another epoch answers, the port refuses connections, grace_s expires, or the worker is
+After a broken connection, the router reconnects to the same worker process (epoch) within grace_s, while requests
+continue. The link is lost when another epoch answers, the port refuses connections, grace_s expires, or the worker is
 silent for silence_s. The listener is called once for each lost link.
 """
 
@@ -76,7 +76,7 @@ _REFUSALS = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAU
 
 
 def _connect(channel: grpc.aio.Channel, proof: CallProof | None) -> Call:
-    """Open the stream with `Command.to_bytes` as serialiser; otherwise as the generated stub does."""
+    """Open the stream as the generated stub does, but with `Command.to_bytes` as serialiser."""
     begin = channel.stream_stream(
         _METHOD,
         request_serializer=Command.to_bytes,
@@ -277,7 +277,7 @@ class WorkerLink:
         self._listener.on_connected(self.endpoint, description, first.epoch)
 
     def _refuse(self, description: WorkerDescription | None, why: str) -> NoReturn:
-        """Refuse the process at the endpoint. If a link to its predecessor is open, it is lost. Raises: _Refused."""
+        """Refuse the process at the endpoint. An open link to an earlier process is lost. Raises: _Refused."""
         self._lose("another process answers at its endpoint", LinkEnd.GONE)
         self._listener.on_refused(self.endpoint, description, why)
         raise _Refused(why)
@@ -379,10 +379,10 @@ class WorkerLink:
             self._grace = loop.call_later(self._timing.grace_s, self._lose, why)
 
     def _lose_to(self, description: WorkerDescription, epoch: int) -> None:
-        """Close the link because the process that answered does not continue it; the description gives the reason."""
+        """Close the link as lost, because the process with this description and epoch does not continue it."""
         before = self._description
         if epoch == self._epoch:
-            self._lose("the worker dropped it")
+            self._lose("the worker closed the link")
         elif before is not None and before.is_same_process(description):
             self._lose(f"the worker changed its role to {description.role}", LinkEnd.ANNOUNCED)
         else:

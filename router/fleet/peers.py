@@ -1,7 +1,7 @@
 """Exchange of records between routers through Redis: load on workers, placements, and use of API keys.
 
-Each router writes its record, called share, every PERIOD_S and reads those of the others: a change is known everywhere
-within two periods and a round trip (0.25 s). Without Redis each router knows only its own state.
+Each router writes its record, called share, every PERIOD_S and reads the records of the other routers. All routers know
+a change within two periods and a round trip (0.25 s). Without Redis, each router knows only its own state.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class SharedLimits:
 
 class ShareStore(Protocol):
     async def exchange(self, share: bytes) -> tuple[bytes, ...]:
-        """Write this router's record (share) and return those of the others. Raises: RegistryUnavailable."""
+        """Write this router's record (share) and return the other routers' records. Raises: RegistryUnavailable."""
 
     async def close(self) -> None: ...
 
@@ -150,7 +150,7 @@ class PeerRouters:
                 await asyncio.sleep(self._period_s if received else _UNREACHABLE_PAUSE_S)
 
     async def exchange(self) -> bool:
-        """Write this router's record (share), apply those of the others, and return whether Redis responded."""
+        """Write this router's record (share), apply the other routers' records, and return whether Redis responded."""
         self._number += 1
         loads, recent = self._cluster.own_loads(), self._cluster.predictions.take()
         taken, uses, uptime_s = self._takeovers.take(), self._meters.uses(), self._clock() - self._began_s

@@ -149,6 +149,6 @@ class ResponseCheck:
 
 
 def _check_logprobs(output: session_pb2.SequenceOutput) -> None:
-    """Check that log-probabilities, if present, are as many as tokens. Raises: OutOfBounds."""
+    """Check that there is one log-probability per token, or none. Raises: OutOfBounds."""
     if output.logprobs and len(output.logprobs) != len(output.token_ids):
         raise OutOfBounds(f"logprobs: {len(output.logprobs)} entries for {len(output.token_ids)} tokens")

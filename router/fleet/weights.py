@@ -63,11 +63,11 @@ class OpenRequests:
             self._open[digest].discard(request)
             if not self._open[digest]:
                 del self._open[digest]
-                if adapter not in (None, self.weights) or self._is_replaced(digest):  # current weights are always kept
+                if adapter not in (None, self.weights) or self._is_replaced(digest):  # workers keep current weights
                     self.on_change()
 
     def take(self, in_force: ListedAdapter | None) -> None:
-        """Put weights in force. Open requests with other weights are ended after the grace of the new weights."""
+        """Put weights in force. Open requests with other weights fail after the grace period of the new weights."""
         if in_force == self.in_force:
             return
         self.in_force = in_force

@@ -128,7 +128,7 @@ class Tag:
 
     attempt_id: int
     transfer_id: bytes  # 16 random bytes
-    fetch_id: bytes  # 16 random bytes, of the transfer by which prefill may fetch cached blocks
+    fetch_id: bytes  # 16 random bytes: id of the transfer by which a prefill worker may fetch cached blocks
     time_left_ms: int
     traceparent: str
     request_id: str = ""  # public id of the request
@@ -213,7 +213,7 @@ def _fetch(tag: Tag, request: PreparedRequest, placement: Placement) -> session_
 
 
 def start(tag: Tag, request: PreparedRequest, prefill_endpoint: str | None) -> Command:
-    """Create the command to generate an answer on a decode worker. `prefill_endpoint` None: that worker prefills."""
+    """Create the command to generate an answer on a decode worker, which prefills if `prefill_endpoint` is None."""
     message = session_pb2.Start(
         **_attempt_fields(tag, request),
         prefill_endpoint=prefill_endpoint or "",

@@ -30,12 +30,12 @@ from baton.router.types.response import (
 
 
 def created_now() -> int:
-    """Return the value of `created` in OpenAI's API: the time in seconds since 1970. Nothing is computed from it."""
+    """Return the time in seconds since 1970 for the field `created` of OpenAI's API. Never used in computations."""
     return int(time.time())
 
 
 def rfc3339_now() -> str:
-    """Return the value of `created_at` in Ollama's API: the time in RFC 3339 format. Nothing is computed from it."""
+    """Return the time in RFC 3339 format for the field `created_at` of Ollama's API. Never used in computations."""
     return datetime.now(UTC).isoformat()
 
 
@@ -172,9 +172,9 @@ class TokenTexts:
         }
 
     def prompt(self, parts: Sequence[PromptPart]) -> list[Mapping[str, Any] | None]:
-        """Return vLLM's `prompt_logprobs`: for each prompt token, entries of it and of the most likely, by token id.
+        """Return vLLM's `prompt_logprobs`: per prompt token, its log-probability and those of the most likely tokens.
 
-        None for the first token.
+        Each entry is keyed by token id. The first prompt token has None.
         """
         return [
             None if scored is None else self._by_id(token_id, scored)

@@ -73,7 +73,7 @@ class KeyMetrics(Collector):
         )
 
     def _label(self, name: str) -> str:
-        """Return the label for a key. Its counters are created as zeros, for the reason stated at COUNTED_FAILURES."""
+        """Return the label for a key. Create its counters as zeros, so that Prometheus sees their first increase."""
         if name in self._names:
             return name
         is_known = len(self._names) < MAX_NAMES

@@ -44,7 +44,7 @@ LABELS = ("model_name", "engine")
 class Source(Enum):
     """Process that a series describes. It decides how to combine the series of several routers."""
 
-    ROUTER = "router"  # each router has its own values: add them up or show each
+    ROUTER = "router"  # each router has its own values: add them up or show them by router
     WORKER = "worker"  # every router repeats the workers' reports: take the largest value per worker
 
 

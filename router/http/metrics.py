@@ -211,7 +211,7 @@ class ClusterMetrics(Collector):
         yield declared.TIER_KNOWN.filled(known)
 
     def _departures(self) -> Iterator[Metric]:
-        """Yield counts of departures for every worker seen so far. Zeros are included, as for COUNTED_FAILURES."""
+        """Yield counts of departures for every worker seen so far. Zeros let Prometheus see the first increase."""
         present = (each.description.worker_id for each in self.cluster.workers if each.description is not None)
         departures = dict.fromkeys(present, Departures()) | dict(self.cluster.departures)
         for name, counter in declared.DEPARTURES.items():
@@ -255,7 +255,7 @@ class StallMetrics(Collector):
         """Create the metrics. `loop_busy_s` returns the total time for which the router's event loop was blocked."""
         self._loop_busy_s = loop_busy_s
         self._stalls, self._seconds = declared.STALLS.counter(), declared.STALL_SECONDS.counter()
-        # All causes are exposed as zeros from the start, for the reason stated at COUNTED_FAILURES.
+        # All causes start at zero: in a series that begins at 1, Prometheus would miss the first stall.
         for cause in StallCause:
             self._stalls.labels(cause.value)
             self._seconds.labels(cause.value)

@@ -104,7 +104,7 @@ def _members(annotation: Any) -> Iterator[Any]:
 
 
 def _meant(members: list[Any], value: Any) -> list[Any]:
-    """Return the types that a value probably should have. For an object, that is the type with most of its fields.
+    """Return the types that a value probably should have: for an object, the type that has most of its fields.
 
     Types that contradict a literal in it, such as `type`, are excluded.
     """
@@ -205,7 +205,7 @@ def _words(error: ErrorDetails) -> str:
 
 
 def _wanted(messages: Sequence[str]) -> str:
-    """Join what the members of a union require of a value. If that is not possible, return the first requirement."""
+    """Return one text with the requirements of all members of a union; if they cannot be joined, the first."""
     if all(each.startswith(_MUST_BE) for each in messages):
         return _MUST_BE + ", or ".join(dict.fromkeys(each.removeprefix(_MUST_BE) for each in messages))
     return messages[0]

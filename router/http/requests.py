@@ -387,13 +387,13 @@ _FORCED: Renamed = {kind.value: "tools" for kind in (StructuredKind.JSON_SCHEMA,
 
 
 def names_of(message: Body) -> Renamed:
-    """Return, by field of the router, its name in this body. Of several names, the one used. Raises: Problem."""
+    """Map the router's fields to their names in this body. If a field has several, the used one. Raises: Problem."""
     names = {"session": SESSION_HEADER, **message.renamed}
     if isinstance(message, RequestFields):
         names["session_id"] = named_session(message)[0] or SESSION_HEADER
     match message:
         case ChatRequest():
-            names |= _FORCED  # if the client requested no structured output, it comes from forced calls
+            names |= _FORCED  # structured output that the client did not request results from forced calls
             if message.reasoning_effort is not None:
                 names[f"template_options.{EFFORT}"] = "reasoning_effort"
             if message.enable_thinking is not None:

@@ -101,7 +101,7 @@ class PieceWriter(AnswerWriter):
 
     @abstractmethod
     def _add(self, pieces: Sequence[OutputPiece], delta: Delta | None) -> Iterator[bytes]:
-        """Add the next pieces of the answer, and yield their bytes. `delta`: their tokens; None after the last one."""
+        """Add the next pieces of the answer, and yield their bytes. `delta`: their tokens; None at the end."""
 
     @abstractmethod
     def _finish(self, end: ChoiceFinished, summary: Summary) -> Iterator[bytes]:

@@ -17,7 +17,7 @@ from baton.text.host.files import read_file, reading, reads
 from baton.text.output.thoughts import thoughts_of
 
 MODULE = "baton.router.model.template_process"
-PROCESSES = 2  # with one process, a slow prompt would delay the prompts of other callers
+PROCESSES = 2  # number of helper processes; with one, a slow prompt would delay those of other callers
 WALL_S = 20.0  # maximum wall time of rendering one prompt; CPU time is limited separately
 MOST_ENDINGS = 64
 """Maximum number of remembered prompt endings. There is one for each combination of template options."""
@@ -92,7 +92,7 @@ class ChatTemplate:
         return rendered[-ENDING_CHARACTERS:]
 
     async def shown(self, messages: Sequence[Message], tenant: str = "") -> Sequence[Message]:
-        """Return the messages to render. Raises: NotShown if the template would silently drop a part of one."""
+        """Return the messages to render. Raises: NotShown if the template would silently drop a part of a message."""
         if all(map(is_plain, messages)):
             return messages
         if self._traces is None:

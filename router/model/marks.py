@@ -6,7 +6,7 @@ chat template's turn marker. A text may be cut behind a mark. The next part is t
 it has the same context as in the complete text; the token of the mark is then dropped.
 
 A long text without marks is cut between words, if the tokenizer always splits there: before a single space between two
-letters, and before a letter at the beginning of a line. Few texts have neither.
+letters, and before a letter at the beginning of a line. Few texts have neither marks nor such positions.
 """
 
 import json
@@ -89,7 +89,7 @@ UNCUT = Marks(re.compile(r"(?!)"), (), ())
 
 
 def find_marks(tokenizer: Tokenizer, template: ChatTemplate | None) -> Marks:
-    """Return the marks of a tokenizer that does not truncate or pad; UNCUT if it has none, or merges at random.
+    """Return the marks of a tokenizer that does not truncate or pad; UNCUT if texts cannot be cut, as with BPE dropout.
 
     Of more than MOST_MARKS marks, those in the chat template are preferred.
     """
@@ -167,7 +167,7 @@ def _steps(component: Any, name: str) -> list[dict[str, Any]]:
 
 
 def _is_mark(token: AddedToken, others: Iterable[str]) -> bool:
-    """Return whether no occurrence of the token in a text can overlap one of any added token, including itself."""
+    """Return whether the token's occurrences in a text can never overlap each other or other added tokens."""
     return (
         not token.single_word
         and not _overlap(token.content, token.content)

@@ -139,7 +139,7 @@ class PromptReader:
     def count(self, text: str, most_tokens: int, counted: int = 0) -> Generator[None, object]:
         """Count a text's tokens slice by slice, until there are more than `most_tokens`. Raises: TextTooLong.
 
-        `counted`: tokens before this text. A text is not counted if even one token per byte would not be too many.
+        `counted`: tokens before this text. A text that fits even with one token per byte is not counted.
         """
         if counted + _size_bytes(text) <= most_tokens:
             return

@@ -137,7 +137,7 @@ def validate(
 
 
 def fit_to_context(prompt_tokens: int, valid: ValidRequest, max_model_len: int) -> int:
-    """Return max_tokens per choice: as requested, or else what the prompt leaves of the context.
+    """Return max_tokens per choice: as requested, or else the context length minus the prompt's tokens.
 
     Raises: InvalidArgument if prompt and answer do not fit into the context.
     """
@@ -438,7 +438,7 @@ def _structured_output(sampling: RequestedSampling, stop_token_ids: Sequence[int
         held = enforceable_form(asked)
     except FormRefused as refusal:
         raise InvalidArgument(asked.field, str(refusal)) from refusal
-    return held if asked is whole else whole  # a form in `whole`, after reasoning, is already converted
+    return held if asked is whole else whole  # otherwise `whole` contains `asked`, already converted
 
 
 def _stop_token_ids(sampling: RequestedSampling, defaults: GenerationDefaults, vocab_size: int) -> tuple[int, ...]:

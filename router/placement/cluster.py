@@ -30,11 +30,12 @@ _NO_FILES: Mapping[str, int] = {}
 
 
 def shortlist(workers: Sequence[str], found: Mapping[str, int], turn: int) -> Sequence[str]:
-    """Return the workers that a placement decision considers. Their bounded number bounds the cost of a decision.
+    """Return the workers that a placement decision considers: a limited number, to limit the cost of a decision.
 
-    Up to ALL_UP_TO workers are all considered. In a larger cluster, the decision considers some workers that have much
-    of the prompt cached, and the next OTHERS in turn: the least busy worker of a few dozen is nearly the least busy of
-    all (Mitzenmacher, The Power of Two Choices, 2001). `found`: cached blocks of the prompt by worker, without zeros.
+    In a cluster of up to ALL_UP_TO workers, all are considered. In a larger cluster, up to HOLDERS workers that have
+    much of the prompt cached are considered, and OTHERS further workers, which rotate with `turn`. The least busy of
+    these is nearly as idle as the least busy worker of all (Mitzenmacher, The Power of Two Choices, 2001).
+    `found`: cached blocks of the prompt by worker, without zeros.
     """
     if len(workers) <= ALL_UP_TO:
         return workers
@@ -130,7 +131,7 @@ class Departures:
     deaths: int = 0  # number of processes that ended without a complete drain
     drains: int = 0  # number of processes that ended after a complete drain
     role_changes: int = 0
-    lost_sessions: int = 0  # number of links lost by silence or a late reconnect, whose processes may live
+    lost_sessions: int = 0  # number of links lost by silence or a late reconnect; the processes may still run
 
     def lost(self, end: LinkEnd, drained: bool) -> LinkEnd:
         """Count a lost link and return what is known about its process. `drained`: the worker had drained."""
@@ -225,10 +226,10 @@ class _Trouble:
 
 
 class PairCircuitBreaker:
-    """Circuit breaker that suspends pairs of workers whose transfers fail. Both may work well in other pairs.
+    """Circuit breaker that suspends pairs of workers whose transfers fail. Each worker may still serve in other pairs.
 
     A pair that fails again after its suspension is suspended for twice as long. SUCCESSES consecutive successful
-    transfers reset it. Pairs without failures take no memory.
+    transfers clear the failures of a pair. Pairs without failures take no memory.
     """
 
     def __init__(self) -> None:
@@ -395,7 +396,7 @@ class Cluster:
             worker.changed()
 
     def refuse(self, endpoint: str, description: WorkerDescription | None, why: str) -> bool:
-        """Record why the process at `endpoint` must not be used. The next link that opens there clears this.
+        """Record why the process at `endpoint` must not be used. The next link to the endpoint clears the reason.
 
         Return whether the reason is new.
         """
@@ -479,9 +480,9 @@ class Cluster:
         return tuple(views)
 
     def _behind_windows(self, hits: Hits, block_hashes: Sequence[bytes]) -> Hits:
-        """Limit the hits of models with sliding-window layers to blocks whose window is cached, too.
+        """Return the hits; for models with sliding-window layers, without blocks whose window is not cached.
 
-        The windows of blocks that a prompt in flight will cache are assumed to be cached.
+        If a prompt in flight will cache a block, the block's window is assumed to be cached.
         """
         windowed = [(each, groups) for each in hits.ready if (groups := self._groups(each)).windowed]
         if not windowed:
@@ -511,7 +512,7 @@ class Cluster:
     def _in_files(
         self, workers: Iterable[Worker], found: Mapping[str, int], block_hashes: Sequence[bytes]
     ) -> Mapping[str, int]:
-        """Return, for workers that load files now, the number of blocks in files that follow the blocks in the pool."""
+        """Return, by worker that loads files now, the number of blocks in files that follow the blocks in its pool."""
         loading = [worker for worker in workers if worker.report is not None and worker.report.loads_files]
         return self.tiers.behind(block_hashes, {each.endpoint: found.get(each.endpoint, 0) for each in loading})
 
@@ -568,7 +569,7 @@ class Cluster:
             self.caches.index.expect_elsewhere(endpoint, block_hashes)
 
     def answered(self, endpoint: str, block_hashes: Sequence[bytes]) -> None:
-        """Assume that a worker that does not report its cache has the blocks of a complete answer and its prompt.
+        """Mark the blocks of a complete answer and its prompt as cached, if the worker does not report its cache.
 
         The worker may be gone.
         """
@@ -647,7 +648,7 @@ class Cluster:
     ) -> WorkerView:
         """Return the worker's view for this prompt.
 
-        The last view is reused if equal: similar prompts often follow each other.
+        The view for the last prompt is reused if the counts are equal: similar prompts often follow each other.
         """
         endpoint, view = worker.endpoint, worker.hit_view
         hit_blocks, ready_blocks = hits.found.get(endpoint, 0), hits.ready.get(endpoint, 0)
@@ -661,7 +662,7 @@ class Cluster:
     def _make_view(
         self, worker: Worker, hit_blocks: int = 0, ready_blocks: int = 0, branches: int = 0, tier_blocks: int = 0
     ) -> WorkerView:
-        """Create the worker's view for a placement decision. The counts given refer to one prompt's blocks."""
+        """Create the worker's view for a placement decision. The four counts describe one prompt."""
         endpoint, description, report, charges = worker.endpoint, worker.description, worker.report, worker.charges
         if description is None or report is None:
             raise RuntimeError(f"cannot place on {endpoint}: it has sent no description or no report")

@@ -137,8 +137,8 @@ class Placement(NamedTuple):
     )
     loaded_tokens: int = 0  # tokens after the hits, which the computing worker loads from files
     load_ms: float = 0.0  # loading time of loaded_tokens, which overlaps with the wait
-    fetch_loaded_tokens: int = 0  # last part of fetch_tokens, which fetch_from must first load from files
-    fetch_load_bytes_per_s: float = 0.0  # loading rate of fetch_from
+    fetch_loaded_tokens: int = 0  # tokens at the end of the fetched prefix that fetch_from must first load from files
+    fetch_load_bytes_per_s: float = 0.0  # rate at which fetch_from loads files
 
     @property
     def computing(self) -> str:
@@ -166,7 +166,7 @@ class NoRoom(Enum):
     NO_POOLING_WORKER = auto()  # all prefill workers are of releases that compute no vectors
 
 
-_NO_ROOM = {  # by precedence: the first reason that some worker has is returned
+_NO_ROOM = {  # in order of precedence: if workers have several reasons, the first one listed is returned
     Reason.NO_FREE_SLOT: NoRoom.NO_CREDIT,
     Reason.NO_CREDIT: NoRoom.NO_CREDIT,
     Reason.PROMPTS_AHEAD: NoRoom.NO_CREDIT,
@@ -194,7 +194,7 @@ def placement_of(request: PlacementRequest, decision: Decision, policy: Placemen
         prefill=prefill.endpoint if prefill else None,
         decode=decode.endpoint,
         prefill_hit_tokens=hit_tokens(prefill) if prefill else 0,
-        # With a transfer, only blocks that are cached now count; a local prompt can wait for equal prompts in flight.
+        # A transfer can skip only blocks that are cached now. A local prompt can also wait for equal prompts in flight.
         decode_hit_tokens=ready_tokens(decode) if prefill else hit_tokens(decode),
         prefill_tokens_in_flight=prefill.tokens_in_flight if prefill else 0,
         decode_tokens_in_flight=decode.tokens_in_flight,
@@ -279,7 +279,7 @@ def _without_busy(
     with_credit: Sequence[WorkerView],
     policy: PlacementPolicy,
 ) -> Decision:
-    """Return the decision, changed to a decode worker that computes the prompt if the prefill workers are too busy."""
+    """Return the decision; if the prefill workers are too busy, one in which a decode worker computes the prompt."""
     weighing, chosen_ms = policy.weighing, expected_ttft_ms(request, computing.worker)
     if policy.no_prefill_worker is not _LOCAL or weighing.local_limit_ms(chosen_ms, request.first_token_in_ms) is None:
         return decision
@@ -301,7 +301,10 @@ def _decide_pooled(
     reasons: Sequence[Reason | None],
     policy: PlacementPolicy,
 ) -> Decision | NoRoom:
-    """Choose a prefill worker to compute a vector; if none can, a decode worker, if these may compute prompts."""
+    """Choose the worker that computes a vector: a prefill worker, if any can.
+
+    Otherwise choose a decode worker, if decode workers may compute prompts.
+    """
     by_role: dict[WorkerRole, list[tuple[WorkerView, Reason | None]]] = {role: [] for role in WorkerRole}
     for worker, reason in zip(workers, reasons, strict=True):
         by_role[worker.role].append((worker, reason))
@@ -334,7 +337,7 @@ def _weigh_decode(
 def _fetch_source(
     request: PlacementRequest, suited: Sequence[WorkerView], decode: WorkerView, prefill: WorkerView
 ) -> FetchSource | None:
-    """Return a worker with a longer prefix, in its pool or in files, than the prefill worker; None if there is none."""
+    """Return a worker that has more of the prompt cached, in its pool or in files, than `prefill`; None without one."""
     in_pool = _pool_source(request, suited, decode, prefill)
     if not max([worker.tier_blocks for worker in suited]):
         return in_pool
@@ -362,7 +365,7 @@ def _is_short(
 ) -> bool:
     """Return whether the decode worker has nearly all of the prompt cached, and no prefill worker would be faster.
 
-    A decode worker without answers is not compared with prefill workers.
+    If the decode worker has no answers, the prefill workers' expected TTFT is ignored.
     """
     its_tokens = known_tokens(request, decode)
     if not its_tokens or request.prompt_tokens - its_tokens > policy.local_prefill_tokens:

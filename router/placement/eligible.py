@@ -70,8 +70,10 @@ def _cannot_pool(request: PlacementRequest, worker: WorkerView) -> Reason | None
 def _without_credit(request: PlacementRequest, worker: WorkerView) -> Reason | None:
     """Return why this router's credit on a decode worker does not cover the request; None if it does.
 
-    A request whose charge exceeds the worker's total blocks needs credit for all blocks, while this router has no
-    other request there. Credit beyond this router's share can be borrowed (router/admission/queue.py).
+    If the charge of a request exceeds the worker's total blocks, credit for all blocks covers the request, provided
+    that this router has no other request on the worker.
+
+    Credit beyond this router's share can be borrowed (router/admission/queue.py).
     """
     choices, used_blocks, limit_blocks = request.choices, worker.used_blocks, worker.limit_blocks
     if choices > worker.total_slots:

@@ -1,6 +1,6 @@
-"""Decision whether a prefill worker fetches blocks that are in files of a directory that it cannot read. Pure.
+"""Decision whether a prefill worker fetches blocks from files in a directory that it cannot read. Pure.
 
-Another worker, which can read the directory, loads the blocks into its pool; the prefill worker fetches them there.
+Another worker, which can read the directory, loads the blocks into its pool, and the prefill worker fetches them.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ class FetchSource(NamedTuple):
 
     worker: WorkerView
     blocks: int
-    loaded_blocks: int = 0  # last part of `blocks`, which the worker must first load from files
+    loaded_blocks: int = 0  # number of the last blocks that the worker must first load from files
     load_bytes_per_s: float = 0.0
 
 

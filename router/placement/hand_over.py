@@ -6,9 +6,10 @@ from baton.router.placement.cluster import Worker
 
 
 def taker(workers: Iterable[Worker], leaving: Worker, blocks: int, handed: Mapping[str, int]) -> str | None:
-    """Return the endpoint of the worker with the same role and model that has the most unprotected blocks.
+    """Return the endpoint of the worker that should receive `blocks` blocks; None if no worker can.
 
-    None if no such worker has `blocks` of them.
+    Candidates are workers with the role and model of `leaving`. The one with the most unprotected blocks is chosen, if
+    it has at least `blocks` of them.
 
     `handed`: number of blocks handed to each worker since the worker's last report.
     """

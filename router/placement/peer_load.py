@@ -91,7 +91,7 @@ class _Other:
 
 @dataclass(slots=True)
 class PeerRouterLoads:
-    """Newest message (`Share`) of each other router. Call `take` with each that arrives, and `forget_old` regularly."""
+    """Newest message (`Share`) of each other router. Call `take` with each new message, and `forget_old` regularly."""
 
     _others: dict[bytes, _Other] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ News = TypeVar("News")
 
 
 class Announcements(Generic[News]):
-    """Items to announce to the other routers. Each item is in several messages (shares), in case a router misses some.
+    """Items to announce to the other routers. Each item is sent in several messages (shares): a router may miss one.
 
     The number and size of the items are bounded: in a burst, the oldest items are in fewer messages, or in none.
     """
@@ -151,7 +151,7 @@ class Announcements(Generic[News]):
         """
         self._shares = shares
         self._most, self._most_size = most, most_size
-        self._kept: list[tuple[News, int, int]] = []  # item, its size, and in how many further messages to send it
+        self._kept: list[tuple[News, int, int]] = []  # item, its size, number of further messages that will contain it
         self._size = 0
 
     def add(self, item: News, size: int = 0) -> None:

@@ -2,10 +2,10 @@
 
 A pressure of 1 is the most that the SLOs allow. If a worker changes its role, the load of the old role is divided by
 fewer workers, and that of the new role by more. The part of the pressure that more workers would not reduce (a
-prompt's own computation, a step of one sequence) stays. A change is worthwhile if the higher pressure is above 1,
-would fall, and is at least GAIN above the pressure that the old role would have. Under the same load the reverse
-change is then never worthwhile, so roles do not oscillate. This must hold for `hold_s`, and two changes are at least
-`cool_down_s` apart.
+prompt's own computation, a step of one sequence) stays. A change is worthwhile if the higher of the two pressures
+is above 1, would fall, and is at least GAIN above the pressure that the old role would have after the change. The
+reverse change is then not worthwhile under the same load, so roles do not oscillate. A worker changes its role after a
+change was worthwhile for `hold_s`. Two changes are at least `cool_down_s` apart.
 """
 
 from collections.abc import Sequence

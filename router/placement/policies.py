@@ -35,7 +35,7 @@ class Costs(NamedTuple):
     """
 
     totals: Sequence[float]
-    terms: Mapping[str, Sequence[float]]  # by name, which ends with the unit; a term that is 0 for all may be absent
+    terms: Mapping[str, Sequence[float]]  # by name, which ends with the unit; absent terms are 0 for all workers
 
 
 class Policy(ABC):
@@ -156,8 +156,10 @@ class CacheAware(Policy):
         return Costs(list(map(add, prompt.totals, answers)), {**prompt.terms, "answer_ms": answers})
 
     def local_limit_ms(self, prefill_ms: float, first_token_in_ms: float) -> float | None:
-        """See Policy.local_limit_ms. If the objective is at risk on prefill workers, a decode worker that can meet it
-        need only be faster; otherwise it must be much faster, since its answers pay for the prompt.
+        """Return the TTFT below which a decode worker computes the prompt itself; None: it never does.
+
+        The limit is far below `prefill_ms`, because a prompt delays the decode worker's answers. If the prefill workers
+        may miss the TTFT objective, the limit is at least the smaller of `prefill_ms` and `first_token_in_ms`.
         """
         limit_ms = (prefill_ms - BUSY_MS) / BUSY_FACTOR
         if prefill_ms > AIM_SHARE * first_token_in_ms:
@@ -175,7 +177,7 @@ def _prompt_costs(
     prompt_tokens, reusable, block_tokens = request.prompt_tokens, request.reusable_blocks, request.block_tokens
     totals: list[float] = []
     waits, computes, balances, hits = [], [], [], []
-    loads: dict[int, float] = {}  # by the worker's index: loading time in ms that the wait does not hide
+    loads: dict[int, float] = {}  # loading time in ms that continues after the wait, by the worker's index
     for worker, pace, waiting in zip(workers, paces, waiting_tokens, strict=True):
         blocks = worker.hit_blocks
         hit_tokens = (blocks if blocks < reusable else reusable) * block_tokens

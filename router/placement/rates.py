@@ -90,8 +90,8 @@ class DecayingLine:
         self.xx, self.xy = self.xx * DECAY + x * x, self.xy * DECAY + x * y
 
     def fit(self, base: float, slope: float) -> tuple[float, float]:
-        """Return base and slope of the line. Without measurements, these are the given values; if x hardly varied, the
-        slope is the given one.
+        """Return base and slope of the line. Without measurements, the arguments are returned. If x hardly varied, the
+        argument `slope` is used.
         """
         if self.count == 0:
             return base, slope
@@ -171,7 +171,7 @@ class RateLedger:
             self._renew(None)
 
     def linked(self, worker: str, links_gb_per_s: Mapping[str, float]) -> None:
-        """Record the rates at which the worker reads KV from others, by the other worker's endpoint."""
+        """Record the rates at which the worker reads KV from other workers, by the endpoint of the source."""
         if links_gb_per_s != self._links.get(worker, {}):
             self._links[worker] = dict(links_gb_per_s)
             self._renew(worker)
@@ -236,7 +236,7 @@ class Expected(NamedTuple):
 
     wait_ms: float  # time in the queue behind other prompts
     compute_ms: float  # compute time of tokens that are neither cached nor loaded
-    load_ms: float = 0.0  # loading time after wait_ms: blocks are loaded while other prompts are computed
+    load_ms: float = 0.0  # loading time that exceeds wait_ms: blocks are loaded while the prompt waits
 
     @property
     def ttft_ms(self) -> float:
@@ -269,7 +269,7 @@ def loading(request: PlacementRequest, worker: WorkerView) -> Loading:
 
 
 def exposed_load_ms(loaded: Loading, worker: WorkerView, wait_ms: float) -> float:
-    """Return the loading time in ms that remains when all earlier prompts are computed."""
+    """Return the loading time in ms that is left after `wait_ms`, when all earlier prompts are computed."""
     return max(0.0, worker.loading_ms + loaded.ms - wait_ms) if loaded.blocks else 0.0
 
 

@@ -43,7 +43,7 @@ def wanted(pressure: Pressure, workers: int) -> float:
 
 
 class _Extremes:
-    """Lowest or highest value of the last `window_s`. Calls take amortised constant time."""
+    """Minimum or maximum of the values added in the last `window_s`. Calls take amortised constant time."""
 
     def __init__(self, window_s: float, is_highest: bool) -> None:
         self._window_s = window_s
@@ -60,7 +60,7 @@ class _Extremes:
             self._kept.popleft()
 
     def value(self, now: float) -> float | None:
-        """Return the extreme; None until a complete window was observed."""
+        """Return the minimum or maximum; None until a complete window was observed."""
         if self._since_s is None or now - self._since_s < self._window_s:
             return None
         return self._kept[0][1]
@@ -81,7 +81,7 @@ class RoleReplicas:
     def look(self, pressure: Pressure, workers: int, now: float) -> int:
         """Record the present pressure and number of serving workers, and return the desired number."""
         if workers == 0:
-            return self.number  # no pressure can be measured; requested workers may be starting
+            return self.number  # without workers there is no pressure to measure; requested workers may be starting
         self.number = self.number or workers
         number = wanted(pressure, workers)
         self._lowest.add(number, now)
@@ -93,7 +93,7 @@ class RoleReplicas:
     def _up(self, workers: int, now: float) -> None:
         lowest = self._lowest.value(now)
         if lowest is not None and lowest > self.number:
-            # The bound counts serving workers, not requested ones, so that more are requested only after some start.
+            # The limit is twice the serving workers, not the requested ones: more are requested only after these start.
             most = min(MOST_WORKERS, max(self.number, 2 * workers))
             self._change(min(math.ceil(lowest), most), now)
 

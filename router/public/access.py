@@ -45,7 +45,7 @@ _HEALTH = "/grpc.health.v1.Health/"
 
 
 class Need(Enum):
-    """Permission that an HTTP route or gRPC method requires of its caller; by default a key."""
+    """Permission that an HTTP route or gRPC method requires of its caller; by default an API key."""
 
     NOTHING = "nothing"
     KEY = "key"

@@ -1,6 +1,6 @@
 """Options of a chat from gRPC or HTTP: tools, reasoning, and the parser of its answer.
 
-Errors name fields as OpenAI's chat API does, for gRPC and HTTP alike.
+Errors name fields as OpenAI's chat API does, both for gRPC and for HTTP.
 """
 
 from collections.abc import Mapping
@@ -102,7 +102,7 @@ def asked_to_think(
 def chat_options(asked: ChatAsked, template: ChatTemplate | None) -> Mapping[str, Any]:
     """Return the options for the chat template, from all fields that set one. Raises: InvalidArgument.
 
-    If the client disables reasoning, and the model does not reason anyway, that option is left out.
+    If the model never reasons, a client's option that disables reasoning is left out.
     """
     options = dict(asked.template_options)
     _set(options, THINKING, asked.enable_thinking, THINKING)
@@ -132,7 +132,7 @@ def _bounded(
     form, budget, channels = request.sampling.structured, asked.budget, channels_of(template)
     if channels is not None and tools.has_calls:
         if budget is not None:
-            raise InvalidArgument(BUDGET, "cannot be combined with forced calls, since this model has channels")
+            raise InvalidArgument(BUDGET, "cannot be combined with forced calls for this model; remove one of the two")
         return request
     if budget is None and form is None:
         return request

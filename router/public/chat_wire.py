@@ -114,7 +114,7 @@ def in_own_words(error: InvalidArgument, tool_forms: Set[str]) -> InvalidArgumen
 
 @dataclass(slots=True)
 class _ReadChoice:
-    """State of one choice. `calls`, `text_bytes`: what a resumed stream still skips, since the client has it."""
+    """State of one choice. `calls`, `text_bytes`: calls and bytes of text still to skip, since the client has them."""
 
     reader: OutputParser
     tokens: int = 0  # delivered tokens, including those that the client already had
@@ -123,7 +123,7 @@ class _ReadChoice:
     is_ended: bool = False  # the client has the complete choice
 
     def lacks(self, pieces: Sequence[OutputPiece]) -> Iterator[OutputPiece]:
-        """Yield the pieces that the client lacks: `calls` call starts and `text_bytes` of any text are skipped."""
+        """Yield the pieces that the client lacks, after skipping `calls` call starts and `text_bytes` bytes of text."""
         for piece in pieces:
             if isinstance(piece, CallStart):
                 if not self.calls:
@@ -157,7 +157,7 @@ def _with_text(piece: str | Thought | CallArguments, text: str) -> OutputPiece:
 class Parts:
     """Splits a chat's answer into parts: text, reasoning and tool calls.
 
-    `received`: choices, or beginnings of them, that the client of a resumed stream already has.
+    `received`: complete and partial choices that the client of a resumed stream already has.
     """
 
     def __init__(self, chat: ReadChat, received: Sequence[baton_pb2.ReceivedChoice] = ()) -> None:
@@ -187,7 +187,7 @@ class Parts:
         yield from self._parts(index, choice, list(choice.lacks(choice.reader.finish())))
 
     def end(self, finished: baton_pb2.Finished, reason: FinishReason) -> None:
-        """Set what the parser knows in a choice's Finished message: whether it has tool calls, and reasoning tokens."""
+        """Complete a Finished message: set the reason TOOL_CALLS if the choice has calls, and the reasoning tokens."""
         if reason is FinishReason.STOP and self._choice(finished.index).reader.calls:
             finished.reason = baton_pb2.FINISH_REASON_TOOL_CALLS
         readers = [choice.reader for choice in self._choices.values()]

@@ -88,7 +88,10 @@ class Prevalidation:
 
 
 def verdict(asked: memoryview) -> Sequence[Buffer]:
-    """Check a request. `asked`: its full message type, a newline and its bytes. Return the parts of the answer."""
+    """Check a request. Return a status byte, followed by the error as JSON or by the serialised request.
+
+    `asked`: full name of the request's message type, a newline, and the request's bytes.
+    """
     name, _, data = bytes(asked).partition(b"\n")
     descriptor = baton_pb2.DESCRIPTOR.pool.FindMessageTypeByName(name.decode())
     try:
@@ -162,7 +165,7 @@ def _search(data: memoryview, descriptor: Any, left: Iterator[int]) -> str | Non
 
 
 def _search_field(value: memoryview, field: FieldDescriptor, left: Iterator[int]) -> str | None:
-    """Return the path of invalid text inside this field's value, empty if it is the value itself; None if valid."""
+    """Return the path of invalid text within a value: empty for the value itself; None if all its text is valid."""
     if field.message_type is not None:
         inner = _search(value, field.message_type, left)
         return None if inner is None else f".{inner}"
@@ -191,7 +194,7 @@ def _extent(data: memoryview, position: int, wire_type: int) -> tuple[int, int]:
 
 
 def _varint(data: memoryview, position: int) -> tuple[int, int]:
-    """Return the varint at `position` and the position behind it. Raises: ValueError, IndexError for a broken one."""
+    """Return the varint at `position` and the position after it. Raises: ValueError, IndexError if it is invalid."""
     value = 0
     for shift in range(_MAX_VARINT_BYTES):
         byte = data[position]

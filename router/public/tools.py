@@ -51,9 +51,9 @@ class ToolsAsked:
         return {tool["function"]["name"]: _arguments(place, tool["function"]) for place, tool in enumerate(self.tools)}
 
     def held(self, schemas: Schemas, has_to: bool) -> Schemas:
-        """Convert the schemas to what a grammar can enforce. Raises: InvalidArgument.
+        """Return the schemas, converted to what a grammar can enforce. Raises: InvalidArgument.
 
-        A schema that no grammar can enforce is rejected if `has_to`; otherwise any arguments are allowed.
+        A schema that no grammar can enforce is rejected if `has_to`; otherwise its function may get any arguments.
         """
         places = {tool["function"]["name"]: place for place, tool in enumerate(self.tools)}
         made: dict[str, Mapping[str, Any]] = {}
@@ -158,7 +158,7 @@ def check_shown(template: ChatTemplate | None) -> None:
 
 
 def _calls_schema(schemas: Schemas, most: int | None) -> dict[str, Any]:
-    """Return a schema for an array of calls, if the model's own format of calls is unknown or cannot be enforced.
+    """Return a schema for an array of calls, for models whose own format of calls is unknown or cannot be enforced.
 
     `most`: maximum number of calls; None: unlimited.
     """

@@ -303,10 +303,10 @@ DELTA_TOKENS = 1024  # maximum tokens per Delta of a best-of answer
 
 
 class BestOf:
-    """Answer with the best `n` choices of the answer `made`, in which every token must have a log-probability.
+    """Answer with the best `n` of all generated choices, which are the choices of `made`.
 
-    The best choice has the highest mean log-probability per token, as OpenAI defines it. Stop strings are not
-    counted.
+    The best choice has the highest mean log-probability per token, as OpenAI defines it. So every token of `made` must
+    have a log-probability. Stop strings are not counted.
     """
 
     def __init__(self, made: RequestAnswer, n: int, with_logprobs: bool) -> None:
@@ -333,7 +333,7 @@ class BestOf:
         return self._made.completion_tokens
 
     def take(self, new_tokens: NewTokens) -> Sequence[AnswerEvent]:
-        """Return nothing until the last tokens have come, then all events."""
+        """Return no events until the last tokens have arrived, then all events."""
         if self.done:
             return ()
         for event in self._made.take(new_tokens):

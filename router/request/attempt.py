@@ -54,7 +54,7 @@ class Tries:
         )
 
     def exhausted(self, attempts: int) -> bool:
-        """Return whether the last `attempts` attempts failed without progress, or `ALL_FACTOR` times as many in all."""
+        """Return whether the last `attempts` attempts failed without progress, or `ALL_FACTOR * attempts` in all."""
         return self.in_a_row >= attempts or self.failed >= ALL_FACTOR * attempts
 
     @property
@@ -68,7 +68,7 @@ class Tries:
     def pause_s(self, reason: FailureReason, turn: int) -> float:
         """Return the seconds before the next attempt: 0 after the first failure, then growing. `turn` spreads retries.
 
-        After a failure between two workers, the time in which the router usually notices a worker's death is added.
+        After a failure between two workers, the pause also covers the time in which a worker's death is noticed.
         """
         noticing_s = _NOTICING_S if reason in ABOUT_A_PAIR else 0.0
         if self.in_a_row <= 1:

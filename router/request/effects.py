@@ -99,7 +99,7 @@ class MarkDraining:
 
 @dataclass(frozen=True, slots=True)
 class BackOff:
-    """Effect: pause, wait until it is known whether worker `settles` returns (None: no wait), then send RetryDue."""
+    """Effect: pause, wait until worker `settles` is known to be alive or gone (None: no wait), then send RetryDue."""
 
     attempt: Attempt
     failed: Failed

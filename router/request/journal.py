@@ -170,7 +170,7 @@ class Journal:
         self._on_seized = on_seized
         self._clock = clock or time.monotonic
         self._live: dict[str, JournalEntry] = {}
-        self._noted: dict[str, JournalEntry] = {}  # by key: entries to be written; those not in _live were closed
+        self._noted: dict[str, JournalEntry] = {}  # entries to write, by key; entries that are not in _live are closed
         self._changed = asyncio.Event()
         self.problem = ""
         """Reason why the store rejected the last write; empty if the write succeeded."""
@@ -286,7 +286,7 @@ class Journal:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Prepared request of a new or resumed stream. `resumption`, `record`: only of a resumed stream."""
+    """Prepared request of a new or resumed stream. `resumption`, `record`: None for a new stream."""
 
     request: PreparedRequest
     chosen: ChosenModel
@@ -351,7 +351,7 @@ class Streams:
         self, beginning: Beginning, life: asyncio.Timeout | None, deadline_s: float
     ) -> Iterator[JournalEntry | None]:
         """Open a stream for the duration of the context, and yield its journal entry, if any. `life`: timeout that
-        a newer stream of the request lets expire; None: the stream cannot be resumed.
+        expires when a newer stream of the request begins; None: the stream cannot be resumed.
         """
         if life is None:
             yield None

@@ -124,9 +124,9 @@ class Suspects:
 
 
 class SuspectLock:
-    """Lock of a suspected request, held or waited for.
+    """Lock that a suspected request holds or waits for.
 
-    `release` gives it up in both cases; further calls do nothing.
+    `release` releases the lock or ends the wait; further calls do nothing.
     """
 
     def __init__(self, locks: "deque[SuspectLock]", on_held: Callable[[], None]) -> None:

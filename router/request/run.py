@@ -112,9 +112,9 @@ class RequestDeps:
 
 
 class Lease:
-    """Resources that one attempt holds in the rest of the router. `release` returns them exactly once.
+    """Resources that one attempt holds in the rest of the router. `release` releases them exactly once.
 
-    A waiting attempt holds a lock, if it is suspected, or a queue entry. A placed attempt holds charges on the workers
+    A waiting attempt holds a queue entry, or a lock if it is suspected. A placed attempt holds charges on the workers
     and in the wait estimate, an inbox at the links, work on the workers, and a location in the journal.
     """
 
@@ -280,7 +280,7 @@ class RequestRunner:
         return worker is not None and worker.connected
 
     def _take(self, event: WorkerArrival | OwnEvent) -> None:
-        """Apply `event`, then queued worker events up to the next failure, so that output before that is delivered."""
+        """Apply `event`, then queued worker events up to the next failure, so that earlier output comes first."""
         if not isinstance(event, WorkerArrival):
             self._advance(event)
             return
@@ -432,7 +432,7 @@ class RequestRunner:
     def _first_token_at_s(self, part: PreparedRequest, now: float) -> float:
         """Return the time by which the first token of `part` is wanted, in monotonic seconds; infinite: no objective.
 
-        A retry keeps the request's time. A part that continues an answer has the TTFT objective from `now` on.
+        The TTFT objective counts from the request's arrival, or from `now` if `part` continues an answer.
         """
         began_s = now if part.answered_tokens else self.timeline.arrived_s
         return began_s + part.objectives.ttft_ms / 1e3

@@ -11,7 +11,7 @@
 | PREFILL, TRANSFER, DECODE | Failed | BACKOFF; the request fails if no other attempt may succeed |
 | DECODE | every choice is complete | ENDED |
 | COMPLETE | KvReceived, KvOverdue, Failed | ENDED |
-| BACKOFF | RetryDue | ENDED; the rest starts in QUEUED or TURN, or the request fails if its tries are spent |
+| BACKOFF | RetryDue | ENDED; the rest starts in QUEUED or TURN, or the request fails if no attempts are left |
 | any | Closed: failed, past its deadline, or the client has gone | ENDED |
 
 An adopted answer begins in DECODE. In DECODE a failure of the prefill worker changes nothing, unless log-probabilities
@@ -369,7 +369,10 @@ class RequestState:
         return [*effects, LogRetry(failed), *self._continue(attempt.part, tries, now)]
 
     def _avoid(self, failed: Failed, placement: Placement, fresh_tokens: int) -> None:
-        """If prefill failed or its KV was unreadable, prefer another prefill worker and the same decode worker next."""
+        """Set which workers the next attempt prefers.
+
+        If prefill failed or its KV was unreadable, these are another prefill worker and the same decode worker.
+        """
         if fresh_tokens >= PROGRESS_TOKENS:
             self.avoided_prefill = frozenset()
         self.preferred_decode = None
@@ -400,7 +403,7 @@ class RequestState:
         return effects
 
     def _is_done(self, part: PreparedRequest) -> bool:
-        """Return whether all choices are complete or, if `part` continues one choice, whether that one is complete."""
+        """Return whether all choices are complete or, if `part` continues one choice, whether this choice is."""
         return self.answer.done or (part is not self.request and self.answer.has_finished(part.first_choice))
 
     def _fresh_tokens(self, attempt: Attempt) -> int:

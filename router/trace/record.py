@@ -59,7 +59,7 @@ class AttemptNote:
     attempt_id: int = 0
     choice: int | None = None  # choice that the attempt continues; None: it generates all choices
     answered_tokens: int = 0  # tokens of the answer that were delivered before the attempt
-    look: CacheLook | None = None  # cache of the computing worker; None: the request excludes cached blocks
+    look: CacheLook | None = None  # known cache state of the computing worker; None: the request excludes cached blocks
 
     @property
     def is_adopted(self) -> bool:
@@ -80,7 +80,7 @@ class Stall:
     gap_ms: float
     choice: int = 0
     usual_ms: float = 0.0
-    causes: tuple[CausePart, ...] = ()  # ordered by time, longest first
+    causes: tuple[CausePart, ...] = ()  # ordered by duration, longest first
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class WorkerWaits:
             self._waits.append(_Wait(began_s, ended_s, parts))
 
     def between(self, began_s: float, ended_s: float) -> Iterator[CausePart]:
-        """Yield causes of delays between two times of this clock. A delay counts by its overlap with that period."""
+        """Yield causes of delays between two times of this clock. A delay counts in proportion to its overlap."""
         for wait in self._waits:
             first_s, last_s = wait.began_s + self._offset_s, wait.ended_s + self._offset_s
             overlap_s = min(last_s, ended_s) - max(first_s, began_s)
@@ -151,7 +151,7 @@ class LongGap(NamedTuple):
     choice: int
     gap_ms: float
     on_worker_ms: float | None  # length of the gap on the worker; None: unknown
-    held_more_ms: float  # delay in the worker's event loop, less that of the previous token
+    held_more_ms: float  # delay in the worker's event loop, minus the previous token's delay there
     gap: WorkerGap | None
     held: tuple[CausePart, ...]  # causes of a long delay in the worker's event loop
     waits: WorkerWaits
@@ -181,7 +181,7 @@ class TokenGaps:
         return self._last_s.get(choice)
 
     def resume(self, choice: int, last_s: float, now: float, lost_worker: str = "") -> None:
-        """Add the first token of a retry. `last_s`: arrival of the last token before. `lost_worker`: the failed one."""
+        """Add the first token of a retry. `last_s`: arrival of the token before it. `lost_worker`: failed worker."""
         self._last_s[choice] = last_s
         self._waits = WorkerWaits()
         self._add(choice, 1, now, None, lost_worker)
@@ -373,7 +373,7 @@ class Timeline:
 
 
 def stages(timeline: Timeline, now: float) -> Stages:
-    """Return the durations of all stages. `now`: end of a request that is still running."""
+    """Return the durations of all stages. `now`: end of the total time of a running request."""
     prefill, kv_received = timeline.prefill, None if timeline.is_overtaken else timeline.kv_received
     return Stages(
         ttft_ms=_between_ms(timeline.arrived_s, timeline.first_token_s),

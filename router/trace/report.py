@@ -48,7 +48,7 @@ class RequestReport:
     name: str  # name of the trace's root span, such as "chat tiny"
     model: str
     phase: str  # value of a Phase or a RequestOutcome
-    reason: str  # identifier of why it was not answered; empty if it was or is running
+    reason: str  # identifier of the cause of a failure, rejection or cancellation; empty: answered or running
     status: str  # name of the gRPC status; OK while the request runs
     arrived_s: float  # monotonic seconds
     ended_s: float | None  # None: the request is running
@@ -85,8 +85,8 @@ def report_of(
 ) -> RequestReport:
     """Return the report of a request as of `now`, in monotonic seconds.
 
-    `gaps`: gaps between its tokens. `fallback_id`: its id if it was rejected before it was prepared. `spans`: spans of
-    its trace, beginning with the root.
+    `gaps`: gaps between its tokens. `fallback_id`: id to report if the request was rejected before it was prepared.
+    `spans`: spans of its trace, beginning with the root.
     """
     timeline, prepared, placement = record.timeline, record.prepared, record.timeline.placement
     session = prepared.kept_session if prepared is not None else None
@@ -153,7 +153,7 @@ class RecentReports:
         return [each for each in self._kept if each.ended_ns >= wall_ns]
 
     def find(self, given: str) -> RequestReport | None:
-        """Return the report of the newest request with exactly this id, or else of the one that `named` finds."""
+        """Return the report of the newest request with exactly this id, or else the report that `named` finds."""
         exact = next((each for each in self.newest() if given and each.request_id == given), None)
         return exact or named(given, self.newest())
 

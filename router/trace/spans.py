@@ -83,7 +83,7 @@ class Tracer:
         """Call the observers with a completed request, and write its trace in the next event-loop iteration."""
         for observe in self.observers:
             observe(record)
-        # Not now, so that waiting requests first get the resources that this request has released.
+        # The trace is written later: first, waiting requests get the resources that this request has released.
         asyncio.get_running_loop().call_soon(self._write, record, WallClock.now().monotonic_s)
 
     def _write(self, record: RequestRecord, ended_s: float) -> None:

@@ -74,7 +74,7 @@ def _usual_and_parts(gap: LongGap, middle_ms: float, delay: Delay) -> tuple[floa
 
 @dataclass(slots=True)
 class _Parts:
-    """Causes of a gap, found one after the other. Each gets at most the time that is still unexplained (`left_ms`)."""
+    """Causes of a gap, added one by one. Each cause gets at most the time that is still unexplained (`left_ms`)."""
 
     left_ms: float
     found: list[CausePart] = field(default_factory=list)

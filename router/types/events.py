@@ -24,7 +24,7 @@ class FailureReason(Enum):
     ADOPTED = auto()  # another router has adopted the answer
     UNKNOWN_ATTEMPT = auto()  # the worker does not have the answer to be adopted
     CORRUPT = auto()  # transferred KV has another checksum than at the source
-    UNKNOWN = auto()  # the worker gave no reason, or one of a newer release
+    UNKNOWN = auto()  # the worker gave no reason, or a reason that only newer releases know
     WORKER_LOST = auto()  # the router's link to the worker was lost; never sent by a worker
     WORKER_DIED = auto()  # the router found the worker's process gone; never sent by a worker
 

@@ -38,7 +38,7 @@ UNMEASURED = WorkerRates()
 
 @dataclass(slots=True)  # not frozen: constructing a frozen one takes three times as long, per worker and decision
 class WorkerView:
-    """State of a worker for one placement decision. `limit_*`: this router's credit; `used_*`: used part of it;
+    """State of a worker for one placement decision. `limit_*`: this router's credit; `used_*`: used credit;
     `elsewhere_*`: load that other routers reported.
     """
 
@@ -54,7 +54,7 @@ class WorkerView:
     tokens_in_flight: int = 0  # tokens of requests of all routers
     hit_blocks: int = 0  # number of the request's blocks that are cached or that a prompt in flight will cache
     adapters: tuple[Adapter, ...] = ()
-    ready_blocks: int = 0  # those of hit_blocks that are cached now, so that another worker could fetch them
+    ready_blocks: int = 0  # number of hit_blocks that are cached now, and that another worker could fetch
     elsewhere_slots: int = 0
     elsewhere_blocks: int = 0
     pending_prompt_tokens: int = 0  # prompt tokens that a decode worker must still compute

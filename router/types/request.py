@@ -228,7 +228,7 @@ class PreparedRequest(ValidRequest):
     block_tokens: int
     echo_text: str = ""  # text of the prompt, if it is echoed in the answer
     adapter: Adapter | None = None  # adapter that the workers must have; part of the block hashes
-    answered_tokens: int = 0  # number of last tokens in token_ids that earlier attempts generated
+    answered_tokens: int = 0  # number of tokens at the end of token_ids that earlier attempts generated
     first_choice: int = 0  # index of the first generated choice
     plain_root: bytes = b""  # what cache_root would be without a salt; empty: unknown
     groups: BlockGroups = ONE_GROUP

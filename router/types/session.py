@@ -26,7 +26,10 @@ def kept_session(
     keep_for_s: float | None = None,
     done: bool = False,
 ) -> KeptSession | None:
-    """Return the retention of the session `name`; None without a name. An API key, if any, decides the owner alone."""
+    """Return the retention of the session `name`; None without a name.
+
+    The owner depends on the API key if there is one, otherwise on `cache_salt`.
+    """
     if not name:
         return None
     salt = cache_salt.encode("utf-8", "surrogatepass")

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class FileRefused(Exception):
-    """A file is unusable. The message names the file, in one printable line of at most MESSAGE_CHARACTERS."""
+    """Error: a file is unusable. The message names the file; it is one printable line of limited length."""
 
     def __init__(self, message: str) -> None:
         line = "".join(each if each.isprintable() else _spelled(each) for each in message[: MESSAGE_CHARACTERS + 1])
@@ -31,7 +31,7 @@ def _spelled(unprintable: str) -> str:
 
 @contextmanager
 def reading(path: Path, refusal: type[FileRefused]) -> Iterator[None]:
-    """Turn any exception from reading `path` into a `refusal` that names `path` or a file that `path` refers to."""
+    """Convert any exception from reading `path` to a `refusal`, which names `path` or a file that it refers to."""
     try:
         yield
     except FileRefused as error:

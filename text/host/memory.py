@@ -66,7 +66,7 @@ def _group(folder: Path, limit: str, used: str, droppable: str) -> GroupMemory |
 def shortage(amounts: Mapping[str, int], total: int) -> str:
     """Return an error if the sum of `amounts`, bytes by name, exceeds `total`; empty if they fit.
 
-    The error states how large the largest amount may be.
+    The error states the maximum for the largest of the amounts.
     """
     needed, largest = sum(amounts.values()), max(amounts, key=lambda name: amounts[name])
     if needed <= total:

@@ -11,7 +11,7 @@ _COMMENTARY = f"{harmony.CHANNEL}commentary"
 
 
 class NoThoughts(ValueError):
-    """A reasoning limit was requested of a model that does not reason."""
+    """Error: the request limits the reasoning of a model that does not reason."""
 
 
 def channels_of(template: Template | None) -> Format | None:
@@ -23,9 +23,10 @@ def channels_of(template: Template | None) -> Format | None:
 def thoughts_before(
     form: StructuredOutput | None, budget: int | None, template: Template | None, ending: str
 ) -> Thoughts | None:
-    """Return the limit of `budget` reasoning tokens before output of `form`; None if the answer has no reasoning.
+    """Return the rules for the reasoning before the answer; None if the answer has no reasoning.
 
-    `ending`: end of the prompt. Raises: NoThoughts.
+    `form`: structured output of the answer. `budget`: maximum number of reasoning tokens. `ending`: end of the prompt.
+    Raises: NoThoughts.
     """
     if channels_of(template) is not None:
         # Without structured output, a function call may end the reasoning too.

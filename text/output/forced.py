@@ -36,16 +36,16 @@ _LARK = re.compile(
 
 
 class Inexpressible(Exception):
-    """The format cannot express the schema of a call."""
+    """Error: the format cannot express the schema of a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """Request for calls of given functions: one call, or `several`.
+    """Function calls that a grammar must allow.
 
-    `schemas`: schemas of the arguments, by function. `source`: chat template, which shows the variant of a format.
-    `tokens`: ids of the tokenizer's added tokens, by text. `otherwise`: structured output of an answer without calls;
-    None: a call is required.
+    `schemas`: schemas of the arguments, by function. `several`: whether more than one call is allowed. `source`: chat
+    template, from which the variant of a format is recognised. `tokens`: ids of the tokenizer's added tokens, by text.
+    `otherwise`: structured output of an answer without calls; None: a call is required.
     """
 
     schemas: Schemas
@@ -56,7 +56,7 @@ class ForcedCalls:
 
 
 class CallGrammar:
-    """Grammar in llguidance's Lark that is being built."""
+    """Builder of a grammar for calls, in llguidance's variant of Lark."""
 
     def __init__(self, asked: ForcedCalls) -> None:
         self.asked = asked
@@ -106,7 +106,10 @@ class CallGrammar:
         return name
 
     def value(self, schema: Mapping[str, Any], root: Mapping[str, Any], break_before: str, end: str) -> str:
-        """Return the expression of a value and the tag `end`: text for strings, else JSON. Raises: Inexpressible."""
+        """Return the expression of a value and the tag `end`. Strings are plain text, other values JSON.
+
+        Raises: Inexpressible.
+        """
         texts = schema.get("enum") if "enum" in schema else [schema["const"]] if "const" in schema else None
         ending = f"{_literal(break_before)} {self.tag(end)}" if break_before else self.tag(end)
         if schema.get("type", "string") == "string" and isinstance(texts, list):
@@ -122,7 +125,7 @@ class CallGrammar:
         return f"{self.json(_with_definitions(schema, root))} {ending}"
 
     def text_until(self, break_before: str, end: str) -> str:
-        """Return the expression of any text up to the tag `end`: its token, or the first occurrence of its text."""
+        """Return the expression of any text up to the first tag `end`, and of the tag: its token if it has one."""
         broken = re.escape(break_before).replace("\n", "n")
         if end in self.asked.tokens:
             return f"{self.rule(f'/(?s:.*){broken}/')} {self.tag(end)}"
@@ -138,10 +141,11 @@ Write = Callable[[CallGrammar, str, Mapping[str, Any]], str]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Syntax of calls in one format: texts `before` the first call, `between` two, and `behind` the last.
+    """Syntax of calls in one format. All values are expressions of a grammar, or functions that return one.
 
-    `call` and `free` return the expression of one call, `free` with any arguments. `thought`: expression of the
-    reasoning before a call or an answer. `answer`: expression of the text that begins an answer without calls.
+    `call`: one call. `free`: one call with any arguments. `before`: text before the first call. `between`: text between
+    two calls. `behind`: text after the last call. `thought`: reasoning before a call or an answer. `answer`: text that
+    begins an answer without calls.
     """
 
     call: Write
@@ -220,8 +224,8 @@ def _hermes(grammar: CallGrammar) -> _Frame:
 def _llama(grammar: CallGrammar) -> _Frame:
     """Return the frame of Llama 3.
 
-    `call_object` does not work here: structured output may begin with the same brace, and a lexeme that begins with a
-    brace must then end there.
+    `call_object` does not work here: its first lexeme begins with a brace but is longer. An answer without calls may
+    also begin with a brace, and then the lexeme must be the brace alone.
     """
     return _Frame(lambda g, name, schema: g.json(call_schema(name, "parameters", schema)), between='"; "')
 
@@ -311,7 +315,7 @@ def _pythonic(grammar: CallGrammar) -> _Frame:
                 raise Inexpressible
             words = _PYTHON_WORDS.get(str(of_key.get("type"))) if "enum" not in of_key else None
             argument = f"{_literal(f'{key}=')} {g.rule(words) if words else g.json(_with_definitions(of_key, schema))}"
-            # Each argument begins with a comma, except the first one that is written.
+            # `first`: the remaining arguments if none was written yet. `further`: the same after a comma.
             first, further = (
                 g.rule(f"{argument} {further}" + ("" if required else f" | ({first})" if first else " | ")),
                 g.rule(f'", " {argument} {further}' + ("" if required else f" | ({further})" if further else " | ")),

@@ -54,6 +54,6 @@ def new_id() -> str:
 
 
 def beginning_of(tag: str, text: str) -> int:
-    """Return how many characters at the end of `text` may be the beginning of the tag."""
+    """Return the number of characters at the end of `text` that may begin `tag`; 0 if none."""
     longest = min(len(tag) - 1, len(text))
     return next((length for length in range(longest, 0, -1) if text.endswith(tag[:length])), 0)

@@ -15,13 +15,13 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ParserState(Enum):
-    BEGIN = auto()  # so far only white space, or part of the opening tag
+    BEGIN = auto()  # the text so far is white space or a part of the opening tag
     THOUGHT = auto()
     ANSWER = auto()
 
 
 class ThoughtParser:
-    """Parser of one answer. Without opening tag there is no reasoning; without closing tag all is reasoning."""
+    """Parser of one answer. Without an opening tag, the answer has no reasoning; without a closing tag, no text."""
 
     def __init__(self, opened: bool) -> None:
         """Start the parser. `opened`: the prompt ends with the opening tag, so the answer begins with reasoning."""
@@ -87,14 +87,14 @@ def thoughts_of(template: str, ending: str) -> Callable[[], ThoughtParser] | Non
 
 
 class OutputParser:
-    """Parser of an answer: one parser for reasoning, then one for text and calls. Each of them may be None."""
+    """Parser of an answer. `thoughts` parses the reasoning, `tools` the text and calls after it. Both may be None."""
 
     def __init__(self, thoughts: ThoughtParser | None, tools: ToolParser | None, shows_thoughts: bool = True) -> None:
         self._thoughts = thoughts
         self._tools = tools
         self._shows_thoughts = shows_thoughts
         self.thought_tokens = 0  # number of reasoning tokens, including tags
-        self._unsettled_tokens = 0  # number of first tokens, which may be part of the opening tag
+        self._unsettled_tokens = 0  # number of first tokens that may still be part of the opening tag
 
     @property
     def thinks(self) -> bool:

@@ -12,7 +12,7 @@ _SPACE = " \t\r\n"
 
 
 class NotACall(Exception):
-    """The text is not a function call, and nothing of it was sent."""
+    """Error: the text is not a function call. Nothing of the text was sent."""
 
 
 class _JsonState(Enum):
@@ -24,7 +24,7 @@ class _JsonState(Enum):
 
 
 class CallObject:
-    """Parser of one call in JSON, character by character. Arguments are passed on as the model wrote them.
+    """Parser of one call in JSON, character by character. Arguments are not reformatted.
 
     {"name": "weather", "arguments": {"city": "Rome"}}        `parameters` is a synonym of `arguments`
 
@@ -36,7 +36,7 @@ class CallObject:
         self.name: str | None = None
         self.fresh = ""  # new characters of the arguments, until `take`
         self.closed = False
-        self.failed = False  # whether the last character, which is not part of the call, made it invalid
+        self.failed = False  # whether the last character made the call invalid; it is not part of the call
         self._at = _JsonState.BEGIN
         self._depth = 0
         self._in_string = False
@@ -47,7 +47,7 @@ class CallObject:
         self._live = False  # whether the current value is the arguments, as an object
 
     def push(self, letter: str) -> None:
-        """Parse one character. Raises: NotACall if the text is not a call; with `name` set, sets `failed` instead."""
+        """Parse one character. If the text is not a call: set `failed` if `name` is set, otherwise raise NotACall."""
         self.raw += letter
         if self._in_string:
             self._take(letter)
@@ -210,10 +210,10 @@ class FirstCall:
 
 
 class CallsOrForm:
-    """Parser for an answer that consists of calls if it begins with one, else of text, in which tags are kept."""
+    """Parser for an answer of calls or of structured output. If it does not begin with a call, tags in it are text."""
 
     def __init__(self, parser: ToolParser, begins: Sequence[str]) -> None:
-        """Wrap `parser`. `begins`: tags with which calls begin; empty if `parser` itself tells calls from text."""
+        """Wrap `parser`. `begins`: tags with which calls begin; empty if `parser` decides itself what is a call."""
         self._parser = parser
         self._begins = begins
         self._held = ""  # beginning that may still be calls or structured output

@@ -21,7 +21,7 @@ _ESCAPE = re.compile(
 
 
 class JsonRefused(ValueError):
-    """Unsupported or invalid JSON; the message is the reason."""
+    """Error: JSON is unsupported or invalid. The message is the reason."""
 
 
 def read_json(text: str) -> Any:

@@ -22,21 +22,21 @@ COMPACT = {
     "whitespace_flexible": False,
     "item_separator": ",",
     "key_separator": ":",
-    "json_allowed_escapes": 'nrbtf\\"',  # without \\u, which would give keys two spellings
+    "json_allowed_escapes": 'nrbtf\\"',  # excludes \\u, with which a key could be written in two ways
 }
 MAX_STEP_ITEMS = 10_000  # maximum parser items per token
 MAX_LEXER_STATES = 50_000  # maximum lexer states, of 1 to 2 kB each
 MAX_GRAMMAR_SYMBOLS = 200_000
-MAX_FORCED_BYTES = 256  # longest forced text that is tokenised
+MAX_FORCED_BYTES = 256  # maximum bytes of a forced text; a longer text is not tokenised
 MESSAGE_CHARACTERS = 300
 
 
 class LibraryMissing(RuntimeError):
-    """Structured output is not available, since llguidance is not installed."""
+    """Error: structured output is not available, since llguidance is not installed."""
 
 
 class GrammarFailed(RuntimeError):
-    """A compiled grammar failed: it is too ambiguous, or allows no next token."""
+    """Error: a compiled grammar is too ambiguous, or allows no next token."""
 
 
 class Vocabulary:
@@ -64,7 +64,7 @@ class Vocabulary:
         """Tokens with text, one bit per token, least significant first."""
 
     def ends(self, stop_token_ids: Iterable[int]) -> tuple[int, ...]:
-        """Return the stop tokens without text, which may end a complete answer. Raises: FormRefused if none does."""
+        """Return the stop tokens without text, with which an answer can end. Raises: FormRefused if there are none."""
         ends = tuple(sorted(self.special.intersection(stop_token_ids)))
         if not ends:
             raise FormRefused("no stop token can end the answer: keep the model's end of sequence token")
@@ -113,7 +113,7 @@ def fill_next_tokens(matcher: "LLMatcher", address: int, size_bytes: int) -> Non
 
 
 def forced_tokens(matcher: "LLMatcher") -> list[int]:
-    """Return the tokens of the text that must follow, up to where they are ambiguous; none if the text is too long.
+    """Return the tokens of the text that must follow, up to the first ambiguous token; none for a too long text.
 
     Holds the GIL for about 1 µs per byte. Raises: GrammarFailed.
     """
@@ -216,6 +216,6 @@ def _stuck(matcher: "LLMatcher") -> GrammarFailed:
 
 
 def _short(message: str) -> str:
-    """Return a message of the library on one line, without the state of the library's parser."""
+    """Return the library's message on one line, without the description of its parser's state."""
     words = message.partition("<state>")[0].partition("<non-verbose/>")[0].split()
     return " ".join(words)[:MESSAGE_CHARACTERS] or "no reason is given"

@@ -26,7 +26,7 @@ class StructuredKind(Enum):
 
 
 class FormRefused(ValueError):
-    """Structured output that cannot be enforced. The message is the reason."""
+    """Error: the requested structured output cannot be enforced. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def enforceable_form(output: StructuredOutput) -> StructuredOutput:
 
 
 def check_form(output: StructuredOutput) -> None:
-    """Check structured output as far as that needs no library. Raises: FormRefused."""
+    """Check all of a structured output that can be checked without the library. Raises: FormRefused."""
     if len(output.text) > MAX_BYTES or len(output.text.encode()) > MAX_BYTES:
         raise FormRefused(f"must have at most {MAX_BYTES} bytes")
     match output.kind:

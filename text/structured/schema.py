@@ -43,7 +43,7 @@ _NAME_FORMATS = {
 
 
 class SchemaRefused(ValueError):
-    """A schema cannot be enforced. The message has the JSON pointer to the keyword, and the reason."""
+    """Error: a schema cannot be enforced. The message has the keyword's JSON pointer and the reason."""
 
     def __init__(self, pointer: str, reason: str) -> None:
         super().__init__(f"#{pointer}: {reason}")
@@ -90,8 +90,8 @@ _VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 class _SchemaConverter:
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
-        self._names: dict[str, str] = {}  # by JSON pointer: name of the definition
-        self._converted: dict[str, Schema] = {}  # by name: converted definition
+        self._names: dict[str, str] = {}  # name of the definition, by JSON pointer
+        self._converted: dict[str, Schema] = {}  # converted definition, by name
 
     def converted(self) -> dict[str, Any]:
         root, pointer = self._root, ""
@@ -208,7 +208,7 @@ class _SchemaConverter:
     # Keywords that are converted, not copied:
 
     def _enforce_one_of(self, made: dict[str, Any], schema: Mapping[str, Any], pointer: str) -> None:
-        """Convert oneOf to anyOf. Raises: SchemaRefused unless its members exclude each other."""
+        """Convert oneOf to anyOf. Raises: SchemaRefused if one value could match two members."""
         if "oneOf" not in made:
             return
         members = [self._resolved(member) for member in schema["oneOf"]]
@@ -221,7 +221,7 @@ class _SchemaConverter:
             made["anyOf"] = members
 
     def _exclude_each_other(self, one: Any, other: Any) -> bool:
-        """Return whether types, or the values of a common property, show that no value matches both schemas."""
+        """Return whether no value can match both schemas, as far as types or a common property's values show it."""
         if not isinstance(one, Mapping) or not isinstance(other, Mapping):
             return False
         kinds = self._kinds(one), self._kinds(other)
@@ -316,7 +316,7 @@ class _SchemaConverter:
 def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
     """Convert minProperties and maxProperties to `required` and `anyOf`.
 
-    Only names in `properties` can be counted: a grammar allows others more than once.
+    Only names in `properties` can be counted, because a grammar allows other names more than once.
     """
     if "minProperties" not in made and "maxProperties" not in made:
         return
@@ -350,7 +350,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
         ]
         if not 0 < len(chosen) <= MOST_LISTS:
             raise SchemaRefused(f"{pointer}/{keyword}", "cannot be enforced with this many properties")
-        # With maxProperties, an answer has exactly the names of one of these sets; else at least those of one.
+        # An answer has all names of one set in `chosen`; with maxProperties, it has no other optional names.
         made["anyOf"] = [
             {"required": [name for name in (*made["properties"], *required) if name in names]}
             | ({"properties": dict.fromkeys(optional - names, False)} if most != math.inf else {})
@@ -361,7 +361,7 @@ def _enforce_counts(made: dict[str, Any], pointer: str) -> None:
 
 
 def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[Any]] | None:
-    """Return all lists of distinct values; if too many, only those in the given order; None if still too many."""
+    """Return all lists of distinct values. If these are too many, keep the given order; None if still too many."""
     counts = range(least, min(len(values), len(values) if most is None else most) + 1)
     for made, number in ((permutations, math.perm), (combinations, math.comb)):
         if sum(number(len(values), count) for count in counts) <= MOST_LISTS:
@@ -370,7 +370,7 @@ def _distinct(values: Sequence[Any], least: int, most: int | None) -> list[list[
 
 
 def _is_among(value: Any, others: Sequence[Any]) -> bool:
-    """Return whether a JSON value is among others, where true differs from 1."""
+    """Return whether `others` contains a JSON value. Unlike in Python, true and 1 differ."""
     return any(json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True) for other in others)
 
 

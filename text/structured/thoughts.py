@@ -1,6 +1,7 @@
-"""Reasoning before an answer: a limit on its tokens, and structured output of the answer after it. Pure.
+"""Limit of the reasoning tokens before an answer, and structured output of the answer. Pure.
 
-Messages between processes carry both as one more kind of structured output, which older workers reject as unknown.
+In messages between processes, limit and structured output together are a separate kind of structured output, which
+older workers reject as unknown.
 """
 
 import json
@@ -14,9 +15,9 @@ MAX_BUDGET = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Reasoning before an answer. Each text is tokenised alone and may contain special tokens."""
+    """Rules for the reasoning before an answer. Each tag is tokenised separately and may contain special tokens."""
 
-    open: str  # tag that begins the reasoning; empty if the prompt ends within it
+    open: str  # tag that begins the reasoning; empty if the prompt ends within the reasoning
     closes: tuple[str, ...]  # tags that end the reasoning, whichever comes first
     forced: str  # text forced when the budget is used up; ends with one of `closes`
     budget: int | None = None  # maximum number of tokens between the tags

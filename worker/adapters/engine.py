@@ -104,8 +104,8 @@ class EngineAdapters:
             raise
 
     def add(self, read: Read) -> int:
-        """Add an adapter, or loaded weights, and return its number in the engine, by which requests refer to it. Steps
-        wait while the other ranks read it.
+        """Add an adapter or loaded weights, and return the number by which requests in the engine refer to it. Steps
+        wait while the other ranks read the adapter.
 
         Raises: ModelError, after which no rank has the adapter; RankLost.
         """

@@ -61,7 +61,7 @@ class AdapterKeeper:
         self._loop = loop
         self._around = around
         self._lists: dict[Link, RouterList] = {}
-        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # adapter by link and change id; None: being read
+        self._held: dict[tuple[Link, int], AdapterKey | None] = {}  # adapter by link and change id; None: not read yet
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -147,9 +147,7 @@ class AdapterKeeper:
                 self._begin(self._load_missing())  # the freed memory may suffice for missing adapters
 
     def _has_successor(self, retired: Loaded) -> bool:
-        """Return whether the model can do without `retired`: for weights, only once other loaded weights
-        replace them.
-        """
+        """Return whether `retired` may be freed: adapters always, weights only if loaded weights replace them."""
         return retired.key.name != WEIGHTS or self._table.replaces_weights
 
     async def close(self) -> None:
@@ -201,7 +199,10 @@ class AdapterKeeper:
         self.free()
 
     async def _loaded(self, name: str, path: str, change: tuple[Link, int] | None = None) -> AdapterKey:
-        """Load an adapter or weights, unless the engine has them, and keep them for `change`. Raises: ModelError."""
+        """Load an adapter or weights unless they are loaded, keep them for `change`, and return their key.
+
+        Raises: ModelError.
+        """
         async with self._turn:
             timeout_s = WEIGHTS_TIMEOUT_S if name == WEIGHTS else READ_TIMEOUT_S
             try:

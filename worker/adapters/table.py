@@ -107,10 +107,9 @@ class AdapterTable:
         del self._loaded[loaded.key]
 
     def number(self, name: str, digest: str = "") -> int:
-        """Return the engine's number of the adapter that a request names; 0 for an empty name. `digest` empty: the
-        router sends no digests.
+        """Return the engine's number of the adapter that a request names; 0 for an empty name.
 
-        Raises: ValueError.
+        `digest`: digest that the request names; empty if the router sends no digests. Raises: ValueError.
         """
         if not name:
             if self.own_weights_freed:
@@ -125,8 +124,9 @@ class AdapterTable:
         return loaded.number
 
     def take_list(self, version: int, listed: Iterable[Listed]) -> bool:
-        """Apply an adapter list, after which `missing` has the listed adapters that are not loaded. Return False, and
-        ignore the list, if it is not newer than the present one or its version is in the future.
+        """Apply an adapter list and return True; afterwards, `missing` has the listed adapters that are not loaded.
+
+        Ignore the list and return False if its version is in the future or not newer than the current list's.
         """
         listed = tuple(listed)
         rank = rank_of(version, listed)

@@ -5,8 +5,8 @@ block that is used often is compared sooner or later. The first checksum of a bl
 from a KV tier, which computes the checksum of every block that it writes.
 
 Watches (`BlockPool.watch_each`) tell whether a block was reassigned while its checksum was computed; they delay no
-eviction. The event loop learns of an eviction before any later watch, so it never compares new content with the
-checksum of evicted content.
+eviction. The event loop processes each eviction before any watch that is set after it. So it never compares new
+content with the checksum of evicted content.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ QUEUED_BLOCKS = 1024  # maximum number of queued blocks that no prompt waits for
 
 
 class CachedBlocks(NamedTuple):
-    """Engine whose blocks a RestChecker checks, and lookup in its prefix cache."""
+    """Interface of the engine whose cached blocks a RestChecker checks."""
 
     loop: EngineLoop
     in_pool: Callable[[bytes], bool]
@@ -85,19 +85,19 @@ class RestChecker:
         self._compare_soon([changes.stored[place] for place in self._published.draw(len(changes.stored))])
 
     def _compare_soon(self, names: Sequence[bytes]) -> None:
-        """Queue blocks for a comparison for which no prompt waits; drop those beyond QUEUED_BLOCKS."""
+        """Queue blocks for a comparison in the background; drop blocks beyond QUEUED_BLOCKS."""
         self._queue += names[: QUEUED_BLOCKS - len(self._queue)]
         if self._queue and self._working is None and self._cache is not None:
             self._working = asyncio.create_task(self._compare_queued(), name="kv-at-rest")
 
     def take_sums(self, sums: Sequence[tuple[bytes, int]]) -> frozenset[bytes]:
-        """Process checksums that the calling thread computed of cached blocks, whose watches must not have broken.
+        """Compare the caller's checksums of cached blocks with the known ones; return the blocks that differ.
 
-        Return the blocks that differ from their known checksums. The caller must not store them; they are compared
-        again.
+        The caller must have watched the blocks and found their watches unbroken. It must not store the returned
+        blocks, which are compared again in the background. Any thread may call this.
         """
         doubted = frozenset(name for name, checksum in sums if self._known.differs(name, checksum))
-        events = self._events  # read once, since `detach` may clear the field meanwhile
+        events = self._events  # read once: `detach` may clear the field at any time
         if events is not None:
             events.call_soon_threadsafe(self._learn, [each for each in sums if each[0] not in doubted], doubted)
         return doubted
@@ -111,8 +111,9 @@ class RestChecker:
             self._compare_soon(sorted(doubted))
 
     def drawn(self, hashes: Sequence[bytes]) -> list[bytes]:
-        """Draw at random some of a prompt's cached blocks, which must be compared before the prompt uses them. Call it
-        once per prompt.
+        """Return a random sample of a prompt's cached blocks, which must be checked before the prompt uses them.
+
+        Call it once per prompt.
         """
         cache = self._cache
         if cache is None:

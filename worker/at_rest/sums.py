@@ -26,7 +26,7 @@ class KnownSums:
         return name in self._sums
 
     def learn(self, name: bytes, checksum: int) -> None:
-        """Record the first checksum of a block; a known checksum is not replaced."""
+        """Record the checksum of a block, unless one is known already."""
         self._sums.setdefault(name, checksum)
 
     def differs(self, name: bytes, checksum: int) -> bool:

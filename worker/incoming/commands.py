@@ -33,7 +33,7 @@ from baton.text.structured.output import MAX_BYTES
 
 ROUTER_ID_BYTES = TRANSFER_ID_BYTES = SESSION_ID_BYTES = 16
 OWNER_BYTES = 8
-MOST_FORM_CHARACTERS = 16 * MAX_BYTES  # length of a schema, regular expression or grammar, with JSON escapes
+MOST_FORM_CHARACTERS = 16 * MAX_BYTES  # maximum length of a schema, regex or grammar, JSON escapes included
 MOST_PATH_CHARACTERS = 4096
 MOST_SESSION_BLOCKS = 1 << 17  # maximum number of KV blocks that a draining worker hands over per session
 PATH = re.compile(r"[^\x00]*")
@@ -137,7 +137,7 @@ class CommandCheck:
         is_pooled, answered = command.HasField("pooling"), command.answered_tokens
         is_read = not is_pooled and not (isinstance(command, session_pb2.Start) and not command.prefill_endpoint)
         choices = max(sampling.n, sampling.beam_width)
-        most_tokens = model.max_model_len - (not is_pooled)  # leaves room for one generated token
+        most_tokens = model.max_model_len - (not is_pooled)  # a generating request needs room for one token
         whole_blocks = length // max(1, model.block_size)
         for field, good, why in (
             ("token_ids", 0 < length <= most_tokens, f"must have 1 to {most_tokens} tokens, not {length}"),

@@ -1,4 +1,4 @@
-"""Reports of a worker's own KV files to routers: numbered changes to all of them, a snapshot to one that asks for it.
+"""Reports of a worker's own KV files to routers: all routers receive numbered changes, and on request a snapshot.
 
 A segment is a file that only grows, until it is removed with all its blocks. So the log stores only the number of
 announced records of each segment; the block names are in the index of the files.
@@ -10,7 +10,7 @@ from typing import Protocol
 from baton.process.links.hub import LinkHub, RouterLink
 from baton.protos import cache_pb2, session_pb2
 
-NAME_BYTES = 8  # prefix of each block name: an index of files stores no more
+NAME_BYTES = 8  # length of block names in messages: the index of files stores only this prefix
 MESSAGE_NAMES = 8192
 """Maximum number of names per message: 64 KiB, so that no token waits long behind one."""
 MESSAGES_AT_ONCE = 8
@@ -33,8 +33,8 @@ class FilesLog:
         self.sequence = 0  # number of the last message
 
     def changes(self, files: OwnFiles, most: int = MESSAGES_AT_ONCE) -> Iterator[cache_pb2.TierEvents]:
-        """Yield at most `most` messages of changes; later calls yield the rest. A yielded change counts as
-        announced.
+        """Yield at most `most` messages of changes; later calls yield the remaining changes. A yielded change counts
+        as announced.
         """
         present = files.own_slots()
         removed = tuple(number for number in self._announced if number not in present)
@@ -69,8 +69,9 @@ class FilesLog:
         ranges: "Iterator[tuple[int, int, int]]",
         on_piece: Callable[[cache_pb2.TierPiece], None],
     ) -> Iterator[list[cache_pb2.TierPiece]]:
-        """Yield the records of `ranges` (segment, first, end) as lists of pieces, one list per message; pass each piece
-        to `on_piece`.
+        """Yield one list of pieces per message, with the records of `ranges` (segment, first, end).
+
+        Each piece is also passed to `on_piece`.
         """
         pieces: list[cache_pb2.TierPiece] = []
         room = self._message_names
@@ -100,11 +101,12 @@ class TierPublisher:
         return self._log.sequence
 
     def send_changes(self, files: OwnFiles) -> None:
-        """Announce changes since the last call; if there are many, later calls announce the rest. Call it before each
-        report.
+        """Announce changes since the last call; if there are too many for one call, later calls announce the others.
+
+        Call it before each report.
         """
         for events in self._log.changes(files):
-            for link in self._hub.links:  # one message per link, which carries that link's acknowledgement
+            for link in self._hub.links:  # one message object per link: each carries its link's acknowledgement
                 link.send_lossy(session_pb2.ConnectResponse(epoch=self._epoch, tier_events=events))
 
     def send_snapshot(self, link: RouterLink[session_pb2.ConnectResponse], files: OwnFiles) -> None:

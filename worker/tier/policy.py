@@ -5,7 +5,7 @@ text/kv_loading.py decides whether blocks are loaded at all.
 
 from baton.text.kv_loading import LoadCosts
 
-DECAY = 0.8  # weight of a load relative to the one after it
+DECAY = 0.8  # factor by which each load reduces the weight of earlier loads
 FORGOTTEN_S = 60.0  # age at which a rate counts as unknown, so that the next prompt tries a load
 LEAST_WAIT_S = 1.0
 LONGEST_WAIT_S = 20.0
@@ -35,8 +35,9 @@ class LoadRate:
 
 
 def longest_wait_s(costs: LoadCosts, blocks: int) -> float:
-    """Return the longest time that a prompt waits for a load of `blocks` blocks: as long as computing these would take,
-    within bounds. Blocks that are loaded by then are used.
+    """Return the longest time that a prompt waits for a load of `blocks` blocks, after which it uses the loaded ones.
+
+    The time is that of computing the blocks, but at least LEAST_WAIT_S and at most LONGEST_WAIT_S.
     """
     compute_s = costs.compute_s(blocks)
     return LONGEST_WAIT_S if compute_s is None else min(LONGEST_WAIT_S, max(LEAST_WAIT_S, compute_s))

@@ -27,8 +27,8 @@ from baton.worker.tier.policy import LoadRate, longest_wait_s
 logger = logging.getLogger(__name__)
 Landed = Callable[[IncomingPrefix, int], None]
 """Function called after a load with the prefix and the number of its leading blocks that have KV."""
-PRICED_BLOCKS = 64  # number of blocks for which loading and computing are compared: a load has a fixed cost
-OVERDUE_S = 1.0  # longest wait for the running read of an overdue load
+PRICED_BLOCKS = 64  # size of the load that is compared with computing, in blocks; each load has a fixed cost
+OVERDUE_S = 1.0  # longest wait for a running read after the time limit of its load
 TIMEOUT_S = 30.0  # timeout of one load
 QUEUE_S = 120.0  # longest wait of a prompt for earlier loads; then it is computed
 ROOM_S = 20.0  # longest wait for free blocks
@@ -149,8 +149,8 @@ class TierRestorer:
         """Load the blocks of `hashes` that the pool lacks and that the prompt could reuse.
 
         A load begins only after the queued prompts have begun, since these would evict the loaded blocks. Every wait
-        has a bound except that for this worker's engine, which the prompt needs anyway. Raises no errors of its
-        own; may be cancelled.
+        has a timeout, except the wait for this worker's engine: the prompt needs the engine anyway. Raises no errors
+        of its own; may be cancelled.
         """
         began, landed = time.monotonic(), NOTHING_LOADED
         try:
@@ -187,9 +187,9 @@ class TierRestorer:
         return 1.0 if load_s is None or not compute_s else load_s / compute_s
 
     async def prefetch(self, session_id: bytes, hashes: Sequence[bytes]) -> None:
-        """Load the blocks that the pool lacks of a session that is expected soon; replace only unprotected blocks.
+        """Load a session's blocks that the pool lacks, before its expected next turn; replace only unprotected blocks.
 
-        Does nothing while a prompt is queued in the engine, or a load runs or is pending. Raises: EngineStopped.
+        Does nothing if a prompt is queued in the engine, or if another load runs or is pending. Raises: EngineStopped.
         """
         engine = self._engine
         if engine is None or self.busy or self._loads or not self.health.allows(time.monotonic()):
@@ -271,8 +271,9 @@ class TierRestorer:
         return self._options.groups.known_columns(hashes, engine.in_pool)
 
     def _reachable(self, engine: EngineView, hashes: Sequence[bytes], cached: int) -> int:
-        """Return the number of a prompt's first block-table columns that are in the pool or the tier. `cached`: number
-        in the pool.
+        """Return the number of a prompt's first block-table columns that are in the pool or the tier.
+
+        `cached`: number of these columns that are in the pool.
         """
         if self._options.groups == ONE_GROUP:
             return cached + self._store.known(hashes[cached:])

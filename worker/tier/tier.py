@@ -156,8 +156,8 @@ def _open_store(disk: TierDisk, config: WorkerConfig, flag: str, size_bytes: int
 
 
 def tier_identity(prepared: PreparedModel) -> bytes:
-    """Return the identity of stored KV. It differs for edited weights and other kernels; a worker reads only KV of its
-    own identity.
+    """Return the identity of stored KV, which changes with the weights and with the kernels. A worker reads only KV of
+    its own identity.
 
     The model's fingerprint covers only a sample of the weights, so sizes and times of their files are added. The
     arithmetic is added because KV from files must have the same bits as KV computed here.

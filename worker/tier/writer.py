@@ -1,8 +1,8 @@
 """Writer of published KV blocks to a tier, on a thread of its own.
 
 Block names wait in a bounded queue without pinning blocks. For a few names at a time the engine's thread sets watches
-on their blocks (`BlockPool.watch_each`); the writer copies the blocks and drops each copy whose watch broke meanwhile.
-So no block is pinned for the tier, and evictions never wait for it.
+on their blocks (`BlockPool.watch_each`). The writer copies the blocks, and drops a copy if its watch broke during the
+copy. So no block is pinned for the tier, and evictions never wait for it.
 """
 
 import logging
@@ -168,7 +168,7 @@ class TierWriter:
         return worked
 
     def _scan(self) -> bool:
-        """Open the store or scan for files of other workers; return whether it was opened. Raises: OSError."""
+        """Open the store or scan for files of other workers; return whether this call opened it. Raises: OSError."""
         opens = not self._store.is_open
         if opens:
             began = time.monotonic()
@@ -207,7 +207,7 @@ class TierWriter:
             copied = [
                 NamedBlock(name, self._staging.checksum(slot), self._staging.block(slot))
                 for slot, (name, watch) in enumerate(there)
-                if not watch.broken  # checked after the copy, which therefore has the watched content
+                if not watch.broken  # an unbroken watch after the copy proves its content
             ]
             lasting = {name for name, watch in there if not watch.broken}
             damaged = self._on_sums([(block.name, block.checksum) for block in copied if block.name in lasting])

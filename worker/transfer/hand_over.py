@@ -94,7 +94,7 @@ class Leaving:
 
 
 async def hand_over(leaving: Leaving) -> None:
-    """Offer sessions now and, after the last request, those added meanwhile; then wait while other workers read blocks.
+    """Offer sessions now, and newer ones after the last request; then wait while other workers read blocks.
 
     Takes MOST_S at most. Raises no errors of its own.
     """

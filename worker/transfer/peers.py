@@ -91,13 +91,13 @@ class Peer:
 
     endpoint: str
     stub: kv_transfer_pb2_grpc.KvTransferServiceStub
-    pool_id: bytes  # pool of the paired process; a later process may have its address
+    pool_id: bytes  # pool of the paired process; a later process at the endpoint has another pool
     channel: grpc.aio.Channel
     link: "GrpcLink"
     transport: Transport
     rate: LinkRate
     fallback: str = ""  # why no faster transport was chosen
-    compare: Callable[[bytes, BlockPair], None] | None = None  # comparison of the first block; None: done
+    compare: Callable[[bytes, BlockPair], None] | None = None  # check of the first copied block; None: not pending
     users: int = 0
     forgotten: bool = False
 
@@ -189,7 +189,7 @@ class Peers:
         self._close_if_unused(peer)
 
     async def copy(self, peer: Peer, transfer_id: bytes, pairs: Sequence[BlockPair]) -> LinkRate:
-        """Copy blocks. Raises: PeerFailed. If cancelled, it returns only after the copy has finished."""
+        """Copy blocks and return the rate. A cancelled call returns only after the copy. Raises: PeerFailed."""
         try:
             return await self._thread.copy(peer.transport, transfer_id, pairs)
         except LinkBroken as error:
@@ -234,7 +234,7 @@ class Peers:
     async def close(self) -> None:
         """Close all links, which ends running copies."""
         self._closed = True
-        if self._sweeping is not None:  # ended first, because it closes peers too
+        if self._sweeping is not None:  # stop the sweep first, because it closes peers too
             self._sweeping.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeping
@@ -282,8 +282,8 @@ class Peers:
     async def _sweep(self) -> None:
         """Forget peers whose connection is lost, periodically until cancelled.
 
-        Memory of a dead process stays allocated while it is mapped here, and there may be no transfer that notices its
-        death. A pending `wait_for_state_change` would notice too, but keeps the connection of a closed channel open.
+        Without this, a dead process may go unnoticed until the next transfer, and its memory, which is mapped here,
+        stays allocated. A pending `wait_for_state_change` would keep the connection of a closed channel open.
         """
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
@@ -292,8 +292,8 @@ class Peers:
                     self.forget(peer)
 
     async def _describe(self, stub: kv_transfer_pb2_grpc.KvTransferServiceStub) -> PoolDescription:
-        """Return the description of the peer's pool. Raises: OutOfBounds; AioRpcError, also if the peer refuses to
-        pair.
+        """Request the description of the peer's pool and return it. Raises: OutOfBounds; AioRpcError, for instance if
+        the peer refuses to pair.
         """
         reader = description_to_wire(replace(self._mine, shared_memory=None, device_memory=(), nixl=None))
         paired = await stub.Pair(kv_transfer_pb2.PairRequest(reader=reader), timeout=self._pair_timeout_s)

@@ -42,7 +42,7 @@ GROUP_ID_BYTES = 16
 MAX_GROUPS = 64
 RETRY_S = 0.5
 Stub = kv_transfer_pb2_grpc.KvTransferServiceStub
-# Statuses of requests for blocks that were refused before any block was sent.
+# Statuses with which a source refuses a request for blocks before it sends any block.
 REFUSALS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT)
 STORE_SLACK_S = 1.0
 
@@ -136,7 +136,7 @@ class GroupHost:
             raise FailedPrecondition("first_sequence", str(error)) from error
 
     async def close(self) -> None:
-        """Close every group; their readers receive an error. Bounded by the groups' timeout."""
+        """Close every group; its reader receives an error. Takes the groups' timeout at most."""
         for hosted in self._groups.values():
             hosted.broken.set()
             hosted.values.close()

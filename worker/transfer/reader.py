@@ -45,7 +45,7 @@ class BlocksCorrupt(TransferFailed):
 
 
 class PoolReplaced(TransferFailed):
-    """Error: another process now has the peer's address, but the pool that is mapped here is the earlier process's."""
+    """Error: another process now has the peer's address; the pool mapped here belongs to the earlier process."""
 
 
 class SourceLost(TransferFailed):
@@ -81,8 +81,8 @@ class Pull:
 class ConfirmedBlocks:
     """Number of leading blocks of a failed pull that may still be used.
 
-    A copied block is confirmed once the source reports that it was pinned throughout. That holds even if the source is
-    lost later, so another attempt at the same prompt need not pull it again.
+    A copied block is confirmed once the source reports that the block was pinned during the copy. It stays valid if
+    the source is lost later, so another attempt at the same prompt need not pull it again.
     """
 
     blocks: int = 0
@@ -120,10 +120,10 @@ async def keep_confirming(
     confirmed: ConfirmedBlocks,
     period_s: float,
 ) -> None:
-    """Ask the source to confirm copied blocks every `period_s`, until cancelled or until the source denies it.
+    """Ask the source every `period_s` to confirm copied blocks, until cancelled or until a request fails or is denied.
 
-    A short pull needs no such call, because the Close call confirms all its blocks. Copies continue meanwhile; blocks
-    that arrive after a call was sent are confirmed by the next call.
+    A short pull needs no such request, because the Close call confirms all its blocks. Copies continue during a
+    request; the next request confirms the blocks that they add.
     """
     request = kv_transfer_pb2.ConfirmRequest(transfer_id=transfer_id)
     while True:
@@ -149,7 +149,7 @@ class Integrity:
 
 
 class Outcome(Enum):
-    """Outcome of a pull, which decides what the source must still be told."""
+    """Outcome of a pull; it decides whether the source must still be notified."""
 
     GIVEN_UP = auto()  # the source still waits for a reader
     PINNED = auto()  # the blocks were pinned throughout, and the source has released them
@@ -193,10 +193,11 @@ class TransferReader:
     ) -> Pull:
         """Copy the blocks that `destination` lacks. Raises: TransferFailed.
 
-        With `block_hashes`, one per block of the destination, copy a prefix of them (possibly empty) that the source
-        has cached; with `restore`, also those that it loads from files. Without `block_hashes`, copy all blocks of a
-        prompt that the source computes; if the source is then lost, or this is cancelled, `confirmed` counts the blocks
-        worth keeping.
+        With `block_hashes`, one per block of the destination: copy the longest prefix of these blocks that the source
+        has cached, possibly none. `restore`: the source first loads missing blocks from files.
+
+        Without `block_hashes`: copy all blocks of a prompt that the source computes. If the source is lost or the
+        call is cancelled, `confirmed` has the number of leading blocks that may be kept.
         """
         request = kv_transfer_pb2.OpenRequest(transfer_id=transfer_id, block_hashes=block_hashes, restore=restore)
         try:
@@ -272,8 +273,8 @@ class TransferReader:
         progress: Progress,
         confirmed: ConfirmedBlocks | None,
     ) -> AsyncIterator[AsyncIterator[kv_transfer_pb2.OpenResponse]]:
-        """Open the stream of watermarks. While it is open, count the blocks that the source confirms in `confirmed`, if
-        given.
+        """Open the stream of watermarks. While it is open, record in `confirmed`, if given, how many blocks the source
+        confirms.
         """
         stream = peer.stub.Open(request)
         confirming: asyncio.Task[None] | None = None
@@ -420,7 +421,7 @@ def _doubt(confirmed: ConfirmedBlocks | None) -> None:
 
 
 async def _read(stream: AsyncIterator[kv_transfer_pb2.OpenResponse], arrivals: "asyncio.Queue[Arrival | None]") -> None:
-    """Queue each message with its arrival time; None at the end."""
+    """Put each message with its arrival time into `arrivals`, and None after the last message."""
     try:
         async for message in stream:
             arrivals.put_nowait(Arrival(message, time.monotonic()))

@@ -1,8 +1,8 @@
 """Source side of KV transfers: the gRPC service over which readers learn which blocks they may read.
 
-`kvtransfer/source.py` decides the state of a transfer; this file waits, answers and reads memory. A transfer has either
-the blocks of an announced prompt, which stay pinned until the reader has closed, or cached blocks that the reader
-requested by hash, which are watched but not pinned, so that readers never take free blocks from the engine.
+`kvtransfer/source.py` decides the state of a transfer; this file waits, answers and reads memory. There are two kinds
+of transfers. Blocks of an announced prompt stay pinned until the reader has closed. Cached blocks that the reader
+requests by hash are watched, not pinned, so that readers never reduce the blocks available to the engine.
 """
 
 import asyncio
@@ -117,8 +117,9 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
         return announced
 
     def advance(self, transfer_id: bytes, blocks: Sequence[int], first: Sequence[FirstToken] | None) -> None:
-        """Make further blocks readable. `first`: the first tokens, given with the last blocks. Raises:
-        UnknownTransfer.
+        """Make further blocks readable. `first`: the first tokens, for the call with the last blocks, else None.
+
+        Raises: UnknownTransfer.
         """
         now = time.monotonic()
         self._table.advance(transfer_id, blocks, now, self._checksums.of(blocks))
@@ -203,7 +204,7 @@ class TransferSource(kv_transfer_pb2_grpc.KvTransferServiceServicer):
             raise NotFound("transfer", "", UNKNOWN)
 
     async def _announce_cached(self, transfer_id: bytes, hashes: Sequence[bytes], restore: bool) -> None:
-        """Create a finished transfer of the cached blocks of `hashes`. Its lease runs until a reader opens it."""
+        """Create a finished transfer of the cached blocks of `hashes`; it expires unless a reader opens it soon."""
         if self._cache is None:
             raise FailedPrecondition("block_hashes", "this worker offers no cached blocks")
         if len(hashes) > self._num_blocks:

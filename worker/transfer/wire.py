@@ -15,7 +15,7 @@ Handle = TypeVar("Handle", SharedMemoryHandle, DeviceMemoryHandle, NixlHandle)
 
 
 def description_to_wire(description: PoolDescription) -> kv_transfer_pb2.PoolDescription:
-    """Convert a description. Fields of equal name have equal values, except the two that are part of `kv`."""
+    """Convert a description. Its fields keep their names, except `checkpoint` and `layout`, which become `kv`."""
     values = asdict(description)
     kv = versions_pb2.KvContent(checkpoint=values.pop("checkpoint"), layout=values.pop("layout"))
     return kv_transfer_pb2.PoolDescription(**values, kv=kv)
@@ -84,6 +84,6 @@ def first_token_to_wire(first: FirstToken) -> kv_transfer_pb2.FirstToken:
 
 
 def first_token_from_wire(first: kv_transfer_pb2.FirstToken) -> FirstToken:
-    """Convert a first token. The reason why a choice ended is not transferred, only that it did."""
+    """Convert a first token. The message says whether the choice ended, but not why: STOP is assumed."""
     top = tuple(TokenLogprob(*token) for token in zip(first.top_token_ids, first.top_logprobs, strict=False))
     return FirstToken(first.choice, first.token_id, first.logprob, EndReason.STOP if first.ended else None, top)

@@ -2,7 +2,7 @@
 
 Reuse and pauses follow published figures of a coding agent (Claude Code, llm-d blog of 22 July 2026): 96 % of turns
 reuse 90 % or more of their prompt; pauses between turns have a median of 2 s and a 99th percentile of 11.4 minutes.
-Its median prompt of 195 000 tokens and answers of 317 are scaled to the context of the measured model.
+The agent's median prompt (195 000 tokens) and its answers (317 tokens) are scaled to the measured model's context.
 
 An agent begins with the instructions of its kind, shared by all agents of that kind, and a task. Each turn appends the
 answer and a tool result. Some turns start a sub-agent, which continues the conversation and whose last answer is the
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 Tokens = tuple[int, ...]
 
 KINDS = 4  # kinds of agents, each with its own instructions
-SHARE_OF_INSTRUCTIONS = 0.1  # fraction of the longest context, like the next two constants
-SHARES_OF_TASK = (0.02, 0.8)  # wide range, so that measurement begins in the middle of the agents' work
-SHARE_OF_SUMMARY = 0.1
+SHARE_OF_INSTRUCTIONS = 0.1  # fraction of the longest context
+SHARES_OF_TASK = (0.02, 0.8)  # range, in fractions of the longest context; wide, so that agents begin in mid-task
+SHARE_OF_SUMMARY = 0.1  # fraction of the longest context
 MEDIAN_GROWTH, GROWTH_SPREAD = 0.02, 0.92  # new tokens over reused tokens, log-normal; above 0.1 in 4 % of turns
-MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal; the longest 1 % are shortened
+MEDIAN_PAUSE_S, PAUSE_SPREAD, LONGEST_PAUSE_S = 2.0, 2.51, 684.0  # log-normal; the longest 1 % are cut to 684 s
 SUB_AGENT_SHARE, SUB_AGENT_TURNS = 0.05, (2, 5)
 TAKEN_BACK_SHARE = 0.03
 MEAN_TURNS = 60
@@ -34,7 +34,7 @@ FIRST_TOKEN_ID = 3
 class AgentWork:
     """Common properties of all agents. Token ids are from 3 to below `vocab_size`."""
 
-    context_tokens: int  # longest prompt with its answer
+    context_tokens: int  # maximum number of tokens of a prompt with its answer
     vocab_size: int
     seed: int
 
@@ -105,7 +105,7 @@ def draw_pause_s(chance: random.Random) -> float:
 
 
 def new_tokens(chance: random.Random, reused_tokens: int) -> int:
-    """Draw the tokens of a tool's result after a context of that length."""
+    """Draw the number of tokens of a tool's result that follows `reused_tokens` of context."""
     return max(1, round(reused_tokens * chance.lognormvariate(math.log(MEDIAN_GROWTH), GROWTH_SPREAD)))
 
 

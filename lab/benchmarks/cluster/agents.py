@@ -57,7 +57,7 @@ class AskedTurn:
 
 @dataclass(slots=True)
 class Log:
-    """Records of one variant. `warm_s`: when all first turns were answered; infinite before."""
+    """Records of one variant. `warm_s`: time at which all first turns were answered; infinity until then."""
 
     asked: list[AskedTurn] = field(default_factory=list)
     first_turns: int = 0

@@ -56,8 +56,8 @@ class Point:
 class Growth:
     """Growth of one curve, by least-squares lines through all points.
 
-    `growth`: slope of measured times over the limit's times at the same points; 1: as fast as the limit. A
-    constant part of the measured time does not change it.
+    `growth`: slope of the line of measured times over the limit's times; 1: measured times grow like the limit's. A
+    constant overhead in the measured times does not change the slope.
     """
 
     name: str
@@ -218,7 +218,7 @@ def fitting_lengths(options: CurvesOptions, folder: Path) -> list[int]:
 
 
 def best_of(one: Limits, other: Limits) -> Limits:
-    """Return the better of two measurements: other processes can only have slowed either down."""
+    """Return the better value of each limit, since other processes can only slow a measurement down."""
     return Limits(
         max(one.read_bytes_per_s, other.read_bytes_per_s),
         max(one.flop_per_s, other.flop_per_s),

@@ -132,7 +132,7 @@ def exact_answers(llm: LLM, questions: Sequence[Question]) -> int:
 
 
 def perplexities(llm: LLM, dialogues: Sequence[Dialogue]) -> tuple[float, float]:
-    """Return the perplexities of the model's turns and of the cells in them."""
+    """Return the perplexity of the model's answers, and that of the table cells in these answers."""
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     outputs = llm.generate([each.token_ids for each in dialogues], params, use_tqdm=False)
     answers: list[float] = []

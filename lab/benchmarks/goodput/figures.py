@@ -1,8 +1,8 @@
 """Figures of one system at one rate: shares of requests that meet the objectives, TTFT, ITL, time to the answer. Pure.
 
 A request is good if its TTFT is at most the TTFT objective and the 99th percentile (nearest rank, so the longest of
-fewer than 100) of its gaps between tokens at most the TBT objective. A request that fails, gives fewer tokens than
-asked for or is unanswered at the end meets neither; its waiting time so far counts as TTFT and E2EL.
+fewer than 100) of its gaps between tokens at most the TBT objective. A request that fails, gets fewer tokens than
+requested or is unanswered at the end meets neither objective; its waiting time so far counts as TTFT and E2EL.
 """
 
 import math
@@ -16,7 +16,7 @@ from baton.lab.report.statistics import percentile
 from baton.process.objectives import LatencyObjectives
 
 ERRORS_SHOWN = 3
-WARM_SHARE = 0.25  # part of a saturation round before its tokens count
+WARM_SHARE = 0.25  # fraction of a saturation round whose tokens are not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def mean_output_tokens(jobs: Sequence[Job]) -> float:
 
 
 def _tokens(outcome: LoadOutcome) -> int:
-    """Return the output tokens of a request; of an unfinished one the number of its pieces."""
+    """Return the output tokens of a request; the number of received pieces if the request is unfinished."""
     return outcome.output_tokens or len(outcome.pieces_s)
 
 

@@ -1,6 +1,6 @@
 """Command `baton bench goodput`: share of requests that meet two objectives, for Baton and its peers in turn.
 
-In each round, every system gets the same requests at each rate, one system after the other, and is started anew for it.
+In each round, all systems get the same requests at each rate, one after another. Each measurement restarts its system.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from baton.process.objectives import LatencyObjectives
 
 WARM_UP_REQUESTS, WARM_UP_IN_FLIGHT, WARM_UP_S = 6, 2, 300.0
 UNANSWERED = "unanswered at the end"
-SAMPLED_REQUESTS = 1000  # requests of which the mean length of an answer is computed
+SAMPLED_REQUESTS = 1000  # number of requests over which the mean answer length is computed
 
 
 def run_goodput_bench(options: GoodputOptions) -> int:
@@ -73,7 +73,7 @@ class GoodputBench:
         self._failures: dict[str, str] = {}
 
     async def run(self) -> GoodputReport:
-        """Measure everything and return the report; after each turn, the result file is written."""
+        """Measure everything and return the report. The result file is written after each measurement of a system."""
         for number in range(self._options.rounds):
             for rate in self._options.rate_values:
                 await self._turns(number, f"{rate:g}/s", self._at_rate(rate, number))
@@ -84,7 +84,7 @@ class GoodputBench:
     async def _turns(
         self, number: int, load: str, measure: Callable[[SystemUnderTest, Target], Awaitable[str]]
     ) -> None:
-        """Give each system its turn, in reverse order in every second round, so that a drift affects all equally."""
+        """Measure each system once. Every second round has the reverse order, so that a drift affects all equally."""
         for system in reversed(self._systems) if number % 2 else self._systems:
             if system.name in self._failures:
                 continue
@@ -158,7 +158,7 @@ class GoodputBench:
 
 
 def _bounded(answer: Answer, seconds: float) -> Answer:
-    """Return an answer function that cancels requests `seconds` from now and rejects answers of another length."""
+    """Return an answer function that cancels requests `seconds` from now, and rejects answers of a wrong length."""
     deadline = asyncio.get_running_loop().time() + seconds
 
     async def bounded(job: Job, on_piece: Callable[[], None]) -> int:

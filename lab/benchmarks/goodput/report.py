@@ -49,7 +49,7 @@ class RateRow:
 
 @dataclass(frozen=True, slots=True)
 class JudgedPromise:
-    """Promise judged on medians over rounds, and the number of rounds that keep and miss it alone."""
+    """Promise judged on medians over rounds. `held`, `missed`: number of single rounds that keep or miss it."""
 
     finding: Finding
     held: int
@@ -57,7 +57,7 @@ class JudgedPromise:
 
 
 def judge_report(report: GoodputReport) -> dict[str, list[JudgedPromise]]:
-    """Judge each Baton against all peers; empty without a peer."""
+    """Return the judged promises of each Baton against all peers, by name; empty without a peer."""
     judged = {}
     for name in report.batons if len(report.batons) < len(report.settings) else ():
         single = [judge_contest(_contest(report, name, partial(_nth, number))) for number in range(report.round_count)]
@@ -69,7 +69,7 @@ def judge_report(report: GoodputReport) -> dict[str, list[JudgedPromise]]:
 
 
 def _contest(report: GoodputReport, baton: str, pick: Callable[[Sequence[Any]], Any]) -> Contest:
-    """Return the contest of one Baton against all peers. `pick`: chooses from the rounds; None where there is none."""
+    """Return the contest of one Baton against all peers. `pick` reduces rounds to one value, None if it has none."""
     figures = {
         name: {rate: picked for rate, rounds in by_rate.items() if (picked := pick(rounds)) is not None}
         for name, by_rate in report.rounds.items()

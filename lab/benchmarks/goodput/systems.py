@@ -1,6 +1,6 @@
 """Systems under test of `baton bench goodput`: Baton, vLLM and other servers, each at several settings.
 
-Each is loaded through OpenAI's completions over HTTP by the same client, with prompts as token ids.
+The same client sends requests to each system over HTTP (OpenAI's completions), with prompts as token ids.
 """
 
 import json
@@ -22,7 +22,7 @@ from baton.launch import CommandFailed
 from baton.process.registry.redis_server import free_port, free_ports
 
 START_TIMEOUT_S, PEER_START_TIMEOUT_S, REQUEST_TIMEOUT_S = 600.0, 1800.0, 3600.0
-VLLM = str(Variant.VLLM)  # name of vLLM as it comes
+VLLM = str(Variant.VLLM)  # name of vLLM with its own defaults for chunk size and number of sequences
 VLLM_MAX_SEQS = 128  # vLLM's default on a CPU; a step's token budget may not be below it
 
 
@@ -87,7 +87,7 @@ def systems_of(options: GoodputOptions, launch: Launch) -> list[SystemUnderTest]
 
 
 def vllm_settings(options: GoodputOptions) -> dict[str, tuple[str, ...]]:
-    """Return the flags of each setting of vLLM by name: as it comes, then each chunk with each number of sequences."""
+    """Return the flags of each setting of vLLM by name: its defaults, then each pair of chunk and sequences."""
     more = tuple(shlex.split(options.vllm_flags))
     settings = {VLLM: more}
     for chunk, seqs in product(options.vllm_chunk_sizes or (None,), options.vllm_seq_counts or (None,)):
@@ -142,7 +142,7 @@ def _vllm(
 
 
 def _server(name: str, command: str, launch: Launch) -> AbstractAsyncContextManager[Target]:
-    """Start any server of OpenAI's API. `command`: with {port} and {model} for their values."""
+    """Start any server of OpenAI's API. `command`: a command line with the placeholders {port} and {model}."""
     port = free_port()
     parts = (part.replace("{port}", str(port)).replace("{model}", str(launch.model)) for part in shlex.split(command))
     return _peer(Program(name, tuple(parts), launch.cores, launch.logs / f"{name}.log", dict(os.environ)), port)

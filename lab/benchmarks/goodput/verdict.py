@@ -1,7 +1,7 @@
 """Verdict of `baton bench goodput`: what Baton promises against its peers, judged on the figures of rounds. Pure.
 
-The reference of ratios is vLLM as it comes, or the first peer without it. The best peer setting is the best of all
-settings of peers. Saturation is the highest output rate of any system, in requests per second.
+The reference of ratios is vLLM with its defaults, or without vLLM the first peer. The best peer setting is the best of
+all settings of peers. Saturation is the highest output rate of any system, in requests per second.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from baton.lab.benchmarks.goodput.figures import GoodputFigures
 
-LEAST_SHARE, FALLEN_SHARE = 0.95, 0.9  # our share where the best peer's falls below the other
+LEAST_SHARE, FALLEN_SHARE = 0.95, 0.9  # minimum of our share, at rates where the best peer's is below FALLEN_SHARE
 MAX_TTFT_RATIO, MAX_ITL_RATIO, PART_OF_SATURATION = 1.5, 1 / 8, 0.7
 MIN_THROUGHPUT_RATIO, MAX_E2EL_RATIO = 1.1, 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Figures of one setting of Baton, to be judged against those of all peers, by name: of one round, or medians."""
+    """Figures of one setting of Baton and of all peers by name: those of one round, or medians over rounds."""
 
     ours: Mapping[float, GoodputFigures]  # by rate
     peers: Mapping[str, Mapping[float, GoodputFigures]]
@@ -63,7 +63,7 @@ def judge_contest(contest: Contest) -> list[Finding]:
 
 
 def _finding(promise: str, cases: Iterable[tuple[bool, str]]) -> Finding:
-    """Return a finding that holds if every case does; its detail names those that do not, or all."""
+    """Return a finding that holds if all cases hold. Its detail lists the cases that do not hold, or else all."""
     found = list(cases)
     missed = [text for holds, text in found if not holds]
     if not found:
@@ -95,7 +95,7 @@ def _share_where_peers_fall(contest: Contest) -> Finding:
 
 
 def _latency_below_saturation(contest: Contest) -> Finding:
-    """Judge TTFT and ITL up to a part of saturation, against the reference."""
+    """Judge TTFT and ITL against the reference, at rates up to PART_OF_SATURATION of saturation."""
 
     def cases() -> Iterable[tuple[bool, str]]:
         for rate, theirs in sorted(contest.peers.get(contest.reference, {}).items()):

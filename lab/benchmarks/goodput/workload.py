@@ -58,7 +58,7 @@ Workload = Callable[[float, int, str], list[Job]]
 
 
 def mix_workload(mix: Sequence[MixPart], vocab_size: int) -> Workload:
-    """Return a workload of random prompts with Poisson arrivals; all arrive at 0 at an infinite rate."""
+    """Return a workload of random prompts with Poisson arrivals; at an infinite rate, all arrive at time 0."""
 
     def draw(rate: float, count: int, seed: str) -> list[Job]:
         chance = random.Random(seed)
@@ -73,9 +73,9 @@ def mix_workload(mix: Sequence[MixPart], vocab_size: int) -> Workload:
 
 
 def trace_workload(trace: Sequence[TraceArrival], vocab_size: int, max_prompt: int, max_answer: int) -> Workload:
-    """Return a workload that replays stretches of a trace; longer prompts and answers are cut to these lengths.
+    """Return a workload that replays stretches of a trace; prompts and answers are cut to a maximum.
 
-    The seed chooses where a stretch begins. Its times are scaled so that its last request arrives after count / rate.
+    The seed chooses where a stretch begins. Its arrival times are scaled to last count / rate seconds.
     Equal block ids stand for equal tokens, so that prompts share the prefixes that the trace records.
     """
 

@@ -26,7 +26,7 @@ HEADS, KV_HEADS, HEAD_DIM, BLOCK_TOKENS = 32, 8, 128, 32
 TOKEN_BYTES = 2 * KV_HEADS * HEAD_DIM * 2  # keys and values of one token in one layer
 SCORING = Scoring(HEAD_DIM**-0.5)
 COLD_BYTES = 256 << 20  # larger than every cache
-ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # least size of a recorded graph, so that its launch time is negligible
+ROW_BYTES, LEAST_LAYERS = 1 << 30, 4  # minimum bytes and layers of a recorded graph, to make its launch time negligible
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def sdpa_seconds(tokens: int, setting: Setting) -> float:
 
 
 def pages(setting: Setting) -> list[Figure]:
-    """Measure gather and scatter of complete blocks, and of half their heads, the share of one of two ranks."""
+    """Measure gather and scatter of complete blocks, and of half their heads, as on one of two ranks."""
     blocks, layers = setting.size((1024, 32), (4, 2))
     pool = random_pool(blocks, layers, setting).data.view(torch.uint8)
     ids = torch.randperm(blocks, device=setting.device)[: blocks // 2]

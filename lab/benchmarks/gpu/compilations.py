@@ -19,7 +19,7 @@ def compilations() -> Iterator[list[str]]:
 
     def note(*, fn: Any, **rest: Any) -> Any:
         names.append(fn.name)
-        return before(fn=fn, **rest) if before is not None else None  # None: Triton compiles it
+        return before(fn=fn, **rest) if before is not None else None  # None: Triton compiles the kernel
 
     runtime.jit_cache_hook = note
     try:

@@ -96,7 +96,7 @@ def write_config(folder: Path, shape: str, dry: bool, **others: int) -> DecoderC
 
 
 def drawn_model(folder: Path, shape: str, device: torch.device, dry: bool, **others: int) -> DecoderModel:
-    """Create a model with random weights in bf16. Leaves the configuration in `folder`."""
+    """Create a model with random weights in bf16, and write its config.json to `folder`."""
     torch.manual_seed(0)
     return _drawn(DrawnTensors(torch.bfloat16, device), write_config(folder, shape, dry, **others), device)
 

@@ -74,7 +74,7 @@ class DrawnEngine:
         self._requests = 0
 
     def run(self, work: EngineWork, params: SamplingParams) -> list[float]:
-        """Run the work; return for each step with tokens the seconds from the start until it was committed."""
+        """Run the work. Return the commit times of all steps that generated tokens, in seconds since the start."""
         for prompt, answer in zip(work.prompts, work.answer_tokens, strict=True):
             self._scheduler.add(Request(self._requests, tuple(prompt), replace(params, max_tokens=answer), ()))
             self._requests += 1
@@ -119,7 +119,7 @@ def weight_bytes(decoder: DecoderModel) -> list[int]:
 
 
 def busy_seconds(engine: DrawnEngine, prompt: Sequence[int], setting: Setting) -> float:
-    """Return the time for which a decode step of one answer keeps the device busy, with everything that it launches.
+    """Return the seconds for which a decode step of one answer keeps the device busy, with all its kernels.
 
     The prompt's step is excluded by subtracting the time of a short answer from that of a long one.
     Prints the kernels that ran.
@@ -160,7 +160,7 @@ NANO_VLLM = (256, 1024, 10000)
 
 
 def nano_work(requests: int, longest: int, highest: int) -> EngineWork:
-    """Draw the benchmark of nano-vllm in its order: prompts and answers of 100 to 1024 tokens, ids up to `highest`.
+    """Draw the same requests as nano-vllm's benchmark: prompts and answers of 100 to 1024 tokens, ids up to `highest`.
 
     256 requests have 142,827 prompt tokens and 133,966 output tokens.
     """

@@ -82,7 +82,7 @@ class Figure:
     limit: str = ""  # speed of the device itself, measured in the same run
 
     def is_met(self, device: str) -> bool | None:
-        """Return whether the target is met on the device of that name; None without a target for it."""
+        """Return whether the target is met on the device named `device`; None if the device has no target."""
         wanted = None if self.target is None else self.target.on(device)
         if self.target is None or wanted is None:
             return None

@@ -71,7 +71,7 @@ def run_rows(start: Start, rows: Sequence[str], out: Path, deadline: float) -> i
 
 
 def _watch(process: "subprocess.Popen[bytes]", left: list[str], out: Path, deadline: float) -> int:
-    """Wait until the process ends or a row has used up its time, and remove finished rows from `left`."""
+    """Wait for the rows and remove finished ones from `left`. Return 1 at the first failure or time-out, else 0."""
     while left:
         row = left[0]
         written = out / f"{row}.json"

@@ -28,7 +28,7 @@ THREADS = 2  # CPU threads of a process
 SHARED_S, EACH_ALONE_S = 150.0, 60.0
 ALONE_S = {"test_workers_on_gpu.py": 150.0}  # the test starts workers, and each compiles its kernels
 TEST_SHARE = 0.7  # largest fraction of a process's time limit that one test may take
-LINES = 60  # printed lines of a failed log
+LINES = 60  # lines printed from the end of a failed process's log
 NO_TESTS, TIMED_OUT = 5, 124  # exit codes: pytest found no tests; a process of ours timed out
 POLL_S = 0.05
 
@@ -37,7 +37,7 @@ POLL_S = 0.05
 class TestOutcome:
     name: str
     code: int
-    summary: str  # last line of pytest, and the tests that ended processes
+    summary: str  # last line of pytest's output, or the tests that ended its processes
 
     def __str__(self) -> str:
         return f"tests {self.name}: {self.summary or f'exit code {self.code}'}"
@@ -61,7 +61,7 @@ class SuitePart:
         return self.log.with_suffix(".running")
 
     def has_ended(self, code: int) -> bool:
-        """Return whether the process ran all its tests. False if tests are left after the one that ended it."""
+        """Return whether this part is finished. False if a test ended the process and a new one must run the others."""
         self.codes.append(code)
         if not self.running.exists():
             return True

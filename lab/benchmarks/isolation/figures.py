@@ -30,7 +30,7 @@ class EngineTime:
     """Scheduling times of the engine's thread in the measured interval, in seconds."""
 
     on_core: float
-    waiting: float  # runnable, but another thread had the core
+    waiting: float  # time in which the thread was runnable but another thread had the core
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def judge(rounds: Mapping[LoadPhase, Sequence[Figures]], of_steps: bool = False) -> IsolationVerdict | None:
-    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: by decode steps, not client times."""
+    """Judge the rounds; None without a quiet or a saturated phase. `of_steps`: use decode steps, not client times."""
     quiet, saturated = rounds.get(LoadPhase.QUIET), rounds.get(LoadPhase.SATURATED)
     if not quiet or not saturated:
         return None
@@ -212,8 +212,8 @@ PROMISE = (
 
 
 def as_json(report: Report) -> Result:
-    """Return every round by variant and phase, and verdicts over all rounds: by the client's times, which count, and by
-    the steps.
+    """Return every round by variant and phase, with two verdicts over all rounds: one by the client's times, which
+    decides, and one by the decode steps.
     """
     judged = {
         variant: {"client": judge(phases), "steps": judge(phases, of_steps=True)}
@@ -245,7 +245,7 @@ def as_json(report: Report) -> Result:
 
 
 def _kept(phases: Mapping[LoadPhase, Sequence[Figures]]) -> Promise | None:
-    """Judge each round of one prefill and one decode worker by itself; None if they were not measured."""
+    """Judge each single round of the variant with one prefill and one decode worker; None if it was not measured."""
     rounds = [dict(zip(phases, each, strict=True)) for each in zip(*phases.values(), strict=True)]
     verdicts = [judge({phase: [figures] for phase, figures in each.items()}) for each in rounds]
     return judge_rounds(PROMISE, (each.holds for each in verdicts if each is not None)) if any(verdicts) else None

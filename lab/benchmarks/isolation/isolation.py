@@ -58,7 +58,7 @@ def read_steps(path: Path) -> list[Step]:
 
 
 class CoreTimes:
-    """CPU time of each thread of a process, and how long it waited for a core (`/proc`, schedstat)."""
+    """Time that each thread of a process spent on a core, and time that it waited for one (`/proc`, schedstat)."""
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
@@ -77,7 +77,7 @@ class CoreTimes:
         return max(spent, key=lambda time: time.on_core, default=None)
 
     def _read(self) -> dict[str, tuple[int, int]]:
-        """Read, by thread id, the nanoseconds on a core and those of waiting for one."""
+        """Return nanoseconds on a core and nanoseconds of waiting for a core, by thread id."""
         found = {}
         for task in self._tasks.iterdir() if self._tasks.exists() else ():
             try:

@@ -2,7 +2,7 @@
 peers`.
 
 Each engine is a process that loads once and is stopped (SIGSTOP) while another is measured. Ratios are computed within
-a round, so that other load on the machine affects both. An engine that is not installed is reported as absent.
+a round, so that other load on the machine affects both engines. An engine that is not installed is reported as absent.
 """
 
 import json
@@ -67,7 +67,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """Medians over rounds. Ratios: speed of Baton over the peer's in common rounds; None for Baton itself."""
+    """Medians over rounds. Ratios: Baton's speed over the peer's in the same rounds; None for Baton."""
 
     name: str
     precision: Precision
@@ -160,7 +160,7 @@ def as_json(
 
 
 def _round(rounds: Rounds, number: int) -> dict[str, Any]:
-    """Return seconds of a round, and the ratio of each peer's to Baton's."""
+    """Return the times of a round in seconds, and each peer's times divided by Baton's."""
     found: dict[str, Any] = defaultdict(lambda: defaultdict(dict))
     for (name, precision, batch), measured in rounds.items():
         each, ours = measured[number], rounds.get((OURS, precision, batch))
@@ -209,7 +209,7 @@ def run_peers_bench(options: PeersOptions) -> int:
 
 
 class Contest:
-    """Engines that are compared, with their states. When `stack` exits, it ends their processes."""
+    """Comparison of engines. `contestants`: engines with their states. `stack` ends their processes when it exits."""
 
     def __init__(self, stack: ExitStack, note: Callable[[str], None]) -> None:
         self.contestants: list[Contestant] = []
@@ -218,7 +218,7 @@ class Contest:
         self._note = note
 
     def start(self, options: PeersOptions, checkpoint: Path, scratch: Path) -> None:
-        """Start the engine. Raises: CommandFailed if Baton itself cannot start."""
+        """Start the engines of the options. Raises: CommandFailed if Baton itself cannot start."""
         tokens = options.prompt_tokens + options.new_tokens + max(options.batches)
         room = Room(checkpoint, options.folder, scratch, options.thread_count, max(options.batches), tokens)
         for precision in Precision if options.precision == "all" else (Precision(options.precision),):

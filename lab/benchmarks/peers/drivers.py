@@ -93,7 +93,7 @@ class Stepped:
         without_token: Callable[[Collection[Any]], Collection[Any]],
         first_token: Callable[[Any], int],
     ) -> None:
-        """Create a driver. `add` returns a handle for each prompt; `without_token` selects those without a token."""
+        """Create a driver. `add` returns a handle for each prompt; `without_token` selects handles without a token."""
         self._add, self._step, self._has_work = add, step, has_work
         self._without_token, self._first_token = without_token, first_token
 
@@ -104,8 +104,8 @@ class Stepped:
             self._step()
         prefill_s = watch.lap()
         first_tokens = [self._first_token(handle) for handle in handles]
-        # Extra tokens let the first sequence run until all have begun. Handles are kept: OpenVINO drops a request
-        # with its handle.
+        # Extra tokens let the first sequence run until all have begun. Handles are kept, since OpenVINO drops a
+        # request whose handle is deleted.
         added = self._add(work, work.new_tokens + work.batch)
         waiting: Collection[Any] = added
         steps_s: list[float] = []
@@ -210,7 +210,7 @@ def vllm(load: PeerLoad) -> Driven:
 
 
 LLAMACPP_BATCH_TOKENS, LLAMACPP_COMPUTED_AT_ONCE = 2048, 512  # llama.cpp's defaults
-ROOM_TOKENS = 64  # reserve in each sequence's context
+ROOM_TOKENS = 64  # spare tokens in each sequence's context
 
 
 class LlamaCppContext:

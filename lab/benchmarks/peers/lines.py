@@ -1,4 +1,4 @@
-"""Protocol of `./baton bench peers`: an engine loads once, then answers each line, a request for a round, with a line.
+"""Protocol of `./baton bench peers`: after an engine has loaded, each line requests a round and is answered by a line.
 
     -> {"batch": 16, "prompt_tokens": 512, "new_tokens": 48, "seed": 3, "vocab_size": 49152}
     <- {"prefill_s": 2.5, "decode_step_s": 0.028, "first_tokens": [17, 5, ...]}
@@ -38,7 +38,7 @@ class RoundWork:
 @dataclass(frozen=True)
 class Round:
     prefill_s: float  # time until every prompt has its first token
-    steps_s: Sequence[float]  # durations of steps with a token for every sequence
+    steps_s: Sequence[float]  # duration of each step in which every sequence generates a token
     first_tokens: Sequence[int]  # one per prompt; engines mostly agree on them
 
 

@@ -36,7 +36,7 @@ class Precision(StrEnum):
 
 
 class CheckpointForm(StrEnum):
-    """Format of a checkpoint that an engine reads; other formats than CHECKPOINT are converted once."""
+    """Format that an engine reads. For formats other than CHECKPOINT, the checkpoint is converted once."""
 
     CHECKPOINT = "checkpoint"
     GGUF = "gguf"
@@ -85,7 +85,7 @@ def converted_path(peer: PeerEngine, precision: Precision, checkpoint: Path, fol
 def conversion_command(
     peer: PeerEngine, precision: Precision, python: str, checkpoint: Path, output: Path
 ) -> list[str]:
-    """Return the command that converts the checkpoint to `output`, in the environment of a peer that needs it."""
+    """Return the command that converts the checkpoint to `output`, in the virtual environment of the peer."""
     if peer.form is CheckpointForm.GGUF:
         converter = ["-m", "baton.lab.benchmarks.peers.to_gguf"]
         return [python, *converter, str(checkpoint), str(output), GGUF_TYPES[precision]]

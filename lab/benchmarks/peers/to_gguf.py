@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def quantise(plain: str, output: str) -> None:
-    """Quantise to Q4_0 with llama.cpp itself, which keeps the head in more bits."""
+    """Quantise to Q4_0 with llama.cpp itself, which uses more bits for the output head."""
     import llama_cpp  # type: ignore[import-not-found]
 
     params = llama_cpp.llama_model_quantize_default_params()

@@ -38,7 +38,7 @@ class PlacedByRouter:
         self._index, self._rates, self._recent = PrefixIndex(), RateLedger(), RecentWork()
         self._prefill, self._decode = ([f"{role}{n}" for n in range(workers)] for role in "pd")
         self._branching = PrefixFanOut()
-        self._load_ms: dict[int, float] = {}  # milliseconds by number of the prompt, until its prefill ends
+        self._load_ms: dict[int, float] = {}  # predicted load time by prompt number, until the prefill ends
         self._loading_ms: defaultdict[str, float] = defaultdict(float)
         self._number = {name: number for names in (self._prefill, self._decode) for number, name in enumerate(names)}
 
@@ -214,7 +214,7 @@ class Dynamo(Baseline):
         overlap_score_weight * prefill blocks + decode blocks
 
     with weight 1 and temperature 0. Prefill blocks are those that the worker still has to compute, with this prompt;
-    decode blocks are those of the prompts and answers that are active there. With `answers_elsewhere` workers only
+    decode blocks are those of the prompts and answers that are active there. With `answers_elsewhere`, workers only
     compute prompts, and decode blocks are those of the prompts in flight. Ties go to the worker with the fewest
     requests in flight.
     """

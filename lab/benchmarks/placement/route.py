@@ -50,7 +50,7 @@ class RouteFigures:
     """Figures of one policy; hit and load rates are fractions of blocks.
 
     `imbalance_*` counts a prompt's tokens in the minute in which it was sent to its worker, `computed_imbalance_*` in
-    the minutes in which they were computed: queues even out the latter.
+    the minutes in which they were computed: queues even out the computed load.
     """
 
     policy: str

@@ -3,8 +3,8 @@
 A prefill worker computes one prompt after another at a constant rate. When a prompt starts, its leading blocks that are
 cached then are its hits; when it ends, its blocks enter the cache. With a disk tier, the blocks after the hits are
 loaded before the prompt is queued, if loading is faster than computing; one prompt loads at a time, while others are
-computed. A decode worker generates all its answers at once; the time between tokens of each depends on the load of the
-worker when it began.
+computed. A decode worker generates all its answers at once; the time between tokens of an answer depends on the
+worker's load when the answer began.
 """
 
 import heapq

@@ -1,6 +1,6 @@
 """Traces of requests: recorded ones, and generated ones in typical shapes of traffic.
 
-Two formats are read and told apart by the first line. Mooncake's has one JSON object per line with `timestamp` in ms,
+Two formats are read and detected by the first line. Mooncake's has one JSON object per line with `timestamp` in ms,
 `input_length`, `output_length` and `hash_ids`, one for each 512 tokens of the prompt. Azure's is CSV with TIMESTAMP,
 ContextTokens and GeneratedTokens, and has no ids: no two prompts share a prefix.
 """

@@ -1,7 +1,7 @@
 """Commands `baton bench router` and `baton bench gateway`: cost of the router, with workers that compute nothing.
 
-`router` measures one placement decision; the CPU time per streamed token with many streams, and that of a bare gRPC
-server for as many messages; the delay that the router adds to a token; and the maximum tokens per second. `gateway`
+`router` measures one placement decision; the CPU time per streamed token with many streams, next to a bare gRPC server
+that sends as many messages; the delay that the router adds to a token; and the maximum tokens per second. `gateway`
 compares HTTP with gRPC on the same router: CPU time per streamed token and time to first token, in alternating rounds.
 """
 

@@ -1,6 +1,6 @@
 """CPU time of choosing the workers of one request, measured in this process with the router's code.
 
-`baton bench router` measures a typical request: snapshot of the cluster, placement and charge, and separately hashing.
+`baton bench router` measures a typical request: cluster snapshot, placement, recording of its load, and hashing.
 `baton bench route --scaled` measures each part for up to 1,000 workers and long prompts. Its prompts are turns of
 conversations that share a few system prompts; a conversation is cached on one worker, a system prompt on many.
 """
@@ -77,7 +77,7 @@ class DecisionFigures:
 
 
 def measure_decision(workers: int, prompt_tokens: int, rounds: int, seed: int = 0) -> DecisionFigures:
-    """Measure decisions on a cluster half of whose workers prefill; prompts share prefixes with earlier ones."""
+    """Measure decisions for prompts that share prefixes with earlier ones. Half of the workers are prefill workers."""
     chance = random.Random(seed)
     cluster = cluster_of(half_of_each(workers))
     turns = _turns(chance, prompt_tokens)

@@ -223,7 +223,7 @@ def _stream(channel: grpc.aio.Channel, method: str, request: bytes) -> "grpc.aio
 
 
 def _channel(target: str, number: int = 0) -> grpc.aio.Channel:
-    """Return a channel; each number has a connection of its own."""
+    """Return a channel. Channels with different numbers do not share a connection."""
     return grpc.aio.insecure_channel(target, options=(("baton.bench.channel", number),))
 
 

@@ -1,12 +1,12 @@
 """Servers that compute nothing and send tokens at a set pace: workers for a measured router, and a bare gRPC server.
 
 `-m baton.lab.benchmarks.router.worker FOLDER PREFILL_PORT DECODE_PORT INTERVAL_MS` runs a prefill and a decode worker
-in one process. They send first tokens at once; after that, each step sends one token of every sequence, in one message
+in one process. They send first tokens immediately. Then each step sends one token of every sequence, in one message
 to each router. `/baton.bench.Worker/Marks` returns the times of the steps since the latest request as JSON, in
 monotonic nanoseconds.
 
 `-m baton.lab.benchmarks.router.worker floor PORT INTERVAL_MS` runs the bare server. It sends messages of the size of a
-delta to each stream; a message begins with the time when it was made, in monotonic nanoseconds.
+delta to each stream; a message begins with its creation time, in monotonic nanoseconds.
 """
 
 import asyncio

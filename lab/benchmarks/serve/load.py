@@ -132,7 +132,7 @@ class LoadOutcome:
     prompt_tokens: int
     output_tokens: int  # 0 if it failed
     sent_s: float  # after the start of the run
-    late_s: float  # from its arrival time to its sending: delay of this process
+    late_s: float  # delay of this process: from the job's arrival time to its sending
     pieces_s: tuple[float, ...]  # arrival of each piece, after the start of the run
     error: str = ""  # empty if it succeeded
     ended_s: float = 0.0  # end of the request, after the start of the run
@@ -255,7 +255,7 @@ class Metrics:
     tpot: Spread
     itl: Spread
     e2el: Spread
-    late: Spread  # from arrival time to sending: if it is not small, the client was too slow
+    late: Spread  # delay from arrival time to sending; a large delay means that the client was too slow
     errors: tuple[str, ...]  # first few different error messages
 
     def as_json(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ async def measure_all(options: ServeBenchOptions) -> list[Metrics]:
 
 
 def make_jobs(options: ServeBenchOptions, vocab_size: int) -> list[Job]:
-    """Draw the jobs; servers with the same vocabulary size get the same ones."""
+    """Draw the jobs of a server. Servers with the same vocabulary size get the same jobs."""
     rate = float("inf") if options.rate is None else options.rate
     drawn = RandomJobs(
         options.input_len, options.output_len, options.prefix_len, options.range_ratio, vocab_size, options.seed

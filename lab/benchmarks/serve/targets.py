@@ -59,7 +59,10 @@ class BatonTarget:
 
 
 class OpenAITarget:
-    """OpenAI endpoint. `base`: URL without /completions. `text_of`: None to send token ids. It closes `client`."""
+    """Server with OpenAI's API. `base`: URL without /completions. `close` also closes `client`.
+
+    `text_of`: function that decodes prompts to text; None: prompts are sent as token ids.
+    """
 
     def __init__(self, base: str, model: str, api_key: str, text_of: TextOf | None, client: httpx2.AsyncClient) -> None:
         self.name = base
@@ -69,7 +72,7 @@ class OpenAITarget:
         self._client = client
 
     async def prepare(self) -> int | None:
-        """Prepare the target; without a model name, use the server's first model."""
+        """Without a model name, choose the server's first model. Return None: the vocabulary size is unknown."""
         if self._model:
             return None
         try:
@@ -77,7 +80,7 @@ class OpenAITarget:
             listed.raise_for_status()
             self._model = str(listed.json()["data"][0]["id"])
         except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise TargetFailed(f"no --model was given, and the server's list cannot be read: {error}") from error
+            raise TargetFailed(f"--model is missing, and the server's models cannot be listed: {error}") from error
         return None
 
     async def answer(self, job: Job, on_piece: Callable[[], None]) -> int:
@@ -89,7 +92,7 @@ class OpenAITarget:
                     raise TargetFailed(f"{response.status_code}: {(await response.aread())[:ERROR_CHARACTERS]!r}")
                 async for line in response.aiter_lines():
                     message = read_event(line)
-                    if message.get("choices"):  # even with empty text, as for a token that is half a character
+                    if message.get("choices"):  # counts even without text: a token may be half a character
                         on_piece()
                         pieces += 1
                     if usage := message.get("usage"):
@@ -114,7 +117,7 @@ class OpenAITarget:
 
 
 def read_event(line: str) -> dict[str, Any]:
-    """Parse a line of a stream of server-sent events; empty if it has no event. Raises: TargetFailed."""
+    """Return the event in a line of a stream of server-sent events; empty if there is none. Raises: TargetFailed."""
     kind, _, data = line.partition(":")
     data = data.strip()
     if kind != "data" or data == "[DONE]":
@@ -168,7 +171,7 @@ async def opened(options: ServeBenchOptions) -> AsyncIterator[list[Server]]:
     """Open and warm up all servers. Raises: CommandFailed."""
     urls, models = options.targets, options.model or [""]
     if len(models) not in (1, len(urls)):
-        raise CommandFailed(f"{len(models)} models for {len(urls)} targets: give one for all, or one for each")
+        raise CommandFailed(f"{len(models)} models for {len(urls)} targets: give --model once, or once per target")
     async with AsyncExitStack() as undo:
         ready = []
         for url, model in zip(urls, models if len(models) > 1 else models * len(urls), strict=True):

@@ -7,10 +7,11 @@ One prefill and one decode worker run on the cores that `baton up` would give th
 router's core. All times are of the machine's monotonic clock and from the same run:
 
 * hand-over: from the end of the prompt's last chunk on the prefill engine to the start of the first step on an idle
-  decode worker. Its stages: the prefill worker's event loop learns of the end; the watermark reaches the decode worker;
-  the last blocks are copied; a round trip confirms the copy; the decode engine is told.
-* added TTFT: time to first token while the decode worker pulls the prompt, over that without a pull. Both are measured
-  in turn, each time with new tokens; the result is the median ratio.
+  decode worker. Its stages: the prefill worker's event loop moves the watermark to the end of the prompt; the
+  watermark reaches the decode worker; the last blocks are copied; a round trip confirms the copy; the decode engine
+  begins the step.
+* added TTFT: time that a pull of the prompt's KV by the decode worker adds to the time to first token, as a fraction.
+  Requests without and with a pull alternate, each with new tokens; the result is the median.
 * pull: GB/s of the copies, next to a plain memcpy of the same size on the same core.
 * hidden: share of the copying that was done before the last chunk ended.
 * time between tokens of one long answer: alone, next to prompts that are not pulled, and next to pulled prompts.
@@ -130,7 +131,7 @@ def note(progress: str) -> None:
 
 
 def memcpy_gb_per_s(nbytes: int) -> float:
-    """Measure a copy on the calling thread, between buffers whose pages are already mapped."""
+    """Return the GB/s of a copy on the calling thread, between buffers whose pages are already mapped."""
     source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
     return nbytes / 1e9 / shortest(lambda: np.copyto(target, source))
 
@@ -146,7 +147,7 @@ async def measure(
         began = time.monotonic()
         pulled = await workers.answer(tokens, 4)
         if number < WARM_UP_ROUNDS:
-            continue  # the first copies also map the pages
+            continue  # warm-up: the first copies also map the pages
         found, share = stages_of(*marks, began)
         landed = pulled.landed
         ratio = pulled.first_s / alone_s

@@ -31,7 +31,7 @@ class StageMarks:
 
 
 def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[..., Any]:
-    """Return `method`, wrapped to write begin and end of each call to `marks`, except of calls that return False."""
+    """Wrap `method` so that begin and end of each call are written to `marks`. Calls that return False are left out."""
 
     def write(began: float, result: object) -> None:
         if result is not False:
@@ -55,7 +55,7 @@ def marked(name: str, method: Callable[..., Any], marks: TextIO) -> Callable[...
 
 
 def mark_stages(file: Path) -> None:
-    """Time the stages of a hand-over in this process."""
+    """Patch the methods that are stages of a hand-over, so that begin and end of each call are written to `file`."""
     from baton.engine.runner.loop import EngineLoop
     from baton.engine.runner.thread import EngineThread
     from baton.worker.transfer.reader import TransferReader

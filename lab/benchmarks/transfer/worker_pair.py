@@ -50,7 +50,7 @@ def worker_process(
     environment: Mapping[str, str] = MappingProxyType({}),
     stop_s: float = STOP_S,
 ) -> Iterator[StartedWorker]:
-    """Run a worker until the block is left; it is killed if it has not stopped after `stop_s`.
+    """Run a worker until the `with` block is left, then stop it; kill it if that takes longer than `stop_s`.
 
     `marks`: file for the stages of its hand-overs. `threads`: number of CPU threads. `within`: command prefix that
     runs it on another host, with address `host`. `environment`: variables in addition to those of this process.
@@ -84,7 +84,7 @@ def worker_process(
         except subprocess.TimeoutExpired:
             print(f"the {role} worker did not stop in {stop_s:g} s: it is killed", file=sys.stderr, flush=True)
             process.kill()
-            with suppress(subprocess.TimeoutExpired):  # a GPU driver may keep it from ending
+            with suppress(subprocess.TimeoutExpired):  # a GPU driver may delay the exit of a killed process
                 process.wait(stop_s)
 
 
@@ -132,7 +132,7 @@ class PairSession:
             await self._call.write(message)
 
     async def hear(self, kind: str, attempt_id: int) -> Heard:
-        """Wait for the next event of a kind about an attempt. Kind `output`: the attempt's output in one step.
+        """Wait for the next event of a kind for an attempt. Kind `output`: the attempt's tokens from one step.
 
         Raises: RuntimeError if the attempt failed or the session ended; grpc.aio.AioRpcError if the session broke.
         """
@@ -148,7 +148,7 @@ class PairSession:
         return heard
 
     async def prefill(self, command: session_pb2.Prefill) -> Heard:
-        """Compute a prompt that no worker pulls, then cancel it; return the event of its first step."""
+        """Send a prompt whose KV no worker pulls, wait for its first step, cancel it, and return that step's event."""
         await self.send(prefill=command)
         first = await self.hear("first_step", command.attempt_id)
         await self.send(cancel=session_pb2.Cancel(attempt_id=command.attempt_id))
@@ -198,7 +198,7 @@ class PairAnswer:
     token_ids: list[int]
     first_s: float  # from sending the prompt to its first token
     times: list[float]  # arrival of the later tokens, on the monotonic clock
-    landed: Any  # report of the copy; None if nothing was copied
+    landed: Any  # decode worker's report of the finished copy; None if nothing was copied
 
 
 class WorkerPair:
@@ -210,7 +210,7 @@ class WorkerPair:
     async def answer(
         self, tokens: int, answer_tokens: int, pulled: bool = True, on_token: Callable[[], None] | None = None
     ) -> PairAnswer:
-        """Answer a new random prompt. `pulled`: whether the decode worker pulls its KV.
+        """Answer a new random prompt. `pulled`: whether the decode worker pulls the prompt's KV.
 
         If `answer_tokens` is 1, the decode worker only copies the prompt, and `answer` does not wait for the copy.
         `on_token` is called for each message of the decode worker with tokens.

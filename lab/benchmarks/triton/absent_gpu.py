@@ -48,7 +48,7 @@ def _launch(*arguments: object) -> None:
 
 @contextmanager
 def absent_gpu(arch: int, number: int | None = None) -> Iterator[None]:
-    """Pretend that Triton's current device has that architecture inside the block.
+    """Inside the `with` block, pretend that Triton's current device has the architecture `arch`.
 
     `number`: device number, by which Triton caches compiled kernels; None: equal to `arch`.
     """

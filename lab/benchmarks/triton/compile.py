@@ -92,7 +92,7 @@ def decode(sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim:
 def rotated(
     sequences: int, stored: torch.dtype, computed: torch.dtype, head_dim: int, scoring: Scoring, group: int = GROUP
 ) -> KernelCase:
-    """Return the case of decode that also normalises heads, rotates them and stores the KV."""
+    """Return the case of decode attention whose kernel also normalises and rotates the heads and stores the KV."""
 
     def calls(device: Device) -> list[KernelCall]:
         qkv = tensor(sequences, KV_HEADS * (group + 2), head_dim, dtype=computed)
@@ -208,7 +208,7 @@ def few_rows(rows: int, stored: torch.dtype, dtype: torch.dtype) -> KernelCase:
 
 
 def quantised(data: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype) -> KernelCase:
-    """Return the case of a quantised weight: few rows (split over inputs), a full tile, and dequantisation for more."""
+    """Return the case of a quantised weight: few rows (inputs are split), a full tile, dequantisation for more rows."""
 
     def calls(device: Device) -> list[KernelCall]:
         weight, bias = QuantisedWeight(data, scales, zeros), tensor(len(data), dtype=dtype)
@@ -336,7 +336,7 @@ class Compiled:
     registers: int
     spilled_bytes: int
     shared_bytes: int
-    reads_before_wait: int | None  # reads before the wait for the previous kernel; None if not all programs wait
+    reads_before_wait: int | None  # global loads before the wait for the previous kernel; None: not all programs wait
     seconds: float  # compilation time on one core
 
     def __str__(self) -> str:
@@ -347,8 +347,9 @@ class Compiled:
 
 
 def compiled(case: KernelCase, arch: int) -> Iterator[Compiled]:
-    """Compile every kernel that the case starts to cubin. Raises: triton.OutOfResources if a GPU could not start
-    one.
+    """Compile every kernel of a case to cubin, and yield its resources.
+
+    Raises: triton.OutOfResources if a kernel needs more than a GPU has.
     """
     for call in case.calls(Device(arch, MULTIPROCESSORS[arch], overlaps=arch >= 90)):
         started = time.perf_counter()
@@ -367,7 +368,7 @@ def _reads_before_wait(ptx: str) -> int | None:
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:
-    """Return the registers of a thread, and the bytes of its stack, to which registers are spilled."""
+    """Return the number of registers of a thread, and the bytes of its stack, which holds spilled registers."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -380,7 +381,10 @@ def _resources(cubin: bytes) -> tuple[int, int]:
 
 
 def compile_cases(arch: int, kernel: str) -> list[Compiled]:
-    """Compile for one architecture. Call it once per process: Triton 3.6 keeps the first one's list of 8-bit types."""
+    """Compile the cases whose names contain `kernel` for one architecture.
+
+    Call it once per process: Triton 3.6 keeps the list of 8-bit types of the first architecture.
+    """
     rows: list[Compiled] = []
     for case in CASES:
         for row in compiled(case, arch) if kernel in case.name else ():

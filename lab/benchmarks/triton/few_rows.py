@@ -1,6 +1,6 @@
 """Tuning of matrix products with few rows: the fastest tile, and up to how many rows it beats the library's product.
 
-For the latter, all projections of a layer are timed as the engine computes them, with the norms and gates in between.
+To find that number of rows, all projections of a layer are timed as the engine computes them, with norms and gates.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def _drawn(*shape: int) -> torch.Tensor:
 
 
 def _weights(shape: LayerShape) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Draw the weights (qkv, output, gate and up, down) of so many layers that they do not fit the GPU's cache."""
+    """Draw the weights (qkv, output, gate and up, down) of enough layers to exceed the GPU's cache."""
     sizes = ((shape.qkv, shape.hidden), (shape.hidden, shape.attended), (2 * shape.inner, shape.hidden))
     numbers = sum(outputs * inputs for outputs, inputs in sizes) + shape.hidden * shape.inner
     layers = max(2, -(-COLD_BYTES // (2 * numbers)))
@@ -78,7 +78,7 @@ def _projections(shape: LayerShape, rows: int) -> Calls:
 
 
 def layers_of(shape: LayerShape, rows: int) -> list[Callable[[], None]]:
-    """Return functions that compute the projections of one layer each, all on the same residual stream."""
+    """Return one function per layer, which computes the layer's projections. All layers share one residual stream."""
     stream, attended = Stream(_drawn(rows, shape.hidden)), _drawn(rows, shape.attended)
     norm = Norm(torch.ones_like(_drawn(shape.hidden)), 1e-6)
 
@@ -98,7 +98,7 @@ def layers_of(shape: LayerShape, rows: int) -> list[Callable[[], None]]:
 def most_rows(few: FewRows, device: Device, seconds: Callable[[LayerShape, int], float]) -> int:
     """Return the largest of MOST_ROWS for which every shape is faster with this tile than with the library; 0 if none.
 
-    `seconds` times a layer as the engine computes it; FEW_ROWS is changed while it runs.
+    `seconds`: returns the time of a layer as the engine computes it. FEW_ROWS is changed during the measurement.
     """
     before, most = FEW_ROWS[device.row], 0
     try:

@@ -3,8 +3,8 @@
     .venv/bin/python -m baton.lab.benchmarks.triton.nodes [--json FILE]
 
 Kernels are counted while the graph of a small model with the same kinds of layers is recorded; nothing is computed. The
-estimate adds the time to read the step's bytes at the GPU's memory bandwidth and NODE_US per kernel, the time between
-small kernels of a graph on Hopper. No step is run.
+estimate is a sum: the time to read the step's bytes at the GPU's memory bandwidth, and NODE_US for each kernel, which
+is the time between small kernels of a graph on Hopper. No step is run.
 """
 
 import sys
@@ -31,7 +31,7 @@ from baton.lab.benchmarks.gpu.row import RATED
 from baton.lab.report.result import ENGINE, make_parser, make_result, write_result
 
 NODE_US = 1.2
-CONTEXT_BLOCKS = 128  # blocks of 32 tokens; attention over so many is split, as usual for one sequence
+CONTEXT_BLOCKS = 128  # blocks of 32 tokens: enough that attention is split, as usual for one sequence
 READ_BYTES_PER_S = {rates.gpu: rates.bytes_per_s for rates in RATED.values()}
 ROWS = (1, 8)  # one row is computed by fused kernels, eight by the library's product
 GOALS_MS = {"llama8b": 4.65, "qwen0.6b": 0.75}
@@ -87,7 +87,7 @@ def counted_kernels() -> Iterator[Counter[str]]:
 
 
 def step_kernels(shape: str, layers: int, rows: int = 1) -> Counter[str]:
-    """Return the kernels of a step by name, for `rows` sequences of a model with `layers` layers."""
+    """Return the number of kernels of a step by name, for `rows` sequences of a model with `layers` layers."""
     with tempfile.TemporaryDirectory() as folder, on_the_interpreter(), torch.inference_mode():
         model = drawn_model(Path(folder), shape, torch.device("cpu"), dry=True, num_hidden_layers=layers)
         config = model.config

@@ -2,10 +2,10 @@
 
     .venv/bin/python -m baton.lab.benchmarks.triton.tune [--kernel decode prefill linear few_rows] [--json FILE]
 
-Each candidate is timed at a few shapes of Llama-3.1-8B, in a graph over so many layers that they do not fit the cache:
-neither launches nor cache hits are timed. The best candidate has the smallest product of times. Candidates are compiled
-first, on all cores. One that fails is printed and skipped; an error of the device ends the run, since every later call
-would fail too.
+Each candidate is timed at a few shapes of Llama-3.1-8B, in a CUDA graph over more layers than fit the GPU's cache, so
+that neither launches nor cache hits are timed. The best candidate has the smallest product of times. Candidates are
+compiled first, on all cores. A candidate that fails is printed and skipped. An error of the device ends the run, since
+every later call would fail too.
 """
 
 import math
@@ -127,7 +127,7 @@ def compiled(kernel: str, tile: Tile | FewRows) -> None:
 def compile_all(kernel: str) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(COMPILERS, mp_context=context) as compilers, suppress(BrokenProcessPool):
-        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # skipped ones are compiled when timed
+        tuple(compilers.map(partial(compiled, kernel), candidates(kernel)))  # skipped candidates compile later
 
 
 def tuned(kernel: str, device: Device, time_layer: Callable[[list[list[KernelCall]]], float]) -> Tile | FewRows | None:

@@ -14,7 +14,7 @@ _STATES = frozenset({"blocks", "bytes", "reads", "writes"})
 
 
 def read_metrics(text: str) -> dict[str, dict[str, float]]:
-    """Parse the KV tier's and the at-rest counters of a /metrics text, by worker and by name. Pure.
+    """Parse the counters of KV files and of cached KV at rest in a /metrics text, by worker and by name. Pure.
 
     The names lose their prefix: `baton:kv_tier_` or, for at-rest counters, `baton:kv_`.
     """
@@ -27,7 +27,7 @@ def read_metrics(text: str) -> dict[str, dict[str, float]]:
 
 
 class TierCounts:
-    """Sums of counters over a worker's restarts, after each of which its counters begin at 0. Pure."""
+    """Sums of each worker's counters over its restarts, since a restarted worker counts from 0. Pure."""
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()

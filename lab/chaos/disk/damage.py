@@ -67,8 +67,8 @@ def add_garbage(paths: list[Path], draw: random.Random) -> Damage:
 def add_other_model(directory: Path, draw: random.Random) -> Damage:
     """Rewrite some segments as another model's: same block names, other identity, random KV, valid checksums.
 
-    Each is written twice, to a separate folder and to the folder of the original's owner: a worker that ignores the
-    identity would generate wrong tokens.
+    Each rewritten segment is stored twice: in a separate folder, and in the folder of the original's owner. A worker
+    that ignored the identity would generate wrong tokens.
 
     Raises: OSError.
     """
@@ -108,7 +108,7 @@ def _rewritten(raw: bytes, ours: SegmentFormat, theirs: SegmentFormat, draw: ran
 
 
 def _there(paths: list[Path]) -> Iterator[Path]:
-    """Yield those of `paths` that still exist, since workers remove files at any time."""
+    """Yield the paths that still exist: workers may remove files at any time."""
     for path in paths:
         if path.is_file():
             yield path

@@ -19,7 +19,7 @@ from baton.lab.chaos.watch import Life, is_alive
 
 
 class Processes(Protocol):
-    """Access to the processes of a stack, which faults of disks and files need."""
+    """Access to a stack's processes, for faults of disks and files."""
 
     def life(self, name: str) -> Life | None: ...
 
@@ -37,9 +37,10 @@ class TierScene:
 
 @dataclass(frozen=True, slots=True)
 class DiskFault:
-    """Kind of disk failure: the field of the disk library that causes it, the field's value, and required effects.
+    """Kind of disk failure. `field`, `value`: field of the disk library that causes the failure, and its value.
 
-    `count`: field that counts the affected calls. `turns_off`: `reads` or `writes` if workers must turn these off.
+    `count`: field that counts the affected calls. `turns_off`: what workers must turn off, `reads` or `writes`; None:
+    nothing.
     """
 
     field: str
@@ -178,7 +179,7 @@ class FilesDamaged:
 
 
 class OtherModelPut:
-    """Injection of another model's segments with the block names of this one. No worker may read them."""
+    """Injection of another model's segments with the served model's block names. No worker may read these segments."""
 
     def __init__(self, directory: Path, draw: random.Random) -> None:
         self._directory = directory

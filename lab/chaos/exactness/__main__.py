@@ -1,6 +1,7 @@
-"""Check that every answer is the same to the last bit, however it is computed: random requests, with and without
-drafts, in stacks of real processes whose workers are killed, next to up to 64 other requests, in steps of 16 to 512
-tokens.
+"""Check that every answer is the same to the last bit, however it is computed.
+
+Random requests are computed with and without drafts, next to up to 64 other requests, in steps of 16 to 512 tokens, and
+in stacks of real processes whose workers are killed.
 
     .venv/bin/python -m baton.lab.chaos.exactness [--model FOLDER] [--requests 2000] [--seed 0]
                                             [--dtypes float32 bfloat16] [--json FILE]
@@ -30,7 +31,7 @@ from baton.launch.tiny_checkpoint import write_tiny_checkpoint
 
 @dataclass(frozen=True, slots=True)
 class CourseResult:
-    """Result of a course, with counters of events that could have changed answers."""
+    """Result of one course (a way to compute all requests), with counters of events that could have changed answers."""
 
     course: str
     dtype: str

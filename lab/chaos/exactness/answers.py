@@ -10,7 +10,7 @@ from baton.engine import CompletionOutput, RequestOutput
 
 @dataclass(frozen=True, slots=True)
 class ExactChoice:
-    """One choice of an answer. After a stop string it lacks the last token, which engines return but routers do not.
+    """One choice of an answer. If a stop string ended it, the last token is left out: only engines return that token.
 
     `logprobs`: for each position, token id and float32 bits of the chosen token and of each of the likeliest tokens.
     """

@@ -42,7 +42,7 @@ class CourseAnswers:
     accepted_tokens: int = 0
     continued: int = 0  # number of requests with more than one attempt
     kills: int = 0
-    preemptions: int = 0  # preemptions by the workers that run at the end
+    preemptions: int = 0  # number of preemptions by the workers that ran last
 
     def note(self, ended: Sequence[RecentRequest]) -> None:
         drafts = [each.drafts for each in ended if each.drafts is not None]
@@ -121,9 +121,9 @@ async def in_stack(
 
 @asynccontextmanager
 async def killing(stack: ChaosStack, course: Course, draw: random.Random) -> AsyncIterator[list[str]]:
-    """Kill one worker after another while the `with` block runs, each time once all workers are ready again.
+    """Inside the `with` block, kill one worker after another. All workers are ready again before the next is killed.
 
-    Yields the list of killed workers, which grows.
+    Yields the list of all workers killed so far.
     """
     killed: list[str] = []
 

@@ -12,7 +12,7 @@ import numpy
 from numpy.typing import NDArray
 
 Floats = NDArray[numpy.float64]
-CLOSE = 1e-4  # rounding may change the token within this difference of logits, probabilities or uniform numbers
+CLOSE = 1e-4  # difference of logits, probabilities or uniform numbers that rounding may cause
 _MODULUS = 2**64
 
 
@@ -112,7 +112,7 @@ def _shares(scores: Floats, filters: Filters) -> Floats:
 
 
 def _likeliest(shares: Floats, mass: float) -> Floats:
-    """Keep the fewest most likely tokens whose probabilities sum to `mass`; of equally likely ones the higher ids."""
+    """Return `shares` with 0 for all but the fewest largest that sum to `mass`. Ties keep the higher token ids."""
     order = numpy.lexsort((numpy.arange(len(shares)), shares))[::-1]
     before = numpy.concatenate(([0.0], numpy.cumsum(shares[order])[:-1]))
     result = numpy.zeros_like(shares)
@@ -122,9 +122,9 @@ def _likeliest(shares: Floats, mass: float) -> Floats:
 
 
 def _typical(shares: Floats, mass: float) -> Floats:
-    """Keep the fewest tokens whose probabilities sum to `mass`, those with information closest to the entropy first.
+    """Return `shares` with 0 for all but the fewest that sum to `mass`, by closeness of information to the entropy.
 
-    Tokens that tie with the last one are kept too.
+    Tokens as close as the last kept token are kept too.
     """
     with numpy.errstate(divide="ignore"):
         information = -numpy.log(shares)

@@ -70,7 +70,7 @@ class LinkChanged:
 
 @dataclass
 class HostLost:
-    """Injection of the loss of a host: all of its processes die. It boots later, and the supervisor restarts them."""
+    """Injection of the loss of a host. All its processes die; later the host boots and the supervisor restarts them."""
 
     stack: HostedStack
     host: str

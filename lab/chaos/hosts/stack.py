@@ -22,7 +22,7 @@ from baton.lab.harness.hosts.shaping import HostLink
 from baton.launch.processes import ChildProcess, LineWriter, ProcessSpec, Stage
 from baton.process.registry.redis_server import NOISE, find_redis_server, free_ports, redis_command
 
-USUAL = HostLink(delay_ms=0.0)  # a link without any delay could not be changed later
+USUAL = HostLink(delay_ms=0.0)  # 0, not None: a link created without a delay could not get one later
 REDIS_PORT, ROUTER_PORT, WORKER_PORT, ADMIN_OFFSET, HTTP_OFFSET = 6379, 50_051, 50_071, 100, 200
 
 Result = TypeVar("Result")
@@ -37,7 +37,7 @@ class HostedStack(ChaosStack):
         self._host_of = {name: host for host, names in self.hosts.items() for name in names}
         self._off: set[str] = set()
         self._inside: dict[int, int] = {}  # pid of the process on the host, by pid of its wrapper
-        # One thread for all changes, since hosts end with the thread that created them.
+        # One thread makes all changes: hosts end when the thread that created them ends.
         self._changes = ThreadPoolExecutor(1, thread_name_prefix="hosts")
         self._open = AsyncExitStack()
         self._gate_ports = iter(free_ports(2 * WHOLE.routers))

@@ -55,8 +55,8 @@ def check_out(
 ) -> Path:
     """Return the PYTHONPATH of the code of `release`, extracted on first use. Blocks. Raises: ReleaseMissing.
 
-    `has_native_kernels`: copy this tree's kernels if the sources are equal, else build them, which takes most of a
-    minute; False: the release computes with PyTorch.
+    `has_native_kernels`: add compiled kernels. They are copied from this tree if the sources are equal, else built,
+    which takes most of a minute. False: the release computes with PyTorch.
     """
     folder = releases / (release.commit[:12] + ("" if has_native_kernels else "-pytorch"))
     if not folder.exists():
@@ -88,7 +88,7 @@ def _archive(release: PastRelease, repository: Path) -> bytes:
 
 
 def _take_kernels(folder: Path) -> None:
-    """Copy this tree's kernel libraries, and build those of the release if the digest in their names differs."""
+    """Copy this tree's kernel libraries. If the digest in their names is not the release's, build the release's own."""
     built = folder / "kernels" / "native" / "built"
     built.mkdir(exist_ok=True)
     for library in BUILT.glob("*.so"):

@@ -147,7 +147,7 @@ class HostNetwork:
         self._apply(name)
 
     def counts(self, name: str) -> LinkCounts:
-        """Return the packet counts at both ends of a host's link. `shape` resets those of the rate limit."""
+        """Return the packet counts of both ends of a host's link. `shape` resets the counts of the rate limit."""
         ends = ((_running(self._switch), self._device(name)), (self._hosts[name], HOST_DEVICE))
         found = [each for host, device in ends for each in json.loads(_tc_shows(host, device))]
         dropped = sum(each["drops"] for each in found if each["kind"] == "clsact")

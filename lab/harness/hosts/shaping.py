@@ -14,7 +14,7 @@ WORDS = 1 << 32
 class HostLink:
     """Link between a host and all others, the same in both directions. A path between two hosts crosses two links.
 
-    `loss`: share of lost packets, which are segments of up to 64 KiB unless a rate cuts them into smaller ones.
+    `loss`: fraction of lost packets. A packet is a segment of up to 64 KiB, or a smaller one if a rate limits the link.
     """
 
     bits_per_s: float | None = None  # None: unlimited

@@ -73,18 +73,18 @@ class SimulatedDisk:
     def create(self, segment: SegmentId) -> TierFile:
         self.state.check(self.state.write_error)
         if segment in self.contents:
-            raise FileExistsError(errno.EEXIST, "there is one", str(segment))
+            raise FileExistsError(errno.EEXIST, "the segment exists already", str(segment))
         self.contents[segment] = bytearray()
         return self.open(segment, writable=True)
 
     def open(self, segment: SegmentId, writable: bool) -> TierFile:
         if segment not in self.contents:
-            raise FileNotFoundError(errno.ENOENT, "there is none", str(segment))
+            raise FileNotFoundError(errno.ENOENT, "the segment does not exist", str(segment))
         return SimulatedFile(self, self.contents[segment])
 
     def remove(self, segment: SegmentId) -> None:
         if self.contents.pop(segment, None) is None:
-            raise FileNotFoundError(errno.ENOENT, "there is none", str(segment))
+            raise FileNotFoundError(errno.ENOENT, "the segment does not exist", str(segment))
 
     def room(self, more_bytes: int) -> int:
         """Return how many of `more_bytes` bytes still fit on the disk."""

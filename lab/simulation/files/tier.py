@@ -34,7 +34,7 @@ class TierShape:
 
 
 class SimulatedTierWriter(TierWriter):
-    """Tier writer that copies blocks some time after it watches them: meanwhile blocks may change owners."""
+    """KV tier writer that waits between watching and copying blocks, so that blocks may change owners in between."""
 
     def __init__(
         self,

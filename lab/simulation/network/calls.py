@@ -128,7 +128,7 @@ class SimulatedChannel:
 
         return start
 
-    stream_unary = unary_unary  # stubs create such methods, but nobody calls them
+    stream_unary = unary_unary  # stubs need this method, but no code calls it
 
     def _call(self, method: str, serialize: Any, parse: Any, timeout: float | None, metadata: Any) -> "SimulatedCall":
         self._server = self._server or self._internet.at(self._endpoint)
@@ -330,7 +330,7 @@ class Served:
         self._requests: asyncio.Queue[object] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._cancelled = False
-        self.stopping = False  # whether the server ends the call because it stops
+        self.stopping = False  # whether the call ends because the server stops
         self._status: grpc.aio.AioRpcError | None = None
         self._deadline_s = None if call.timeout_s is None else loop.time() + call.timeout_s
         loop.call_soon(self._start, context=self.process.context)

@@ -20,7 +20,7 @@ class SimulatedConnection(Protocol):
 
     @property
     def ends(self) -> tuple[SimulatedProcess, SimulatedProcess | None]:
-        """Return the caller, and the server, which is None until the call has arrived."""
+        """Return caller and server. The server is None until the call has arrived."""
 
     @property
     def keepalive_s(self) -> float:
@@ -30,7 +30,7 @@ class SimulatedConnection(Protocol):
         """Break the connection, with the reason `why`, for both ends."""
 
     def peer_died(self, dead: SimulatedProcess) -> None:
-        """Report the death of one end to the other, after the messages that the dead process had sent."""
+        """Report the death of `dead` to the surviving end, after the messages that `dead` had sent."""
 
 
 @dataclass(slots=True)
@@ -101,7 +101,7 @@ class Network:
         self._connections.pop(connection, None)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Deliver nothing from `sender` to `receiver` until `heal`. A lasting cut ends their connections."""
+        """Deliver nothing from `sender` to `receiver` until `heal`. A cut of more than keepalive ends connections."""
         link = self.link(sender, receiver)
         if link.cut:
             return

@@ -58,7 +58,7 @@ class AnthropicWriter(PieceWriter):
                     yield encoded_event("content_block_delta", index=len(self._blocks) - 1, delta=change)
 
     def _open(self, kind: str, content: dict[str, Any]) -> Iterator[bytes]:
-        """Close the last block and open one of type `kind`, unless the last one has that type. No block has type ""."""
+        """Close the last block and open a new one, unless the last block has type `kind`. No block has type ""."""
         if self._blocks and self._blocks[-1].content["type"] == kind:
             return
         yield from self._close()

@@ -53,7 +53,7 @@ def chat_of(message: PromptFields, template: ChatTemplate | None, call: HttpCall
 
 
 def _check_order(message: PromptFields) -> None:
-    """Check that the last turn is one of the user. Raises: Problem."""
+    """Check that the last turn is a user turn. Raises: Problem."""
     if message.messages and isinstance(message.messages[-1], AssistantTurn):
         last = len(message.messages) - 1
         raise refused(f"messages[{last}].role", "the last turn must be the user's; /v1/completions can continue a text")

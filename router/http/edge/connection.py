@@ -271,7 +271,7 @@ class HttpConnection(HttpToolsProtocol):
         if not self.transport.can_write_eof():
             self.transport.close()
             return
-        # Unread bytes are read and dropped: closing with them would reset the connection, and the answer be lost.
+        # Read and drop unread bytes first: closing with unread bytes would reset the connection and lose the answer.
         self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
@@ -317,7 +317,7 @@ def _reply(problem: Problem) -> bytes:
 
 
 def abort_of(scope: Any) -> Callable[[], None]:
-    """Return a function that aborts a request's connection. Under a server other than ours it does nothing."""
+    """Return a function that aborts a request's connection. With a server other than ours, it has no effect."""
     extension = (scope.get("extensions") or {}).get(ABORT)
     abort: Callable[[], None] = extension["call"] if extension else lambda: None
     return abort

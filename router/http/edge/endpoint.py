@@ -166,7 +166,7 @@ class Endpoint(Generic[Message]):
             abort_of(scope)()
 
     def _ended(self, call: HttpCall, end: RequestEnd) -> None:
-        """Report the end of a call, unless it became a request, whose end is reported elsewhere."""
+        """Report the end of a call that did not become a request. The end of a request is reported elsewhere."""
         if call.reader.requests == 0:
             self._refuse(call.trace, end)
 
@@ -193,7 +193,7 @@ class Endpoint(Generic[Message]):
 
 
 def _end_of(problem: Problem) -> RequestEnd:
-    """Return how a call with this problem ended: by the error that caused it, or as refused if no error did."""
+    """Return the end of a call with this problem: that of the BatonError or unexpected cause, else REFUSED."""
     cause = problem.__cause__
     if isinstance(cause, BatonError) or (cause is not None and problem.status is HTTPStatus.INTERNAL_SERVER_ERROR):
         return end_of(cause, dispatched=False)

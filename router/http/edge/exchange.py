@@ -1,7 +1,7 @@
 """Reading of request bodies within limits, and sending of replies, non-streaming or streamed.
 
-The status of a stream is sent with its first chunk, so an error before that becomes the status. The request of a client
-that disconnects, or reads nothing of its answer for too long, is cancelled.
+The HTTP status of a stream is sent with its first chunk, so an error before the first chunk is sent as the status. If a
+client disconnects, or reads nothing of its answer for too long, its request is cancelled.
 """
 
 import asyncio

@@ -198,7 +198,7 @@ def problem_of(error: BatonError, renamed: Renamed) -> Problem:
 
 
 def _renamed(field: str, renamed: Renamed) -> str:
-    """Replace the longest beginning of the path that `renamed` has. [] in the new name gets the field's indices."""
+    """Replace the path's longest prefix in `renamed` by its new name, in which indices of the path replace []."""
     path = field.removeprefix("sampling.")
     for end in sorted((match.end() for match in _ENDS.finditer(path)), reverse=True):
         begin, rest = path[:end], path[end:]

@@ -17,7 +17,7 @@ from baton.router.http.edge.connection import HttpConnection, WaitLimits
 from baton.router.http.edge.slots import ConnectionSlots
 
 _BACKLOG = 1024
-_SEND_BUFFER_BYTES = 128 << 10  # kernel's buffer per connection; for a slow reader, this process buffers the same again
+_SEND_BUFFER_BYTES = 128 << 10  # kernel's buffer per connection; for a slow reader, this process buffers as much again
 _PROBE_AFTER_S, _PROBE_EVERY_S, _PROBES = 30, 10, 3
 _CLOSE_S = 2.0
 _ACCEPTED_AT_ONCE = 16
@@ -123,7 +123,7 @@ class HttpServer:
             asyncio.get_running_loop().add_reader(self._listening, self._accept, self._listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        """Accept pending connections. Out of file descriptors, pause: uvloop's own server would reset connections."""
+        """Accept connections. Pause if no file descriptor is free: uvloop's own server would reset connections."""
         loop = asyncio.get_running_loop()
         for _ in range(_ACCEPTED_AT_ONCE):
             try:

@@ -16,7 +16,7 @@ _REASONS = ("refused", "closed_idle", "no_descriptors")
 
 
 class Waiter(Protocol):
-    """Interface of a connection, which is waiting for a request or has one."""
+    """Interface of a connection, which is waiting for a request or busy with one."""
 
     def give_way(self) -> None:
         """Close the idle connection immediately, in favour of a new one."""

@@ -19,7 +19,7 @@ def listed(chosen: ChosenModel, served_since: str) -> dict[str, Any]:
 
 
 def running(chosen: ChosenModel) -> dict[str, Any]:
-    """Return a model's entry in the list of loaded models, without a time at which it is unloaded: it never is."""
+    """Return a model's entry in the list of loaded models. It has no expiry time: models are not unloaded."""
     return {**_named(chosen), "context_length": chosen.served.max_model_len}
 
 

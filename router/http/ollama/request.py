@@ -54,7 +54,7 @@ def raw_request(message: OllamaGenerateRequest, call: HttpCall) -> GenerationReq
     logprobs = logprobs_count(message.logprobs, message.top_logprobs)
     completion = CompletionRequest.model_validate({**_common(message), "prompt": message.prompt, "logprobs": logprobs})
     (request,) = completion_requests(completion, call)
-    # Set again, since None would mean OpenAI's default of 16 tokens; Ollama's default is the rest of the context.
+    # An omitted limit became OpenAI's default of 16 tokens: restore None, for Ollama's default, the remaining context.
     return replace(request, sampling=replace(request.sampling, max_tokens=completion.max_tokens))
 
 

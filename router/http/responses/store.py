@@ -93,7 +93,7 @@ class MemoryRecords:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A stored response. `items`: the conversation that it answers, including its input."""
+    """A stored response. `items`: the answered conversation, including the newest input."""
 
     response: dict[str, Any]
     items: Sequence[Item]
@@ -118,7 +118,7 @@ class ResponseStore:
         return self.bounds.per_owner > 0
 
     def refuses(self, items: Sequence[Item]) -> str | None:
-        """Return why a conversation cannot be stored, judging by its size without answer; None: it can be stored."""
+        """Return why a conversation cannot be stored; None: it can be stored. The size excludes the answer."""
         if not self.keeps:
             return "this server stores no responses (--responses-per-key 0); set store to false"
         if sum(map(_text_bytes, items)) > MAX_RECORD_BYTES:
@@ -137,7 +137,7 @@ class ResponseStore:
         return True
 
     async def get(self, tenant: str, name: str, param: str | None = None) -> StoredResponse:
-        """Return a response. `param`: field that names it; None: the path does. Raises: Problem (404, 503)."""
+        """Return a response. `param`: body field with the id; None: the path has it. Raises: Problem (404, 503)."""
         try:
             record = await self._records.get(_owner(tenant), name) if self.keeps else None
         except RegistryUnavailable as error:

@@ -45,7 +45,7 @@ class ChatWriter(ChunkWriter):
             yield self._chunk(index, {"role": "assistant", "content": ""}, {}, "" if index else extra)
 
     def _delta(self, place: int, delta: Delta) -> Iterator[bytes]:
-        """Yield chunks for new tokens. Log-probabilities and ids go into the first, or into one without text."""
+        """Yield chunks for new tokens. The first chunk, if need be one without text, has log-probabilities and ids."""
         details: dict[str, Any] = {}
         if self._message.logprobs:
             details["logprobs"] = self._texts.chat(delta.token_ids, delta.logprobs)

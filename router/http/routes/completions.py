@@ -1,4 +1,4 @@
-"""POST /v1/completions. Each prompt of a call becomes a request; all share one answer or one stream."""
+"""POST /v1/completions. Each prompt of a call becomes a request. All requests of a call share one answer or stream."""
 
 import asyncio
 import re

@@ -52,7 +52,7 @@ class ResponseRoutes:
         return await response.reply(events, message.stream, names_of(message))
 
     def _is_kept(self, message: ResponseRequest, items: list[Item]) -> bool:
-        """Return whether the response will be stored. Raises: Problem if the client demands it but it is impossible."""
+        """Return whether the response will be stored. Raises: Problem if `store` is true but storing is impossible."""
         if message.store is False:
             return False
         reason = self._store.refuses(items)

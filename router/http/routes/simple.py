@@ -61,7 +61,7 @@ async def detokenize(dispatcher: Dispatcher, message: DetokenizeRequest, call: H
 
 
 def _check_tokenize(message: TokenizeRequest) -> None:
-    """Check that there is either a prompt or messages, without fields of the other. Raises: Problem."""
+    """Check that the body has a prompt or messages, and no fields that apply only to the other. Raises: Problem."""
     if (message.prompt is None) == (message.messages is None):
         raise refused("prompt", "give either prompt or messages")
     if message.messages is not None and message.add_special_tokens:

@@ -1,4 +1,4 @@
-"""Tool call formats by name, and the choice of a model's format: the one that its chat template teaches."""
+"""Tool call formats by name, and the choice of a model's format, which its chat template teaches."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

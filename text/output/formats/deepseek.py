@@ -48,7 +48,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _kind(self) -> bool:
-        """Parse what precedes the separator: the literal `function` (the name follows later) or the function's name."""
+        """Parse the text before the separator: in V3 and R1 the word `function`, in V3.1 the function's name."""
         found = NAME.match(self._held)
         behind = self._held[found.end() :] if found is not None else self._held
         if found is None or not (behind.startswith(SEPARATOR) or SEPARATOR.startswith(behind)):
@@ -61,7 +61,7 @@ class DeepseekReader(FormatReader):
         return True
 
     def _behind_kind(self) -> bool:
-        """Parse what follows the separator: arguments, or a function's name and the beginning of a code block."""
+        """Parse the text after the separator: in V3.1 the arguments, in V3 and R1 the function's name."""
         if not self._skip_space():
             return False
         if self._held.startswith("{"):

@@ -1,4 +1,4 @@
-"""GLM-4.5 and later: the function's name, then keys and values between tags. Strings are verbatim, other values JSON.
+"""GLM-4.5 and later: function name, then keys and values between tags. Strings are verbatim, other values are JSON.
 
 <tool_call>weather
 <arg_key>city</arg_key>

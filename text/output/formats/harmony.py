@@ -17,7 +17,7 @@ from baton.text.output.pieces import Schemas
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 END, CALL, RETURN, CONSTRAIN = "<|end|>", "<|call|>", "<|return|>", "<|constrain|>"
 TOKENS = frozenset({START, CHANNEL, MESSAGE, END, CALL, RETURN, CONSTRAIN})
-HEADER_CHARACTERS = 400  # maximum length of a message's header; longer text is no header
+HEADER_CHARACTERS = 400  # maximum characters of a message's header; a longer text is no header
 PARAGRAPH = "\n\n"
 _FIRST = (START, CHANNEL, "to=", MESSAGE)  # possible beginnings of a header
 _ENDS = (END, CALL, RETURN, START, CHANNEL)
@@ -69,7 +69,7 @@ class HarmonyReader(FormatReader):
         self._gap = PARAGRAPH if has_some else ""
 
     def _loose(self) -> bool:
-        """Treat one character outside of messages as text, so that text which is not a header is parsed only once."""
+        """Treat text without a header as a message: send its first character, and parse the rest in `_message`."""
         self._say(self._held[0])
         self._held, self._has_text, self._gap = self._held[1:], True, ""
         self._in_thought, self._state = False, self._message
@@ -101,7 +101,7 @@ class HarmonyReader(FormatReader):
         place, tag = self._find(_ENDS)
         if tag is None and not place:
             return False
-        if place:  # the text is not an object, so there is no call
+        if place:  # text that is not an object: not a call
             self._say(self._raw)
             self._raw, self._gap, self._state = "", "", self._message
             return True
@@ -116,7 +116,7 @@ class HarmonyReader(FormatReader):
         return True
 
     def _ends_with(self, tag: str | None) -> bool:
-        """End a message. A model may begin the next message without closing this one."""
+        """End a message at `tag`, which may also begin the next message; return False without a tag."""
         if tag is None:
             return False
         self._drop(tag if tag in (END, CALL, RETURN) else "")

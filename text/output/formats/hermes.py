@@ -25,7 +25,7 @@ class HermesReader(FormatReader):
         return True
 
     def _in_call(self) -> bool:
-        """Parse a call. Until the function's name is known, all of it may still be text."""
+        """Parse a call. Until the function's name is known, the call may turn out to be text."""
         call, begun = self._call, not self._raw
         for place, letter in enumerate(self._held):
             try:

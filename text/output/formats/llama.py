@@ -1,10 +1,10 @@
-"""Llama 3: the complete answer is either text or calls in JSON, even if calls are forced.
+"""Llama 3: the complete answer is either text or calls in JSON. Forced calls have the same format.
 
     {"name": "weather", "parameters": {"city": "Rome"}}; {"name": "time", "parameters": {}}
     <|python_tag|>{"name": "weather", "parameters": {"city": "Rome"}}
     [{"name": "weather", "parameters": {"city": "Rome"}}, {"name": "time", "parameters": {}}]
 
-An object that calls no known function is text, since the user may have asked for it.
+A JSON object that calls no known function is text, since the user may have asked for JSON.
 """
 
 from baton.text.output.formats.reader import SPACE, FormatReader
@@ -22,7 +22,7 @@ class LlamaReader(FormatReader):
         self._call = CallObject()
 
     def _text(self) -> bool:
-        """Parse what precedes a call."""
+        """Skip separators and an optional tag before a call. Anything else there makes the answer text."""
         rest = self._held.lstrip(_BETWEEN)
         self._take(len(self._held) - len(rest))
         if not rest or (tagged := self._comes(PYTHON_TAG)) is None:
@@ -61,7 +61,7 @@ class LlamaReader(FormatReader):
         return True
 
     def _only_text(self) -> bool:
-        """Treat the rest of the answer as text, including all its white space."""
+        """Treat the remaining answer as text, including all white space."""
         self._held, self._raw, self._state = self._raw + self._held, "", self._rest
         return True
 

@@ -1,4 +1,4 @@
-"""Mistral: calls are a list in JSON; since version 11 of its tokenizers, a name and a JSON object per call.
+"""Mistral: calls are a JSON list. Since version 11 of Mistral's tokenizers, each call is a name and a JSON object.
 
     [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Rome"}, "id": "9Ae3bDc2F"}]
     [TOOL_CALLS]weather[ARGS]{"city": "Rome"}[TOOL_CALLS]time[CALL_ID]9Ae3bDc2F[ARGS]{}
@@ -33,7 +33,7 @@ class MistralReader(FormatReader):
         return True
 
     def _behind_tag(self) -> bool:
-        """Parse what follows the tag: the beginning of a list, or a function's name."""
+        """Parse the text after the tag: the beginning of a list, or a function's name."""
         if not self._skip_space():
             return False
         if self._held[0] in "[{":
@@ -48,7 +48,7 @@ class MistralReader(FormatReader):
         return True
 
     def _behind_name(self) -> bool:
-        """Parse what follows a function's name: an optional call id, an optional tag, then the arguments."""
+        """Parse the text after a function's name: an optional call id, an optional tag, then the arguments."""
         if not self._skip_space():
             return False
         for tag in (CALL_ID, ARGUMENTS):
@@ -79,7 +79,7 @@ class MistralReader(FormatReader):
         return True
 
     def _in_list(self) -> bool:
-        """Parse what precedes a call in the list, or the end of the list."""
+        """Parse the separator before a call in the list, or the end of the list."""
         rest = self._held.lstrip(SPACE + ",")
         self._take(len(self._held) - len(rest))
         if not rest:

@@ -21,7 +21,7 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _CLOSERS = {"[": "]", "{": "}", "(": ")"}
-_AS_JSON = {"]": "]", "}": "}", ")": "]"}  # JSON's bracket for Python's; a tuple becomes a list
+_AS_JSON = {"]": "]", "}": "}", ")": "]"}  # JSON bracket by Python bracket; a tuple becomes a list
 
 
 class PythonArguments:
@@ -37,7 +37,7 @@ class PythonArguments:
         self._word = ""  # current key, number or constant
         self._quote = ""
         self._escape = ""  # current escape sequence, from its backslash
-        self._is_empty = True  # there was no argument so far
+        self._is_empty = True  # whether there was no argument yet
         self._is_key = False  # whether the current string is a key of a dict
 
     def push(self, letter: str) -> str:
@@ -68,7 +68,7 @@ class PythonArguments:
         if letter == ",":
             top = self._open[-1] if self._open else ""
             self._read = self._key_or_end if not top else self._dict_key if top == "}" else self._item
-            self._word = ", " if top else ""  # written before the next item
+            self._word = ", " if top else ""  # separator before the next item; none before a closing bracket
             return ""
         return self._close(letter)
 
@@ -84,7 +84,7 @@ class PythonArguments:
     # States inside values:
 
     def _item(self, letter: str) -> str:
-        """Parse an item of a list, or its end."""
+        """Parse an item of a list, or the end of the list."""
         if letter in SPACE:
             return ""
         comma, self._word = self._word, ""
@@ -233,7 +233,7 @@ class PythonicReader(FormatReader):
         return True
 
     def _only_text(self) -> bool:
-        """Treat the rest of the answer as text, with the part of a call that was not sent, but without the tag."""
+        """Treat the unsent part of the call and the remaining answer as text, without the tag."""
         if self._raw.startswith(OPEN):
             self._no_call(OPEN)
         self._held, self._raw, self._state = self._raw + self._held, "", self._rest

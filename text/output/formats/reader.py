@@ -1,8 +1,8 @@
 """Base of all formats' readers: text, white space around calls, and text that looks like a call. Pure.
 
-Output depends on the text alone, never on how it was cut: while the text has two interpretations, a state waits. A call
-is sent once its name and the beginning of its arguments are known. Anything that is not a call is text; if arguments
-were already sent, the text begins after them.
+Output depends only on the text, not on how the text was cut into tokens: while a text has two interpretations, the
+reader waits for more. A call is sent once its name and the beginning of its arguments are known. Anything that is not a
+call is text. If a call turns out to be invalid after its arguments were sent, the text begins after these arguments.
 """
 
 import re
@@ -25,7 +25,7 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 class FormatReader(ABC):
-    """State machine over an answer: each state consumes what it can of `_held` and returns whether it made progress."""
+    """State machine over an answer. A state is a method that consumes text of `_held`, and returns False to wait."""
 
     def __init__(self, schemas: Schemas, new_call_id: Callable[[], str] = new_id) -> None:
         self.calls = 0
@@ -61,7 +61,7 @@ class FormatReader(ABC):
 
     @abstractmethod
     def _text(self) -> bool:
-        """Parse text. This is the first state, and the state between calls."""
+        """Parse text outside of calls. This is the first state, and the state between calls."""
 
     def _end(self) -> None:  # noqa: B027, most have nothing to settle
         """Settle the state at the end of the answer. What remains in `_raw` and `_held` is text."""
@@ -100,7 +100,7 @@ class FormatReader(ABC):
         return True
 
     def _give_up(self, tag: str) -> bool:
-        """End an invalid call. If it was not sent, all of it is text; otherwise only the text after its arguments is.
+        """Treat an invalid call as text: the complete call if it was not sent, else what follows the sent arguments.
 
         `tag`: tag with which the call began.
         """
@@ -112,7 +112,7 @@ class FormatReader(ABC):
     def _begin_object(self, name: str, tag: str) -> bool | None:
         """Send the start of a call whose arguments follow as a JSON object.
 
-        Return whether it was sent; None while the next text is unknown.
+        Return whether the start was sent: False if the next text is not an object, None while this is unknown.
         """
         if not self._skip_space():
             return None
@@ -124,7 +124,7 @@ class FormatReader(ABC):
         return True
 
     def _pass_object(self, *ends: str) -> bool:
-        """Send arguments as they arrive; return whether the object is complete or one of `ends` follows it."""
+        """Send received arguments; return whether they have ended: complete object, or a tag of `ends` found."""
         place, tag = self._find(ends)
         passed = self._object.read(self._held[:place])
         self._argue(self._held[:passed])
@@ -134,13 +134,13 @@ class FormatReader(ABC):
     # Methods that consume text
 
     def _comes(self, tag: str) -> bool | None:
-        """Return whether `tag` is next; None while that is undecided."""
+        """Return whether the next text is `tag`; None while too little text has arrived to decide."""
         if self._held.startswith(tag):
             return True
         return None if tag.startswith(self._held) else False
 
     def _take(self, characters: int) -> str:
-        """Move characters of a call to `_raw`, where they stay until the call is sent."""
+        """Move `characters` characters of a call from `_held` to `_raw`, and return them."""
         taken, self._held = self._held[:characters], self._held[characters:]
         self._raw += taken
         return taken
@@ -155,14 +155,14 @@ class FormatReader(ABC):
         return bool(self._held)
 
     def _say_until(self, tags: Sequence[str]) -> str | None:
-        """Send text up to the first tag; take and return the tag, or None if there is none yet."""
+        """Send text up to the first tag. Move the tag to `_raw` and return it; None if there is no tag yet."""
         place, tag = self._find(tags)
         self._say(self._held[:place])
         self._held = self._held[place:]
         return self._take(len(tag)) if tag is not None else None
 
     def _find(self, tags: Sequence[str]) -> tuple[int, str | None]:
-        """Return position and text of the first tag; without a tag, the earliest position where one may begin."""
+        """Return position and text of the first tag. If none: the first position where a tag may begin, and None."""
         found = min(((place, tag) for tag in tags if (place := self._held.find(tag)) >= 0), default=None)
         return found or (len(self._held) - max(beginning_of(tag, self._held) for tag in tags), None)
 

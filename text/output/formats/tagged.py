@@ -9,7 +9,7 @@ from baton.text.output.pieces import Schemas, beginning_of
 
 
 class TaggedReader(FormatReader):
-    """Reader that sends a call with its first key, or at its end if it has no arguments."""
+    """Reader that sends a call when its first key is complete, or at the end of a call without arguments."""
 
     key_tag: ClassVar[str]
     value_end: ClassVar[str]
@@ -19,7 +19,7 @@ class TaggedReader(FormatReader):
     """Line break between a value and its closing tag, not part of the value; empty if there is none."""
 
     def __init__(self, schemas: Schemas, tag: str) -> None:
-        """Start before the first call. `tag`: tag with which calls begin, unless `_text` finds another one."""
+        """Start before the first call. `tag`: tag with which calls begin; `_text` may replace it."""
         super().__init__(schemas)
         self._name = ""
         self._tag = tag
@@ -30,7 +30,7 @@ class TaggedReader(FormatReader):
         """Parse the text between the first tag of an argument and its value."""
 
     def _closed(self) -> bool:
-        """Parse the text after the last tag."""
+        """Parse the text after the last tag of a call."""
         return self._text()
 
     def _next(self) -> bool:
@@ -58,7 +58,7 @@ class TaggedReader(FormatReader):
             self._writer = ArgumentWriter(self._schemas.get(self._name, {}))
 
     def _begin_value(self, key: str, behind: str) -> bool:
-        """Send the key. `behind`: text received after the key."""
+        """Send a key, and parse its value next. `behind`: received text after the key."""
         self._begin_named()
         self._argue(self._writer.key(key.strip()))
         self._raw, self._held, self._state = "", behind, self._value

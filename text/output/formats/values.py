@@ -1,6 +1,6 @@
 """Conversion of arguments that a model writes as text, one by one, to a JSON object. Pure.
 
-The function's schema gives the type of a text: a string is passed on as it streams, other values once complete.
+The function's schema gives the type of each argument. Strings are sent while they stream, other values once complete.
 """
 
 import json
@@ -40,7 +40,7 @@ class ArgumentWriter:
         return '"' if self._is_string else _converted(self._text, self._types)
 
     def cut(self) -> str:
-        """Return the unsent text of a value that the answer's end cut off."""
+        """Return the unsent text of a value that is incomplete because the answer ended."""
         return self._text
 
     def end(self) -> str:

@@ -125,7 +125,7 @@ GOOD = write_head(Head(Verdict.SENT, SHAPE.part_bytes))
         (GOOD, b"a" * 100, "the peer closed the connection"),
         (b"", b"", "the peer closed the connection"),
         (HEAD.pack(99, 0), b"", "invalid response header"),
-        (write_head(Head(Verdict.SENT, 7)), b"", "announced 7 of 512 bytes"),
+        (write_head(Head(Verdict.SENT, 7)), b"", "announced 7 bytes, expected 512"),
     ],
     ids=["in the middle", "before the answer", "no answer", "another length"],
 )

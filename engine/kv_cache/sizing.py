@@ -8,7 +8,7 @@ from baton.engine.config.model_config import ModelError
 from baton.engine.kv_cache.layout import KvLayout
 from baton.text.block_groups import ONE_GROUP, BlockGroups
 
-MIN_COLUMNS = 2  # one for a prompt, one for its answer
+MIN_COLUMNS = 2  # minimum columns of a block table: one for a prompt, one for its answer
 
 
 class PoolSize(NamedTuple):

@@ -234,7 +234,7 @@ class StepBudget:
         self._answers = 0  # number of answers in the last decode step
         self._alone_tokens = self._alone_s = 0.0
         self._aim = FIRST_AIM  # planned fraction of a TBT objective, so that MISSED_SHARE of the steps miss it
-        self._target_s = 0.0  # TBT objective of the step that was planned last; 0: it had only the free part
+        self._target_s = 0.0  # TBT objective of the last planned step; 0: the step did not use it
 
     def observe(self, answers: int, prompt_tokens: int, seconds: float, period_s: float = 0.0) -> None:
         """Record the time of a step, and the time since the end of the previous one (0: unknown)."""

@@ -79,9 +79,9 @@ class CostlyDrafter(Drafter, Protocol):
         """Minimum time that `catch_up` needs to compute more tokens than an answer generates per step."""
 
     def catch_up(self, answers: Sequence[AnswerSoFar], room_s: float) -> float:
-        """Compute the unknown earlier tokens of answers (see Offer), in order, for at most `room_s` seconds.
+        """Let the drafter process earlier tokens of the answers that it has not seen yet (see Offer), in order.
 
-        Returns the seconds taken.
+        Stop after `room_s` seconds. Returns the seconds taken.
         """
 
 

@@ -342,7 +342,10 @@ def expert_call(
     device: Device,
     tile: Tile | None = None,
 ) -> KernelCall:
-    """Build the call that computes the products of all pairs. tile: tile to use; None: that of `expert_tile`."""
+    """Build the call that computes the products of all (token, expert) pairs.
+
+    `tile`: tile to use; None: that of `expert_tile`.
+    """
     count = len(pairs.order)
     tile = tile or expert_tile(device, x.dtype.itemsize, count // weight.experts)
     # Largest possible number of tiles: full tiles, plus one partial tile per expert; at most one tile per pair.

@@ -72,7 +72,9 @@ class OpenAITarget:
         self._client = client
 
     async def prepare(self) -> int | None:
-        """Without a model name, choose the server's first model. Return None: the vocabulary size is unknown."""
+        """Choose the server's first model if none was named. Return None, since the server does not tell its vocabulary
+        size.
+        """
         if self._model:
             return None
         try:
